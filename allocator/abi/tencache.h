@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The C ABI of libtencache.so: the only symbols it exports. The shim (libtencache_torch.so), the
+ * Python package (ctypes) and any other host program use nothing else. No function throws or longjmps.
+ *
+ * Life: tencache_set_option()* -> tencache_start() -> the rest. There is one runtime a process and
+ * it lives until the process ends; a forked child keeps a passive one (memory stays readable, nothing
+ * migrates, new allocations come from malloc).
+ *
+ * Threads: everything may be called from any thread after tencache_start() returned, unless a
+ * comment says otherwise.
+ */
+#ifndef TENCACHE_H_
+#define TENCACHE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TENCACHE_API __attribute__((visibility("default")))
+
+/* Values of tencache_error.code; the same as tencache::StatusCode. */
+enum {
+  TENCACHE_OK = 0,
+  TENCACHE_INVALID_ARGUMENT = 1,
+  TENCACHE_OUT_OF_MEMORY = 2,
+  TENCACHE_NO_SPACE = 3,
+  TENCACHE_IO_ERROR = 4,
+  TENCACHE_DATA_LOSS = 5,
+  TENCACHE_UNAVAILABLE = 6,
+  TENCACHE_FAILED_PRECONDITION = 7,
+};
+
+typedef struct tencache_error {
+  int code;
+  char message[2048];
+} tencache_error;
+
+/* ---- Options and life --------------------------------------------------------------------- */
+
+/* The version of the library, "0.1.0". */
+TENCACHE_API const char* tencache_version(void);
+
+/* The option table as JSON (base/options.h). The text lives for ever. */
+TENCACHE_API const char* tencache_option_table(void);
+
+/* Reads all TENCACHE_* variables. 0, or an error code with *error filled. Before start. */
+TENCACHE_API int tencache_read_environment(tencache_error* error);
+
+/* Sets one option from text. After start: fine when it is the value in force, else
+ * TENCACHE_FAILED_PRECONDITION naming both values. */
+TENCACHE_API int tencache_set_option(const char* name, const char* text, tencache_error* error);
+
+/* Checks one option's text without setting it. */
+TENCACHE_API int tencache_check_option(const char* name, const char* text, tencache_error* error);
+
+/* Probes the machine, opens the tiers, starts the migrator. A second call is a no-op (0). */
+TENCACHE_API int tencache_start(tencache_error* error);
+TENCACHE_API int tencache_is_started(void);
+
+/* ---- Memory ------------------------------------------------------------------------------- */
+
+/* The address arena: an address inside it belongs to an extent, any other never does. Constant
+ * after start; size 0 before. The gate's caller tests addresses against it before it calls. */
+typedef struct tencache_arena {
+  uintptr_t base;
+  size_t bytes;
+} tencache_arena;
+TENCACHE_API const tencache_arena* tencache_get_arena(void);
+
+/* Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents), contents undefined. NULL with
+ * *error filled (out of memory at the budget) when it cannot be had. bytes > 0. */
+TENCACHE_API void* tencache_allocate(size_t bytes, tencache_error* error);
+/* Frees what tencache_allocate returned; NULL is fine. */
+TENCACHE_API void tencache_free(void* address);
+
+/* ---- The gate ----------------------------------------------------------------------------- */
+
+enum {
+  TENCACHE_READ = 1,
+  TENCACHE_WRITE = 2,
+  /* The op names the extent but touches no byte of it (a view): it is marked as seen, not pinned. */
+  TENCACHE_NAME = 4,
+};
+
+typedef struct tencache_access {
+  const void* address; /* anywhere inside an extent; other addresses are ignored */
+  uint32_t mode;       /* TENCACHE_READ | TENCACHE_WRITE, or TENCACHE_NAME */
+} tencache_access;
+
+/* A number for an op name, for the recorder and messages. The same name gives the same number. */
+TENCACHE_API uint32_t tencache_register_op(const char* name);
+
+/* An op begins on this thread: every extent it accesses is resident and pinned when this returns,
+ * until the matching close. What this thread allocates from now on is pinned too, until its outermost
+ * op closes. Calls nest, strictly last in, first out. Never fails: it waits, goes over the budget
+ * (counted), or, where bytes are lost, ends the process with a message. */
+TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
+
+/* An event that is no op but must stay in step with open/close on this thread (autograd wrappers,
+ * ops that are split into chunks): pins nothing, does not count as an outer op. */
+TENCACHE_API void tencache_gate_open_transparent(void);
+
+/* The matching end of either. */
+TENCACHE_API void tencache_gate_close(void);
+
+/* Pins that outlive an op (collectives): pins the extents, and with `and_inner` also everything that
+ * this thread's open outermost op has allocated so far. NULL when nothing is to be pinned.
+ * tencache_unhold gives them up; any thread. */
+typedef struct tencache_hold tencache_hold;
+TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
+                                                   int and_inner);
+TENCACHE_API void tencache_unhold(tencache_hold* hold);
+
+/* These extents are never evicted again, until they are freed (packed custom classes). */
+TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
+
+/* The program finished a step (Optimizer.step). */
+TENCACHE_API void tencache_mark_step(void);
+
+/* ---- What the shim gives the runtime ------------------------------------------------------- */
+
+/* Called when use passes the watermark: the gate must be told about ops from now on. Called once,
+ * from inside tencache_allocate, with no lock held. Set before start; if it is NULL nothing is ever
+ * evicted. */
+TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
+/* Called by the migrator before it looks for victims: time to unhold what has completed. */
+TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));
+
+/* Bytes of distinct extents among the accesses, and the bytes one chunk of a list op should name
+ * (a share of the budget). For splitting list ops. */
+TENCACHE_API uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count);
+TENCACHE_API uint64_t tencache_chunk_bytes(void);
+/* Size of the extent that contains the address; 0 when there is none. */
+TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
+TENCACHE_API int tencache_is_armed(void);
+
+/* ---- What the user sees -------------------------------------------------------------------- */
+
+/* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included;
+ * call again with a larger buffer when it is more than `bytes`. */
+TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
+/* What this machine offers (memory, cgroup, disk, io_uring, pagemap); works before start. */
+TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
+/* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
+TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);
+
+/* ---- Tests ---------------------------------------------------------------------------------- */
+
+/* Evicts every extent that may be evicted, on this thread; returns how many went cold. */
+TENCACHE_API uint64_t tencache_evict_all(void);
+/* 1 when the extent that contains the address is cold, 0 when resident, -1 when there is none. */
+TENCACHE_API int tencache_is_cold(const void* address);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENCACHE_H_ */

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checks of what must hold whatever the user does. A failed check is a bug in tencache: it prints
+// the place and the values with one write(2), allocates nothing, and aborts. Operating failures are
+// a Status (base/status.h).
+#pragma once
+
+namespace tencache {
+
+/// Prints "tencache: check failed: <condition> at <file>:<line>: <formatted text>" and aborts.
+[[noreturn]] void check_failed(const char* condition, const char* file, int line,
+                               const char* format, ...) __attribute__((format(printf, 4, 5), cold));
+
+/// For a state in which going on would hand wrong bytes to the program (lost data on the disk
+/// tier): prints "tencache: fatal: <text>" and aborts.
+[[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
+
+}  // namespace tencache
+
+#define TENCACHE_CHECK(condition, ...)                                             \
+  do {                                                                             \
+    if (__builtin_expect(!(condition), 0)) {                                       \
+      ::tencache::check_failed(#condition, __FILE__, __LINE__, "" __VA_ARGS__);    \
+    }                                                                              \
+  } while (false)
+
+#ifdef NDEBUG
+#define TENCACHE_DCHECK(condition, ...) \
+  do {                                  \
+  } while (false)
+#else
+#define TENCACHE_DCHECK(condition, ...) TENCACHE_CHECK(condition, __VA_ARGS__)
+#endif
+
+/// Marks a slow path: out of line and away from the hot code.
+#define TENCACHE_SLOW __attribute__((noinline, cold))

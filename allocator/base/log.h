@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What tencache tells its user on stderr, one line a message, prefixed "tencache: ". A message is
+// formatted into a fixed buffer on the stack and leaves with one write(2), so that lines of several
+// threads or ranks do not mix, and nothing here allocates or takes a lock. Any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace tencache {
+
+enum class LogLevel : uint8_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
+
+/// The most talkative level that is printed. Set once while options are read; default kInfo.
+void set_log_level(LogLevel level);
+LogLevel log_level();
+
+/// Prints nothing when `level` is above log_level(). Text beyond 2000 bytes is cut.
+void log(LogLevel level, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+}  // namespace tencache
+
+#define TENCACHE_LOG_ERROR(...) ::tencache::log(::tencache::LogLevel::kError, __VA_ARGS__)
+#define TENCACHE_LOG_WARNING(...) ::tencache::log(::tencache::LogLevel::kWarning, __VA_ARGS__)
+#define TENCACHE_LOG_INFO(...) ::tencache::log(::tencache::LogLevel::kInfo, __VA_ARGS__)
+#define TENCACHE_LOG_DEBUG(...) ::tencache::log(::tencache::LogLevel::kDebug, __VA_ARGS__)

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mutex, MutexLock and CondVar with Clang's thread-safety annotations (std::mutex carries none).
+// The clang build of CI enforces them with -Werror=thread-safety; for gcc the macros are empty.
+//
+// Note [Locks]: the order in which locks may be taken, outermost first. None is held across a copy,
+// an I/O, a blocking system call or a callback into PyTorch.
+//   1. Engine::fork_mutex_        a fork waits here until no migration is inside a protected window
+//   2. Migrator::mutex_           demands on the migrator and its passes
+//   3. Heap::mutex_               lists of extents: cached, live; address ranges
+//   4. DiskTier::mutex_           slots and channels
+//   5. leaf locks                 log, recorder registry, operator names, retired slots
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#if defined(__clang__)
+#define TENCACHE_THREAD_ANNOTATION(x) __attribute__((x))
+#else
+#define TENCACHE_THREAD_ANNOTATION(x)
+#endif
+
+#define TENCACHE_CAPABILITY(x) TENCACHE_THREAD_ANNOTATION(capability(x))
+#define TENCACHE_SCOPED_CAPABILITY TENCACHE_THREAD_ANNOTATION(scoped_lockable)
+#define TENCACHE_GUARDED_BY(x) TENCACHE_THREAD_ANNOTATION(guarded_by(x))
+#define TENCACHE_REQUIRES(...) TENCACHE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define TENCACHE_EXCLUDES(...) TENCACHE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+#define TENCACHE_ACQUIRE(...) TENCACHE_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define TENCACHE_RELEASE(...) TENCACHE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define TENCACHE_TRY_ACQUIRE(...) TENCACHE_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
+#define TENCACHE_ACQUIRED_BEFORE(...) TENCACHE_THREAD_ANNOTATION(acquired_before(__VA_ARGS__))
+#define TENCACHE_NO_THREAD_SAFETY_ANALYSIS TENCACHE_THREAD_ANNOTATION(no_thread_safety_analysis)
+
+namespace tencache {
+
+class TENCACHE_CAPABILITY("mutex") Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void lock() TENCACHE_ACQUIRE() { mutex_.lock(); }
+  void unlock() TENCACHE_RELEASE() { mutex_.unlock(); }
+  bool try_lock() TENCACHE_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+class TENCACHE_SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) TENCACHE_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~MutexLock() TENCACHE_RELEASE() { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+/// A condition variable that is waited on with a Mutex held. Waits may wake for no reason: call
+/// wait in a loop that tests the condition.
+class CondVar {
+ public:
+  void wait(Mutex& mutex) TENCACHE_REQUIRES(mutex) TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
+  }
+  void notify_one() { condition_.notify_one(); }
+  void notify_all() { condition_.notify_all(); }
+
+ private:
+  std::condition_variable condition_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ONE table of options. Each row feeds the environment variable TENCACHE_<NAME>, the flag
+// --<name> of `tencache run`, the keyword of tencache.enable(), `tencache doctor` and the README's
+// table (all read it as JSON through the C ABI). Options are read once, before the runtime starts,
+// and are constant afterwards.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "base/status.h"
+
+namespace tencache {
+
+/// Whether a facility is used: as probed, always (an error when it is absent), or never.
+enum class Choice : uint8_t { kAuto, kOn, kOff };
+
+/// Parsed, checked values. `nullopt` means "auto": found by probing when the runtime starts.
+struct Options {
+  std::optional<uint64_t> device_memory_bytes;  // device_memory: budget of the device tier
+  std::string spill_dir;                        // spill_dir: empty = found by probing
+  std::optional<uint64_t> disk_space_bytes;     // disk_space: quota of the disk tier
+  std::string stats_path;                       // stats: JSON written at exit; empty = none
+  std::string trace_path;                       // trace: events written at exit; empty = none
+  bool strict = false;                          // strict: out of memory at the budget, never spill
+  bool quiet = false;                           // quiet: no start line, no summary
+  LogLevel log_level = LogLevel::kInfo;         // log_level: error|warning|info|debug
+  uint64_t extent_min_bytes = 1 << 20;          // extent_min: smaller allocations never go cold
+  double arm_at = 0.70;                         // arm_at: share of the budget at which hooks arm
+  double chunk_share = 0.25;                    // chunk_share: share of the budget per list chunk
+  Choice io_uring = Choice::kAuto;              // io_uring: auto|on|off
+  Choice direct_io = Choice::kAuto;             // direct_io: auto|on|off
+  std::optional<uint64_t> chaos_seed;           // chaos: evict whatever is unpinned at op ends
+  double chaos_probability = 1.0;               // chaos_probability: chance per op end, 0..1
+};
+
+/// One row of the table, for help texts, doctor and documentation.
+struct OptionDescription {
+  std::string_view name;           // "device_memory"
+  std::string_view kind;           // "bytes" | "path" | "flag" | "choice" | "number"
+  std::string_view choices;        // for "choice": "auto|on|off"; else empty
+  std::string_view default_text;   // "auto", "1MiB", "off"
+  std::string_view help;           // one sentence
+};
+
+/// The table, in the order in which it should be shown.
+const std::vector<OptionDescription>& option_table();
+
+/// The table as a JSON array of objects {name, kind, choices, default, help, environment, flag}.
+std::string option_table_json();
+
+/// Sets one option by its name from text. Unknown name (with the nearest known one), or a text that
+/// does not parse or is out of range: kInvalidArgument naming option, value, reason and remedy.
+Status set_option(Options& options, std::string_view name, std::string_view text);
+
+/// Reads every TENCACHE_<NAME> variable through `get` (getenv's contract). A variable that starts
+/// with TENCACHE_ and names no option is an error too: `names` lists those present.
+/// TENCACHE itself (the switch) and names in the reserved list TENCACHE_INTERNAL_* are skipped.
+Status read_environment(Options& options, const std::vector<std::string>& names,
+                        const std::function<const char*(const char*)>& get);
+
+/// The option's value as text that set_option would accept; "auto" where nothing was set.
+std::string option_text(const Options& options, std::string_view name);
+
+}  // namespace tencache

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The content hash of an extent: XXH3, 128 bits (about 25 GB/s a core, not cryptographic). One value
+// serves two ends: the checksum of what is stored in a slot, and the proof that an extent still
+// equals its slot, so that it can be dropped without a write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tencache {
+
+struct ContentHash {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  friend bool operator==(const ContentHash&, const ContentHash&) = default;
+};
+
+/// The hash of `bytes` bytes at `data`.
+ContentHash content_hash(const void* data, size_t bytes);
+
+/// The same hash, fed piece by piece in order. Copyable only by moving; one thread.
+class ContentHasher {
+ public:
+  ContentHasher();
+  ~ContentHasher();
+  ContentHasher(ContentHasher&& other) noexcept;
+  ContentHasher& operator=(ContentHasher&& other) noexcept;
+
+  void append(const void* data, size_t bytes);
+  ContentHash finish() const;
+
+ private:
+  void* state_;  // XXH3_state_t, 64-byte aligned
+};
+
+}  // namespace tencache

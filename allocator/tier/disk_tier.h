@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DiskTier: one spill file cut into slots. The file is an O_TMPFILE (nothing is left after SIGKILL),
+// mode 0600, close-on-exec, in a directory that belongs to the user or is sticky; it grows by
+// fallocate, so that a full disk shows when a slot is taken and not in the middle of a write.
+//
+// A slot holds the bytes of one extent. Slots are written and read with O_DIRECT where the file
+// system allows it, and are mapped MAP_PRIVATE over cold extents (backend/cpu): a slot that is mapped
+// must not be rewritten. After fork() a child maps every slot that was in use: those slots are
+// frozen, never rewritten, and when released they are reused only after all children of that fork
+// are gone (each child holds the write end of a pipe; its hang-up tells).
+//
+// Threads: every method may be called from any thread; mutex_ is held only for bookkeeping, never
+// across I/O. Transfers run on the caller's thread over a channel lent for their time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/options.h"
+#include "base/status.h"
+#include "tier/io_channel.h"
+#include "tier/range_allocator.h"
+
+namespace tencache {
+
+/// A place in the spill file. Trivially copyable; ownership is the holder's affair.
+struct Slot {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;   // multiple of kIoAlignment; 0 = no slot
+  uint64_t epoch = 0;   // fork epoch in which it was taken
+  bool is_valid() const { return bytes != 0; }
+};
+
+struct DiskTierConfig {
+  std::string directory;                  // must exist
+  uint64_t quota_bytes = 0;               // the file never grows beyond this
+  Choice io_uring = Choice::kAuto;
+  Choice direct_io = Choice::kAuto;
+  unsigned depth = 16;                    // requests in flight per channel
+  /// Makes a channel for `fd`; empty = io_uring, else threads. Tests put faults here.
+  std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
+};
+
+/// What a directory offers, found by trying it; printed by `tencache doctor`.
+struct DiskProbe {
+  std::string directory;
+  std::string file_system;        // "ext4", "tmpfs", ...
+  uint64_t free_bytes = 0;
+  bool direct_io = false;
+  bool io_uring = false;
+  std::string io_uring_reason;    // why not
+  std::string direct_io_reason;   // why not
+};
+
+/// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
+/// sticky, is not in memory (tmpfs, ramfs), has room. Each failure is kInvalidArgument or kNoSpace
+/// naming path, reason, remedy (--spill-dir).
+Result<DiskProbe> probe_directory(const std::string& directory);
+
+/// The first directory that probe_directory accepts among $TMPDIR, $XDG_CACHE_HOME or ~/.cache,
+/// /var/tmp, the working directory; kUnavailable listing what was tried and why each was refused.
+Result<DiskProbe> find_spill_directory();
+
+class DiskTier {
+ public:
+  static Result<std::unique_ptr<DiskTier>> open(const DiskTierConfig& config);
+  ~DiskTier();
+
+  /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
+  /// system is exhausted; the message says which, how much was asked and what would help.
+  Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+  /// Gives a slot back. A frozen one waits until the children of its fork are gone.
+  void release(const Slot& slot) TENCACHE_EXCLUDES(mutex_);
+
+  /// Whether the slot may be overwritten: false once a fork froze it.
+  bool is_writable(const Slot& slot) const TENCACHE_EXCLUDES(mutex_);
+
+  /// Moves the segments (offsets are file offsets inside slots the caller holds).
+  TransferResult write(std::span<const IoSegment> segments, PieceObserver* observer);
+  TransferResult read(std::span<const IoSegment> segments, PieceObserver* observer);
+
+  /// Drops the page cache that accesses through a cold mapping of the slot left behind.
+  void drop_page_cache(const Slot& slot);
+
+  /// Before fork(): freezes every slot in use and opens the pipe that the child will hold. No
+  /// transfer may be running. A failure to open the pipe freezes them for good.
+  void freeze_before_fork() TENCACHE_EXCLUDES(mutex_);
+  /// After fork() in the parent: closes the child's end of the pipe.
+  void after_fork_in_parent() TENCACHE_EXCLUDES(mutex_);
+
+  int fd() const { return fd_; }
+  const std::string& directory() const { return config_.directory; }
+  const char* channel_name() const { return channel_name_.c_str(); }
+  bool uses_direct_io() const { return direct_io_; }
+  uint64_t quota_bytes() const { return config_.quota_bytes; }
+  uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
+  uint64_t peak_used_bytes() const TENCACHE_EXCLUDES(mutex_);
+  uint64_t file_bytes() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  /// Slots released after a fork froze them, and the pipe whose hang-up frees them.
+  struct ForkEpoch {
+    uint64_t epoch = 0;
+    int hangup_fd = -1;          // read end; -1 = never freed
+    std::vector<Slot> waiting;
+  };
+
+  explicit DiskTier(DiskTierConfig config);
+  TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
+                          PieceObserver* observer);
+  Result<std::unique_ptr<IoChannel>> borrow_channel() TENCACHE_EXCLUDES(mutex_);
+  void return_channel(std::unique_ptr<IoChannel> channel) TENCACHE_EXCLUDES(mutex_);
+  Status grow_file(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  void reclaim_hung_up_epochs() TENCACHE_REQUIRES(mutex_);
+
+  // Constant after open().
+  DiskTierConfig config_;
+  int fd_ = -1;
+  bool direct_io_ = false;
+  std::string channel_name_;
+
+  mutable Mutex mutex_;
+  RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);  // in units of kIoAlignment
+  uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;
+  std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<IoChannel>> idle_channels_ TENCACHE_GUARDED_BY(mutex_);
+  int child_pipe_fd_ TENCACHE_GUARDED_BY(mutex_) = -1;
+};
+
+}  // namespace tencache

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// IoChannel: moves segments of memory to and from one file with several requests in flight. Two
+// implementations, io_uring and a pool of threads with pread/pwrite, behave alike; tests put a
+// faulty one in their place. A channel serves one transfer at a time (DiskTier lends them out); the
+// transfer runs on the calling thread until all is done or a request failed.
+//
+// Segments are cut into pieces of at most kPieceBytes. Pieces are submitted in order, complete in
+// any order, and are reported in order, so that a hash can be fed while later pieces are in flight.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+
+namespace tencache {
+
+/// Largest request that is handed to the kernel; 1 MiB with 4-16 in flight saturates an NVMe.
+inline constexpr size_t kPieceBytes = size_t{1} << 20;
+
+/// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
+inline constexpr size_t kIoAlignment = 4096;
+
+enum class IoDirection : uint8_t { kRead, kWrite };
+
+/// `bytes` bytes between `memory` and the file at `offset`. All three multiples of kIoAlignment.
+struct IoSegment {
+  char* memory = nullptr;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+/// Told about every piece of a transfer, on the thread that runs it.
+class PieceObserver {
+ public:
+  virtual ~PieceObserver() = default;
+  /// Just before the piece is submitted (a write may hash it now). Returning false cancels the
+  /// transfer: nothing more is submitted, what is in flight is awaited, transfer() returns ok with
+  /// `cancelled` set.
+  virtual bool before_submit(size_t segment, uint64_t offset, size_t bytes) = 0;
+  /// After the piece and all pieces before it are complete (a read may hash it now).
+  virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
+};
+
+struct TransferResult {
+  Status status;           // the first failure, naming direction, file offset, bytes and errno
+  bool cancelled = false;  // before_submit returned false
+  uint64_t bytes = 0;      // moved by requests that completed
+};
+
+class IoChannel {
+ public:
+  virtual ~IoChannel() = default;
+  /// Moves all segments. Short transfers are continued, EINTR and EAGAIN repeated; end of file in a
+  /// read is kDataLoss. On return no request is in flight, whatever happened.
+  virtual TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
+                                  PieceObserver* observer) = 0;
+  virtual const char* name() const = 0;  // "io_uring" or "threads"
+};
+
+/// A channel over io_uring with `depth` requests in flight; kUnavailable where the kernel or the
+/// container refuses it (EPERM, ENOSYS), with the reason.
+Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth);
+
+/// A channel over `threads` threads that pread and pwrite. Its threads start at the first transfer.
+std::unique_ptr<IoChannel> make_thread_channel(int fd, unsigned threads);
+
+}  // namespace tencache

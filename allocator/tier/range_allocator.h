@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RangeAllocator: hands out ranges of a one-dimensional space (file offsets of slots, granules of
+// the address arena). Best fit, lowest offset among equals, neighbours coalesced at once, so that
+// the space neither grows nor fragments without need. Not thread-safe: its owner locks.
+//
+// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used == limit().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+
+namespace tencache {
+
+class RangeAllocator {
+ public:
+  /// A space [0, limit) that is wholly free. Units are the owner's.
+  explicit RangeAllocator(uint64_t limit);
+
+  /// The offset of a free range of `length` units, or nullopt when none is long enough.
+  /// REQUIRES: length > 0.
+  std::optional<uint64_t> allocate(uint64_t length);
+
+  /// Returns a range that allocate() gave. Freeing what is not in use aborts.
+  void free(uint64_t offset, uint64_t length);
+
+  /// Adds [limit(), new_limit) as free space. REQUIRES: new_limit >= limit().
+  void grow(uint64_t new_limit);
+
+  uint64_t limit() const { return limit_; }
+  uint64_t used() const { return used_; }
+  uint64_t largest_free() const;
+  /// Checks the invariants by walking everything; for tests and debug builds.
+  bool is_valid() const;
+
+ private:
+  void insert_free(uint64_t offset, uint64_t length);
+
+  uint64_t limit_;
+  uint64_t used_ = 0;
+  std::map<uint64_t, uint64_t> free_by_offset_;              // offset -> length
+  std::set<std::pair<uint64_t, uint64_t>> free_by_length_;   // (length, offset)
+};
+
+}  // namespace tencache
