@@ -20,7 +20,7 @@ namespace tencache {
 #define TENCACHE_CHECK(condition, ...)                                             \
   do {                                                                             \
     if (__builtin_expect(!(condition), 0)) {                                       \
-      ::tencache::check_failed(#condition, __FILE__, __LINE__, "" __VA_ARGS__);    \
+      ::tencache::check_failed(#condition, __FILE__, __LINE__, " " __VA_ARGS__);    \
     }                                                                              \
   } while (false)
 

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two ends of the process that tencache itself brings about. Both may run inside the allocator,
+// with locks held and the heap in any state, so they format on the stack and write once; abort()
+// leaves a core whose stack shows the place. Any thread.
+#include "base/check.h"
+
+#include <cstdarg>
+#include <cstdlib>
+
+#include "base/stderr_line.h"
+
+namespace tencache {
+
+void check_failed(const char* condition, const char* file, int line, const char* format, ...) {
+  StderrLine text;
+  text.append("tencache: check failed: %s at %s:%d", condition, file, line);
+  // TENCACHE_CHECK puts a blank before its text, as gcc warns of a format that is empty.
+  if (format[0] == ' ') ++format;
+  if (format[0] != '\0') {
+    text.append(": ");
+    va_list arguments;
+    va_start(arguments, format);
+    text.append_list(format, arguments);
+    va_end(arguments);
+  }
+  text.send();
+  abort();
+}
+
+void fatal(const char* format, ...) {
+  StderrLine text;
+  text.append("tencache: fatal: ");
+  va_list arguments;
+  va_start(arguments, format);
+  text.append_list(format, arguments);
+  va_end(arguments);
+  text.send();
+  abort();
+}
+
+}  // namespace tencache

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The log's level and the one writer of lines to stderr (base/stderr_line.h). The level is a
+// relaxed atomic: it is set once while options are read, and a thread that sees it late prints one
+// line more or less. Any thread.
+#include "base/log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/stderr_line.h"
+
+namespace tencache {
+namespace {
+
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
+
+const char* level_prefix(LogLevel level) {
+  switch (level) {
+    case LogLevel::kError:
+      return "tencache: error: ";
+    case LogLevel::kWarning:
+      return "tencache: warning: ";
+    case LogLevel::kInfo:
+      return "tencache: ";
+    case LogLevel::kDebug:
+      return "tencache: debug: ";
+  }
+  return "tencache: ";
+}
+
+}  // namespace
+
+void StderrLine::append(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  append_list(format, arguments);
+  va_end(arguments);
+}
+
+void StderrLine::append_list(const char* format, va_list arguments) {
+  const size_t room = kTextBytesMax - bytes_;
+  const int wanted = vsnprintf(text_ + bytes_, room + 1, format, arguments);
+  if (wanted < 0) return;
+  if (static_cast<size_t>(wanted) <= room) {
+    bytes_ += static_cast<size_t>(wanted);
+    return;
+  }
+  bytes_ = kTextBytesMax;
+  memcpy(text_ + kTextBytesMax - 3, "...", 3);
+}
+
+void StderrLine::send() {
+  const int saved_errno = errno;
+  text_[bytes_] = '\n';
+  ssize_t written = 0;
+  do {
+    written = write(STDERR_FILENO, text_, bytes_ + 1);
+  } while (written < 0 && errno == EINTR);
+  // A short write to a full pipe, or a closed stderr, loses the rest: there is nowhere to say so.
+  bytes_ = 0;
+  errno = saved_errno;
+}
+
+void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
+
+LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
+
+void log(LogLevel level, const char* format, ...) {
+  if (level > log_level()) return;
+  StderrLine line;
+  line.append("%s", level_prefix(level));
+  va_list arguments;
+  va_start(arguments, format);
+  line.append_list(format, arguments);
+  va_end(arguments);
+  line.send();
+}
+
+}  // namespace tencache

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one table of options (kRows) and what loops over it. A row names an option, describes it, and
+// holds the two functions that move it between text and the Options struct; a new option is a new
+// member of Options and a new row here, and nothing else in the project. The text that a row's
+// format function gives is accepted by its parse function and means the same value. Options are
+// read before the runtime starts, by one thread; nothing here keeps state.
+#include "base/options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+/// What a parse function found wrong, as the end of a sentence; empty when the text was taken.
+using Refusal = std::string;
+
+struct Row {
+  OptionDescription description;
+  Refusal (*parse)(Options& options, std::string_view text);
+  std::string (*format)(const Options& options);
+};
+
+constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kOff = "off";
+constexpr std::string_view kEnvironmentPrefix = "TENCACHE_";
+constexpr std::string_view kInternalPrefix = "TENCACHE_INTERNAL_";
+constexpr uint64_t kMemoryBytesMin = kMiB;
+constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
+constexpr uint64_t kExtentMinBytesMax = kGiB;
+
+char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+char to_upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(), to_lower);
+  return result;
+}
+
+// ---- Text to value -------------------------------------------------------------------------
+
+Refusal parse_size(std::string_view text, uint64_t min, uint64_t max, uint64_t& value) {
+  Result<uint64_t> bytes = parse_bytes(text);
+  if (!bytes.is_ok()) return bytes.status().message();
+  if (bytes.value() < min) return "It must be at least " + format_bytes(min) + ".";
+  if (bytes.value() > max) return "It must be at most " + format_bytes(max) + ".";
+  value = bytes.value();
+  return {};
+}
+
+Refusal parse_optional_size(std::string_view text, std::optional<uint64_t>& value) {
+  if (lower(text) == kAuto) {
+    value.reset();
+    return {};
+  }
+  uint64_t bytes = 0;
+  Refusal refusal = parse_size(text, kMemoryBytesMin, UINT64_MAX, bytes);
+  if (refusal.empty()) value = bytes;
+  return refusal;
+}
+
+Refusal parse_path(std::string_view text, std::string_view none, std::string& path) {
+  if (text.empty()) return "It is empty. Give a path, or " + std::string(none) + ".";
+  if (text.find('\0') != std::string_view::npos) return "A path holds no zero byte.";
+  if (text == none) {
+    path.clear();
+  } else {
+    path = text;
+  }
+  return {};
+}
+
+Refusal parse_flag(std::string_view text, bool& value) {
+  const std::string word = lower(text);
+  if (word == "1" || word == "true" || word == "on" || word == "yes") {
+    value = true;
+  } else if (word == "0" || word == "false" || word == "off" || word == "no") {
+    value = false;
+  } else {
+    return "It must be on or off.";
+  }
+  return {};
+}
+
+Refusal parse_share(std::string_view text, bool zero_allowed, double& value) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  // Written so that "nan" is refused too.
+  const bool in_range = zero_allowed ? number >= 0 && number <= 1 : number > 0 && number <= 1;
+  if (error != std::errc() || rest != end || !in_range) {
+    return zero_allowed ? "It must be a number from 0 to 1." : "It must be above 0 and at most 1.";
+  }
+  value = number;
+  return {};
+}
+
+constexpr std::array<std::string_view, 3> kChoiceNames = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warning", "info", "debug"};
+
+/// The enumerators of `Enum` count up from 0 in the order of `names`.
+template <typename Enum, size_t kCount>
+Refusal parse_enum(std::string_view text, const std::array<std::string_view, kCount>& names,
+                   Enum& value) {
+  const auto found = std::find(names.begin(), names.end(), lower(text));
+  if (found == names.end()) {
+    Refusal refusal = "It must be one of ";
+    for (std::string_view name : names) refusal.append(name).append(", ");
+    refusal.replace(refusal.size() - 2, 2, ".");
+    return refusal;
+  }
+  value = static_cast<Enum>(found - names.begin());
+  return {};
+}
+
+Refusal parse_seed(std::string_view text, std::optional<uint64_t>& seed) {
+  if (lower(text) == kOff) {
+    seed.reset();
+    return {};
+  }
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) return "It must be off or an unsigned whole number.";
+  seed = number;
+  return {};
+}
+
+// ---- Value to text -------------------------------------------------------------------------
+
+/// The largest unit that divides the size, so that no digit is lost.
+std::string format_size(uint64_t bytes) {
+  if (bytes != 0 && bytes % kGiB == 0) return std::to_string(bytes / kGiB) + "GiB";
+  if (bytes != 0 && bytes % kMiB == 0) return std::to_string(bytes / kMiB) + "MiB";
+  if (bytes != 0 && bytes % kKiB == 0) return std::to_string(bytes / kKiB) + "KiB";
+  return std::to_string(bytes);
+}
+
+std::string format_optional_size(const std::optional<uint64_t>& bytes) {
+  return bytes ? format_size(*bytes) : std::string(kAuto);
+}
+
+std::string format_path(const std::string& path, std::string_view none) {
+  return path.empty() ? std::string(none) : path;
+}
+
+std::string format_flag(bool value) { return value ? "on" : "off"; }
+
+std::string format_number(double value) {
+  char buffer[64];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof buffer, value);
+  return error == std::errc() ? std::string(buffer, end) : std::string();
+}
+
+template <typename Enum, size_t kCount>
+std::string format_enum(Enum value, const std::array<std::string_view, kCount>& names) {
+  return std::string(names.at(static_cast<size_t>(value)));
+}
+
+// ---- The table -----------------------------------------------------------------------------
+
+constexpr std::array<Row, 15> kRows = {{
+    {{"device_memory", "bytes", "", "auto",
+      "Budget of the device tier (on the cpu backend: DRAM for tensors); auto takes what the "
+      "cgroup "
+      "or the machine leaves, less a reserve."},
+     [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
+     [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
+    {{"spill_dir", "path", "", "auto",
+      "Directory of the spill file; auto takes the first usable one of TMPDIR, the user's cache "
+      "directory, /var/tmp and the working directory."},
+     [](Options& o, std::string_view t) { return parse_path(t, kAuto, o.spill_dir); },
+     [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
+    {{"disk_space", "bytes", "", "auto",
+      "Quota of the disk tier; auto takes a share of the file system's free space."},
+     [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
+     [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
+    {{"stats", "path", "", "off", "File that receives the stats as JSON when the program ends."},
+     [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
+     [](const Options& o) { return format_path(o.stats_path, kOff); }},
+    {{"trace", "path", "", "off",
+      "File that receives the recorded events as JSON lines when the program ends."},
+     [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
+     [](const Options& o) { return format_path(o.trace_path, kOff); }},
+    {{"strict", "flag", "", "off",
+      "Raise an out-of-memory error at the budget instead of spilling."},
+     [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
+     [](const Options& o) { return format_flag(o.strict); }},
+    {{"quiet", "flag", "", "off", "Print neither the line at the start nor the summary."},
+     [](Options& o, std::string_view t) { return parse_flag(t, o.quiet); },
+     [](const Options& o) { return format_flag(o.quiet); }},
+    {{"log_level", "choice", "error|warning|info|debug", "info",
+      "The most talkative kind of message that is printed."},
+     [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
+     [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
+    {{"extent_min", "bytes", "", "1MiB",
+      "Allocations smaller than this stay resident; from 4KiB to 1GiB."},
+     [](Options& o, std::string_view t) {
+       return parse_size(t, kExtentMinBytesMin, kExtentMinBytesMax, o.extent_min_bytes);
+     },
+     [](const Options& o) { return format_size(o.extent_min_bytes); }},
+    {{"arm_at", "number", "", "0.7",
+      "Share of the budget in use at which ops begin to be watched; above 0, at most 1."},
+     [](Options& o, std::string_view t) { return parse_share(t, false, o.arm_at); },
+     [](const Options& o) { return format_number(o.arm_at); }},
+    {{"chunk_share", "number", "", "0.25",
+      "Share of the budget that one chunk of a multi-tensor op may name; above 0, at most 1."},
+     [](Options& o, std::string_view t) { return parse_share(t, false, o.chunk_share); },
+     [](const Options& o) { return format_number(o.chunk_share); }},
+    {{"io_uring", "choice", "auto|on|off", "auto",
+      "Whether the disk tier uses io_uring; auto falls back to a pool of threads."},
+     [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.io_uring); },
+     [](const Options& o) { return format_enum(o.io_uring, kChoiceNames); }},
+    {{"direct_io", "choice", "auto|on|off", "auto",
+      "Whether the disk tier bypasses the page cache (O_DIRECT); auto falls back to buffered."},
+     [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.direct_io); },
+     [](const Options& o) { return format_enum(o.direct_io, kChoiceNames); }},
+    {{"chaos", "number", "", "off",
+      "For tests: seed with which everything unpinned is evicted at random op ends."},
+     [](Options& o, std::string_view t) { return parse_seed(t, o.chaos_seed); },
+     [](const Options& o) {
+       return o.chaos_seed ? std::to_string(*o.chaos_seed) : std::string(kOff);
+     }},
+    {{"chaos_probability", "number", "", "1",
+      "For tests: chance from 0 to 1 that an op end evicts; needs chaos."},
+     [](Options& o, std::string_view t) { return parse_share(t, true, o.chaos_probability); },
+     [](const Options& o) { return format_number(o.chaos_probability); }},
+}};
+
+const Row* find_row(std::string_view name) {
+  const auto found = std::find_if(kRows.begin(), kRows.end(),
+                                  [name](const Row& row) { return row.description.name == name; });
+  return found == kRows.end() ? nullptr : found;
+}
+
+std::string environment_name(std::string_view name) {
+  std::string result(kEnvironmentPrefix);
+  for (char c : name) result += to_upper(c);
+  return result;
+}
+
+std::string flag_name(std::string_view name) {
+  std::string result = "--";
+  for (char c : name) result += c == '_' ? '-' : c;
+  return result;
+}
+
+/// Levenshtein's distance: insertions, deletions and substitutions of one character.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+/// The known name that a typing slip most likely meant; nullptr when none is near.
+const Row* nearest_row(std::string_view name) {
+  constexpr size_t kDistanceMax = 3;
+  // Names come from the environment too, where they can have any length.
+  if (name.size() > 64) return nullptr;
+  const Row* nearest = nullptr;
+  size_t nearest_distance = kDistanceMax + 1;
+  for (const Row& row : kRows) {
+    const size_t distance = edit_distance(name, row.description.name);
+    if (distance < nearest_distance && distance * 2 <= row.description.name.size()) {
+      nearest = &row;
+      nearest_distance = distance;
+    }
+  }
+  return nearest;
+}
+
+Status unknown_option(std::string_view shown, std::string_view name,
+                      std::string (*spell)(std::string_view)) {
+  std::string message = "There is no option \"" + std::string(shown) + "\".";
+  const Row* nearest = nearest_row(name);
+  if (nearest != nullptr) {
+    message += " Did you mean \"" + spell(nearest->description.name) + "\"?";
+  } else {
+    message += " The options are";
+    for (const Row& row : kRows) message += " " + spell(row.description.name);
+    message += ".";
+  }
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+Status set_row(Options& options, const Row& row, std::string_view text) {
+  const Refusal refusal = row.parse(options, text);
+  if (refusal.empty()) return Status::ok();
+  const OptionDescription& description = row.description;
+  std::string message = "Option " + std::string(description.name) + " was refused the value \"" +
+                        std::string(text) + "\". " + refusal + " Set " +
+                        flag_name(description.name) + " or " + environment_name(description.name) +
+                        ", or leave it at its default, " + std::string(description.default_text) +
+                        ".";
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+}  // namespace
+
+const std::vector<OptionDescription>& option_table() {
+  // Never destroyed: it is read while the process exits.
+  static const std::vector<OptionDescription>* const table = [] {
+    auto* descriptions = new std::vector<OptionDescription>();
+    for (const Row& row : kRows) descriptions->push_back(row.description);
+    return descriptions;
+  }();
+  return *table;
+}
+
+std::string option_table_json() {
+  try {
+    nlohmann::ordered_json table = nlohmann::ordered_json::array();
+    for (const Row& row : kRows) {
+      const OptionDescription& description = row.description;
+      nlohmann::ordered_json object;
+      object["name"] = description.name;
+      object["kind"] = description.kind;
+      object["choices"] = description.choices;
+      object["default"] = description.default_text;
+      object["help"] = description.help;
+      object["environment"] = environment_name(description.name);
+      object["flag"] = flag_name(description.name);
+      table.push_back(std::move(object));
+    }
+    return table.dump();
+  } catch (...) {
+    // The library throws when memory runs out; nothing may leave this layer.
+    return "[]";
+  }
+}
+
+Status set_option(Options& options, std::string_view name, std::string_view text) {
+  const Row* row = find_row(name);
+  if (row == nullptr) {
+    return unknown_option(name, lower(name), [](std::string_view n) { return std::string(n); });
+  }
+  return set_row(options, *row, text);
+}
+
+Status read_environment(Options& options, const std::vector<std::string>& names,
+                        const std::function<const char*(const char*)>& get) {
+  for (const std::string& variable : names) {
+    if (!variable.starts_with(kEnvironmentPrefix) || variable.starts_with(kInternalPrefix))
+      continue;
+    const std::string_view suffix = std::string_view(variable).substr(kEnvironmentPrefix.size());
+    const Row* row = find_row(lower(suffix));
+    // Only upper case is read below, so a name in another case would be ignored without a word.
+    if (row == nullptr || environment_name(row->description.name) != variable) {
+      return unknown_option(variable, lower(suffix), environment_name);
+    }
+  }
+  for (const Row& row : kRows) {
+    const char* text = get(environment_name(row.description.name).c_str());
+    // Job scripts and compose files unset a variable by making it empty.
+    if (text == nullptr || text[0] == '\0') continue;
+    TENCACHE_RETURN_IF_ERROR(set_row(options, row, text));
+  }
+  return Status::ok();
+}
+
+std::string option_text(const Options& options, std::string_view name) {
+  const Row* row = find_row(name);
+  return row == nullptr ? std::string() : row->format(options);
+}
+
+}  // namespace tencache

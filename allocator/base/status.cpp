@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Names of status codes, and the one place where an errno of the kernel becomes a StatusCode. The
+// mapping is by what the caller can do about it: no space means free some, unavailable means use
+// another facility, invalid argument means a value from outside was wrong. No state; any thread.
+#include "base/status.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace tencache {
+namespace {
+
+StatusCode code_of_errno(int error_number) {
+  switch (error_number) {
+    case 0:
+      return StatusCode::kOk;
+    case ENOSPC:
+    case EDQUOT:
+      return StatusCode::kNoSpace;
+    case ENOMEM:
+      return StatusCode::kOutOfMemory;
+    case EPERM:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return StatusCode::kUnavailable;
+    case EINVAL:
+      return StatusCode::kInvalidArgument;
+    default:
+      return StatusCode::kIoError;
+  }
+}
+
+}  // namespace
+
+std::string_view status_code_name(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kInvalidArgument:
+      return "invalid argument";
+    case StatusCode::kOutOfMemory:
+      return "out of memory";
+    case StatusCode::kNoSpace:
+      return "no space";
+    case StatusCode::kIoError:
+      return "io error";
+    case StatusCode::kDataLoss:
+      return "data loss";
+    case StatusCode::kUnavailable:
+      return "unavailable";
+    case StatusCode::kFailedPrecondition:
+      return "failed precondition";
+  }
+  return "unknown";
+}
+
+Status status_from_errno(int error_number, std::string_view what) {
+  char buffer[128];
+  // The GNU strerror_r may return a constant instead of filling the buffer; strerror itself is not
+  // safe with threads.
+  const char* reason = strerror_r(error_number, buffer, sizeof buffer);
+  std::string message(what);
+  message += ": ";
+  message += reason;
+  return {code_of_errno(error_number), std::move(message)};
+}
+
+}  // namespace tencache

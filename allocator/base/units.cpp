@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Text to bytes and back. Whole numbers are exact up to 2^64-1; a fraction is rounded down to whole
+// bytes. Whatever is not a plain decimal number and a known unit is refused: a budget that was
+// misread would be worse than a message. No state; any thread.
+#include "base/units.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace tencache {
+namespace {
+
+struct Unit {
+  std::string_view name;  // lower case
+  uint64_t bytes;
+};
+
+constexpr uint64_t kTiB = kKiB * kGiB;
+
+constexpr std::array<Unit, 14> kUnits = {{
+    {"", 1},
+    {"b", 1},
+    {"k", kKiB},
+    {"m", kMiB},
+    {"g", kGiB},
+    {"t", kTiB},
+    {"kib", kKiB},
+    {"mib", kMiB},
+    {"gib", kGiB},
+    {"tib", kTiB},
+    {"kb", 1000},
+    {"mb", 1000 * 1000},
+    {"gb", 1000 * 1000 * 1000},
+    {"tb", uint64_t{1000} * 1000 * 1000 * 1000},
+}};
+
+// isspace and tolower depend on the locale of the host program.
+bool is_blank(char c) { return c == ' ' || c == '\t'; }
+char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+std::string_view trim(std::string_view text) {
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+Status refuse(std::string_view text, std::string_view reason) {
+  std::string message = "\"";
+  message.append(text).append("\" is not a size: ").append(reason);
+  message += ". Write a number and a unit, for example 1.5GiB, 512MiB or 1048576.";
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+const Unit* find_unit(std::string_view name) {
+  std::string lower;
+  for (char c : name) lower += to_lower(c);
+  for (const Unit& unit : kUnits) {
+    if (unit.name == lower) return &unit;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Result<uint64_t> parse_bytes(std::string_view text) {
+  const std::string_view trimmed = trim(text);
+  if (trimmed.empty()) return refuse(text, "it is empty");
+  if (trimmed.front() == '-') return refuse(text, "it is negative");
+  const size_t number_bytes = trimmed.find_first_not_of("0123456789.");
+  const std::string_view number = trimmed.substr(0, number_bytes);
+  const std::string_view unit_name =
+      number_bytes == std::string_view::npos ? "" : trim(trimmed.substr(number_bytes));
+  if (number.empty()) return refuse(text, "it does not start with a number");
+  const Unit* unit = find_unit(unit_name);
+  if (unit == nullptr) return refuse(text, "its unit is unknown");
+
+  const char* const end = number.data() + number.size();
+  uint64_t whole = 0;
+  const auto [whole_end, whole_error] = std::from_chars(number.data(), end, whole);
+  if (whole_error == std::errc::result_out_of_range) return refuse(text, "it is too large");
+  if (whole_error == std::errc() && whole_end == end) {
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(whole, unit->bytes, &bytes)) return refuse(text, "it is too large");
+    return bytes;
+  }
+  long double fraction = 0;
+  const auto [fraction_end, fraction_error] =
+      std::from_chars(number.data(), end, fraction, std::chars_format::fixed);
+  if (fraction_error != std::errc() || fraction_end != end) {
+    return refuse(text, "it does not start with a number");
+  }
+  const long double bytes = std::floor(fraction * static_cast<long double>(unit->bytes));
+  if (bytes >= 0x1p64L) return refuse(text, "it is too large");
+  return static_cast<uint64_t>(bytes);
+}
+
+std::string format_bytes(uint64_t bytes) {
+  constexpr std::array<const char*, 6> kNames = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  char buffer[32];
+  if (bytes < kKiB) {
+    snprintf(buffer, sizeof buffer, "%u B", static_cast<unsigned>(bytes));
+    return buffer;
+  }
+  double value = static_cast<double>(bytes) / static_cast<double>(kKiB);
+  size_t unit = 0;
+  // 1023.5 and above would be shown as "1024" of the smaller unit.
+  while (value >= 1023.5 && unit + 1 < kNames.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  snprintf(buffer, sizeof buffer, "%.*f %s", decimals, value, kNames[unit]);
+  return buffer;
+}
+
+}  // namespace tencache

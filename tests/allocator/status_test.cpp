@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Status and Result: what errno becomes which code, and who owns the value.
+#include "base/status.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+
+namespace tencache {
+namespace {
+
+TEST(StatusTest, DefaultIsOk) {
+  const Status status;
+  EXPECT_TRUE(status.is_ok());
+  EXPECT_EQ(status.code(), StatusCode::kOk);
+  EXPECT_EQ(status.message(), "");
+}
+
+TEST(StatusTest, ErrnoBecomesTheCodeTheCallerActsOn) {
+  const std::pair<int, StatusCode> expected[] = {
+      {ENOSPC, StatusCode::kNoSpace},         {EDQUOT, StatusCode::kNoSpace},
+      {ENOMEM, StatusCode::kOutOfMemory},     {EPERM, StatusCode::kUnavailable},
+      {ENOSYS, StatusCode::kUnavailable},     {EOPNOTSUPP, StatusCode::kUnavailable},
+      {EINVAL, StatusCode::kInvalidArgument}, {EIO, StatusCode::kIoError},
+      {EACCES, StatusCode::kIoError},
+  };
+  for (const auto& [error_number, code] : expected) {
+    EXPECT_EQ(status_from_errno(error_number, "x").code(), code) << error_number;
+  }
+}
+
+TEST(StatusTest, ErrnoMessageNamesAttemptAndReason) {
+  EXPECT_EQ(status_from_errno(ENOSPC, "cannot grow the spill file").message(),
+            "cannot grow the spill file: No space left on device");
+}
+
+TEST(StatusTest, EveryCodeHasAName) {
+  for (int code = 0; code <= static_cast<int>(StatusCode::kFailedPrecondition); ++code) {
+    EXPECT_NE(status_code_name(static_cast<StatusCode>(code)), "unknown") << code;
+  }
+  EXPECT_EQ(status_code_name(StatusCode::kNoSpace), "no space");
+  EXPECT_EQ(status_code_name(static_cast<StatusCode>(200)), "unknown");
+}
+
+TEST(ResultTest, HoldsEitherAValueOrAStatus) {
+  Result<int> value = 7;
+  ASSERT_TRUE(value.is_ok());
+  EXPECT_EQ(value.value(), 7);
+  Result<int> failure = Status(StatusCode::kNoSpace, "full");
+  ASSERT_FALSE(failure.is_ok());
+  EXPECT_EQ(failure.status().message(), "full");
+}
+
+TEST(ResultTest, MovesOnlyTypesOut) {
+  Result<std::unique_ptr<int>> result = std::make_unique<int>(3);
+  std::unique_ptr<int> owned = std::move(result).value();
+  EXPECT_EQ(*owned, 3);
+}
+
+Status fail_when(bool fails, int& reached) {
+  TENCACHE_RETURN_IF_ERROR(fails ? Status(StatusCode::kIoError, "broken") : Status::ok());
+  ++reached;
+  return Status::ok();
+}
+
+TEST(ResultTest, ReturnIfErrorLeavesOnlyOnError) {
+  int reached = 0;
+  EXPECT_TRUE(fail_when(false, reached).is_ok());
+  EXPECT_EQ(reached, 1);
+  EXPECT_EQ(fail_when(true, reached).message(), "broken");
+  EXPECT_EQ(reached, 1);
+}
+
+}  // namespace
+}  // namespace tencache
