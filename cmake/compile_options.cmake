@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# tencache_compile_options: an interface target with the warnings, sanitizers and thread-safety analysis
+# that everything written here is compiled with.
+add_library(tencache_compile_options INTERFACE)
+target_compile_options(
+  tencache_compile_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
+                                     -Woverloaded-virtual -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # gcc 12 sees an overlap in "literal" + std::string where there is none (gcc bug 105651).
+  target_compile_options(tencache_compile_options INTERFACE -Wno-restrict)
+endif()
+
+if(TENCACHE_SANITIZE)
+  # Frame pointers and line tables make the reports readable; a finding ends the process.
+  target_compile_options(tencache_compile_options
+                         INTERFACE -fsanitize=${TENCACHE_SANITIZE} -fno-sanitize-recover=all
+                                   -fno-omit-frame-pointer -g1)
+  target_link_options(tencache_compile_options INTERFACE -fsanitize=${TENCACHE_SANITIZE})
+endif()
+
+if(TENCACHE_THREAD_SAFETY)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "TENCACHE_THREAD_SAFETY needs clang, not ${CMAKE_CXX_COMPILER_ID}: gcc ignores "
+                        "the annotations. Configure with `cmake --preset clang`.")
+  endif()
+  # The beta part checks the lock order (acquired_before/after).
+  target_compile_options(tencache_compile_options INTERFACE -Wthread-safety -Wthread-safety-beta)
+endif()
