@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `tencache` command: run, doctor, stats, trace dump.
+
+`run` is a launcher and nothing more: it checks every value, opens the tiers once to be sure that
+they can be opened here, writes the options into the environment and becomes the program through
+exec. So exit status, signals, terminal and process id are the program's own, and tencache itself
+starts in the program when torch is imported (_autoload.py). Flags come from the option table.
+
+Statuses: 2 for what the user must change, 126 and 127 as shells give them for a program that cannot
+be executed or found, 1 for a report that says no. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tencache import _doctor, _options, _report, _runtime, _trace
+from tencache._library import TencacheError, core, package_version
+
+_USAGE_STATUS = 2
+_NOT_EXECUTABLE_STATUS = 126
+_NOT_FOUND_STATUS = 127
+_AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        # Here and not at import: a library that cannot be loaded shall be a message.
+        for target in (run, doctor):
+            target.params.extend(_option_parameters())
+        command(prog_name="tencache")
+    except TencacheError as error:
+        _fail(str(error), _USAGE_STATUS)
+    except BrokenPipeError:
+        # `tencache trace dump FILE | head` closed the pipe; python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    sys.stderr.write(f"tencache: error: {message}\n")
+    sys.exit(status)
+
+
+def _option_parameters() -> list[click.Parameter]:
+    """One flag for each row of the option table; a flag that is not given has the value None."""
+    parameters: list[click.Parameter] = []
+    for option in _options.table():
+        names = [option.flag, option.name]
+        keywords: dict[str, Any] = {"help": f"{option.help}  [default: {option.default}]"}
+        if option.kind == "flag":
+            names[0] = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
+            keywords["default"] = None
+        else:
+            keywords["metavar"] = "|".join(option.choices) or option.kind.upper()
+        parameters.append(click.Option(names, **keywords))
+    return parameters
+
+
+def _given_texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: _options.to_text(_options.find(name), value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Every option of `run` can also be given as a variable: TENCACHE_DEVICE_MEMORY=2GiB.",
+)
+@click.version_option(package_version(), prog_name="tencache")
+def command() -> None:
+    """Train beyond the memory budget: same bits, no code change.
+
+    \b
+    tencache run --device-memory 2GiB -- python train.py
+    tencache doctor
+    """
+
+
+# ---- run ---------------------------------------------------------------------------------------
+
+
+@command.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a PyTorch program under a memory budget.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM …")
+def run(program: tuple[str, ...], **values: object) -> None:
+    """Run PROGRAM, a PyTorch program and its arguments, under a memory budget.
+
+    Its exit status and signals are the program's own.
+    """
+    texts = _runtime.check_output_files({**_files_off(), **_given_texts(values)})
+    given = {name: texts[name] for name in texts if values.get(name) is not None}
+    executable = _find_program(program[0])
+    _check_autoload(os.environ)
+    _check_interpreter(executable)
+    _check_machine(given)
+    environment = dict(os.environ)
+    _write_environment(environment, given)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(executable, program, environment)
+    except OSError as error:
+        _fail(
+            f"{executable} cannot be executed: {error.strerror}. Name a program, for example "
+            f"`tencache run -- {sys.executable} train.py`.",
+            _NOT_EXECUTABLE_STATUS,
+        )
+
+
+def _files_off() -> dict[str, str]:
+    """Variables of output files are checked too: at exit it would be too late."""
+    texts = _options.texts_in_force({}, os.environ)
+    return {name: texts[name] for name in ("stats", "trace")}
+
+
+def _find_program(name: str) -> str:
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    if os.sep in name and Path(name).exists():
+        _fail(
+            f"{name} is not executable. For a Python script write "
+            f"`tencache run -- {sys.executable} {name}`.",
+            _NOT_EXECUTABLE_STATUS,
+        )
+    remedy = f"Check the name, or write its path; this Python is {sys.executable}."
+    if name.endswith(".py") and Path(name).exists():
+        remedy = f"For a Python script write `tencache run -- {sys.executable} {name}`."
+    _fail(f"{name}: command not found on PATH. {remedy}", _NOT_FOUND_STATUS)
+
+
+def _check_autoload(environment: Mapping[str, str]) -> None:
+    value = environment.get(_AUTOLOAD_VARIABLE, "1")
+    if value != "1":
+        raise TencacheError(
+            f"{_AUTOLOAD_VARIABLE}={value} stops torch from loading extensions, and tencache "
+            "starts as one: the program would run without it. Unset the variable."
+        )
+
+
+def interpreter_of(executable: str) -> str | None:
+    """The Python that will run: the executable itself, or the one its first line names."""
+    if Path(executable).name.startswith("python"):
+        return executable
+    try:
+        with Path(executable).open("rb") as file:
+            first = file.readline(512).decode("utf-8", "replace")
+    except OSError:
+        return None
+    words = first.removeprefix("#!").split()
+    if not first.startswith("#!") or not words:
+        return None
+    if Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        found = shutil.which(words[0]) if words else None
+        words = [found] if found else []
+    if words and Path(words[0]).name.startswith("python"):
+        return words[0]
+    return None
+
+
+def _check_interpreter(executable: str) -> None:
+    """Refuses a Python that has no tencache: it would train without it and say nothing."""
+    interpreter = interpreter_of(executable)
+    if interpreter is None or interpreter == sys.executable:
+        return
+    question = (
+        "import importlib.util, sys; sys.exit(3 * (importlib.util.find_spec('tencache') is None))"
+    )
+    answer = subprocess.run([interpreter, "-c", question], capture_output=True, check=False)
+    if answer.returncode == 3:
+        raise TencacheError(
+            f"{interpreter} would run this program, and tencache is not installed there: it would "
+            f"run without a budget. Write `tencache run -- {sys.executable} …` for the Python that "
+            f"has it, or install it there: `{interpreter} -m pip install …`."
+        )
+
+
+def _check_machine(given: Mapping[str, str]) -> None:
+    """Opens the tiers here, as the program will: what cannot work is said before it runs.
+
+    The exec that follows closes them. What the core has to say it will say again in the program, so
+    it is kept quiet here.
+    """
+    library = core()
+    _runtime.set_checked(library, given)
+    library.set_option("quiet", "on")
+    library.set_option("log_level", "error")
+    library.start()
+
+
+def _write_environment(environment: MutableMapping[str, str], given: Mapping[str, str]) -> None:
+    environment[_options.SWITCH] = "1"
+    for name, text in given.items():
+        environment[_options.find(name).environment] = text
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+@command.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def doctor(as_json: bool, **values: object) -> None:
+    """Say what this machine offers, and whether tencache fits the installed torch.
+
+    The options are those of `run`: `tencache doctor --spill-dir DIR` tries that directory. The exit
+    status is 1 when a program could not be started under tencache.
+    """
+    library = core()
+    _runtime.set_checked(library, _given_texts(values))
+    report = _doctor.collect(library)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _doctor.show(report, Console())
+    sys.exit(0 if _doctor.is_usable(report) else 1)
+
+
+# ---- stats -------------------------------------------------------------------------------------
+
+
+@command.command("stats")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def stats(file: Path) -> None:
+    """Show a stats FILE that `tencache run --stats FILE` wrote."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        lines = _report.summary_lines(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TencacheError(
+            f"{file} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "
+            "written by `tencache run --stats FILE -- …`."
+        ) from error
+    table = Table(show_header=False, title=str(file), title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in content.items():
+        if not isinstance(value, dict):
+            table.add_row(name, _stats_text(name, "", value))
+            continue
+        for key, item in value.items():
+            table.add_row(f"{name}.{key}", _stats_text(name, key, item))
+    console = Console()
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _stats_text(group: str, key: str, value: object) -> str:
+    if isinstance(value, int) and (group in ("budget", "peak", "bytes") or key.endswith("bytes")):
+        return _report.format_bytes(value)
+    if isinstance(value, float) and (key or group).endswith("_s"):
+        return _report.format_seconds(value)
+    return "none" if value is None else str(value)
+
+
+# ---- trace -------------------------------------------------------------------------------------
+
+
+@command.group("trace")
+def trace() -> None:
+    """Look at a trace: what the program did, op by op."""
+
+
+@trace.command("dump")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
+@click.option("--op", metavar="TEXT", help="Only events of ops whose name contains TEXT.")
+@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only events of this kind.")
+def dump(
+    file: Path, as_json: bool, limit: int | None, op: str | None, kinds: Sequence[str]
+) -> None:
+    """Show the events of FILE, which `tencache run --trace FILE` wrote."""
+    events = _trace.select(_trace.read_events(file), op=op, kinds=frozenset(kinds))
+    shown = itertools.islice(events, limit)
+    if as_json:
+        for event in shown:
+            click.echo(json.dumps(event))
+        return
+    for line in _trace.table_lines(shown):
+        click.echo(line)

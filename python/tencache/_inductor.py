@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate for C++ kernels that Inductor (torch.compile on the CPU) generates.
+
+Such a kernel reads and writes raw pointers and passes no dispatcher, so the shim's hooks do not see
+it. Its Python side is one callable per kernel that takes the tensors as arguments; it is made by
+`AsyncCompile.cpp_pybinding`, directly or through a `LambdaFuture` whose `result_fn` gives it once
+it is compiled. Both are wrapped here, so that each call opens the gate for its arguments first.
+
+`torch._inductor` is large and most programs never import it, so nothing here imports it: a finder
+on sys.meta_path waits for `torch._inductor.async_compile` and patches it right after its import.
+Until the runtime is armed a wrapped kernel costs one flag more; after that one open and one close.
+
+Limit: with `cpp_wrapper=True` and in AOTInductor packages kernels are called from C++ and cannot be
+wrapped. They stay right, because a cold extent is readable and writable at its address, but they
+read it page by page; the stats count these as unannounced.
+Threads: kernels may be called from any thread; the gate is per thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Protocol
+
+_TARGET = "torch._inductor.async_compile"
+_UNNAMED = "inductor::cpp_kernel"
+
+
+class Gate(Protocol):
+    """The part of the shim that is used here."""
+
+    def open(self, name: bytes, addresses: Sequence[int]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Armed(Protocol):
+    """The part of the core that is used here."""
+
+    @property
+    def is_armed(self) -> Callable[[], int]: ...
+
+
+class GatedKernel:
+    """Calls a kernel with the gate open for the tensors among its arguments."""
+
+    __slots__ = ("_armed", "_gate", "_is_armed", "_kernel", "name")
+
+    def __init__(self, kernel: Callable[..., Any], gate: Gate, core: Armed) -> None:
+        self._kernel = kernel
+        self._gate = gate
+        self._is_armed = core.is_armed
+        self._armed = False
+        self.name = _UNNAMED.encode()
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self._armed:
+            if not self._is_armed():
+                return self._kernel(*arguments)
+            self._armed = True  # The runtime never disarms.
+        # Any address inside an extent names it, and data_ptr() is what the kernel itself will take.
+        addresses = [a.data_ptr() for a in arguments if hasattr(a, "data_ptr")]
+        self._gate.open(self.name, addresses)
+        try:
+            return self._kernel(*arguments)
+        finally:
+            self._gate.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+def install(core: Armed, gate: Gate) -> None:
+    """Gates every kernel that is made from now on; waits for Inductor if it is not imported yet."""
+    module = sys.modules.get(_TARGET)
+    if module is not None and hasattr(module, "AsyncCompile"):
+        patch(module, core, gate)
+    else:
+        sys.meta_path.insert(0, _ImportWatcher(lambda loaded: patch(loaded, core, gate)))
+
+
+def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
+    """Wraps AsyncCompile.cpp_pybinding and .wait of the given module."""
+    async_compile = module.AsyncCompile
+    make_kernel = async_compile.cpp_pybinding
+    wait = async_compile.wait
+
+    def cpp_pybinding(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        made = make_kernel(self, *arguments, **keywords)
+        result_fn = getattr(made, "result_fn", None)
+        if result_fn is None:
+            return GatedKernel(made, gate, core)
+        made.result_fn = lambda: GatedKernel(result_fn(), gate, core)
+        return made
+
+    def wait_and_name(self: Any, scope: dict[str, Any]) -> Any:
+        result = wait(self, scope)
+        # Only the module that holds the kernels knows their names; traces show them.
+        for name, value in scope.items():
+            if isinstance(value, GatedKernel):
+                value.name = f"inductor::{name}".encode()
+        return result
+
+    async_compile.cpp_pybinding = cpp_pybinding
+    async_compile.wait = wait_and_name
+
+
+class _ImportWatcher(MetaPathFinder):
+    """Calls back once, right after the target module was executed, then leaves sys.meta_path."""
+
+    def __init__(self, callback: Callable[[ModuleType], None]) -> None:
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _TARGET or self not in sys.meta_path:
+            return None
+        # Removed first, so that the search below asks all other finders and not this one.
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, self._callback)
+        return spec
+
+
+class _CallingLoader(Loader):
+    """The module's own loader, with a call after it has executed the module."""
+
+    def __init__(self, loader: Loader, callback: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._callback = callback
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        # Later readers (inspect, pickle, reload) shall find the loader they know.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._callback(module)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two shared libraries, loaded with ctypes.
+
+`core()` gives libtencache.so, the allocator itself. It knows neither torch nor Python, so the
+command line, `tencache doctor` and the option table work where torch is absent or of the wrong
+version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It is compiled against one
+torch and reads that torch's C++ structures, so it is loaded only when exactly that torch runs.
+
+Both libraries are in the package's folder, next to the `_build_info.py` which the build writes.
+Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
+before its first call; (3) an error of the C ABI becomes a TencacheError with its message unchanged.
+Threads: any. Calls go out without the GIL, except `is_armed`, which is too short to give it up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).resolve().parent
+REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+# The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
+_INVALID_ARGUMENT = 1
+
+
+class TencacheError(RuntimeError):
+    """tencache cannot do what was asked; the message says value, reason and remedy."""
+
+
+class OptionError(TencacheError, ValueError):
+    """An option's value cannot be used."""
+
+
+class _ErrorStruct(ctypes.Structure):
+    """tencache_error: the code and a message that ends with a zero byte."""
+
+    _fields_ = (("code", ctypes.c_int), ("message", ctypes.c_char * 2048))
+
+
+def package_version() -> str:
+    """The version of this package, e.g. "0.1.0".
+
+    Raises ImportError when the package was imported from its sources, where nothing is built.
+    """
+    try:
+        from tencache._build_info import VERSION
+    except ImportError as error:
+        raise ImportError(_not_built("_build_info.py")) from error
+    return VERSION
+
+
+def built_for_torch() -> str:
+    """The torch version the shim was compiled against, e.g. "2.11.0+cu130"."""
+    from tencache._build_info import TORCH_VERSION
+
+    return TORCH_VERSION
+
+
+def installed_torch() -> str | None:
+    """The version of the torch that `import torch` would load, or None; imports nothing.
+
+    The file torch/version.py is executed alone, since the package's metadata lacks the local part
+    of the version ("+cu130") that tells builds apart.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    version_file = Path(spec.submodule_search_locations[0]) / "version.py"
+    try:
+        namespace: dict[str, Any] = {}
+        exec(compile(version_file.read_bytes(), str(version_file), "exec"), namespace)
+    except OSError:
+        return None
+    version = namespace.get("__version__")
+    return None if version is None else str(version)
+
+
+def mismatch_message(running: str, built_for: str) -> str:
+    """What to tell a user whose torch is not the one the shim was compiled against."""
+    return (
+        f"tencache was built for torch {built_for}, but torch {running} is installed here, and its "
+        "allocator interfaces differ between versions. Either build tencache against this torch, "
+        f"in tencache's source folder: `{REBUILD_COMMAND}`; or install the tencache wheel made for "
+        f"torch {running}; or install torch {built_for}."
+    )
+
+
+def _not_built(name: str) -> str:
+    return (
+        f"tencache's {name} is missing from {_FOLDER}: this copy of the package was not built. "
+        "Run `make build` (or `pip install --no-build-isolation .`) in tencache's source folder "
+        "and do not put its `python` folder on PYTHONPATH."
+    )
+
+
+def _load(name: str) -> ctypes.CDLL:
+    path = _FOLDER / name
+    if not path.exists():
+        raise TencacheError(_not_built(name))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise TencacheError(
+            f"{path} cannot be loaded: {error}. If a system library is missing, install it "
+            "(Debian, Ubuntu: `apt-get install liburing2 libnuma1`); otherwise build again in "
+            f"tencache's source folder: `{REBUILD_COMMAND}`."
+        ) from error
+
+
+def _declare(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    function = getattr(library, name)
+    function.restype = result
+    function.argtypes = list(arguments)
+    return function  # type: ignore[no-any-return]
+
+
+def _raise_if(code: int, error: _ErrorStruct) -> None:
+    if code == 0:
+        return
+    message = error.message.decode("utf-8", "replace") or f"tencache failed with code {code}."
+    raise OptionError(message) if code == _INVALID_ARGUMENT else TencacheError(message)
+
+
+class Core:
+    """libtencache.so. Use `core()`, which loads it once."""
+
+    def __init__(self) -> None:
+        library = _load("libtencache.so")
+        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
+        self._version = _declare(library, "tencache_version", text)
+        self._option_table = _declare(library, "tencache_option_table", text)
+        self._read_environment = _declare(library, "tencache_read_environment", ctypes.c_int, error)
+        self._set_option = _declare(library, "tencache_set_option", ctypes.c_int, text, text, error)
+        self._check_option = _declare(
+            library, "tencache_check_option", ctypes.c_int, text, text, error
+        )
+        self._start = _declare(library, "tencache_start", ctypes.c_int, error)
+        self._is_started = _declare(library, "tencache_is_started", ctypes.c_int)
+        self._stats = _declare(library, "tencache_stats_json", size, text, size)
+        self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
+        self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
+        # The same library once more, for a call that reads one flag: giving up the GIL for it
+        # would cost more than the call.
+        self.is_armed: Callable[[], int] = _declare(
+            ctypes.PyDLL(library._name), "tencache_is_armed", ctypes.c_int
+        )
+
+    def version(self) -> str:
+        return str(self._version().decode())
+
+    def option_table(self) -> list[dict[str, str]]:
+        table: list[dict[str, str]] = json.loads(self._option_table())
+        return table
+
+    def read_environment(self) -> None:
+        """Reads all TENCACHE_* variables; OptionError names the one that cannot be used."""
+        error = _ErrorStruct()
+        _raise_if(self._read_environment(error), error)
+
+    def set_option(self, name: str, text: str) -> None:
+        """Sets one option. After start only the value in force is accepted (TencacheError)."""
+        error = _ErrorStruct()
+        _raise_if(self._set_option(name.encode(), text.encode(), error), error)
+
+    def check_option(self, name: str, text: str) -> None:
+        """OptionError when set_option would refuse the text."""
+        error = _ErrorStruct()
+        _raise_if(self._check_option(name.encode(), text.encode(), error), error)
+
+    def start(self) -> None:
+        """Probes the machine and opens the tiers; does nothing when that was done before."""
+        error = _ErrorStruct()
+        _raise_if(self._start(error), error)
+
+    def is_started(self) -> bool:
+        return bool(self._is_started())
+
+    def stats(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(_read_text(self._stats))
+        return result
+
+    def doctor(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(_read_text(self._doctor))
+        return result
+
+    def write_trace(self, path: Path) -> None:
+        error = _ErrorStruct()
+        _raise_if(self._write_trace(str(path).encode(), error), error)
+
+
+class Shim:
+    """libtencache_torch.so. Use `shim()`, which checks torch's version and loads it once."""
+
+    def __init__(self) -> None:
+        library = _load("libtencache_torch.so")
+        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
+        self._install = _declare(library, "tencache_torch_install", ctypes.c_int, error)
+        self._built_for = _declare(library, "tencache_torch_built_for", text)
+        self._describe = _declare(library, "tencache_torch_describe_json", size, text, size)
+        self._open = _declare(
+            library,
+            "tencache_torch_open",
+            None,
+            text,
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_uint32,
+        )
+        self._close = _declare(library, "tencache_torch_close", None)
+
+    def install(self) -> None:
+        """Puts tencache under torch's CPU allocator and starts the runtime."""
+        error = _ErrorStruct()
+        _raise_if(self._install(error), error)
+
+    def built_for(self) -> str:
+        return str(self._built_for().decode())
+
+    def describe(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(_read_text(self._describe))
+        return result
+
+    def open(self, name: bytes, addresses: Sequence[int]) -> None:
+        """Passes the gate on this thread: what holds the addresses is resident until `close`."""
+        count = len(addresses)
+        self._open(name, (ctypes.c_void_p * count)(*addresses), count)
+
+    def close(self) -> None:
+        self._close()
+
+
+def _read_text(function: Callable[..., Any]) -> str:
+    """Calls a C function that fills a buffer and returns the size it needs, until it fits."""
+    size = 1 << 14
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        needed = int(function(buffer, size))
+        if needed <= size:
+            return buffer.value.decode("utf-8", "replace")
+        # Counters may grow by a digit between two calls.
+        size = needed + 256
+
+
+@functools.cache
+def core() -> Core:
+    """The core library. TencacheError when it is missing or cannot be loaded."""
+    return Core()
+
+
+@functools.cache
+def shim(torch_version: str) -> Shim:
+    """The torch library, for the running torch's `__version__`.
+
+    TencacheError names both versions and the remedy when it was built for another torch: a call
+    through a wrong vtable would corrupt memory, so it is not even loaded then.
+    """
+    if torch_version != built_for_torch():
+        raise TencacheError(mismatch_message(torch_version, built_for_torch()))
+    core()
+    library = Shim()
+    if library.built_for() != torch_version:
+        raise TencacheError(mismatch_message(torch_version, library.built_for()))
+    return library

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option table as Python sees it, and the way from Python values to its texts.
+
+The one table is in the core (allocator/base/options.h). From here it becomes the keywords of
+`tencache.enable`, the flags of `tencache run` and the table in README.md (`python -m
+tencache._options` prints it). The core alone decides whether a text is a usable value; this file
+only writes values as text and says which text a keyword or a variable gave. Sizes are bytes.
+Threads: any; everything here is a pure function of its arguments and of the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tencache._library import OptionError, core
+
+SWITCH = "TENCACHE"
+
+_TRUE = frozenset({"1", "on", "true", "yes"})
+_FALSE = frozenset({"", "0", "off", "false", "no"})
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table; the meaning of the fields is that of OptionDescription in the core."""
+
+    name: str
+    kind: str
+    choices: tuple[str, ...]
+    default: str
+    help: str
+    environment: str
+    flag: str
+
+
+@functools.cache
+def table() -> tuple[Option, ...]:
+    """All options, in the order in which they should be shown."""
+    return tuple(
+        Option(
+            name=row["name"],
+            kind=row["kind"],
+            choices=tuple(choice for choice in row["choices"].split("|") if choice),
+            default=row["default"],
+            help=row["help"],
+            environment=row["environment"],
+            flag=row["flag"],
+        )
+        for row in core().option_table()
+    )
+
+
+def find(name: str) -> Option:
+    """The option of that name; TypeError, as Python gives for an unknown keyword, otherwise."""
+    for option in table():
+        if option.name == name:
+            return option
+    names = [option.name for option in table()]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}."
+    raise TypeError(f"tencache has no option {name!r}: {remedy}")
+
+
+def to_text(option: Option, value: object) -> str:
+    """Writes a Python value as the option's text. TypeError when its type does not fit the kind."""
+    if isinstance(value, bool):
+        if option.kind == "flag" or {"on", "off"} <= set(option.choices):
+            return "on" if value else "off"
+    elif isinstance(value, str):
+        return value
+    elif isinstance(value, os.PathLike) and option.kind == "path":
+        return str(os.fspath(value))
+    elif isinstance(value, int) and option.kind in ("bytes", "number"):
+        return str(value)
+    elif isinstance(value, float) and option.kind == "number":
+        return repr(value)
+    wanted = {
+        "bytes": 'a size such as "2GiB", or bytes as an int',
+        "path": "a path",
+        "flag": "True or False",
+        "choice": f"one of {', '.join(option.choices)}",
+        "number": "a number",
+    }.get(option.kind, "text")
+    raise TypeError(
+        f"tencache option {option.name}={value!r} is of type {type(value).__name__}; give {wanted}."
+    )
+
+
+def texts_in_force(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Each option's text: the one given, else that of its variable, else the default."""
+    # A variable that is set but empty counts as unset, as it does in the core.
+    return {
+        option.name: given.get(option.name, environment.get(option.environment) or option.default)
+        for option in table()
+    }
+
+
+def is_true(text: str) -> bool:
+    """Whether the text of a flag means yes."""
+    return text.strip().lower() in _TRUE
+
+
+def switch_is_on(value: str | None) -> bool:
+    """Whether the variable TENCACHE asks for tencache. OptionError when it says neither."""
+    if value is None or value.strip().lower() in _FALSE:
+        return False
+    if is_true(value):
+        return True
+    raise OptionError(
+        f"{SWITCH}={value} says neither yes nor no. Use {SWITCH}=1 or {SWITCH}=0; options have "
+        f"variables of their own, such as {SWITCH}_DEVICE_MEMORY=2GiB."
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size that the core has accepted ("1MiB", "2GB", "8g", "4096")."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    if match is None:
+        raise OptionError(f"{text!r} is not a size; write it as 512MiB, 1.5GiB or bytes.")
+    number, unit, binary, byte = match.groups()
+    base = 1000 if unit and byte and not binary else 1024
+    return int(float(number) * base ** _UNITS[unit])
+
+
+def markdown_lines(options: Iterable[Option]) -> list[str]:
+    """README's table of options."""
+    lines = ["| option | variable | default | meaning |", "|---|---|---|---|"]
+    for option in options:
+        flag, meaning = option.flag, option.help
+        if option.choices:
+            meaning += f" ({', '.join(option.choices)})"
+        cells = (f"`{flag}`", f"`{option.environment}`", f"`{option.default}`", meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(markdown_lines(table())))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user gets when the program ends: the summary, the stats file and the trace file.
+
+`summary_lines` is a pure function from the stats (schema 1) to a few lines; `finish` prints them on
+stderr and writes the files. Files appear complete or not at all: they are written under a temporary
+name in the same directory and renamed. In a distributed run each rank writes its own file. A file
+that cannot be written costs one line on stderr and never changes the program's exit status.
+Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tencache._library import TencacheError
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def format_bytes(count: float) -> str:
+    """ "1.50 GiB", "640 MiB", "12 B": powers of 1024 and three digits, as the core writes them."""
+    if count < 1024:
+        return f"{int(count)} B"
+    value, unit = count / 1024, 0
+    while value >= 1023.5 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f} {_UNITS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """ "0.52 s", "41.3 s", "312 s"."""
+    decimals = 2 if seconds < 9.995 else 1 if seconds < 99.95 else 0
+    return f"{seconds:.{decimals}f} s"
+
+
+def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
+    """The file of this rank: run.json becomes run.rank1.json where there is more than one rank."""
+    rank = environment.get("RANK", "")
+    world = environment.get("WORLD_SIZE", "")
+    if rank.isdigit() and world.isdigit() and int(world) > 1:
+        return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    return path
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a temporary file beside `path`, then renames it onto `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def summary_lines(stats: Mapping[str, Any]) -> list[str]:
+    """The summary, without prefix; empty when no extent was ever used."""
+    if not stats["extents"]:
+        return []
+    moved = stats["bytes"]
+    lines = [_first_line(stats)]
+    if moved["evicted"] == 0 and moved["fetched"] == 0:
+        lines[0] += "; everything fitted and nothing was evicted"
+    else:
+        lines.append(
+            f"evicted {format_bytes(moved['evicted'])}, fetched {format_bytes(moved['fetched'])}; "
+            f"disk: {format_bytes(moved['disk_written'])} written, "
+            f"{format_bytes(moved['disk_read'])} read, "
+            f"{format_bytes(moved['clean_dropped'])} clean and not written again"
+        )
+        lines.append(_wait_line(stats))
+    lines.extend(_trouble_lines(stats))
+    return lines
+
+
+def finish(
+    stats: Mapping[str, Any],
+    *,
+    stats_path: Path | None,
+    trace_path: Path | None,
+    write_trace: Callable[[Path], None],
+    quiet: bool,
+) -> None:
+    """Writes the files that were asked for, then prints the summary unless quiet."""
+    if stats_path is not None:
+        text = json.dumps(stats, indent=2) + "\n"
+        _write(stats_path, "stats", lambda temporary: _write_text(temporary, text))
+    if trace_path is not None:
+        _write(trace_path, "trace", write_trace)
+    if quiet:
+        return
+    for line in summary_lines(stats):
+        _say(line)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:
+    path = ranked_path(path, os.environ)
+    try:
+        write_atomically(path, write)
+    except (OSError, TencacheError) as error:
+        _say(f"error: the {what} file {path} could not be written: {error}")
+
+
+def _first_line(stats: Mapping[str, Any]) -> str:
+    wall_s, steps = stats["wall_s"], stats["steps"]
+    peak, budget = stats["peak"]["device"], stats["budget"]["device"]
+    line = format_seconds(wall_s)
+    if steps:
+        line += f" for {_count(steps, 'step')} ({format_seconds(wall_s / steps)} each)"
+    return f"{line}; device peak {format_bytes(peak)} of a budget of {format_bytes(budget)}"
+
+
+def _wait_line(stats: Mapping[str, Any]) -> str:
+    fetches, stall_s, wall_s = stats["fetches"], stats["stall_s"], stats["wall_s"]
+    share = f" ({stall_s / wall_s:.0%} of the time)" if wall_s > 0 else ""
+    return (
+        f"threads waited {format_seconds(stall_s)}{share}; "
+        f"fetches: {fetches['late']} late, {fetches['early']} early, {fetches['wasted']} wasted"
+    )
+
+
+def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
+    lines = []
+    over = stats["over_budget"]
+    if over["events"]:
+        need = stats["budget"]["device"] + over["peak_bytes"]
+        lines.append(
+            f"over budget {_count(over['events'], 'time')}, by up to "
+            f"{format_bytes(over['peak_bytes'])}, since single ops needed more: "
+            f"--device-memory {_option_bytes(need)} would hold them"
+        )
+    unannounced = stats["unannounced"]
+    if unannounced["reads"] or unannounced["writes"]:
+        lines.append(
+            f"cold tensors were touched outside of ops: {_count(unannounced['reads'], 'read')} and "
+            f'{_count(unannounced["writes"], "write")} (right, but slow; README, "Limits")'
+        )
+    failures = stats.get("eviction_failures", 0)
+    if failures:
+        lines.append(
+            f"{_count(failures, 'eviction')} failed, since the spill file could not take them; the "
+            "tensors stayed in memory. `tencache doctor` shows the disk tier"
+        )
+    return lines
+
+
+def _option_bytes(count: int) -> str:
+    """A size as an option takes it, rounded up to whole MiB."""
+    return f"{-(-count // (1 << 20))}MiB"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _say(line: str) -> None:
+    try:
+        sys.stderr.write(f"tencache: {line}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return  # stderr was closed by the program: there is nobody to tell.

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one runtime of this process, seen from Python: enable, is_enabled, options, stats.
+
+`enable` checks every option before it sets the first, loads the shim for the torch that runs,
+installs it, and arranges what happens at exit. A process is enabled at most once and stays so. A
+forked child sees `is_enabled() == False`: its memory stays readable and right, but it has no budget
+and migrates nothing (allocator/abi/tencache.h).
+
+Invariants: (1) `_enabled` is set only after the shim was installed; (2) a failed enable leaves the
+options as they were, so the next call starts from the defaults and the environment again.
+Threads: `_lock` serialises enable; the rest only reads `_enabled`, which is written once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tencache import _inductor, _options, _report
+from tencache._library import Core, OptionError, TencacheError, core, package_version, shim
+
+# Options that name a file which is written at exit, and the text that means "none".
+_OUTPUT_OPTIONS = ("stats", "trace")
+_NO_FILE = "off"
+
+
+@dataclass(frozen=True)
+class _Enabled:
+    """What `enable` left behind: in which process, since when, with which option texts."""
+
+    pid: int
+    started_s: float
+    texts: Mapping[str, str]
+    torch_version: str
+
+
+_lock = threading.Lock()
+_enabled: _Enabled | None = None
+
+
+def enable(**options: object) -> None:
+    """Puts tencache under torch's CPU allocator, from now until the process ends.
+
+    Keywords are the options of README's table: `device_memory="2GiB"` (or bytes as an int),
+    `spill_dir=...`, `strict=True` and so on. What is not given, or given as None, comes from the
+    TENCACHE_* variables, else is found by probing. Call it before the first tensors exist: those
+    that exist already stay in memory and outside the budget, and a warning says so. A second call
+    is fine when its options are those in force.
+
+    Raises TypeError for an unknown option or a value of a wrong type, OptionError (a ValueError)
+    for a value that cannot be used, and TencacheError (a RuntimeError) when options differ from
+    those in force, when torch is not the one tencache was built for, or when this machine cannot
+    do what is asked.
+    """
+    given = {
+        name: _options.to_text(_options.find(name), value)
+        for name, value in options.items()
+        if value is not None
+    }
+    # Outside the lock: where TENCACHE asks for tencache, this import enables it and comes by here.
+    import torch
+
+    with _lock:
+        if _enabled is None:
+            _enable_first(torch, given)
+        else:
+            _enable_again(_enabled, given)
+
+
+def is_enabled() -> bool:
+    """Whether tencache serves this process. False in forked children, which keep a passive one."""
+    return _enabled is not None and _enabled.pid == os.getpid()
+
+
+def options() -> dict[str, str]:
+    """The text of every option: those in force, or before `enable` those it would take."""
+    if _enabled is not None:
+        return dict(_enabled.texts)
+    return _options.texts_in_force({}, os.environ)
+
+
+def stats() -> dict[str, Any]:
+    """The counters so far, schema 1 (README, "Reading the stats"); bytes and seconds.
+
+    TencacheError when tencache is not enabled.
+    """
+    if _enabled is None:
+        raise TencacheError(
+            "tencache is not enabled in this process, so there are no stats. Call "
+            "tencache.enable() first, or start the program with `tencache run -- …`."
+        )
+    result = core().stats()
+    result.setdefault("wall_s", time.monotonic() - _enabled.started_s)
+    versions = result.setdefault("versions", {})
+    versions.setdefault("tencache", package_version())
+    versions.setdefault("torch", _enabled.torch_version)
+    versions.setdefault("python", platform.python_version())
+    return result
+
+
+def set_checked(library: Core, texts: Mapping[str, str]) -> None:
+    """Reads the environment, then sets the texts; checks all of them before it sets any."""
+    for name, text in texts.items():
+        library.check_option(name, text)
+    library.read_environment()
+    for name, text in texts.items():
+        library.set_option(name, text)
+
+
+def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
+    """The texts with the files written at exit made absolute (the program may change its folder).
+
+    OptionError when one could not be written: after hours of training would be too late.
+    """
+    result = dict(texts)
+    for name in _OUTPUT_OPTIONS:
+        if texts[name] == _NO_FILE:
+            continue
+        path = Path(texts[name]).expanduser().absolute()
+        reason = None
+        if path.is_dir():
+            reason = "it is a directory"
+        elif not path.parent.is_dir():
+            reason = f"the directory {path.parent} does not exist"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            reason = f"the directory {path.parent} cannot be written by this user"
+        if reason is not None:
+            option = _options.find(name)
+            raise OptionError(
+                f"Option {name} was refused the value {texts[name]!r}: {reason}. Give a file in an "
+                f"existing, writable directory with {option.flag} or {option.environment}."
+            )
+        result[name] = str(path)
+    return result
+
+
+def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
+    if enabled.pid != os.getpid():
+        warnings.warn(
+            "tencache.enable() was called in a forked child of a process that has tencache: the "
+            "child keeps readable memory but no budget, and nothing of it spills. Start worker "
+            "processes with the spawn method to give them a runtime of their own.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return
+    for name, text in given.items():
+        in_force = enabled.texts[name]
+        if text == in_force:
+            continue
+        if name in _OUTPUT_OPTIONS and str(Path(text).expanduser().absolute()) == in_force:
+            continue
+        try:
+            # The core knows that "2GiB" and "2048MiB" are the same value.
+            core().set_option(name, text)
+        except OptionError:
+            raise
+        except TencacheError as error:
+            raise TencacheError(
+                f"tencache is enabled already with {name}={in_force}, so {name}={text} cannot be "
+                "taken: options are constant once the first tensor may exist. Give both places the "
+                "same value, or enable only once (TENCACHE=1 and `tencache run` enable when torch "
+                "is imported)."
+            ) from error
+
+
+def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
+    global _enabled
+    torch_version = str(torch.__version__)
+    library = core()
+    texts_before = {option.name: option.default for option in _options.table()}
+    doors = shim(torch_version)
+    try:
+        set_checked(library, given)
+        texts = check_output_files(_options.texts_in_force(given, os.environ))
+        for name in _OUTPUT_OPTIONS:
+            library.set_option(name, texts[name])
+        # Counted first: once the shim is in, new tensors are ours.
+        _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
+        doors.install()
+        library.start()
+    except TencacheError:
+        if not library.is_started():
+            for name, text in texts_before.items():
+                library.set_option(name, text)
+        raise
+    _enabled = _Enabled(os.getpid(), time.monotonic(), texts, torch_version)
+    _inductor.install(library, doors)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """Writes the files and prints the summary; only in the process that enabled."""
+    if _enabled is None or _enabled.pid != os.getpid():
+        return
+    files = {
+        name: Path(_enabled.texts[name])
+        for name in _OUTPUT_OPTIONS
+        if _enabled.texts[name] != _NO_FILE
+    }
+    _report.finish(
+        stats(),
+        stats_path=files.get("stats"),
+        trace_path=files.get("trace"),
+        write_trace=core().write_trace,
+        quiet=_options.is_true(_enabled.texts["quiet"]),
+    )
+
+
+def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
+    """One warning when CPU tensors exist that would have been extents: they stay where they are."""
+    # During `import torch` itself there can be none, and its modules are not complete.
+    if not hasattr(torch, "Tensor") or _is_being_imported(torch):
+        return
+    seen: dict[int, int] = {}
+    for candidate in gc.get_objects():
+        # type() and not isinstance(): the latter runs __class__ properties of foreign proxies.
+        if not issubclass(type(candidate), torch.Tensor):
+            continue
+        try:
+            if candidate.device.type != "cpu":
+                continue
+            storage = candidate.untyped_storage()
+            if storage.nbytes() >= extent_min_bytes:
+                seen[storage.data_ptr()] = storage.nbytes()
+        except (RuntimeError, NotImplementedError, AttributeError):
+            continue  # Sparse, fake and functional tensors have no storage of their own.
+    seen.pop(0, None)
+    if not seen:
+        return
+    warnings.warn(
+        f"tencache was enabled after {len(seen)} tensor{'s' if len(seen) > 1 else ''} of "
+        f"{_report.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "
+        "outside the budget, and never spill. Enable it before the model is built: put "
+        "tencache.enable() at the top of the program, or start it with `tencache run -- python …`.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _is_being_imported(module: Any) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
