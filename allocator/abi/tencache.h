@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The C ABI of libtencache.so: the only symbols it exports. The shim (libtencache_torch.so), the
- * Python package (ctypes) and any other host program use nothing else. No function throws or longjmps.
+ * Python package (ctypes) and any other host program use nothing else. No function throws or
+ * longjmps.
  *
  * Life: tencache_set_option()* -> tencache_start() -> the rest. There is one runtime a process and
- * it lives until the process ends; a forked child keeps a passive one (memory stays readable, nothing
- * migrates, new allocations come from malloc).
+ * it lives until the process ends; a forked child keeps a passive one (memory stays readable,
+ * nothing migrates, new allocations come from malloc).
  *
  * Threads: everything may be called from any thread after tencache_start() returned, unless a
  * comment says otherwise.
@@ -71,8 +72,8 @@ typedef struct tencache_arena {
 } tencache_arena;
 TENCACHE_API const tencache_arena* tencache_get_arena(void);
 
-/* Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents), contents undefined. NULL with
- * *error filled (out of memory at the budget) when it cannot be had. bytes > 0. */
+/* Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents), contents undefined. NULL
+ * with *error filled (out of memory at the budget) when it cannot be had. bytes > 0. */
 TENCACHE_API void* tencache_allocate(size_t bytes, tencache_error* error);
 /* Frees what tencache_allocate returned; NULL is fine. */
 TENCACHE_API void tencache_free(void* address);
@@ -82,7 +83,8 @@ TENCACHE_API void tencache_free(void* address);
 enum {
   TENCACHE_READ = 1,
   TENCACHE_WRITE = 2,
-  /* The op names the extent but touches no byte of it (a view): it is marked as seen, not pinned. */
+  /* The op names the extent but touches no byte of it (a view): it is marked as seen, not pinned.
+   */
   TENCACHE_NAME = 4,
 };
 
@@ -95,9 +97,9 @@ typedef struct tencache_access {
 TENCACHE_API uint32_t tencache_register_op(const char* name);
 
 /* An op begins on this thread: every extent it accesses is resident and pinned when this returns,
- * until the matching close. What this thread allocates from now on is pinned too, until its outermost
- * op closes. Calls nest, strictly last in, first out. Never fails: it waits, goes over the budget
- * (counted), or, where bytes are lost, ends the process with a message. */
+ * until the matching close. What this thread allocates from now on is pinned too, until its
+ * outermost op closes. Calls nest, strictly last in, first out. Never fails: it waits, goes over
+ * the budget (counted), or, where bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
 /* An event that is no op but must stay in step with open/close on this thread (autograd wrappers,
@@ -107,8 +109,8 @@ TENCACHE_API void tencache_gate_open_transparent(void);
 /* The matching end of either. */
 TENCACHE_API void tencache_gate_close(void);
 
-/* Pins that outlive an op (collectives): pins the extents, and with `and_inner` also everything that
- * this thread's open outermost op has allocated so far. NULL when nothing is to be pinned.
+/* Pins that outlive an op (collectives): pins the extents, and with `and_inner` also everything
+ * that this thread's open outermost op has allocated so far. NULL when nothing is to be pinned.
  * tencache_unhold gives them up; any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 namespace tencache {
 
@@ -32,11 +33,14 @@ class RangeAllocator {
   uint64_t limit() const { return limit_; }
   uint64_t used() const { return used_; }
   uint64_t largest_free() const;
+  /// Length of the free range that ends at limit(); 0 when the last unit is in use.
+  uint64_t free_at_end() const;
   /// Checks the invariants by walking everything; for tests and debug builds.
   bool is_valid() const;
 
  private:
   void insert_free(uint64_t offset, uint64_t length);
+  void erase_free(uint64_t offset, uint64_t length);
 
   uint64_t limit_;
   uint64_t used_ = 0;

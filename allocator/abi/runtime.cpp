@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "abi/runtime.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "backend/machine.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/units.h"
+
+extern char** environ;
+
+namespace tencache {
+namespace {
+
+// Left to others on the file system of the spill file when no quota is given.
+constexpr uint64_t kDiskReserveShare = 10;
+
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals != std::string_view::npos && text.starts_with("TENCACHE")) {
+      names.emplace_back(text.substr(0, equals));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+Runtime& Runtime::instance() {
+  static Runtime* runtime = new Runtime();
+  return *runtime;
+}
+
+Status Runtime::read_environment() {
+  MutexLock lock(mutex_);
+  Options options = options_;
+  TENCACHE_RETURN_IF_ERROR(tencache::read_environment(
+      options, environment_names(),
+      [](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
+  if (engine() == nullptr) options_ = options;
+  return Status::ok();
+}
+
+Status Runtime::check_option(std::string_view name, std::string_view text) {
+  Options scratch;
+  return tencache::set_option(scratch, name, text);
+}
+
+Status Runtime::set_option(std::string_view name, std::string_view text) {
+  MutexLock lock(mutex_);
+  Options changed = options_;
+  TENCACHE_RETURN_IF_ERROR(tencache::set_option(changed, name, text));
+  const std::string in_force = option_text(options_, name);
+  const std::string wished = option_text(changed, name);
+  if (engine() != nullptr && in_force != wished) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "tencache is already enabled with " + std::string(name) + "=" + in_force +
+                      " and cannot change to " + wished +
+                      "; enable it once, with the options you want, before the model is built");
+  }
+  options_ = changed;
+  return Status::ok();
+}
+
+Status Runtime::start() {
+  MutexLock lock(mutex_);
+  if (engine() != nullptr) return Status::ok();
+  set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
+                               : options_.log_level);
+  std::string origin;
+  Result<EngineConfig> config = engine_config(&origin);
+  if (!config.is_ok()) return config.status();
+  Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config).value());
+  if (!engine.is_ok()) return engine.status();
+  start_ns_.store(now_ns());
+  engine_.store(std::move(engine).value().release(), std::memory_order_release);
+  announce_start(origin);
+  return Status::ok();
+}
+
+Result<EngineConfig> Runtime::engine_config(std::string* origin) const {
+  const MachineMemory memory = probe_memory();
+  EngineConfig config;
+  if (options_.device_memory_bytes) {
+    config.budget_bytes = *options_.device_memory_bytes;
+    *origin = "as asked";
+  } else {
+    const DefaultBudget budget = default_device_budget(memory);
+    config.budget_bytes = budget.bytes;
+    *origin = budget.reason;
+  }
+  config.arm_at = options_.arm_at;
+  config.heap.extent_min_bytes = options_.extent_min_bytes;
+  config.heap.strict = options_.strict;
+  // An extent costs up to three mappings: itself and the reservation on both sides.
+  config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
+  if (options_.chaos_seed) {
+    config.chaos = ChaosConfig{*options_.chaos_seed, options_.chaos_probability};
+  }
+  if (!options_.strict) {
+    Result<DiskTierConfig> disk = disk_config(origin);
+    if (!disk.is_ok()) return disk.status();
+    config.disk = std::move(disk).value();
+  }
+  config.on_arm = [this] {
+    if (auto* callback = arm_callback_.load()) callback();
+  };
+  config.before_pass = [this] {
+    if (auto* callback = poll_callback_.load()) callback();
+  };
+  config.on_first_spill = [this] { announce_first_spill(); };
+  return config;
+}
+
+Result<DiskTierConfig> Runtime::disk_config(std::string* origin) const {
+  Result<DiskProbe> probe =
+      options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
+  if (!probe.is_ok()) return probe.status();
+  const DiskProbe& found = probe.value();
+  DiskTierConfig config;
+  config.directory = found.directory;
+  config.quota_bytes =
+      options_.disk_space_bytes.value_or(found.free_bytes - found.free_bytes / kDiskReserveShare);
+  config.io_uring = options_.io_uring;
+  config.direct_io = options_.direct_io;
+  *origin += "), cold tensors go to " + found.directory + " (" + found.file_system + ", " +
+             format_bytes(found.free_bytes) + " free, at most " + format_bytes(config.quota_bytes) +
+             " used";
+  return config;
+}
+
+void Runtime::announce_start(const std::string& origin) const {
+  TENCACHE_LOG_INFO("%s on the cpu backend: device budget %s (%s)%s", kVersion,
+                    format_bytes(engine()->budget().limit()).c_str(), origin.c_str(),
+                    options_.strict ? ", strict: out of memory at the budget, no spilling" : "");
+}
+
+void Runtime::announce_first_spill() const {
+  Engine* current = engine();
+  TENCACHE_LOG_INFO(
+      "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
+      "longest time go to %s from now on, so steps get slower",
+      format_bytes(current->budget().used()).c_str(),
+      format_bytes(current->budget().limit()).c_str(), current->disk()->directory().c_str());
+}
+
+uint64_t Runtime::chunk_bytes() const {
+  MutexLock lock(mutex_);
+  const Engine* current = engine();
+  if (current == nullptr) return ~uint64_t{0};
+  return static_cast<uint64_t>(static_cast<double>(engine()->budget().limit()) *
+                               options_.chunk_share);
+}
+
+}  // namespace tencache

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the runtime tells as JSON: statistics (schema 1) and the findings of `tencache doctor`.
+#include <nlohmann/json.hpp>
+
+#include "abi/runtime.h"
+#include "backend/machine.h"
+#include "backend/page_map.h"
+#include "base/clock.h"
+
+namespace tencache {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+uint64_t read(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
+
+double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+struct ColdAccesses {
+  uint64_t reads = 0;
+  uint64_t writes = 0;
+  uint64_t cold_bytes = 0;
+  uint64_t cold_count = 0;
+};
+
+// Extents that are cold now: what happened to them unannounced is counted when they come back, so
+// until then it is looked up here.
+ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
+  ColdAccesses found;
+  for (const Extent* extent : engine.heap().extents()) {
+    if (extent->state() != ExtentState::kCold) continue;
+    found.cold_count += 1;
+    found.cold_bytes += extent->bytes;
+    TouchedPages touched;
+    if (!page_map.scan(extent->address, extent->bytes, &touched).is_ok()) continue;
+    found.reads += touched.read_count > 0 ? 1 : 0;
+    found.writes += touched.written.empty() ? 0 : 1;
+  }
+  return found;
+}
+
+Json probe_json(const DiskProbe& probe) {
+  return {{"directory", probe.directory},
+          {"file_system", probe.file_system},
+          {"free_bytes", probe.free_bytes},
+          {"direct_io", probe.direct_io},
+          {"direct_io_reason", probe.direct_io_reason},
+          {"io_uring", probe.io_uring},
+          {"io_uring_reason", probe.io_uring_reason}};
+}
+
+}  // namespace
+
+std::string Runtime::stats_json() const {
+  Engine* current = engine();
+  if (current == nullptr) return "{}";
+  const Stats& stats = current->stats();
+  ColdAccesses cold;
+  Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
+  // A forked child has a copy of the books that nobody keeps, and locks that may be held for ever.
+  const bool is_live = !current->is_passive();
+  if (is_live && page_map.is_ok()) cold = look_at_cold_extents(*current, *page_map.value());
+  DiskTier* disk = is_live ? current->disk() : nullptr;
+  Json json = {{"schema", 1},
+               {"backend", "cpu"},
+               {"budget",
+                {{"device", current->budget().limit()},
+                 {"host", 0},
+                 {"disk", disk != nullptr ? disk->quota_bytes() : 0}}},
+               {"peak",
+                {{"device", read(stats.peak_device_bytes)},
+                 {"host", 0},
+                 {"disk", disk != nullptr ? disk->peak_used_bytes() : 0}}},
+               {"now",
+                {{"device", current->budget().used()},
+                 {"cached", current->heap().cached_bytes()},
+                 {"cold", cold.cold_bytes},
+                 {"cold_extents", cold.cold_count},
+                 {"disk", disk != nullptr ? disk->used_bytes() : 0}}},
+               {"bytes",
+                {{"evicted", read(stats.evicted_bytes)},
+                 {"fetched", read(stats.fetched_bytes)},
+                 {"disk_written", read(stats.disk_written_bytes)},
+                 {"disk_read", read(stats.disk_read_bytes)},
+                 {"clean_dropped", read(stats.clean_dropped_bytes)}}},
+               {"fetches",
+                {{"early", read(stats.early_fetches)},
+                 {"late", read(stats.late_fetches)},
+                 {"wasted", read(stats.wasted_fetches)}}},
+               {"stall_s", seconds(read(stats.stall_ns))},
+               {"unannounced",
+                {{"reads", read(stats.unannounced_reads) + cold.reads},
+                 {"writes", read(stats.unannounced_writes) + cold.writes}}},
+               {"over_budget",
+                {{"events", read(stats.over_budget_events)},
+                 {"peak_bytes", read(stats.over_budget_peak_bytes)}}},
+               {"eviction_failures", read(stats.eviction_failures)},
+               {"chaos_evictions", read(stats.chaos_evictions)},
+               {"forks", read(stats.forks)},
+               {"armed", current->migrator().is_armed()},
+               {"ops", read(stats.ops)},
+               {"steps", read(stats.steps)},
+               {"extents", read(stats.extents_allocated)},
+               {"wall_s", seconds(now_ns() - start_ns_.load())},
+               {"versions", {{"tencache", kVersion}}}};
+  return json.dump();
+}
+
+std::string Runtime::doctor_json() const {
+  const MachineMemory memory = probe_memory();
+  const DefaultBudget budget = default_device_budget(memory);
+  MutexLock lock(mutex_);
+  Json json = {{"version", kVersion},
+               {"memory",
+                {{"total_bytes", memory.total_bytes},
+                 {"available_bytes", memory.available_bytes},
+                 {"swap_bytes", memory.swap_bytes},
+                 {"cgroup_limit_bytes",
+                  memory.cgroup_limit_bytes ? Json(*memory.cgroup_limit_bytes) : Json(nullptr)},
+                 {"cgroup_used_bytes", memory.cgroup_used_bytes}}},
+               {"default_device_budget", {{"bytes", budget.bytes}, {"reason", budget.reason}}},
+               {"huge_pages", memory.huge_pages},
+               {"map_count_max", memory.map_count_max}};
+  const Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
+  json["page_map"] = {{"works", page_map.is_ok()}, {"reason", page_map.status().message()}};
+  const Result<DiskProbe> probe =
+      options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
+  json["disk"] =
+      probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
+  Json options = Json::object();
+  for (const OptionDescription& option : option_table()) {
+    options[std::string(option.name)] = option_text(options_, option.name);
+  }
+  json["options"] = options;
+  return json.dump();
+}
+
+}  // namespace tencache

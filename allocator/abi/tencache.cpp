@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C ABI over the runtime. Conversions only: names and numbers to values, Status to
+// tencache_error, text to caller's buffers. Nothing may throw across it.
+#include "abi/tencache.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <span>
+#include <string>
+#include <unordered_set>
+
+#include "abi/runtime.h"
+#include "learn/trace_writer.h"
+
+namespace {
+
+using tencache::Access;
+using tencache::AccessMode;
+using tencache::Engine;
+using tencache::Extent;
+using tencache::Runtime;
+using tencache::Status;
+
+Engine* engine() { return Runtime::instance().engine(); }
+
+int report(const Status& status, tencache_error* error) {
+  if (error != nullptr) {
+    error->code = static_cast<int>(status.code());
+    const size_t length = std::min(status.message().size(), sizeof error->message - 1);
+    memcpy(error->message, status.message().data(), length);
+    error->message[length] = '\0';
+  }
+  return static_cast<int>(status.code());
+}
+
+size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
+  if (buffer != nullptr && bytes > 0) {
+    const size_t length = std::min(text.size(), bytes - 1);
+    memcpy(buffer, text.data(), length);
+    buffer[length] = '\0';
+  }
+  return text.size() + 1;
+}
+
+// The C struct and its mode bits are the C++ one, so that the gate's hot path converts nothing.
+static_assert(sizeof(Access) == sizeof(tencache_access));
+static_assert(offsetof(Access, address) == offsetof(tencache_access, address));
+static_assert(offsetof(Access, mode) == offsetof(tencache_access, mode));
+static_assert(static_cast<uint32_t>(AccessMode::kRead) == TENCACHE_READ);
+static_assert(static_cast<uint32_t>(AccessMode::kWrite) == TENCACHE_WRITE);
+static_assert(static_cast<uint32_t>(AccessMode::kName) == TENCACHE_NAME);
+
+std::span<const Access> as_span(const tencache_access* accesses, uint32_t count) {
+  return {reinterpret_cast<const Access*>(accesses), count};
+}
+
+tencache_hold* as_handle(tencache::Hold* hold) { return reinterpret_cast<tencache_hold*>(hold); }
+
+}  // namespace
+
+extern "C" {
+
+const char* tencache_version(void) { return tencache::kVersion; }
+
+const char* tencache_option_table(void) {
+  static const std::string* table = new std::string(tencache::option_table_json());
+  return table->c_str();
+}
+
+int tencache_read_environment(tencache_error* error) {
+  return report(Runtime::instance().read_environment(), error);
+}
+
+int tencache_set_option(const char* name, const char* text, tencache_error* error) {
+  return report(Runtime::instance().set_option(name, text), error);
+}
+
+int tencache_check_option(const char* name, const char* text, tencache_error* error) {
+  return report(Runtime::check_option(name, text), error);
+}
+
+int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }
+
+int tencache_is_started(void) { return engine() != nullptr ? 1 : 0; }
+
+const tencache_arena* tencache_get_arena(void) {
+  static tencache_arena arena = {0, 0};
+  if (Engine* current = engine(); current != nullptr && arena.bytes == 0) {
+    arena = {reinterpret_cast<uintptr_t>(current->arena().base()), current->arena().bytes()};
+  }
+  return &arena;
+}
+
+void* tencache_allocate(size_t bytes, tencache_error* error) {
+  const tencache::Result<void*> address = engine()->allocate(bytes);
+  if (address.is_ok()) return address.value();
+  report(address.status(), error);
+  return nullptr;
+}
+
+void tencache_free(void* address) { engine()->free(address); }
+
+uint32_t tencache_register_op(const char* name) { return engine()->recorder().register_op(name); }
+
+void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
+  engine()->gate().open(op, as_span(accesses, count));
+}
+
+void tencache_gate_open_transparent(void) { engine()->gate().open_transparent(); }
+
+void tencache_gate_close(void) { engine()->gate().close(); }
+
+tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
+                                      int and_inner) {
+  return as_handle(engine()->gate().hold(as_span(accesses, count), and_inner != 0));
+}
+
+void tencache_unhold(tencache_hold* hold) {
+  engine()->gate().unhold(reinterpret_cast<tencache::Hold*>(hold));
+}
+
+void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
+  engine()->gate().keep_resident(as_span(accesses, count));
+}
+
+void tencache_mark_step(void) { engine()->gate().on_step(); }
+
+void tencache_set_arm_callback(void (*arm)(void)) { Runtime::instance().set_arm_callback(arm); }
+
+void tencache_set_poll_callback(void (*poll)(void)) { Runtime::instance().set_poll_callback(poll); }
+
+uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count) {
+  std::unordered_set<const Extent*> distinct;
+  uint64_t bytes = 0;
+  for (uint32_t index = 0; index < count; ++index) {
+    const Extent* extent = engine()->heap().find(accesses[index].address);
+    if (extent != nullptr && distinct.insert(extent).second) bytes += extent->bytes;
+  }
+  return bytes;
+}
+
+uint64_t tencache_chunk_bytes(void) { return Runtime::instance().chunk_bytes(); }
+
+uint64_t tencache_extent_bytes(const void* address) {
+  const Extent* extent = engine()->heap().find(address);
+  return extent != nullptr ? extent->bytes : 0;
+}
+
+int tencache_is_armed(void) {
+  Engine* current = engine();
+  return current != nullptr && !current->is_passive() && current->migrator().is_armed() ? 1 : 0;
+}
+
+size_t tencache_stats_json(char* buffer, size_t bytes) {
+  return copy_text(Runtime::instance().stats_json(), buffer, bytes);
+}
+
+size_t tencache_doctor_json(char* buffer, size_t bytes) {
+  return copy_text(Runtime::instance().doctor_json(), buffer, bytes);
+}
+
+int tencache_write_trace(const char* path, tencache_error* error) {
+  Engine* current = engine();
+  if (current == nullptr || current->is_passive()) {
+    return report(Status(tencache::StatusCode::kFailedPrecondition,
+                         "there is no trace: tencache is not enabled in this process"),
+                  error);
+  }
+  return report(tencache::write_trace(current->recorder(), path), error);
+}
+
+uint64_t tencache_evict_all(void) {
+  return engine()->is_passive() ? 0 : engine()->migrator().evict_all();
+}
+
+int tencache_is_cold(const void* address) {
+  const Extent* extent = engine()->heap().find(address);
+  if (extent == nullptr) return -1;
+  return extent->state() == tencache::ExtentState::kCold ? 1 : 0;
+}
+
+}  // extern "C"

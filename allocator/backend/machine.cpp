@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/machine.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// Kept free for Python, libraries and the page cache: a tenth, at least this much.
+constexpr uint64_t kReserveBytesMin = 512 * kMiB;
+constexpr uint64_t kBudgetBytesMin = 256 * kMiB;
+
+std::optional<uint64_t> read_number(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  if (!(file >> word) || word == "max") return std::nullopt;
+  char* end = nullptr;
+  const uint64_t value = strtoull(word.c_str(), &end, 10);
+  if (end == word.c_str()) return std::nullopt;
+  return value;
+}
+
+// A value of a "name value" file such as memory.stat; `name` includes what ends it.
+uint64_t read_field(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string key;
+  std::string rest;
+  while (file >> key && std::getline(file, rest)) {
+    if (key == name) return strtoull(rest.c_str(), nullptr, 10);
+  }
+  return 0;
+}
+
+struct CgroupMemory {
+  uint64_t limit_bytes = 0;
+  uint64_t used_bytes = 0;
+};
+
+// The folder of this process' memory cgroup below its mount, e.g. "/user.slice"; v1 lines name the
+// controller, the v2 line names none.
+std::optional<std::string> cgroup_path(bool version_2) {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool matches =
+        version_2 ? controllers == ",," : controllers.find(",memory,") != std::string::npos;
+    if (matches) return line.substr(second + 1);
+  }
+  return std::nullopt;
+}
+
+// Limits bind at every level, so walk to the root and keep the lowest.
+std::optional<CgroupMemory> lowest_limit(const std::string& mount, std::string path,
+                                         const char* limit_file, const char* usage_file,
+                                         const char* cache_field) {
+  std::optional<CgroupMemory> lowest;
+  for (;;) {
+    const std::string folder = mount + (path == "/" ? "" : path);
+    const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
+    if (limit && (!lowest || *limit < lowest->limit_bytes)) {
+      const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
+      const uint64_t cache = read_field(folder + "/memory.stat", cache_field);
+      lowest = CgroupMemory{*limit, usage - std::min(usage, cache)};
+    }
+    if (path.empty() || path == "/") return lowest;
+    path.erase(path.rfind('/'));
+  }
+}
+
+std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
+  std::optional<CgroupMemory> found;
+  auto consider = [&](const std::optional<CgroupMemory>& candidate) {
+    // An unlimited v1 group reads as a number near 2^63: no limit at all.
+    if (!candidate || candidate->limit_bytes >= total_bytes) return;
+    if (!found || candidate->limit_bytes < found->limit_bytes) found = candidate;
+  };
+  for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
+    // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
+    for (const std::string& path : {cgroup_path(true).value_or("/"), std::string("/")}) {
+      consider(lowest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
+    }
+  }
+  for (const std::string& path : {cgroup_path(false).value_or("/"), std::string("/")}) {
+    consider(lowest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                          "memory.usage_in_bytes", "total_inactive_file"));
+  }
+  return found;
+}
+
+// "always [madvise] never" -> "madvise".
+std::string chosen_word(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    if (word.size() > 2 && word.front() == '[') return word.substr(1, word.size() - 2);
+  }
+  return "absent";
+}
+
+}  // namespace
+
+MachineMemory probe_memory() {
+  MachineMemory memory;
+  memory.total_bytes = read_field("/proc/meminfo", "MemTotal:") * kKiB;
+  memory.available_bytes = read_field("/proc/meminfo", "MemAvailable:") * kKiB;
+  memory.swap_bytes = read_field("/proc/meminfo", "SwapTotal:") * kKiB;
+  memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
+  memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
+  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
+    memory.cgroup_limit_bytes = cgroup->limit_bytes;
+    memory.cgroup_used_bytes = cgroup->used_bytes;
+  }
+  return memory;
+}
+
+DefaultBudget default_device_budget(const MachineMemory& memory) {
+  uint64_t left = memory.available_bytes;
+  std::ostringstream reason;
+  reason << format_bytes(memory.available_bytes) << " available";
+  if (memory.cgroup_limit_bytes) {
+    const uint64_t limit = *memory.cgroup_limit_bytes;
+    const uint64_t cgroup_left = limit - std::min(limit, memory.cgroup_used_bytes);
+    if (cgroup_left < left) {
+      left = cgroup_left;
+      reason.str("");
+      reason << format_bytes(left) << " left under the cgroup limit of " << format_bytes(limit);
+    }
+  }
+  const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 4));
+  DefaultBudget budget;
+  budget.bytes = std::max(kBudgetBytesMin, round_up(left - reserve, kMiB));
+  reason << " less a reserve of " << format_bytes(reserve);
+  budget.reason = reason.str();
+  return budget;
+}
+
+}  // namespace tencache

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Machine: what the machine and the container around this process really leave for it. Read from
+// /proc and the cgroup file systems (v1 and v2); nothing is cached, nothing is changed. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tencache {
+
+struct MachineMemory {
+  uint64_t total_bytes = 0;                    // MemTotal
+  uint64_t available_bytes = 0;                // MemAvailable
+  std::optional<uint64_t> cgroup_limit_bytes;  // the lowest limit on the way to the root
+  uint64_t cgroup_used_bytes = 0;              // of that cgroup, reclaimable page cache excluded
+  uint64_t swap_bytes = 0;                     // SwapTotal
+  uint64_t map_count_max = 65530;              // vm.max_map_count
+  std::string huge_pages;                      // "always", "madvise", "never" or "absent"
+};
+
+MachineMemory probe_memory();
+
+/// The default budget of the device tier: what is left now, less a reserve for everything that does
+/// not come from our allocator, and where the figure comes from ("cgroup limit 4.00 GiB, ...").
+struct DefaultBudget {
+  uint64_t bytes = 0;
+  std::string reason;
+};
+DefaultBudget default_device_budget(const MachineMemory& memory);
+
+}  // namespace tencache

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The phases of an eviction (engine/migrations.h tells the protocol and why it is safe).
+#include <algorithm>
+
+#include "backend/write_barrier.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/migration_permit.h"
+#include "engine/migrations.h"
+
+namespace tencache {
+namespace {
+
+/// Hashes what is about to be written, piece by piece, while earlier pieces are in flight.
+class HashingWriter final : public PieceObserver {
+ public:
+  explicit HashingWriter(std::span<const IoSegment> segments)
+      : segments_(segments), hashers_(segments.size()) {}
+
+  bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
+    hashers_[segment].append(segments_[segment].memory + offset, bytes);
+    return true;
+  }
+  void after_complete(size_t, uint64_t, size_t) override {}
+
+  ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }
+
+ private:
+  std::span<const IoSegment> segments_;
+  std::vector<ContentHasher> hashers_;
+};
+
+}  // namespace
+
+EvictionResult Migrations::evict(std::span<Extent* const> extents) {
+  MigrationPermit permit(gate_);
+  EvictionResult result;
+  // Phase 1: claim. From here on the extents are ours, and still usable by the program.
+  std::vector<Eviction> evictions = claim(extents);
+  const auto first_clean = std::stable_partition(evictions.begin(), evictions.end(),
+                                                 [](const Eviction& e) { return e.needs_write; });
+  std::vector<Eviction> dirty(evictions.begin(), first_clean);
+  // Phase 2: what is presumed clean needs only the proof; what fails the proof is dirty.
+  std::vector<Eviction> differing;
+  seal_and_map(std::span(first_clean, evictions.end()), &result, &differing);
+  for (Eviction& eviction : differing) {
+    eviction.needs_write = true;
+    dirty.push_back(eviction);
+  }
+  if (dirty.empty()) return result;
+  // Phase 3: slots, then bytes.
+  take_slots(dirty, &result);
+  write_slots(dirty, &result);
+  // Phase 4: the proof. What differs now is being written by somebody; it is no victim.
+  differing.clear();
+  seal_and_map(dirty, &result, &differing);
+  for (const Eviction& eviction : differing) abandon(eviction);
+  return result;
+}
+
+std::vector<Migrations::Eviction> Migrations::claim(std::span<Extent* const> extents) {
+  std::vector<Eviction> evictions;
+  evictions.reserve(extents.size());
+  for (Extent* extent : extents) {
+    const uint64_t claimed_at_ticks = ticks();
+    if (!extent->claim_for_eviction()) continue;
+    evictions.push_back({extent, claimed_at_ticks, !extent->is_presumed_clean()});
+  }
+  return evictions;
+}
+
+void Migrations::take_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
+  std::vector<Eviction> with_slot;
+  for (const Eviction& eviction : evictions) {
+    Status status = ensure_slot(eviction.extent);
+    if (status.is_ok()) {
+      with_slot.push_back(eviction);
+    } else {
+      abandon(eviction);
+      count_failure(status, 1, result);
+    }
+  }
+  evictions = std::move(with_slot);
+}
+
+// The extent's own slot when it may be overwritten, else another one.
+Status Migrations::ensure_slot(Extent* extent) {
+  extent->slot_is_written = false;
+  if (extent->slot.is_valid() && disk_.is_writable(extent->slot)) return Status::ok();
+  Result<Slot> slot = disk_.allocate(extent->bytes);
+  if (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace) {
+    // Slots of resident extents only save a later write; room on the disk is worth more now.
+    if (heap_.drop_slots_of_residents(extent->bytes) > 0) slot = disk_.allocate(extent->bytes);
+  }
+  if (!slot.is_ok()) return slot.status();
+  if (extent->slot.is_valid()) disk_.release(extent->slot);
+  extent->slot = slot.value();
+  return Status::ok();
+}
+
+void Migrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
+  if (evictions.empty()) return;
+  std::vector<IoSegment> segments;
+  segments.reserve(evictions.size());
+  for (const Eviction& eviction : evictions) {
+    const Extent* extent = eviction.extent;
+    segments.push_back({extent->address, extent->slot.offset, extent->bytes});
+  }
+  HashingWriter writer(segments);
+  const TransferResult transfer = disk_.write(segments, &writer);
+  add(stats_.disk_written_bytes, transfer.bytes);
+  if (!transfer.status.is_ok()) {
+    for (const Eviction& eviction : evictions) abandon(eviction);
+    count_failure(transfer.status, evictions.size(), result);
+    evictions.clear();
+    return;
+  }
+  for (size_t index = 0; index < evictions.size(); ++index) {
+    evictions[index].extent->slot_hash = writer.hash(index);
+    evictions[index].extent->slot_is_written = true;
+  }
+}
+
+void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
+                              std::vector<Eviction>* differing) {
+  for (const Eviction& eviction : evictions) {
+    Extent* extent = eviction.extent;
+    const uint64_t bytes = extent->bytes;
+    Status failure;
+    switch (seal_one(eviction, &failure)) {
+      case SealOutcome::kCold:
+        heap_.budget().release(bytes);
+        add(stats_.evicted_bytes, bytes);
+        if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
+        result->count += 1;
+        result->bytes += bytes;
+        break;
+      case SealOutcome::kInUse:
+        abandon(eviction);
+        break;
+      case SealOutcome::kDiffers:
+        differing->push_back(eviction);
+        break;
+      case SealOutcome::kFailed:
+        abandon(eviction);
+        count_failure(failure, 1, result);
+        break;
+    }
+  }
+}
+
+// The protected window: from seal() to become_cold() or the way back.
+Migrations::SealOutcome Migrations::seal_one(const Eviction& eviction, Status* failure) {
+  Extent* extent = eviction.extent;
+  AddressArena& arena = heap_.arena();
+  *failure = WriteBarrier::ensure_installed();
+  if (!failure->is_ok()) return SealOutcome::kFailed;
+  if (!extent->seal()) return SealOutcome::kInUse;
+  if (extent->last_use_ticks.load(std::memory_order_relaxed) > eviction.claimed_at_ticks) {
+    return SealOutcome::kInUse;
+  }
+  *failure = arena.protect(extent->address, extent->bytes);
+  if (!failure->is_ok()) return SealOutcome::kFailed;
+  ContentHash hash;
+  const bool hashed = hash_sealed(extent, &hash);
+  if (hashed && hash == extent->slot_hash) {
+    *failure = arena.map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
+    if (failure->is_ok()) {
+      extent->become_cold();
+      return SealOutcome::kCold;
+    }
+  }
+  Status status = arena.unprotect(extent->address, extent->bytes);
+  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  if (!failure->is_ok()) return SealOutcome::kFailed;
+  if (!hashed) return SealOutcome::kInUse;
+  extent->unseal();
+  return SealOutcome::kDiffers;
+}
+
+// False when a pin arrived meanwhile: its thread waits, so give up at once.
+bool Migrations::hash_sealed(const Extent* extent, ContentHash* hash) {
+  ContentHasher hasher;
+  for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
+    if (Extent::pins_of(extent->load()) > 0) return false;
+    hasher.append(extent->address + offset,
+                  std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
+  }
+  *hash = hasher.finish();
+  return true;
+}
+
+void Migrations::abandon(const Eviction& eviction) { eviction.extent->abandon_eviction(); }
+
+void Migrations::count_failure(const Status& failure, uint64_t count, EvictionResult* result) {
+  add(stats_.eviction_failures, count);
+  if (result->failure.is_ok()) result->failure = failure;
+  if (warned_failure_.exchange(true)) return;
+  TENCACHE_LOG_WARNING(
+      "an eviction failed: %s; the tensor stays in memory and nothing is lost (further failures "
+      "are "
+      "only counted)",
+      failure.message().c_str());
+}
+
+}  // namespace tencache

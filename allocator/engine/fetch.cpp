@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The phases of a fetch (engine/migrations.h tells the protocol and why it is safe).
+#include <cstring>
+
+#include "backend/write_barrier.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "engine/migration_permit.h"
+#include "engine/migrations.h"
+
+namespace tencache {
+namespace {
+
+// A read that fails may succeed when it is repeated (a path of the device resets); a hash that does
+// not match never gets better.
+constexpr int kReadTriesMax = 3;
+
+/// Hashes what has arrived, piece by piece, while later pieces are in flight.
+class HashingReader final : public PieceObserver {
+ public:
+  explicit HashingReader(std::span<const IoSegment> segments)
+      : segments_(segments), hashers_(segments.size()) {}
+
+  bool before_submit(size_t, uint64_t, size_t) override { return true; }
+  void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
+    hashers_[segment].append(segments_[segment].memory + offset, bytes);
+  }
+
+  ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }
+
+ private:
+  std::span<const IoSegment> segments_;
+  std::vector<ContentHasher> hashers_;
+};
+
+}  // namespace
+
+void Migrations::fetch(std::span<Extent* const> extents) {
+  // Phase 1: claim what is cold. What another thread moves is awaited at the end.
+  std::vector<Fetch> fetches = claim_fetches(extents);
+  if (!fetches.empty()) {
+    // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
+    uint64_t bytes = 0;
+    for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
+    heap_.reserve_or_exceed(bytes);
+    MigrationPermit permit(gate_);
+    // Phase 3: bytes, into pages that nobody sees.
+    make_scratch(fetches);
+    read_slots(fetches);
+    verify(fetches);
+    // Phase 4: the pages take their place.
+    for (const Fetch& fetch : fetches) merge_and_move(fetch);
+  }
+  // Phase 5: others' work.
+  std::vector<Extent*> cold_again;
+  for (Extent* extent : extents) {
+    for (;;) {
+      const uint64_t word = extent->load();
+      const ExtentState state = Extent::state_of(word);
+      if (Extent::usable_in(state)) break;
+      if (state == ExtentState::kCold) {
+        // An eviction that was sealed before our pin went through; or we just left it cold.
+        if (!warned_left_cold_.load(std::memory_order_relaxed)) cold_again.push_back(extent);
+        break;
+      }
+      TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                     "an op uses freed memory at %p", static_cast<void*>(extent->address));
+      extent->wait_while(word);
+    }
+  }
+  if (!cold_again.empty()) fetch(cold_again);
+}
+
+std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const> extents) {
+  std::vector<Fetch> fetches;
+  for (Extent* extent : extents) {
+    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, {}});
+  }
+  return fetches;
+}
+
+void Migrations::make_scratch(std::vector<Fetch>& fetches) {
+  std::vector<Fetch> ready;
+  ready.reserve(fetches.size());
+  for (Fetch& fetch : fetches) {
+    Result<char*> scratch = heap_.arena().make_scratch(fetch.extent->bytes);
+    if (scratch.is_ok()) {
+      fetch.scratch = scratch.value();
+      ready.push_back(fetch);
+    } else {
+      leave_cold(fetch, scratch.status());
+    }
+  }
+  fetches = std::move(ready);
+}
+
+void Migrations::read_slots(std::vector<Fetch>& fetches) {
+  std::vector<IoSegment> segments;
+  segments.reserve(fetches.size());
+  for (const Fetch& fetch : fetches) {
+    segments.push_back({fetch.scratch, fetch.extent->slot.offset, fetch.extent->bytes});
+  }
+  for (int tries = 1;; ++tries) {
+    HashingReader reader(segments);
+    const TransferResult transfer = disk_.read(segments, &reader);
+    add(stats_.disk_read_bytes, transfer.bytes);
+    if (transfer.status.is_ok()) {
+      for (size_t index = 0; index < fetches.size(); ++index) {
+        fetches[index].hash = reader.hash(index);
+      }
+      return;
+    }
+    if (tries == kReadTriesMax) {
+      fatal(
+          "tensors cannot be read back from the spill file in %s: %s. The program is stopped so "
+          "that it does not go on with wrong numbers; check the disk or choose another one with "
+          "--spill-dir",
+          disk_.directory().c_str(), transfer.status.message().c_str());
+    }
+  }
+}
+
+void Migrations::verify(std::span<const Fetch> fetches) const {
+  for (const Fetch& fetch : fetches) {
+    const Extent* extent = fetch.extent;
+    if (fetch.hash == extent->slot_hash) continue;
+    fatal(
+        "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
+        "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
+        "numbers; check the disk or choose another one with --spill-dir",
+        disk_.directory().c_str(), static_cast<unsigned long long>(extent->id),
+        static_cast<void*>(extent->address), static_cast<unsigned long long>(extent->bytes),
+        static_cast<unsigned long long>(extent->slot.offset));
+  }
+}
+
+void Migrations::merge_and_move(const Fetch& fetch) {
+  Extent* extent = fetch.extent;
+  extent->begin_merge();
+  TouchedPages touched;
+  Status status = merge_written_pages(fetch, &touched);
+  if (status.is_ok()) {
+    status = heap_.arena().move_onto(fetch.scratch, extent->address, extent->bytes);
+  }
+  if (!status.is_ok()) {
+    Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
+    TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
+    heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
+    leave_cold(fetch, status);
+    return;
+  }
+  add(stats_.fetched_bytes, extent->bytes);
+  heap_.count_unannounced(touched);
+  if (!touched.written.empty()) extent->set_flags(kFlagDirty);
+  // Only now are the pages of the page cache no longer mapped and can be dropped.
+  if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
+  extent->become_resident();
+}
+
+// Pages that were written behind the gate's back win over what the slot holds.
+Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
+  const Extent* extent = fetch.extent;
+  TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
+  TENCACHE_RETURN_IF_ERROR(heap_.arena().protect(extent->address, extent->bytes));
+  TENCACHE_RETURN_IF_ERROR(page_map_.scan(extent->address, extent->bytes, touched));
+  for (const uint32_t page : touched->written) {
+    const uint64_t offset = uint64_t{page} * kPageBytes;
+    memcpy(fetch.scratch + offset, extent->address + offset, kPageBytes);
+  }
+  return Status::ok();
+}
+
+void Migrations::leave_cold(const Fetch& fetch, const Status& reason) {
+  if (!warned_left_cold_.exchange(true)) {
+    TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
+                         reason.message().c_str());
+  }
+  heap_.budget().release(fetch.extent->bytes);
+  fetch.extent->abandon_fetch();
+}
+
+}  // namespace tencache

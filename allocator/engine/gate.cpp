@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gate.h"
+
+#include <memory>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace tencache {
+namespace {
+
+// Room for an ordinary op with its inputs before the first growth.
+constexpr size_t kPinsReserved = 256;
+constexpr size_t kFramesReserved = 64;
+
+std::atomic<uint64_t> g_generation{0};
+
+}  // namespace
+
+struct Gate::ThreadOps {
+  struct Frame {
+    uint32_t op = 0;
+    bool is_transparent = false;
+    size_t pin_count_before = 0;
+  };
+
+  uint64_t generation = 0;  // of the gate that this state belongs to
+  uint32_t op_depth = 0;    // open frames that are ops
+  std::vector<Frame> frames;
+  std::vector<Extent*> pins;        // inputs of open ops, a stack
+  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
+  EventRing* ring = nullptr;
+  Recorder* recorder = nullptr;
+
+  void record(EventKind kind, uint64_t at_ticks, uint32_t op, const Extent* extent) const {
+    ring->append({at_ticks, extent != nullptr ? extent->id : 0,
+                  extent != nullptr ? extent->bytes : 0, op, kind});
+  }
+};
+
+// Gives the ring back when its thread ends. Kept apart from the state itself so that the hot path
+// reads a plain thread-local pointer, without the guard of a thread-local with a destructor.
+struct Gate::ThreadExit {
+  std::unique_ptr<ThreadOps> ops;
+  ~ThreadExit();
+};
+
+namespace {
+
+__attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
+
+}  // namespace
+
+Gate::ThreadExit::~ThreadExit() {
+  if (ops != nullptr && ops->generation == g_generation.load(std::memory_order_relaxed)) {
+    ops->recorder->release_ring(ops->ring);
+  }
+  t_ops = nullptr;
+}
+
+Gate::Gate(Heap& heap, Migrations* migrations, Recorder& recorder, Stats& stats, Config config)
+    : heap_(heap),
+      migrations_(migrations),
+      recorder_(recorder),
+      stats_(stats),
+      config_(std::move(config)),
+      generation_(g_generation.fetch_add(1) + 1) {}
+
+Gate::~Gate() = default;
+
+inline Gate::ThreadOps& Gate::thread_ops() {
+  auto* ops = static_cast<ThreadOps*>(t_ops);
+  if (ops != nullptr && ops->generation == generation_) [[likely]] {
+    return *ops;
+  }
+  return thread_ops_slow();
+}
+
+TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
+  static thread_local ThreadExit owner;
+  owner.ops = std::make_unique<ThreadOps>();
+  owner.ops->generation = generation_;
+  owner.ops->frames.reserve(kFramesReserved);
+  owner.ops->pins.reserve(kPinsReserved);
+  owner.ops->inner_pins.reserve(kPinsReserved);
+  owner.ops->recorder = &recorder_;
+  owner.ops->ring = recorder_.acquire_ring();
+  t_ops = owner.ops.get();
+  return *owner.ops;
+}
+
+void Gate::open(uint32_t op, std::span<const Access> accesses) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  const uint64_t now_ticks = ticks();
+  const size_t first_pin = thread.pins.size();
+  thread.frames.push_back({op, false, first_pin});
+  ++thread.op_depth;
+  thread.record(EventKind::kOpBegin, now_ticks, op, nullptr);
+  add(stats_.ops, 1);
+  bool all_usable = true;
+  for (const Access& access : accesses) {
+    Extent* extent = heap_.find(access.address);
+    if (extent == nullptr) continue;
+    if (access.mode == AccessMode::kName) {
+      if (!extent->has(kFlagSeen)) extent->set_flags(kFlagSeen);
+      continue;
+    }
+    const uint64_t word = extent->pin();
+    thread.pins.push_back(extent);
+    extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
+    const uint64_t flags = kFlagSeen | (is_write(access.mode) ? kFlagDirty : 0);
+    if ((word & flags) != flags) extent->set_flags(flags);
+    thread.record(is_write(access.mode) ? EventKind::kWrite : EventKind::kRead, now_ticks, op,
+                  extent);
+    all_usable &= Extent::usable_in(Extent::state_of(word));
+  }
+  if (!all_usable) [[unlikely]] {
+    fetch_slow(thread, first_pin);
+  }
+}
+
+TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin) {
+  const uint64_t begin_ns = now_ns();
+  std::vector<Extent*> missing;
+  for (size_t index = first_pin; index < thread.pins.size(); ++index) {
+    Extent* extent = thread.pins[index];
+    if (!Extent::usable_in(extent->state())) missing.push_back(extent);
+  }
+  if (!missing.empty()) {
+    add(stats_.late_fetches, missing.size());
+    migrations_->fetch(missing);
+  }
+  add(stats_.stall_ns, now_ns() - begin_ns);
+}
+
+void Gate::open_transparent() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  thread.frames.push_back({0, true, thread.pins.size()});
+}
+
+void Gate::close() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  TENCACHE_CHECK(!thread.frames.empty(), "the gate was closed more often than opened");
+  const ThreadOps::Frame frame = thread.frames.back();
+  thread.frames.pop_back();
+  if (frame.is_transparent) return;
+  const uint64_t now_ticks = ticks();
+  unpin_down_to(thread.pins, frame.pin_count_before, now_ticks);
+  thread.record(EventKind::kOpEnd, now_ticks, frame.op, nullptr);
+  if (--thread.op_depth > 0) return;
+  unpin_down_to(thread.inner_pins, 0, now_ticks);
+  if (heap_.budget().needs_attention()) heap_.call_attention();
+  if (config_.on_outermost_close) config_.on_outermost_close();
+}
+
+inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks) {
+  while (pins.size() > count) {
+    Extent* extent = pins.back();
+    pins.pop_back();
+    extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
+    extent->unpin();
+  }
+}
+
+void Gate::on_allocate(Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  const uint64_t now_ticks = ticks();
+  extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
+  thread.record(EventKind::kAllocate, now_ticks, 0, extent);
+  if (thread.op_depth == 0) return;
+  extent->pin();
+  thread.inner_pins.push_back(extent);
+}
+
+void Gate::on_free(const Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().record(EventKind::kFree, ticks(), 0, extent);
+}
+
+void Gate::on_step() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().record(EventKind::kStep, ticks(), 0, nullptr);
+  add(stats_.steps, 1);
+}
+
+Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
+  if (is_passive_.load(std::memory_order_relaxed)) return nullptr;
+  auto hold = std::make_unique<Hold>();
+  for (const Access& access : accesses) {
+    Extent* extent = heap_.find(access.address);
+    if (extent != nullptr && access.mode != AccessMode::kName) hold->extents.push_back(extent);
+  }
+  if (and_inner) {
+    const std::vector<Extent*>& inner = thread_ops().inner_pins;
+    hold->extents.insert(hold->extents.end(), inner.begin(), inner.end());
+  }
+  if (hold->extents.empty()) return nullptr;
+  bool all_usable = true;
+  for (Extent* extent : hold->extents) {
+    all_usable &= Extent::usable_in(Extent::state_of(extent->pin()));
+  }
+  if (!all_usable) migrations_->fetch(hold->extents);
+  return hold.release();
+}
+
+void Gate::unhold(Hold* hold) {
+  const std::unique_ptr<Hold> owned(hold);
+  if (owned == nullptr || is_passive_.load(std::memory_order_relaxed)) return;
+  for (Extent* extent : owned->extents) extent->unpin();
+}
+
+void Gate::keep_resident(std::span<const Access> accesses) {
+  for (const Access& access : accesses) {
+    if (Extent* extent = heap_.find(access.address)) extent->set_flags(kFlagKeepResident);
+  }
+}
+
+std::string Gate::current_op() const {
+  const auto* thread = static_cast<const ThreadOps*>(t_ops);
+  if (thread == nullptr || thread->generation != generation_) return "";
+  for (size_t index = thread->frames.size(); index > 0; --index) {
+    const ThreadOps::Frame& frame = thread->frames[index - 1];
+    if (!frame.is_transparent) return recorder_.op_name(frame.op);
+  }
+  return "";
+}
+
+}  // namespace tencache

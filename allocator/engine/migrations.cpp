@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/migrations.h"
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace tencache {
+
+void MigrationGate::enter() {
+  MutexLock lock(mutex_);
+  while (is_closed_) changed_.wait(mutex_);
+  ++permit_count_;
+}
+
+void MigrationGate::leave() {
+  MutexLock lock(mutex_);
+  TENCACHE_DCHECK(permit_count_ > 0);
+  if (--permit_count_ == 0) changed_.notify_all();
+}
+
+void MigrationGate::close() {
+  MutexLock lock(mutex_);
+  while (is_closed_) changed_.wait(mutex_);  // another thread forks
+  is_closed_ = true;
+  while (permit_count_ > 0) changed_.wait(mutex_);
+}
+
+void MigrationGate::reopen() {
+  MutexLock lock(mutex_);
+  is_closed_ = false;
+  changed_.notify_all();
+}
+
+Migrations::Migrations(Heap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats)
+    : heap_(heap), disk_(disk), page_map_(page_map), stats_(stats) {}
+
+}  // namespace tencache

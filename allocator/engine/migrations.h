@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Migrations: moves batches of extents between the device tier and the disk tier, in numbered
+// phases. This file moves what it is told to move; who decides is the migrator (evictions under
+// pressure), the gate (fetches an op waits for) and chaos mode.
+//
+// An eviction of an extent E
+//   1. claims E (it stays usable; a pin taken from now on wins),
+//   2. writes its bytes into a slot and hashes what it wrote; not when a slot is presumed to hold
+//      them already,
+//   3. seals E (write-protected, pins wait), hashes again and compares: the proof that the slot
+//   holds
+//      these very bytes, whoever may have written meanwhile,
+//   4. maps the slot over the address. E is cold; its room is free.
+// A pin, a use or a differing hash at any point leaves E resident and nothing is lost.
+//
+// A fetch claims E, reads its slot into scratch pages and compares the hash, then write-protects
+// the cold mapping, copies over the pages that were written behind the gate's back, and moves the
+// scratch pages onto the address.
+//
+// Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
+// lock is held across a copy, an I/O or a mapping. A MigrationPermit is held for each batch: a
+// fork waits until none is out, so a child never inherits a protected window or a half-done copy.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/page_map.h"
+#include "base/mutex.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "memory/heap.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+/// Lets a fork wait for migrations under way and keeps new ones from starting. Not a lock: nothing
+/// waits for it but forks, and permits do not exclude each other.
+class MigrationGate {
+ public:
+  void enter() TENCACHE_EXCLUDES(mutex_);
+  void leave() TENCACHE_EXCLUDES(mutex_);
+  /// Blocks new permits and waits until none is out.
+  void close() TENCACHE_EXCLUDES(mutex_);
+  void reopen() TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  int permit_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  bool is_closed_ TENCACHE_GUARDED_BY(mutex_) = false;
+};
+
+struct EvictionResult {
+  uint64_t count = 0;
+  uint64_t bytes = 0;  // of room that became free
+  Status failure;      // the first disk or mapping failure; the extents stayed resident
+};
+
+class Migrations {
+ public:
+  Migrations(Heap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats);
+
+  /// Evicts as many of the extents as can be; those in use, or used meanwhile, are left alone.
+  EvictionResult evict(std::span<Extent* const> extents);
+
+  /// Makes every extent resident, whoever fetches it. The caller has pinned them. Waits for room.
+  /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
+  /// a mapping the extent stays cold, which is slow but right, and a warning says so.
+  void fetch(std::span<Extent* const> extents);
+
+  MigrationGate& gate() { return gate_; }
+
+ private:
+  struct Eviction {
+    Extent* extent = nullptr;
+    uint64_t claimed_at_ticks = 0;
+    bool needs_write = true;
+  };
+
+  // Phases of an eviction.
+  std::vector<Eviction> claim(std::span<Extent* const> extents);
+  void take_slots(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status ensure_slot(Extent* extent);
+  void write_slots(std::vector<Eviction>& evictions, EvictionResult* result);
+  void seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
+                    std::vector<Eviction>* differing);
+  enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
+  SealOutcome seal_one(const Eviction& eviction, Status* failure);
+  static bool hash_sealed(const Extent* extent, ContentHash* hash);
+  void abandon(const Eviction& eviction);
+  void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
+
+  // Phases of a fetch.
+  struct Fetch {
+    Extent* extent = nullptr;
+    char* scratch = nullptr;
+    ContentHash hash;  // of what was read
+  };
+  std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
+  void make_scratch(std::vector<Fetch>& fetches);
+  void read_slots(std::vector<Fetch>& fetches);
+  void verify(std::span<const Fetch> fetches) const;
+  void merge_and_move(const Fetch& fetch);
+  Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
+  void leave_cold(const Fetch& fetch, const Status& reason);
+
+  Heap& heap_;
+  DiskTier& disk_;
+  const PageMap& page_map_;
+  Stats& stats_;
+  MigrationGate gate_;
+  std::atomic<bool> warned_failure_{false};
+  std::atomic<bool> warned_left_cold_{false};
+};
+
+}  // namespace tencache

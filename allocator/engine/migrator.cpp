@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/migrator.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// Room that is kept free for the allocations to come, so that they need not wait.
+constexpr uint64_t kHeadroomShare = 16;
+constexpr uint64_t kHeadroomBytesMax = kGiB;
+// Room appears in steps of about this size, early enough for those who wait for less.
+constexpr uint64_t kBatchBytes = 64 * kMiB;
+
+uint64_t headroom_for(uint64_t budget_bytes) {
+  return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
+}
+
+/// Clean drops first, but only among extents that are old anyway: within each run of victims that
+/// would make the wanted room twice over.
+void put_clean_first(std::vector<Extent*>& by_age, uint64_t wanted_bytes) {
+  auto begin = by_age.begin();
+  while (begin != by_age.end()) {
+    auto end = begin;
+    for (uint64_t bytes = 0; end != by_age.end() && bytes < 2 * wanted_bytes; ++end) {
+      bytes += (*end)->bytes;
+    }
+    std::stable_partition(begin, end,
+                          [](const Extent* extent) { return extent->is_presumed_clean(); });
+    begin = end;
+  }
+}
+
+}  // namespace
+
+Migrator::Migrator(Heap& heap, Migrations* migrations, Stats& stats, MigratorConfig config)
+    : heap_(heap),
+      migrations_(migrations),
+      stats_(stats),
+      config_(std::move(config)),
+      headroom_bytes_(headroom_for(heap.budget().limit())) {}
+
+Migrator::~Migrator() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    work_arrived_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void Migrator::start() {
+  // Signals are for the program's threads: a handler that runs here could wait for a window that
+  // only this thread can close.
+  sigset_t all;
+  sigset_t old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  worker_ = std::thread([this] { work(); });
+  pthread_setname_np(worker_.native_handle(), "tencache");
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+void Migrator::on_attention() {
+  if (!is_armed()) {
+    if (is_armed_.exchange(true)) return;
+    Budget& budget = heap_.budget();
+    budget.set_attention(may_evict() ? budget.limit() - headroom_bytes_ / 2 : ~uint64_t{0});
+    if (config_.on_arm) config_.on_arm();
+    return;
+  }
+  if (!may_evict() || is_nudged_.exchange(true)) return;
+  MutexLock lock(mutex_);
+  work_arrived_.notify_one();
+}
+
+bool Migrator::make_room(uint64_t bytes, Status* reason) {
+  if (!may_evict()) return false;
+  if (!is_armed()) on_attention();
+  const uint64_t begin_ns = now_ns();
+  bool has_room = false;
+  {
+    MutexLock lock(mutex_);
+    demand_bytes_ += bytes;
+    const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
+    work_arrived_.notify_one();
+    for (;;) {
+      has_room = heap_.budget().try_reserve(bytes);
+      if (has_room) break;
+      if (last_fruitless_ >= ticket) {
+        *reason = fruitless_reason_;
+        break;
+      }
+      room_changed_.wait(mutex_);
+    }
+    demand_bytes_ -= bytes;
+  }
+  add(stats_.stall_ns, now_ns() - begin_ns);
+  return has_room;
+}
+
+uint64_t Migrator::evict_all() {
+  if (!may_evict()) return 0;
+  const EvictionResult result = migrations_->evict(victims(~uint64_t{0} / 2));
+  note_spill(result);
+  publish();
+  return result.count;
+}
+
+void Migrator::work() {
+  for (;;) {
+    uint64_t pass = 0;
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && demand_bytes_ == 0 && !is_nudged_.load()) {
+        work_arrived_.wait(mutex_);
+      }
+      if (is_stopping_) return;
+      pass = ++passes_begun_;
+    }
+    is_nudged_.store(false);
+    const EvictionResult result = run_pass();
+    MutexLock lock(mutex_);
+    if (result.bytes == 0) {
+      last_fruitless_ = pass;
+      fruitless_reason_ = result.failure;
+    }
+    room_changed_.notify_all();
+  }
+}
+
+// Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted.
+EvictionResult Migrator::run_pass() {
+  EvictionResult total;
+  if (config_.before_pass) config_.before_pass();
+  const uint64_t wanted = wanted_bytes();
+  total.bytes += heap_.drop_cached(wanted);
+  if (total.bytes >= wanted) return total;
+  const std::vector<Extent*> chosen = victims(wanted - total.bytes);
+  for (size_t begin = 0; begin < chosen.size() && wanted_bytes() > 0;) {
+    size_t end = begin;
+    uint64_t batch_bytes = 0;
+    const uint64_t batch_bytes_max = std::min(kBatchBytes, wanted_bytes());
+    while (end < chosen.size() && batch_bytes < batch_bytes_max) {
+      batch_bytes += chosen[end++]->bytes;
+    }
+    const EvictionResult result = migrations_->evict(std::span(chosen).subspan(begin, end - begin));
+    note_spill(result);
+    total.bytes += result.bytes;
+    total.count += result.count;
+    if (total.failure.is_ok()) total.failure = result.failure;
+    publish();
+    begin = end;
+  }
+  return total;
+}
+
+uint64_t Migrator::wanted_bytes() {
+  MutexLock lock(mutex_);
+  const Budget& budget = heap_.budget();
+  const uint64_t used_then = budget.used() + demand_bytes_ + headroom_bytes_;
+  return used_then > budget.limit() ? used_then - budget.limit() : 0;
+}
+
+std::vector<Extent*> Migrator::victims(uint64_t wanted_bytes) const {
+  struct Candidate {
+    uint64_t last_use_ticks;
+    Extent* extent;
+  };
+  std::vector<Candidate> candidates;
+  for (Extent* extent : heap_.extents()) {
+    if (!extent->may_be_evicted()) continue;
+    candidates.push_back({extent->last_use_ticks.load(std::memory_order_relaxed), extent});
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.last_use_ticks < b.last_use_ticks;
+  });
+  std::vector<Extent*> extents;
+  extents.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) extents.push_back(candidate.extent);
+  put_clean_first(extents, wanted_bytes);
+  return extents;
+}
+
+void Migrator::note_spill(const EvictionResult& result) {
+  if (result.count == 0 || has_spilled_.exchange(true)) return;
+  if (config_.on_first_spill) config_.on_first_spill();
+}
+
+void Migrator::publish() {
+  MutexLock lock(mutex_);
+  room_changed_.notify_all();
+}
+
+}  // namespace tencache

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Migrator: decides what leaves the device tier when room is short, and does it on its own thread,
+// so that an op waits only when it asks for more than is free. It keeps some headroom: below half
+// of it a pass starts, which evicts until all of it is free again. Victims are the extents that
+// were used longest ago; among the oldest those go first that are presumed equal to their slot,
+// because they cost no write.
+//
+// An allocation that finds no room registers its demand and waits for a pass that began after it.
+// If such a pass freed nothing, nothing may be evicted now, and the allocation takes the next rung
+// of its ladder (memory/heap.cpp).
+//
+// It also arms: when use passes the watermark for the first time the shim is told to report ops.
+// Before that nothing has been seen by a gate, so nothing could be evicted.
+//
+// Threads: one worker; make_room(), on_attention(), evict_all() from any thread. mutex_ guards the
+// demand and the outcome of passes and is never held while anything moves.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/stats.h"
+#include "engine/migrations.h"
+#include "memory/heap.h"
+
+namespace tencache {
+
+struct MigratorConfig {
+  std::function<void()> on_arm;          // called once, from an allocating thread, no lock held
+  std::function<void()> before_pass;     // time to give up pins that outlived their op
+  std::function<void()> on_first_spill;  // called once, from the worker
+  std::function<std::string()> current_op;
+};
+
+class Migrator final : public RoomMaker {
+ public:
+  /// `migrations` is null in strict mode: then nothing is ever evicted.
+  Migrator(Heap& heap, Migrations* migrations, Stats& stats, MigratorConfig config);
+  /// Stops the worker after the pass under way.
+  ~Migrator() override;
+
+  void start();
+
+  bool make_room(uint64_t bytes, Status* reason) override TENCACHE_EXCLUDES(mutex_);
+  void on_attention() override;
+  std::string current_op() const override { return config_.current_op(); }
+
+  bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
+
+  /// Evicts whatever may be evicted, on the calling thread; returns how many went cold.
+  uint64_t evict_all();
+
+ private:
+  void work();
+  EvictionResult run_pass();
+  bool may_evict() const { return migrations_ != nullptr; }
+  uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
+  std::vector<Extent*> victims(uint64_t wanted_bytes) const;
+  void note_spill(const EvictionResult& result);
+  void publish() TENCACHE_EXCLUDES(mutex_);
+
+  // Constant after construction.
+  Heap& heap_;
+  Migrations* const migrations_;
+  Stats& stats_;
+  const MigratorConfig config_;
+  const uint64_t headroom_bytes_;
+
+  // Set once, by whoever passes the watermark first.
+  std::atomic<bool> is_armed_{false};
+  // Set by allocating threads, cleared by the worker: keeps on_attention() free of locks.
+  std::atomic<bool> is_nudged_{false};
+  std::atomic<bool> has_spilled_{false};
+
+  Mutex mutex_;
+  CondVar work_arrived_;
+  CondVar room_changed_;
+  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of waiting allocations
+  uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the pass that freed nothing
+  Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  std::thread worker_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/recorder.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace tencache {
+
+std::string_view event_kind_name(EventKind kind) {
+  switch (kind) {
+    case EventKind::kOpBegin:
+      return "op_begin";
+    case EventKind::kOpEnd:
+      return "op_end";
+    case EventKind::kRead:
+      return "read";
+    case EventKind::kWrite:
+      return "write";
+    case EventKind::kAllocate:
+      return "allocate";
+    case EventKind::kFree:
+      return "free";
+    case EventKind::kStep:
+      return "step";
+  }
+  return "unknown";
+}
+
+EventRing::EventRing(uint32_t thread_index)
+    : thread_index_(thread_index),
+      // calloc: the untouched pages of a ring that is never filled cost nothing.
+      words_(static_cast<uint64_t*>(calloc(kRingEvents * kWordsPerEvent, sizeof(uint64_t)))) {
+  TENCACHE_CHECK(words_ != nullptr, "no memory for an event ring");
+}
+
+std::vector<Event> EventRing::snapshot() const {
+  const uint64_t end = count_.load(std::memory_order_acquire);
+  const uint64_t begin = end > kRingEvents ? end - kRingEvents : 0;
+  std::vector<Event> events;
+  events.reserve(end - begin);
+  for (uint64_t index = begin; index < end; ++index) {
+    uint64_t* words = words_.get() + index % kRingEvents * kWordsPerEvent;
+    const uint64_t op_and_kind = read(words[3]);
+    events.push_back({read(words[0]), read(words[1]), read(words[2]),
+                      static_cast<uint32_t>(op_and_kind >> 8),
+                      static_cast<EventKind>(op_and_kind & 0xff)});
+  }
+  // Whatever the thread appended while we copied went over the oldest ones; one more may be half
+  // written.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const uint64_t appended = count_.load(std::memory_order_acquire) + 1 - end;
+  const uint64_t room = kRingEvents - (end - begin);
+  const uint64_t torn = appended > room ? std::min<uint64_t>(appended - room, events.size()) : 0;
+  events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(torn));
+  return events;
+}
+
+EventRing* Recorder::acquire_ring() {
+  MutexLock lock(mutex_);
+  if (!idle_rings_.empty()) {
+    EventRing* ring = idle_rings_.back();
+    idle_rings_.pop_back();
+    return ring;
+  }
+  rings_.emplace_back(new EventRing(static_cast<uint32_t>(rings_.size())));
+  return rings_.back().get();
+}
+
+void Recorder::release_ring(EventRing* ring) {
+  MutexLock lock(mutex_);
+  idle_rings_.push_back(ring);
+}
+
+uint32_t Recorder::register_op(std::string_view name) {
+  MutexLock lock(mutex_);
+  auto [entry, is_new] = op_numbers_.try_emplace(std::string(name), 0);
+  if (is_new) {
+    op_names_.emplace_back(name);
+    entry->second = static_cast<uint32_t>(op_names_.size());
+  }
+  return entry->second;
+}
+
+std::string Recorder::op_name(uint32_t op) const {
+  MutexLock lock(mutex_);
+  return op == 0 || op > op_names_.size() ? std::string() : op_names_[op - 1];
+}
+
+std::vector<ThreadEvents> Recorder::snapshot() const {
+  MutexLock lock(mutex_);
+  std::vector<ThreadEvents> threads;
+  for (const std::unique_ptr<EventRing>& ring : rings_) {
+    ThreadEvents thread;
+    thread.thread_index = ring->thread_index_;
+    thread.events = ring->snapshot();
+    thread.lost_count = ring->count() - thread.events.size();
+    threads.push_back(std::move(thread));
+  }
+  return threads;
+}
+
+}  // namespace tencache

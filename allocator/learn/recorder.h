@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Recorder: the memory of what the program did, cheap enough to stay on while hooks are armed. Each
+// thread appends to a ring of its own (no lock, no allocation, one clock reading by the caller);
+// the newest kRingEvents events of every thread are kept. Rings outlive their threads and are
+// reused by new ones, so that short-lived threads neither lose events nor pile up rings.
+//
+// Ops are named by numbers; the registry of names is the only shared, locked part.
+//
+// Threads: append by the ring's thread only. snapshot() by any thread at any time: events are
+// stored as relaxed atomic words, and those that may have been overwritten meanwhile are left out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace tencache {
+
+enum class EventKind : uint8_t {
+  kOpBegin = 0,
+  kOpEnd = 1,
+  kRead = 2,   // of an extent by the op that began last
+  kWrite = 3,  // an op that reads and writes records a write
+  kAllocate = 4,
+  kFree = 5,
+  kStep = 6,  // Optimizer.step
+};
+
+std::string_view event_kind_name(EventKind kind);
+
+struct Event {
+  uint64_t ticks = 0;
+  uint64_t extent_id = 0;  // kRead, kWrite, kAllocate, kFree
+  uint64_t bytes = 0;      // of that extent
+  uint32_t op = 0;         // kOpBegin, kOpEnd
+  EventKind kind = EventKind::kOpBegin;
+};
+
+inline constexpr uint64_t kRingEvents = uint64_t{1} << 16;
+
+class EventRing {
+ public:
+  void append(const Event& event) {
+    const uint64_t index = count_.load(std::memory_order_relaxed);
+    uint64_t* words = words_.get() + index % kRingEvents * kWordsPerEvent;
+    store(words[0], event.ticks);
+    store(words[1], event.extent_id);
+    store(words[2], event.bytes);
+    store(words[3], uint64_t{event.op} << 8 | static_cast<uint64_t>(event.kind));
+    count_.store(index + 1, std::memory_order_release);
+  }
+
+  /// The events that are still there, oldest first.
+  std::vector<Event> snapshot() const;
+  uint64_t count() const { return count_.load(std::memory_order_acquire); }
+
+ private:
+  friend class Recorder;
+  static constexpr uint64_t kWordsPerEvent = 4;
+  struct FreeDeleter {
+    void operator()(uint64_t* words) const { std::free(words); }
+  };
+  explicit EventRing(uint32_t thread_index);
+
+  static void store(uint64_t& word, uint64_t value) {
+    std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
+  }
+  static uint64_t read(uint64_t& word) {
+    return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed);
+  }
+
+  const uint32_t thread_index_;
+  std::unique_ptr<uint64_t[], FreeDeleter> words_;
+  std::atomic<uint64_t> count_{0};  // written by the ring's thread
+};
+
+struct ThreadEvents {
+  uint32_t thread_index = 0;
+  uint64_t lost_count = 0;  // overwritten before the snapshot
+  std::vector<Event> events;
+};
+
+class Recorder {
+ public:
+  /// A ring for this thread until it is returned.
+  EventRing* acquire_ring() TENCACHE_EXCLUDES(mutex_);
+  void release_ring(EventRing* ring) TENCACHE_EXCLUDES(mutex_);
+
+  /// The number of an op; the same name always has the same number, from 1.
+  uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
+  /// "" for 0 and unknown numbers.
+  std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
+
+  std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
+  const TickConverter& clock() const { return clock_; }
+
+ private:
+  const TickConverter clock_;
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<EventRing>> rings_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<EventRing*> idle_rings_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<std::string> op_names_ TENCACHE_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, uint32_t> op_numbers_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/trace_writer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace tencache {
+namespace {
+
+struct ThreadEvent {
+  uint32_t thread_index;
+  Event event;
+};
+
+bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == EventKind::kOpEnd; }
+
+nlohmann::ordered_json to_json(const ThreadEvent& entry, const Recorder& recorder) {
+  const Event& event = entry.event;
+  nlohmann::ordered_json line = {{"ns", recorder.clock().ns_since_start(event.ticks)},
+                                 {"thread", entry.thread_index},
+                                 {"kind", event_kind_name(event.kind)}};
+  if (names_op(event.kind)) {
+    line["op"] = recorder.op_name(event.op);
+  } else if (event.kind != EventKind::kStep) {
+    line["extent"] = event.extent_id;
+    line["bytes"] = event.bytes;
+  }
+  return line;
+}
+
+}  // namespace
+
+Status write_trace(const Recorder& recorder, const std::string& path) {
+  std::vector<ThreadEvent> entries;
+  uint64_t lost_count = 0;
+  const std::vector<ThreadEvents> threads = recorder.snapshot();
+  for (const ThreadEvents& thread : threads) {
+    lost_count += thread.lost_count;
+    for (const Event& event : thread.events) entries.push_back({thread.thread_index, event});
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
+    return a.event.ticks < b.event.ticks;
+  });
+  const std::string unfinished = path + ".unfinished";
+  std::ofstream file(unfinished, std::ios::trunc);
+  file << nlohmann::ordered_json{{"format", "tencache-events"},
+                                 {"version", 1},
+                                 {"threads", threads.size()},
+                                 {"events", entries.size()},
+                                 {"lost", lost_count}}
+              .dump()
+       << '\n';
+  for (const ThreadEvent& entry : entries) file << to_json(entry, recorder).dump() << '\n';
+  file.close();
+  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    const int error_number = errno;
+    std::remove(unfinished.c_str());
+    return status_from_errno(error_number, "writing the trace to '" + path + "'");
+  }
+  return Status::ok();
+}
+
+}  // namespace tencache

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Budget: the bytes that may be on the device tier. Every byte is reserved before it is used and
+// released after it is gone, so used() is never less than what really stands behind the addresses.
+// try_reserve() never passes the limit; force_reserve() may, for what cannot wait (small blocks,
+// the working set of one op), and its callers count it.
+//
+// attention() is the mark above which the owner of the budget wants to hear about it: the watermark
+// at which hooks arm, later the mark at which the migrator starts to make room. Lock-free.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/check.h"
+#include "base/stats.h"
+
+namespace tencache {
+
+class Budget {
+ public:
+  Budget(uint64_t limit_bytes, uint64_t attention_bytes, Counter& peak_bytes)
+      : limit_bytes_(limit_bytes), attention_bytes_(attention_bytes), peak_bytes_(peak_bytes) {}
+
+  bool try_reserve(uint64_t bytes) {
+    uint64_t used = used_bytes_.load(std::memory_order_relaxed);
+    do {
+      if (bytes > limit_bytes_ || used > limit_bytes_ - bytes) return false;
+    } while (!used_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+    raise_to(peak_bytes_, used + bytes);
+    return true;
+  }
+
+  /// Returns by how many bytes the limit is exceeded now.
+  uint64_t force_reserve(uint64_t bytes) {
+    const uint64_t used = used_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    raise_to(peak_bytes_, used);
+    return used > limit_bytes_ ? used - limit_bytes_ : 0;
+  }
+
+  void release(uint64_t bytes) {
+    const uint64_t used = used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    TENCACHE_DCHECK(used >= bytes, "%llu < %llu", static_cast<unsigned long long>(used),
+                    static_cast<unsigned long long>(bytes));
+  }
+
+  uint64_t limit() const { return limit_bytes_; }
+  uint64_t used() const { return used_bytes_.load(std::memory_order_relaxed); }
+  uint64_t free() const {
+    const uint64_t bytes = used();
+    return bytes < limit_bytes_ ? limit_bytes_ - bytes : 0;
+  }
+  bool needs_attention() const { return used() > attention_bytes_.load(std::memory_order_relaxed); }
+  void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
+
+ private:
+  const uint64_t limit_bytes_;
+  std::atomic<uint64_t> used_bytes_{0};
+  std::atomic<uint64_t> attention_bytes_;
+  Counter& peak_bytes_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Extent: one large allocation. Its address never changes while it lives; one atomic word says
+// where its bytes are, who uses it and what is known about it. Extent objects are never destroyed,
+// so a stale pointer may always be looked at (Heap recycles them).
+//
+//   state machine (the verb on each arrow is the method that takes it):
+//
+//     Vacant --commit--> Resident --retire--> Cached --revive--> Resident
+//     Resident --claim_for_eviction--> Evicting --seal--> Sealing --become_cold--> Cold
+//     Evicting, Sealing --abandon_eviction--> Resident      Sealing --unseal--> Evicting
+//     Cold --claim_for_fetch--> Fetching --begin_merge--> Merging --become_resident--> Resident
+//     Fetching, Merging --abandon_fetch--> Cold
+//     Evicting --retire--> Cached        (freed while its bytes are being written: the writer
+//     notices) Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
+//
+// Invariants
+//   1. In Resident, Evicting and Cached the pages are anonymous and writable. In Cold and Fetching
+//   a
+//      slot is mapped, writable (private). In Sealing and Merging the range is write-protected: the
+//      protected windows, in which nobody may touch it; a pin waits for their end.
+//   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
+//   waits.
+//   3. `busy` is held by the one thread that migrates or recycles the extent. The slot fields
+//   belong
+//      to that thread; while nobody is busy, to the holder of Heap::mutex_.
+//
+// Threads: the word is changed by any thread with the methods below, all of them lock-free.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/check.h"
+#include "memory/intrusive_list.h"
+#include "tier/content_hash.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+enum class ExtentState : uint8_t {
+  kVacant = 0,
+  kCached = 1,
+  kResident = 2,
+  kEvicting = 3,
+  kSealing = 4,
+  kCold = 5,
+  kFetching = 6,
+  kMerging = 7,
+};
+
+/// What use of an extent has told; kept in the state word.
+inline constexpr uint64_t kFlagBusy = 1u << 4;          // one thread migrates or recycles it
+inline constexpr uint64_t kFlagSeen = 1u << 5;          // an op has named it: it may go cold
+inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed
+inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op has announced a write since the slot
+inline constexpr uint64_t kUseFlags = kFlagSeen | kFlagKeepResident | kFlagDirty;
+inline constexpr uint64_t kStateMask = 0xf;
+inline constexpr uint64_t kOnePin = uint64_t{1} << 32;
+
+class Extent {
+ public:
+  // Constant while the extent is not Vacant; written by Heap.
+  char* address = nullptr;
+  uint64_t bytes = 0;  // multiple of kPageBytes
+  uint64_t id = 0;     // a new one for every allocation
+  uint64_t requested_bytes = 0;
+
+  /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
+  /// a stale value only makes a worse victim.
+  std::atomic<uint64_t> last_use_ticks{0};
+
+  // The copy below, owned as invariant 3 says. slot_hash is the hash of what the slot holds.
+  Slot slot;
+  ContentHash slot_hash;
+  std::atomic<bool> slot_is_written{false};  // read by anyone as a guess
+
+  // Membership in Heap's lists of cached extents, guarded by Heap::mutex_.
+  ListHook<Extent> age_hook;
+  ListHook<Extent> size_hook;
+  uint64_t retired_at = 0;
+
+  uint64_t load() const { return word_.load(std::memory_order_acquire); }
+  static ExtentState state_of(uint64_t word) { return static_cast<ExtentState>(word & kStateMask); }
+  static uint64_t pins_of(uint64_t word) { return word >> 32; }
+  ExtentState state() const { return state_of(load()); }
+  bool has(uint64_t flag) const { return (load() & flag) != 0; }
+
+  /// Pins and returns the word as it was: the bytes are usable at once if usable_in(its state).
+  uint64_t pin() { return word_.fetch_add(kOnePin, std::memory_order_acq_rel); }
+  void unpin() { word_.fetch_sub(kOnePin, std::memory_order_release); }
+  static bool usable_in(ExtentState state) {
+    return state == ExtentState::kResident || state == ExtentState::kEvicting;
+  }
+  void set_flags(uint64_t flags) { word_.fetch_or(flags, std::memory_order_relaxed); }
+  void clear_dirty() { word_.fetch_and(~kFlagDirty, std::memory_order_relaxed); }
+
+  /// Blocks until the word differs from `seen`.
+  void wait_while(uint64_t seen) const { word_.wait(seen, std::memory_order_acquire); }
+
+  /// Whether claim_for_eviction() would succeed now.
+  bool may_be_evicted() const {
+    const uint64_t word = load();
+    return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
+           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == kFlagSeen;
+  }
+  /// A guess, for choosing victims: the slot was written and no op announced a write since.
+  bool is_presumed_clean() const {
+    return slot_is_written.load(std::memory_order_relaxed) && !has(kFlagDirty);
+  }
+
+  bool claim_for_eviction();
+  bool seal();
+  void unseal();
+  void become_cold();
+  /// Resident again, or still Cached when it was freed meanwhile; gives up `busy`.
+  void abandon_eviction();
+  bool claim_for_fetch();
+  void begin_merge();
+  void become_resident();
+  void abandon_fetch();
+
+  /// Freed by the program. False when the extent is cold or inside a window: see Heap::free.
+  bool retire();
+  void revive();
+  bool claim_for_free();
+  bool claim_for_trim();
+  /// Takes `busy` of a resident extent without changing its state; false when somebody has it.
+  bool try_take_busy();
+  void release_busy();
+  void become_vacant();
+  void commit();
+
+ private:
+  bool transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
+                  uint64_t clear);
+
+  std::atomic<uint64_t> word_{0};
+};
+
+}  // namespace tencache

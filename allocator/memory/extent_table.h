@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ExtentTable: address -> extent in one load, interior pointers included. One entry per granule of
+// the arena; an extent owns all entries of the granules it covers. The array is reserved whole and
+// gets memory where it is touched (8 bytes per 2 MiB).
+//
+// Entries are written by Heap (before an extent is handed out, after it is gone) and read by any
+// thread, also inside a signal handler. Extent objects are never destroyed, so what a stale entry
+// points to can still be looked at.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "backend/address_arena.h"
+#include "base/status.h"
+#include "memory/extent.h"
+
+namespace tencache {
+
+class ExtentTable {
+ public:
+  static Result<std::unique_ptr<ExtentTable>> create(const AddressArena& arena);
+  ~ExtentTable();
+  ExtentTable(const ExtentTable&) = delete;
+  ExtentTable& operator=(const ExtentTable&) = delete;
+
+  /// The extent that contains `address`, or null; any address may be asked.
+  Extent* find(const void* address) const {
+    const uint64_t distance =
+        static_cast<uint64_t>(static_cast<const char*>(address) - arena_base_);
+    if (distance >= arena_bytes_) return nullptr;
+    return entries_[distance / kGranuleBytes].load(std::memory_order_acquire);
+  }
+
+  void set(const char* address, uint64_t bytes, Extent* extent);
+
+ private:
+  ExtentTable(const AddressArena& arena, std::atomic<Extent*>* entries, uint64_t mapped_bytes);
+
+  // Constant after create().
+  const char* arena_base_;
+  uint64_t arena_bytes_;
+  std::atomic<Extent*>* entries_;
+  uint64_t mapped_bytes_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/heap.h"
+
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// What PyTorch's kernels expect of CPU memory (c10::gAlignment).
+constexpr size_t kSmallAlignment = 64;
+// A cached extent that this many later frees did not bring back into use belongs to a shape that
+// the program has left behind.
+constexpr uint64_t kCacheAgeMax = 4096;
+constexpr int kOldDropsPerMiss = 8;
+
+}  // namespace
+
+Heap::Heap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
+           const PageMap* page_map, DiskTier* disk, Budget& budget, Stats& stats)
+    : config_(config),
+      arena_(arena),
+      table_(table),
+      page_map_(page_map),
+      disk_(disk),
+      budget_(budget),
+      stats_(stats),
+      granules_(arena.bytes() / kGranuleBytes) {}
+
+Result<Allocation> Heap::allocate(uint64_t bytes) {
+  TENCACHE_DCHECK(bytes > 0);
+  if (bytes < config_.extent_min_bytes || is_passive_.load(std::memory_order_relaxed)) {
+    return allocate_small(bytes);
+  }
+  const uint64_t rounded = round_up(bytes, kPageBytes);
+  if (Extent* extent = pop_cached(rounded)) {
+    extent->requested_bytes = bytes;
+    extent->id = next_id_.fetch_add(1, std::memory_order_relaxed);
+    extent->revive();
+    add(stats_.extents_allocated, 1);
+    return Allocation{extent->address, extent};
+  }
+  return allocate_extent_slow(bytes, rounded);
+}
+
+void Heap::free(void* address) {
+  if (address == nullptr) return;
+  if (!arena_.contains(address)) {
+    free_small(address);
+    return;
+  }
+  Extent* extent = table_.find(address);
+  TENCACHE_CHECK(extent != nullptr && extent->address == address, "free of %p", address);
+  if (is_passive_.load(std::memory_order_relaxed)) {
+    // A forked child: the pages are its own copies, the bookkeeping is a copy nobody reads.
+    madvise(extent->address, extent->bytes, MADV_DONTNEED);
+    return;
+  }
+  for (;;) {
+    const uint64_t word = extent->load();
+    if (extent->retire()) {
+      cache(extent);
+      return;
+    }
+    if (extent->claim_for_free()) {
+      free_cold(extent);
+      return;
+    }
+    const ExtentState state = Extent::state_of(word);
+    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                   "double free of %p", address);
+    extent->wait_while(word);  // a protected window or a fetch: it ends by itself
+  }
+}
+
+Result<Allocation> Heap::allocate_small(uint64_t bytes) {
+  void* address = nullptr;
+  if (posix_memalign(&address, kSmallAlignment, bytes) != 0) {
+    return Status(StatusCode::kOutOfMemory,
+                  "tencache: the machine is out of memory. Tried to allocate " +
+                      format_bytes(bytes) + "; lower the batch size or --device-memory");
+  }
+  if (is_passive_.load(std::memory_order_relaxed)) return Allocation{address, nullptr};
+  const uint64_t usable = malloc_usable_size(address);
+  if (!budget_.try_reserve(usable)) {
+    Status status = reserve(usable, bytes);
+    if (!status.is_ok()) {
+      ::free(address);
+      return status;
+    }
+  }
+  if (budget_.needs_attention()) room_maker_->on_attention();
+  return Allocation{address, nullptr};
+}
+
+void Heap::free_small(void* address) {
+  if (!is_passive_.load(std::memory_order_relaxed)) budget_.release(malloc_usable_size(address));
+  ::free(address);
+}
+
+Extent* Heap::pop_cached(uint64_t bytes) {
+  Extent* extent = nullptr;
+  Slot stale_slot;
+  {
+    MutexLock lock(mutex_);
+    auto found = cached_by_size_.find(bytes);
+    if (found == cached_by_size_.end() || found->second.is_empty()) return nullptr;
+    extent = found->second.front();
+    unlink_cached(extent);
+    if (!extent->has(kFlagBusy)) std::swap(stale_slot, extent->slot);
+  }
+  if (stale_slot.is_valid()) disk_->release(stale_slot);
+  return extent;
+}
+
+Result<Allocation> Heap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {
+  drop_old_cached();
+  Status status = reserve(bytes, requested_bytes);
+  if (!status.is_ok()) return status;
+  Result<Extent*> made = make_extent(requested_bytes, bytes);
+  if (!made.is_ok()) {
+    // Addresses or mappings ran out, not memory: plain memory serves as well, it just stays put.
+    budget_.release(bytes);
+    if (!warned_extent_count_.exchange(true)) {
+      TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
+                           made.status().message().c_str());
+    }
+    return allocate_small(requested_bytes);
+  }
+  if (budget_.needs_attention()) room_maker_->on_attention();
+  add(stats_.extents_allocated, 1);
+  return Allocation{made.value()->address, made.value()};
+}
+
+Result<Extent*> Heap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
+  if (extent_count() >= config_.extent_count_max) {
+    return Status(StatusCode::kUnavailable,
+                  std::to_string(extent_count()) +
+                      " extents use up the mappings of this process (vm.max_map_count); raise it "
+                      "with sysctl or raise --extent-min");
+  }
+  const uint64_t granule_count = round_up(bytes, kGranuleBytes) / kGranuleBytes;
+  Extent* extent = nullptr;
+  {
+    MutexLock lock(mutex_);
+    const std::optional<uint64_t> granule = granules_.allocate(granule_count);
+    if (!granule) {
+      return Status(StatusCode::kUnavailable,
+                    "the address arena of " + format_bytes(arena_.bytes()) + " is used up");
+    }
+    if (vacant_.empty()) {
+      extent = &pool_.emplace_back();
+    } else {
+      extent = vacant_.back();
+      vacant_.pop_back();
+    }
+    extent->address = arena_.base() + *granule * kGranuleBytes;
+    extent->bytes = bytes;
+  }
+  Status status = arena_.commit(extent->address, bytes);
+  if (!status.is_ok()) {
+    MutexLock lock(mutex_);
+    granules_.free(static_cast<uint64_t>(extent->address - arena_.base()) / kGranuleBytes,
+                   granule_count);
+    vacant_.push_back(extent);
+    return status;
+  }
+  extent->id = next_id_.fetch_add(1, std::memory_order_relaxed);
+  extent->requested_bytes = requested_bytes;
+  extent_count_.fetch_add(1, std::memory_order_relaxed);
+  table_.set(extent->address, bytes, extent);
+  extent->commit();
+  return extent;
+}
+
+// The rungs: room under the budget -> cached extents -> evictions -> an error, or over the budget.
+Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
+  if (budget_.try_reserve(bytes)) return Status::ok();
+  while (drop_cached(bytes) > 0) {
+    if (budget_.try_reserve(bytes)) return Status::ok();
+  }
+  if (config_.strict) return out_of_memory(requested_bytes, Status::ok());
+  Status reason;
+  if (room_maker_->make_room(bytes, &reason)) return Status::ok();
+  // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
+  // kernel killing the process, so the program gets an error that it can handle.
+  if (!reason.is_ok()) return out_of_memory(requested_bytes, reason);
+  count_over_budget(bytes, budget_.force_reserve(bytes));
+  return Status::ok();
+}
+
+void Heap::reserve_or_exceed(uint64_t bytes) {
+  if (reserve(bytes, bytes).is_ok()) return;
+  count_over_budget(bytes, budget_.force_reserve(bytes));
+}
+
+void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
+  if (excess_bytes == 0) return;
+  add(stats_.over_budget_events, 1);
+  raise_to(stats_.over_budget_peak_bytes, excess_bytes);
+  if (warned_over_budget_.exchange(true)) return;
+  const std::string op = room_maker_->current_op();
+  TENCACHE_LOG_WARNING(
+      "%s needs %s more at once than the budget of %s holds, so the budget is exceeded (counted as "
+      "over_budget); a budget of %s would do here",
+      op.empty() ? "the program" : op.c_str(), format_bytes(bytes).c_str(),
+      format_bytes(budget_.limit()).c_str(), format_bytes(budget_.limit() + excess_bytes).c_str());
+}
+
+Status Heap::out_of_memory(uint64_t requested_bytes, const Status& reason) const {
+  const std::string op = room_maker_->current_op();
+  const uint64_t would_do = budget_.used() + round_up(requested_bytes, kPageBytes);
+  std::string text = "tencache ran out of memory. Tried to allocate " +
+                     format_bytes(requested_bytes) + (op.empty() ? "" : " in " + op) + " with " +
+                     format_bytes(budget_.used()) + " of the device budget of " +
+                     format_bytes(budget_.limit()) + " in use. ";
+  if (reason.is_ok()) {
+    text += "Strict mode does not spill; the smallest budget that would do here is " +
+            format_bytes(would_do) + ": raise --device-memory or leave out --strict.";
+  } else {
+    text += "Nothing can be spilled: " + reason.message() +
+            ". The smallest budget that would do here without spilling more is " +
+            format_bytes(would_do) + ".";
+  }
+  return Status(StatusCode::kOutOfMemory, std::move(text));
+}
+
+void Heap::cache(Extent* extent) {
+  Slot stale_slot;
+  {
+    MutexLock lock(mutex_);
+    extent->retired_at = ++retire_count_;
+    cached_by_age_.push_front(extent);
+    cached_by_size_[extent->bytes].push_front(extent);
+    // A busy extent is being written: its writer finds it cached and gives the slot back itself.
+    if (!extent->has(kFlagBusy)) std::swap(stale_slot, extent->slot);
+    cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
+  }
+  if (stale_slot.is_valid()) disk_->release(stale_slot);
+}
+
+void Heap::unlink_cached(Extent* extent) {
+  cached_by_age_.remove(extent);
+  auto found = cached_by_size_.find(extent->bytes);
+  found->second.remove(extent);
+  if (found->second.is_empty()) cached_by_size_.erase(found);
+  cached_bytes_.fetch_sub(extent->bytes, std::memory_order_relaxed);
+}
+
+void Heap::free_cold(Extent* extent) {
+  if (page_map_ != nullptr) {
+    TouchedPages touched;
+    if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {
+      count_unannounced(touched);
+    }
+  }
+  give_back(extent);
+}
+
+void Heap::count_unannounced(const TouchedPages& touched) {
+  if (touched.read_count > 0) add(stats_.unannounced_reads, 1);
+  if (!touched.written.empty()) add(stats_.unannounced_writes, 1);
+}
+
+// Ends the life of an extent that is Vacant and busy: addresses, slot and the object itself.
+void Heap::give_back(Extent* extent) {
+  table_.set(extent->address, extent->bytes, nullptr);
+  Status status = arena_.decommit(extent->address, extent->bytes);
+  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  if (extent->slot.is_valid()) disk_->release(extent->slot);
+  extent->slot = {};
+  extent->slot_is_written = false;
+  extent->become_vacant();
+  extent_count_.fetch_sub(1, std::memory_order_relaxed);
+  MutexLock lock(mutex_);
+  granules_.free(static_cast<uint64_t>(extent->address - arena_.base()) / kGranuleBytes,
+                 round_up(extent->bytes, kGranuleBytes) / kGranuleBytes);
+  vacant_.push_back(extent);
+}
+
+uint64_t Heap::drop_cached(uint64_t bytes) {
+  std::vector<Extent*> dropped;
+  uint64_t dropped_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    Extent* extent = cached_by_age_.back();
+    while (extent != nullptr && dropped_bytes < bytes) {
+      Extent* newer = AgeList::previous(extent);
+      if (extent->claim_for_trim()) {  // not one that an op still pins or a writer still reads
+        unlink_cached(extent);
+        dropped.push_back(extent);
+        dropped_bytes += extent->bytes;
+      }
+      extent = newer;
+    }
+  }
+  for (Extent* extent : dropped) {
+    const uint64_t extent_bytes = extent->bytes;
+    give_back(extent);
+    budget_.release(extent_bytes);
+  }
+  return dropped_bytes;
+}
+
+void Heap::drop_old_cached() {
+  uint64_t old_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    int left = kOldDropsPerMiss;
+    for (Extent* extent = cached_by_age_.back();
+         extent != nullptr && left > 0 && retire_count_ - extent->retired_at > kCacheAgeMax;
+         extent = AgeList::previous(extent), --left) {
+      old_bytes += extent->bytes;
+    }
+  }
+  if (old_bytes > 0) drop_cached(old_bytes);
+}
+
+uint64_t Heap::drop_slots_of_residents(uint64_t bytes) {
+  uint64_t dropped_bytes = 0;
+  for (Extent* extent : extents()) {
+    if (dropped_bytes >= bytes) break;
+    if (!extent->try_take_busy()) continue;
+    dropped_bytes += extent->slot.bytes;
+    release_slot_of(extent);
+    extent->release_busy();
+  }
+  return dropped_bytes;
+}
+
+// REQUIRES: the caller holds `busy` of the extent.
+void Heap::release_slot_of(Extent* extent) {
+  if (extent->slot.is_valid()) disk_->release(extent->slot);
+  extent->slot = {};
+  extent->slot_is_written = false;
+}
+
+std::vector<Extent*> Heap::extents() const {
+  MutexLock lock(mutex_);
+  std::vector<Extent*> extents;
+  extents.reserve(pool_.size());
+  for (const Extent& extent : pool_) extents.push_back(const_cast<Extent*>(&extent));
+  return extents;
+}
+
+}  // namespace tencache

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A doubly linked list whose links live inside the elements: putting a freed extent on a list costs
+// no allocation. An element is in at most one list per hook. Not thread-safe: the owner locks.
+#pragma once
+
+#include <cstddef>
+
+#include "base/check.h"
+
+namespace tencache {
+
+template <typename T>
+struct ListHook {
+  T* previous = nullptr;
+  T* next = nullptr;
+  bool linked = false;
+};
+
+template <typename T, ListHook<T> T::*kHook>
+class IntrusiveList {
+ public:
+  bool is_empty() const { return head_ == nullptr; }
+  T* front() const { return head_; }
+  T* back() const { return tail_; }
+  static T* next(const T* element) { return (element->*kHook).next; }
+  static T* previous(const T* element) { return (element->*kHook).previous; }
+
+  void push_front(T* element) {
+    ListHook<T>& hook = element->*kHook;
+    TENCACHE_DCHECK(!hook.linked);
+    hook = {nullptr, head_, true};
+    (head_ != nullptr ? (head_->*kHook).previous : tail_) = element;
+    head_ = element;
+  }
+
+  void remove(T* element) {
+    ListHook<T>& hook = element->*kHook;
+    TENCACHE_DCHECK(hook.linked);
+    (hook.previous != nullptr ? (hook.previous->*kHook).next : head_) = hook.next;
+    (hook.next != nullptr ? (hook.next->*kHook).previous : tail_) = hook.previous;
+    hook = {};
+  }
+
+ private:
+  T* head_ = nullptr;
+  T* tail_ = nullptr;
+};
+
+}  // namespace tencache
