@@ -35,6 +35,8 @@ std::vector<std::string> environment_names() {
 
 }  // namespace
 
+const char* const kVersion = TENCACHE_VERSION;
+
 Runtime& Runtime::instance() {
   static Runtime* runtime = new Runtime();
   return *runtime;

@@ -18,7 +18,8 @@
 
 namespace tencache {
 
-inline constexpr const char* kVersion = TENCACHE_VERSION_STRING;
+/// The version of this library, "0.1.0".
+extern const char* const kVersion;
 
 class Runtime {
  public:
