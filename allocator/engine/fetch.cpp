@@ -44,6 +44,8 @@ void Migrations::fetch(std::span<Extent* const> extents) {
     uint64_t bytes = 0;
     for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
     heap_.reserve_or_exceed(bytes);
+    // Whoever calls waits: no fetch is early as long as nothing predicts ops.
+    add(stats_.late_fetches, fetches.size());
     MigrationPermit permit(gate_);
     // Phase 3: bytes, into pages that nobody sees.
     make_scratch(fetches);

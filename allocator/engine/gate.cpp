@@ -127,10 +127,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) missing.push_back(extent);
   }
-  if (!missing.empty()) {
-    add(stats_.late_fetches, missing.size());
-    migrations_->fetch(missing);
-  }
+  if (!missing.empty()) migrations_->fetch(missing);
   add(stats_.stall_ns, now_ns() - begin_ns);
 }
 
