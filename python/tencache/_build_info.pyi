@@ -4,3 +4,4 @@
 
 VERSION: str
 TORCH_VERSION: str
+BUILD_TYPE: str

@@ -232,7 +232,7 @@ def doctor(as_json: bool, **values: object) -> None:
         click.echo(json.dumps(report, indent=2))
     else:
         _doctor.show(report, Console())
-    sys.exit(0 if _doctor.is_usable(report) else 1)
+    sys.exit(1 if _doctor.blockers(report) else 0)
 
 
 # ---- stats -------------------------------------------------------------------------------------
@@ -259,10 +259,9 @@ def stats(file: Path) -> None:
             continue
         for key, item in value.items():
             table.add_row(f"{name}.{key}", _stats_text(name, key, item))
-    console = Console()
-    console.print(table)
+    Console().print(table)
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        click.echo(line)
 
 
 def _stats_text(group: str, key: str, value: object) -> str:
@@ -285,17 +284,30 @@ def trace() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
-@click.option("--op", metavar="TEXT", help="Only events of ops whose name contains TEXT.")
-@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only events of this kind.")
+@click.option("--op", metavar="TEXT", help="Only what ops did whose name contains TEXT.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(_trace.KINDS),
+    metavar="KIND",
+    help=f"Only events of this kind: {', '.join(_trace.KINDS)}. May be repeated.",
+)
 def dump(
     file: Path, as_json: bool, limit: int | None, op: str | None, kinds: Sequence[str]
 ) -> None:
     """Show the events of FILE, which `tencache run --trace FILE` wrote."""
-    events = _trace.select(_trace.read_events(file), op=op, kinds=frozenset(kinds))
+    reader = _trace.TraceReader(file)
+    events = _trace.select(reader.events(), op=op, kinds=frozenset(kinds))
     shown = itertools.islice(events, limit)
     if as_json:
         for event in shown:
-            click.echo(json.dumps(event))
+            click.echo(json.dumps(event.written))
         return
     for line in _trace.table_lines(shown):
         click.echo(line)
+    if reader.lost_count:
+        click.echo(
+            f"{reader.lost_count} older events are not here: of each thread the newest were kept.",
+            err=True,
+        )

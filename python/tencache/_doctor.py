@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `tencache doctor` says: what this machine offers, what is missing, and how to get it.
 
-The core probes the machine (memory, cgroup, spill directory, io_uring, kernel interfaces) and
-gives a JSON object of sections; Python adds a section about torch and one about itself. The table
-is made from whatever the sections hold: a key that ends in `_bytes` is shown as a size, and a key
-`x_reason` is shown beside `x`. So a new probe in the core needs no change here.
+The core probes the machine and gives a JSON object (allocator/abi/runtime_json.cpp); Python adds
+whether the installed torch is the one tencache was built for. The table shows all of it: a key that
+ends in `bytes` as a size, and `x_reason` (or `reason` alone) beside what it explains, so that a new
+probe in the core needs no change here. Below the table stands one line for each thing that is
+missing, with its remedy.
 Imports no torch: its version is read from its files. Threads: none of its own.
 """
 
@@ -18,25 +19,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tencache._library import (
-    Core,
-    built_for_torch,
-    installed_torch,
-    mismatch_message,
-    package_version,
-)
+from tencache._library import Core, built_for_torch, installed_torch, mismatch_message
 from tencache._report import format_bytes
 
-_REASON = "_reason"
+_REASON = "reason"
+# What most kernels ship; each extent needs up to four mappings.
+_MAP_COUNT_USUAL = 65530
 
 
 def collect(library: Core) -> dict[str, Any]:
-    """The core's sections and ours. Opens the probed files only for a moment; starts nothing."""
+    """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
     return {
-        "tencache": {
-            "version": package_version(),
-            "python": f"{platform.python_version()} ({sys.executable})",
-        },
+        "python": f"{platform.python_version()} ({sys.executable})",
         "torch": torch_section(installed_torch(), built_for_torch()),
         **library.doctor(),
     }
@@ -50,57 +44,98 @@ def torch_section(installed: str | None, built_for: str) -> dict[str, Any]:
         "fits": installed == built_for,
     }
     if installed is None:
-        section["fits_reason"] = f"torch is not installed; `pip install torch=={built_for}`"
+        section["remedy"] = f"torch is not installed here: `pip install torch=={built_for}`."
     elif installed != built_for:
-        section["fits_reason"] = mismatch_message(installed, built_for)
+        section["remedy"] = mismatch_message(installed, built_for)
     return section
 
 
-def is_usable(report: Mapping[str, Any]) -> bool:
-    """Whether a program could be started under tencache here."""
-    return bool(report["torch"]["fits"])
+def blockers(report: Mapping[str, Any]) -> list[str]:
+    """What keeps a program from starting under tencache here, each with its remedy."""
+    found = []
+    if not report["torch"]["fits"]:
+        found.append(report["torch"]["remedy"])
+    if "error" in report["disk"]:
+        found.append(report["disk"]["error"])
+    if not report["page_map"]["works"]:
+        found.append(report["page_map"]["reason"])
+    return found
 
 
-def rows(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A section as (label, text) rows; nested objects become rows with the outer label in front."""
-    names = {key.removesuffix("_bytes") for key in section}
+def hints(report: Mapping[str, Any]) -> list[str]:
+    """What works, but would work better otherwise, each with its remedy."""
+    found = []
+    disk = report["disk"]
+    if disk.get("io_uring") is False:
+        found.append(
+            f"io_uring is not available ({disk['io_uring_reason']}), so a pool of threads reads "
+            "and writes the spill file. Container profiles often refuse it; with Docker, "
+            "`--security-opt seccomp=unconfined` or a profile that allows io_uring_* gives it."
+        )
+    if disk.get("direct_io") is False:
+        found.append(
+            f"{disk['directory']} does not take O_DIRECT ({disk['direct_io_reason']}), so spilled "
+            "bytes pass the page cache. A directory on a local ext4 or xfs takes it: --spill-dir."
+        )
+    if report["huge_pages"] in ("never", "absent"):
+        found.append(
+            f"transparent huge pages are {report['huge_pages']}, so memory is filled page by page. "
+            "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`."
+        )
+    if report["map_count_max"] < _MAP_COUNT_USUAL:
+        found.append(
+            f"vm.max_map_count is {report['map_count_max']}, which limits how many tensors may be "
+            "extents. As root: `sysctl vm.max_map_count=262144`."
+        )
+    return found
+
+
+def rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A section as (label, text) rows, each reason beside what it explains."""
+    first = next(iter(section), None)
+    reasons = {}
     for key, value in section.items():
-        if key.endswith(_REASON) and key.removesuffix(_REASON) in names:
-            continue  # Shown beside what it explains.
+        if key == _REASON:
+            reasons[first] = value
+        elif key.endswith(f"_{_REASON}"):
+            reasons[key.removesuffix(f"_{_REASON}")] = value
+    for key, value in section.items():
         name = key.removesuffix("_bytes")
-        label = prefix + name.replace("_", " ")
-        if isinstance(value, Mapping):
-            yield from rows(value, prefix=f"{label}: ")
+        if key == _REASON or key.endswith(f"_{_REASON}"):
             continue
-        reason = section.get(name + _REASON)
+        reason = reasons.get(name)
         text = value_text(key, value)
-        yield label, f"{text} ({reason})" if reason else text
+        yield name.replace("_", " "), f"{text} ({reason})" if reason else text
 
 
 def value_text(key: str, value: object) -> str:
-    """One value as text: sizes, yes and no, and lists on one line."""
+    """One value as text: sizes, yes and no, and what is absent."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value == "":
         return "none"
-    if isinstance(value, (int, float)) and key.endswith("_bytes"):
+    if isinstance(value, int) and key.endswith("bytes"):
         return format_bytes(value)
-    if isinstance(value, list):
-        return ", ".join(value_text("", item) for item in value) or "none"
     return str(value)
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Prints the report as one table with a part for each section."""
+    """Prints the report as one table with a part for each section, then what could be better."""
     table = Table(title="tencache doctor", show_header=False, title_justify="left")
-    table.add_column("what", style="bold", no_wrap=True)
+    table.add_column("part", style="bold", no_wrap=True)
+    table.add_column("what", no_wrap=True)
     table.add_column("found", overflow="fold")
     for name, section in report.items():
-        table.add_section()
+        part = name.replace("_", " ")
         if not isinstance(section, Mapping):
-            table.add_row(name.replace("_", " "), value_text(name, section))
+            table.add_row(part, "", value_text(name, section))
             continue
+        table.add_section()
         for index, (label, text) in enumerate(rows(section)):
-            shown = f"{name.replace('_', ' ')}: {label}" if index == 0 else f"  {label}"
-            table.add_row(shown, text)
+            table.add_row("" if index else part, label, text)
+        table.add_section()
     console.print(table)
+    for title, lines in (("Blocked", blockers(report)), ("Could be better", hints(report))):
+        for line in lines:
+            console.print(f"[bold]{title}:[/bold] ", end="")
+            console.print(line, markup=False, highlight=False)

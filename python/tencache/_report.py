@@ -3,8 +3,9 @@
 
 `summary_lines` is a pure function from the stats (schema 1) to a few lines; `finish` prints them on
 stderr and writes the files. Files appear complete or not at all: they are written under a temporary
-name in the same directory and renamed. In a distributed run each rank writes its own file. A file
-that cannot be written costs one line on stderr and never changes the program's exit status.
+name in the same directory and renamed (the trace by the core). In a distributed run each rank
+writes its own file. A file that cannot be written costs one line on stderr and never changes the
+program's exit status.
 Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
 """
 
@@ -48,11 +49,11 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
     return path
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a temporary file beside `path`, then renames it onto `path`."""
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a temporary file beside `path`, then renames it onto `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(temporary)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -89,7 +90,7 @@ def finish(
     """Writes the files that were asked for, then prints the summary unless quiet."""
     if stats_path is not None:
         text = json.dumps(stats, indent=2) + "\n"
-        _write(stats_path, "stats", lambda temporary: _write_text(temporary, text))
+        _write(stats_path, "stats", lambda path: write_atomically(path, text))
     if trace_path is not None:
         _write(trace_path, "trace", write_trace)
     if quiet:
@@ -98,14 +99,10 @@ def finish(
         _say(line)
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
 def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:
     path = ranked_path(path, os.environ)
     try:
-        write_atomically(path, write)
+        write(path)
     except (OSError, TencacheError) as error:
         _say(f"error: the {what} file {path} could not be written: {error}")
 

@@ -125,7 +125,7 @@ def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
     for name in _OUTPUT_OPTIONS:
         if texts[name] == _NO_FILE:
             continue
-        path = Path(texts[name]).expanduser().absolute()
+        path = _output_path(texts[name])
         reason = None
         if path.is_dir():
             reason = "it is a directory"
@@ -143,6 +143,10 @@ def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
+def _output_path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
 def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     if enabled.pid != os.getpid():
         warnings.warn(
@@ -154,23 +158,10 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
         )
         return
     for name, text in given.items():
-        in_force = enabled.texts[name]
-        if text == in_force:
-            continue
-        if name in _OUTPUT_OPTIONS and str(Path(text).expanduser().absolute()) == in_force:
-            continue
-        try:
-            # The core knows that "2GiB" and "2048MiB" are the same value.
-            core().set_option(name, text)
-        except OptionError:
-            raise
-        except TencacheError as error:
-            raise TencacheError(
-                f"tencache is enabled already with {name}={in_force}, so {name}={text} cannot be "
-                "taken: options are constant once the first tensor may exist. Give both places the "
-                "same value, or enable only once (TENCACHE=1 and `tencache run` enable when torch "
-                "is imported)."
-            ) from error
+        if name in _OUTPUT_OPTIONS and text != _NO_FILE:
+            text = str(_output_path(text))
+        # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
+        core().set_option(name, text)
 
 
 def _enable_first(torch: Any, given: Mapping[str, str]) -> None:

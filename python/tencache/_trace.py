@@ -1,86 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a trace file: the events that the recorder kept, one JSON object a line.
 
-The core writes the file (learn/trace_writer.h) when the program ends under `--trace FILE`. A reader
-here is a generator, so a file of any length is shown without being held in memory. A line that is
-no JSON object is an error that names file and line: a trace is whole, or it was not ours.
-Threads: none of its own.
+The core writes the file when the program ends under `--trace FILE` and describes its format
+(allocator/learn/trace_writer.h): a line about the file, then events in order of time. Reads and
+writes belong to the op that began last on their thread, which is worked out here, as is how long an
+op took. Everything is a generator, so a file of any length is shown without being held in memory.
+A line that is no event is an error that names file and line. Threads: none of its own.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tencache._library import TencacheError
 from tencache._report import format_bytes
 
-Event = dict[str, Any]
+_FORMAT = "tencache-events"
+_VERSION = 1
+KINDS = ("op_begin", "op_end", "read", "write", "allocate", "free", "step")
+_HEADER = f"{'ms':>12}  {'thread':>6}  {'event':<8}  {'took us':>9}  {'extent':>7}  {'size':>8}  op"
 
-_MEASURED_EVENTS = 1000
+
+@dataclass(frozen=True)
+class Event:
+    """One event as written, with what follows from the events before it on its thread."""
+
+    written: dict[str, Any]
+    op: str  # the op itself, or the one in which this happened; "" when there is none
+    took_ns: int | None  # of an op, at its end, when its begin is in the trace
+
+    @property
+    def kind(self) -> str:
+        return str(self.written["kind"])
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of the file in the order in which they stand there."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                event = json.loads(line)
-            except ValueError as error:
-                raise TencacheError(_not_a_trace(path, number, str(error))) from error
-            if not isinstance(event, dict):
-                raise TencacheError(_not_a_trace(path, number, "it holds no JSON object"))
-            yield event
+class TraceReader:
+    """A trace file: what its first line says, and its events.
+
+    Raises TencacheError when the file is no trace, or one of a version that is unknown here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open(encoding="utf-8") as file:
+            description = self._parse(1, file.readline())
+        if description.get("format") != _FORMAT:
+            raise TencacheError(self._refusal(1, f"its format is not {_FORMAT}"))
+        if description.get("version") != _VERSION:
+            raise TencacheError(
+                f"{path} is a trace of version {description.get('version')}, and this tencache "
+                f"reads version {_VERSION}. Use the tencache that wrote it."
+            )
+        self.lost_count = int(description["lost"])
+
+    def events(self) -> Iterator[Event]:
+        """All events in order of time."""
+        open_ops: dict[
+            int, list[tuple[str, int]]
+        ] = {}  # by thread: name and begin, outermost first
+        with self._path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    continue
+                written = self._parse(number, line)
+                try:
+                    yield _resolve(written, open_ops.setdefault(written["thread"], []))
+                except KeyError as error:
+                    raise TencacheError(self._refusal(number, f"it lacks {error}")) from error
+
+    def _parse(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise TencacheError(self._refusal(number, str(error))) from error
+        if not isinstance(value, dict):
+            raise TencacheError(self._refusal(number, "it holds no JSON object"))
+        return value
+
+    def _refusal(self, number: int, reason: str) -> str:
+        return (
+            f"{self._path}, line {number}, is not from a trace: {reason}. Traces are written by "
+            "`tencache run --trace FILE -- …` when the program ends."
+        )
 
 
 def select(events: Iterator[Event], *, op: str | None, kinds: frozenset[str]) -> Iterator[Event]:
-    """Events whose op's name contains `op` and whose kind is one of `kinds` (empty = all)."""
+    """Events of ops whose name contains `op`, of one of the `kinds` (none given = all)."""
     for event in events:
-        if kinds and event.get("kind") not in kinds:
-            continue
-        if op is not None and op not in str(event.get("op", "")):
-            continue
-        yield event
+        if (not kinds or event.kind in kinds) and (op is None or op in event.op):
+            yield event
 
 
 def table_lines(events: Iterator[Event]) -> Iterator[str]:
-    """The events as aligned columns, one line each, below a line with the columns' names.
-
-    Columns and their widths come from the first events, so that long files are shown at once; what
-    is wider later is shown in full all the same.
-    """
-    first = list(itertools.islice(events, _MEASURED_EVENTS))
-    if not first:
-        yield "(no events)"
-        return
-    columns = list(dict.fromkeys(key for event in first for key in event))
-    widths = {
-        column: max(len(column), *(len(_cell(event, column)) for event in first))
-        for column in columns
-    }
-    yield "  ".join(column.ljust(widths[column]) for column in columns).rstrip()
-    for event in itertools.chain(first, events):
-        yield "  ".join(_cell(event, column).ljust(widths[column]) for column in columns).rstrip()
+    """The events as aligned columns, one line each, below a line with the columns' names."""
+    yield _HEADER
+    for event in events:
+        written = event.written
+        took = "" if event.took_ns is None else f"{event.took_ns / 1e3:.1f}"
+        size = format_bytes(written["bytes"]) if "bytes" in written else ""
+        yield (
+            f"{written['ns'] / 1e6:>12.3f}  {written['thread']:>6}  {event.kind:<8}  {took:>9}  "
+            f"{written.get('extent', '')!s:>7}  {size:>8}  {event.op}"
+        ).rstrip()
 
 
-def _cell(event: Event, column: str) -> str:
-    value = event.get(column)
-    if value is None:
-        return ""
-    if column == "bytes" and isinstance(value, int):
-        return format_bytes(value)
-    if isinstance(value, float):
-        return f"{value:.6f}"
-    return str(value)
-
-
-def _not_a_trace(path: Path, number: int, reason: str) -> str:
-    return (
-        f"{path}, line {number}, is no event of a trace: {reason}. Traces are written by "
-        "`tencache run --trace FILE -- …` when the program ends."
-    )
+def _resolve(written: dict[str, Any], open_ops: list[tuple[str, int]]) -> Event:
+    """Adds op and duration to an event; keeps `open_ops` of its thread up to date."""
+    kind = written["kind"]
+    if kind == "op_begin":
+        open_ops.append((written["op"], written["ns"]))
+        return Event(written, written["op"], None)
+    if kind == "op_end":
+        # The begin may have been overwritten in the ring: then the end stands alone.
+        if open_ops and open_ops[-1][0] == written["op"]:
+            return Event(written, written["op"], written["ns"] - open_ops.pop()[1])
+        return Event(written, written["op"], None)
+    return Event(written, open_ops[-1][0] if open_ops else "", None)

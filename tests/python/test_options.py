@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option table: one table for the core, the keywords, the flags, the variables and README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tencache
+from tencache import _options
+from tencache._library import OptionError, core
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_table_names_each_option_in_all_three_spellings():
+    rows = _options.table()
+    assert len(rows) >= 10
+    for row in rows:
+        assert row.environment == f"TENCACHE_{row.name.upper()}"
+        assert row.flag == f"--{row.name.replace('_', '-')}"
+        assert row.kind in {"bytes", "path", "flag", "choice", "number"}
+        assert bool(row.choices) == (row.kind == "choice")
+        assert row.help.endswith(".")
+
+
+def test_core_accepts_every_default():
+    for row in _options.table():
+        core().check_option(row.name, row.default)
+
+
+def test_readme_shows_the_table():
+    text = README.read_text(encoding="utf-8")
+    begin, end = "<!-- options:begin -->\n", "<!-- options:end -->"
+    shown = text[text.index(begin) + len(begin) : text.index(end)]
+    expected = "\n".join(_options.markdown_lines(_options.table())) + "\n"
+    assert shown == expected, "run `python -m tencache._options` and put its output into README.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("device_memory", "2GiB", "2GiB"),
+        ("device_memory", 2 << 30, "2147483648"),
+        ("spill_dir", Path("/var/tmp"), "/var/tmp"),
+        ("strict", True, "on"),
+        ("strict", False, "off"),
+        ("io_uring", False, "off"),
+        ("arm_at", 0.5, "0.5"),
+        ("chaos", 7, "7"),
+    ],
+)
+def test_python_values_become_texts_that_the_core_takes(name, value, text):
+    option = _options.find(name)
+    assert _options.to_text(option, value) == text
+    core().check_option(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("device_memory", 1.5, "2GiB"),
+        ("device_memory", True, "2GiB"),
+        ("spill_dir", 3, "a path"),
+        ("strict", 1, "True or False"),
+        ("log_level", True, "error, warning, info, debug"),
+        ("arm_at", [], "a number"),
+    ],
+)
+def test_value_of_a_wrong_type_is_named_with_what_is_wanted(name, value, wanted):
+    with pytest.raises(TypeError) as caught:
+        _options.to_text(_options.find(name), value)
+    assert name in str(caught.value)
+    assert type(value).__name__ in str(caught.value)
+    assert wanted in str(caught.value)
+
+
+def test_unknown_option_names_the_nearest():
+    with pytest.raises(TypeError, match="did you mean 'device_memory'"):
+        _options.find("device_mem")
+    with pytest.raises(TypeError, match="the options are device_memory, "):
+        _options.find("zzzzzzzz")
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1GiB", "2Gib0", "1e99999", "0"])
+def test_core_refuses_what_is_no_budget(text):
+    with pytest.raises(OptionError) as caught:
+        core().check_option("device_memory", text)
+    assert f'"{text}"' in str(caught.value)
+    assert "TENCACHE_DEVICE_MEMORY" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096", 4096),
+        ("64KiB", 65536),
+        ("64kB", 64000),
+        ("1.5 MiB", 3 << 19),
+        ("2m", 2 << 20),
+        ("8G", 8 << 30),
+        ("1gb", 10**9),
+        ("12 B", 12),
+    ],
+)
+def test_sizes_read_as_the_core_reads_them(text, expected):
+    assert _options.parse_bytes(text) == expected
+
+
+def test_text_in_force_is_given_else_variable_else_default():
+    variables = {"TENCACHE_STRICT": "on", "TENCACHE_DEVICE_MEMORY": "3GiB", "TENCACHE_QUIET": ""}
+    texts = _options.texts_in_force({"device_memory": "2GiB"}, variables)
+    assert texts["device_memory"] == "2GiB"
+    assert texts["strict"] == "on"
+    assert texts["quiet"] == "off"
+    assert set(texts) == {row.name for row in _options.table()}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, False), ("", False), ("0", False), ("off", False), ("1", True), ("True", True)],
+)
+def test_switch(value, expected):
+    assert _options.switch_is_on(value) is expected
+
+
+def test_switch_with_a_size_is_refused_with_the_variable_to_use():
+    with pytest.raises(OptionError, match="TENCACHE=2GiB .* TENCACHE_DEVICE_MEMORY"):
+        _options.switch_is_on("2GiB")
+
+
+def test_options_before_enable_are_the_environment_and_the_defaults(monkeypatch):
+    monkeypatch.setenv("TENCACHE_DEVICE_MEMORY", "5GiB")
+    monkeypatch.delenv("TENCACHE_STRICT", raising=False)
+    assert tencache.options()["device_memory"] == "5GiB"
+    assert tencache.options()["strict"] == "off"
+
+
+def test_version_is_the_same_everywhere():
+    assert tencache.__version__ == core().version()

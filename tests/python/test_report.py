@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary at exit, the files that are written there, and how a trace is shown."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from tencache import _doctor, _report, _trace
+from tencache._library import TencacheError
+
+STATS = {
+    "backend": "cpu",
+    "budget": {"device": 2 << 30, "host": 0, "disk": 50 << 30},
+    "peak": {"device": 2 << 30, "host": 0, "disk": 3 << 30},
+    "bytes": {
+        "evicted": 10 << 30,
+        "fetched": 9 << 30,
+        "disk_written": 6 << 30,
+        "disk_read": 9 << 30,
+        "clean_dropped": 4 << 30,
+    },
+    "fetches": {"early": 1, "late": 200, "wasted": 3},
+    "stall_s": 12.5,
+    "unannounced": {"reads": 0, "writes": 0},
+    "over_budget": {"events": 0, "peak_bytes": 0},
+    "ops": 40000,
+    "steps": 10,
+    "extents": 321,
+    "wall_s": 50.0,
+}
+
+
+def stats_with(**changes):
+    stats = copy.deepcopy(STATS)
+    stats.update(changes)
+    return stats
+
+
+def test_summary_holds_every_figure():
+    text = "\n".join(_report.summary_lines(STATS))
+    for figure in (
+        "50.0 s for 10 steps (5.00 s each)",
+        "device peak 2.00 GiB of a budget of 2.00 GiB",
+        "evicted 10.0 GiB, fetched 9.00 GiB",
+        "6.00 GiB written, 9.00 GiB read, 4.00 GiB clean",
+        "waited 12.5 s (25% of the time)",
+        "200 late, 1 early, 3 wasted",
+    ):
+        assert figure in text
+    assert 2 <= len(_report.summary_lines(STATS)) <= 5
+
+
+def test_summary_is_empty_without_extents():
+    assert _report.summary_lines(stats_with(extents=0)) == []
+
+
+def test_summary_says_that_everything_fitted():
+    still = dict.fromkeys(STATS["bytes"], 0)
+    lines = _report.summary_lines(stats_with(bytes=still))
+    assert len(lines) == 1
+    assert "nothing was evicted" in lines[0]
+
+
+def test_summary_names_the_budget_that_would_do():
+    lines = _report.summary_lines(
+        stats_with(over_budget={"events": 2, "peak_bytes": (5 << 20) + 1})
+    )
+    line = next(line for line in lines if "over budget" in line)
+    assert "2 times" in line
+    assert "--device-memory 2054MiB" in line
+
+
+def test_summary_tells_unannounced_accesses_and_failed_evictions():
+    stats = stats_with(unannounced={"reads": 2, "writes": 1}, eviction_failures=4)
+    text = "\n".join(_report.summary_lines(stats))
+    assert "2 reads and 1 write" in text
+    assert "4 evictions failed" in text
+
+
+def test_summary_of_a_program_without_steps_or_time():
+    lines = _report.summary_lines(stats_with(steps=0, wall_s=0.0))
+    assert lines[0].startswith("0.00 s; ")
+    assert "of the time" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1023 << 10, "1023 KiB"),
+        ((1 << 20) - 1, "1.00 MiB"),
+        (3 << 29, "1.50 GiB"),
+    ],
+)
+def test_sizes_are_written_as_the_core_writes_them(count, text):
+    assert _report.format_bytes(count) == text
+
+
+def test_each_rank_has_its_own_file():
+    path = Path("/x/run.json")
+    assert _report.ranked_path(path, {"RANK": "1", "WORLD_SIZE": "4"}) == Path("/x/run.rank1.json")
+    assert _report.ranked_path(path, {"RANK": "0", "WORLD_SIZE": "1"}) == path
+    assert _report.ranked_path(path, {}) == path
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        _report.write_atomically(path, "half of it \ud800")
+    assert path.read_text() == "old"
+    _report.write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, capsys):
+    _report.finish(
+        STATS,
+        stats_path=tmp_path / "gone" / "run.json",
+        trace_path=None,
+        write_trace=lambda path: None,
+        quiet=True,
+    )
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(tmp_path / "gone" / "run.json") in error
+
+
+def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):
+    _report.finish(
+        STATS,
+        stats_path=tmp_path / "run.json",
+        trace_path=tmp_path / "run.trace",
+        write_trace=lambda path: path.write_text('{"kind":"step"}\n'),
+        quiet=False,
+    )
+    assert json.loads((tmp_path / "run.json").read_text()) == STATS
+    assert (tmp_path / "run.trace").read_text() == '{"kind":"step"}\n'
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"tencache: {line}" for line in _report.summary_lines(STATS)]
+
+
+def write_trace_file(path, events, **changes):
+    head = {"format": "tencache-events", "version": 1, "threads": 2, "events": 0, "lost": 0}
+    lines = [json.dumps(line) for line in [{**head, **changes}, *events]]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def event(ns, kind, thread=0, **fields):
+    return {"ns": ns, "thread": thread, "kind": kind, **fields}
+
+
+EVENTS = [
+    event(500, "op_end", op="aten::lost_begin"),
+    event(1000, "op_begin", op="aten::linear"),
+    event(1500, "op_begin", op="aten::mm"),
+    event(1500, "read", extent=17, bytes=3 << 20),
+    event(1600, "read", thread=1, extent=18, bytes=1 << 20),
+    event(4000, "op_end", op="aten::mm"),
+    event(4500, "allocate", extent=19, bytes=1 << 20),
+    event(6000, "op_end", op="aten::linear"),
+    event(7000, "step"),
+]
+
+
+def test_trace_gives_each_event_its_op_and_each_op_its_time(tmp_path):
+    path = tmp_path / "run.trace"
+    write_trace_file(path, EVENTS, lost=3)
+    reader = _trace.TraceReader(path)
+    events = list(reader.events())
+    assert reader.lost_count == 3
+    assert [e.written for e in events] == EVENTS
+    assert [e.op for e in events] == [
+        "aten::lost_begin",
+        "aten::linear",
+        "aten::mm",
+        "aten::mm",
+        "",
+        "aten::mm",
+        "aten::linear",
+        "aten::linear",
+        "",
+    ]
+    assert [e.took_ns for e in events if e.kind == "op_end"] == [None, 2500, 5000]
+
+
+def test_trace_is_selected_by_op_and_kind(tmp_path):
+    path = tmp_path / "run.trace"
+    write_trace_file(path, EVENTS)
+
+    def chosen(**how):
+        events = _trace.select(_trace.TraceReader(path).events(), **how)
+        return [e.written for e in events]
+
+    assert chosen(op="mm", kinds=frozenset()) == [EVENTS[2], EVENTS[3], EVENTS[5]]
+    assert chosen(op=None, kinds=frozenset({"read"})) == [EVENTS[3], EVENTS[4]]
+    assert chosen(op="mm", kinds=frozenset({"read"})) == [EVENTS[3]]
+
+
+def test_trace_table_is_aligned(tmp_path):
+    path = tmp_path / "run.trace"
+    write_trace_file(path, EVENTS)
+    head, *lines = _trace.table_lines(_trace.TraceReader(path).events())
+    assert len(lines) == len(EVENTS)
+    assert head.index("op", head.index("size")) == lines[3].index("aten::mm")
+    assert "17" in lines[3] and "3.00 MiB" in lines[3]
+    assert lines[5].split() == ["0.004", "0", "op_end", "2.5", "aten::mm"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", "line 1, is not from a trace"),
+        ('{"a": 1}\n', "its format is not tencache-events"),
+        ('{"format": "tencache-events", "version": 9}\n', "version 9, and this tencache"),
+        ("", "line 1, is not from a trace"),
+    ],
+)
+def test_file_that_is_no_trace_is_refused_with_its_name(tmp_path, text, message):
+    path = tmp_path / "run.trace"
+    path.write_text(text)
+    with pytest.raises(TencacheError, match=message) as caught:
+        _trace.TraceReader(path)
+    assert str(path) in str(caught.value)
+
+
+def test_damaged_trace_names_the_line(tmp_path):
+    path = tmp_path / "run.trace"
+    write_trace_file(path, [EVENTS[1], {"ns": 1, "thread": 0}])
+    with pytest.raises(TencacheError, match=r"run\.trace, line 3, .* it lacks 'kind'"):
+        list(_trace.TraceReader(path).events())
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+def report_with(**changes):
+    report = {
+        "torch": _doctor.torch_section("2.11.0+cu130", "2.11.0+cu130"),
+        "huge_pages": "madvise",
+        "map_count_max": 65530,
+        "page_map": {"works": True, "reason": ""},
+        "disk": {"directory": "/var/tmp", "direct_io": True, "io_uring": True},
+    }
+    report.update(changes)
+    return report
+
+
+def test_doctor_has_nothing_to_say_about_a_good_machine():
+    assert _doctor.blockers(report_with()) == []
+    assert _doctor.hints(report_with()) == []
+
+
+def test_doctor_says_what_to_do_about_another_torch():
+    section = _doctor.torch_section("2.12.0+cpu", "2.11.0+cu130")
+    (text,) = _doctor.blockers(report_with(torch=section))
+    for part in ("2.12.0+cpu", "2.11.0+cu130", "--no-build-isolation --force-reinstall"):
+        assert part in text
+    (text,) = _doctor.blockers(report_with(torch=_doctor.torch_section(None, "2.11.0+cu130")))
+    assert "pip install torch==2.11.0+cu130" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        (
+            {"disk": {"directory": "/d", "io_uring": False, "io_uring_reason": "EPERM"}},
+            "seccomp",
+        ),
+        (
+            {"disk": {"directory": "/d", "direct_io": False, "direct_io_reason": "EINVAL"}},
+            "--spill-dir",
+        ),
+        ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
+        ({"map_count_max": 1000}, "sysctl vm.max_map_count"),
+    ],
+)
+def test_doctor_names_a_remedy_for_what_could_be_better(changes, remedy):
+    (text,) = _doctor.hints(report_with(**changes))
+    assert remedy in text
+
+
+def test_doctor_reports_a_spill_directory_that_cannot_be_used():
+    report = report_with(disk={"error": "/x does not exist"})
+    assert _doctor.blockers(report) == ["/x does not exist"]
+    assert _doctor.hints(report) == []
+
+
+def test_doctor_shows_sizes_and_reasons_beside_what_they_explain():
+    section = {
+        "free_bytes": 3 << 30,
+        "io_uring": False,
+        "io_uring_reason": "EPERM",
+        "limit_bytes": None,
+        "direct_io": True,
+        "direct_io_reason": "",
+    }
+    assert list(_doctor.rows(section)) == [
+        ("free", "3.00 GiB"),
+        ("io uring", "no (EPERM)"),
+        ("limit", "none"),
+        ("direct io", "yes"),
+    ]
+    assert list(_doctor.rows({"bytes": 1 << 30, "reason": "half of it"})) == [
+        ("bytes", "1.00 GiB (half of it)")
+    ]
