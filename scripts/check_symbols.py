@@ -19,7 +19,9 @@ from pathlib import Path
 
 HEADER = Path(__file__).resolve().parent.parent / "allocator" / "abi" / "tencache.h"
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
-FOREIGN_SYMBOL = re.compile(r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]")
+FOREIGN_SYMBOL = re.compile(
+    r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"
+)
 
 
 def declared_functions(header_text: str) -> set[str]:
@@ -32,8 +34,12 @@ def problems_in(
     exported: set[str], undefined: set[str], needed: set[str], declared: set[str]
 ) -> list[str]:
     """What is wrong with a library, one sentence each."""
-    problems = [f"exports {name}, which the header does not declare" for name in sorted(exported - declared)]
-    problems += [f"does not export {name}, which the header declares" for name in sorted(declared - exported)]
+    problems = [
+        f"exports {name}, which the header does not declare" for name in sorted(exported - declared)
+    ]
+    problems += [
+        f"does not export {name}, which the header declares" for name in sorted(declared - exported)
+    ]
     problems += [
         f"needs {name}, a symbol of torch, Python or CUDA"
         for name in sorted(undefined)

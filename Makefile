@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Everything from a fresh clone. Each target sees to what it needs: system packages (apt), .venv with
+# PyTorch, the build. scripts/dev.py does the work.
+PYTHON ?= python3
+# For test-python: make test-python ARGS="-k trainer -x"
+ARGS ?=
+
+TASKS := build demo test lint format bench clean \
+         test-core test-asan-ubsan test-tsan test-thread-safety
+
+.PHONY: help $(TASKS) test-python test-python-2.15
+
+help:
+	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
+	@echo 'make demo                trains a model beyond its memory budget and compares every bit'
+	@echo 'make test                everything below, as in CI'
+	@echo '  make lint              formats, layers, house rules, clang-tidy, ruff, mypy'
+	@echo '  make test-core         suites of the C++ core, optimised'
+	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo '  make test-tsan         the same under ThreadSanitizer'
+	@echo '  make test-thread-safety  clang build that enforces the lock annotations'
+	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
+	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
+	@echo 'make bench               the benchmarks'
+	@echo 'make format              formats the sources'
+	@echo 'make clean               removes build/'
+
+$(TASKS):
+	@$(PYTHON) scripts/dev.py $@
+
+test-python test-python-2.15:
+	@$(PYTHON) scripts/dev.py $@ $(ARGS)

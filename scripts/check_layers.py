@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that each layer includes only what stands below it.
+
+    base < backend < tier < memory < learn < engine < abi          (allocator/)
+
+allocator/ includes no header of torch, Python or CUDA. shim/ reaches the core through
+abi/tencache.h alone. Suites and benchmarks of the core may include every layer, and no torch.
+
+Usage: check_layers.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+from repository import CPP_SUFFIXES, Problem, report, source_files, without_comments
+
+LAYERS = ("base", "backend", "tier", "memory", "learn", "engine", "abi")
+CORE_HEADER = "abi/tencache.h"
+
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*(?P<open>["<])(?P<path>[^">]+)[">]', re.MULTILINE
+)
+_TORCH = re.compile(r"(ATen|c10|caffe2|torch)/")
+_PYTHON = re.compile(r"(Python\.h|pybind11/|python3)")
+_CUDA = re.compile(r"(cuda[\w]*\.h|cuda/|cub/|thrust/|nccl\.h)")
+
+
+def includes(text: str) -> Iterator[tuple[int, bool, str]]:
+    """(line, whether in quotes, path) of each include outside comments."""
+    code = without_comments(text, keep_strings=True)
+    for match in _INCLUDE.finditer(code):
+        yield code.count("\n", 0, match.start()) + 1, match["open"] == '"', match["path"]
+
+
+def check_layers(path: PurePosixPath, text: str) -> Iterable[Problem]:
+    """The forbidden includes of one file."""
+    top = path.parts[0]
+    rules = {
+        "allocator": _core_problem,
+        "shim": _shim_problem,
+        "tests": _core_test_problem,
+        "benchmarks": _core_test_problem,
+    }
+    if path.suffix not in CPP_SUFFIXES or top not in rules:
+        return
+    if top == "allocator" and (len(path.parts) < 3 or path.parts[1] not in LAYERS):
+        yield Problem(str(path), 1, f"stands in no layer; move it into one of {', '.join(LAYERS)}")
+        return
+    for line, quoted, included in includes(text):
+        problem = rules[top](path, quoted, included)
+        if problem:
+            yield Problem(str(path), line, problem)
+
+
+def _foreign(included: str, *patterns: tuple[re.Pattern[str], str]) -> str | None:
+    for pattern, owner in patterns:
+        if pattern.match(included):
+            return f"includes {included}, a header of {owner}, which the core does without"
+    return None
+
+
+def _core_problem(path: PurePosixPath, quoted: bool, included: str) -> str | None:
+    if not quoted:
+        return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
+    own, other = path.parts[1], included.split("/")[0]
+    if other not in LAYERS:
+        return f'includes "{included}"; name it from allocator/, as in "base/status.h"'
+    if LAYERS.index(other) > LAYERS.index(own):
+        return f"layer {own} includes {included} of layer {other}, which stands above it"
+    return None
+
+
+def _shim_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | None:
+    if _PYTHON.match(included):
+        return (
+            f"includes {included}; the shim holds C functions only, so that it serves every Python"
+        )
+    if quoted and included.split("/")[0] in LAYERS and included != CORE_HEADER:
+        return f"includes {included}; the shim reaches the core through {CORE_HEADER} alone"
+    return None
+
+
+def _core_test_problem(path: PurePosixPath, _quoted: bool, included: str) -> str | None:
+    if path.parts[:2] in (("tests", "shim"), ("tests", "python")):
+        return None
+    return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"))
+
+
+if __name__ == "__main__":
+    sys.exit(report([check_layers], source_files(CPP_SUFFIXES)))

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What `make <target>` runs: from a fresh clone to a built, tested or demonstrated tencache.
+
+Each task first sees to what it needs (system packages, virtual environment, build), which takes a
+moment when it is there. `test` goes on after a part that failed, so that one run tells everything,
+and ends with a table of its steps.
+
+Usage: dev.py TASK [arguments of pytest, for test-python and test-python-2.15]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import steps
+from environment import (
+    BENCHMARK_PACKAGES,
+    BUILD_PACKAGES,
+    MAIN,
+    NEWEST_TORCH,
+    TEST_PACKAGES,
+    VirtualEnvironment,
+    build_environment,
+    install_package,
+    install_system_packages,
+    prepare,
+)
+from repository import CPP_SUFFIXES, source_files
+from steps import ROOT, StepFailed, run, say
+
+SCRIPTS = ROOT / "scripts"
+# Long runs stop a test that hangs, so that the others are still told about.
+CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
+
+
+def ready(environment: VirtualEnvironment, packages: tuple[str, ...] = ()) -> None:
+    """Sees to the system packages and to the virtual environment; builds nothing."""
+    install_system_packages((*BUILD_PACKAGES, *packages))
+    prepare(MAIN)
+    if environment is not MAIN:
+        prepare(environment)
+
+
+def build() -> None:
+    ready(MAIN)
+    install_package(MAIN)
+    say("tencache is built: .venv/bin/tencache --help")
+
+
+def demo() -> None:
+    ready(MAIN)
+    install_package(MAIN)
+    run(
+        "Demonstration", [MAIN.python, "examples/demo.py"], environment=clean_variables(), live=True
+    )
+
+
+def core_preset(preset: str, *, suites: bool = True) -> None:
+    """Configures and builds a preset of the core and runs its suites."""
+    ready(MAIN, TEST_PACKAGES)
+    variables = build_environment()
+    if preset == "clang":
+        variables.pop("CXX", None)  # the preset names its compiler
+    run(f"Configure the core ({preset})", ["cmake", "--preset", preset], environment=variables)
+    run(
+        f"Build the core ({preset})",
+        ["cmake", "--build", "--preset", preset],
+        environment=variables,
+    )
+    if suites:
+        run(
+            f"Suites of the core ({preset})",
+            [*CTEST, "--preset", preset],
+            environment=variables | clean_variables(),
+            live=True,
+        )
+
+
+def test_thread_safety() -> None:
+    # The other presets run the same suites; this one is about what clang proves while it compiles.
+    core_preset("clang", suites=False)
+
+
+def clean_variables() -> dict[str, str]:
+    """Variables for programs under test: no option of tencache from outside, no hub access."""
+    reset = {name: "" for name in os.environ if name.startswith("TENCACHE")}
+    for name in reset:
+        del os.environ[name]
+    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def test_python(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
+    ready(environment, TEST_PACKAGES)
+    install_package(environment)
+    run(
+        f"Tests of the package and the scripts on {environment.torch}",
+        [environment.python, "-m", "pytest", *arguments],
+        environment=clean_variables(),
+        live=True,
+    )
+
+
+def cpp_files() -> list[str]:
+    return [str(path) for path in source_files(CPP_SUFFIXES)]
+
+
+def lint() -> None:
+    ready(MAIN, TEST_PACKAGES)
+    binaries = MAIN.folder / "bin"
+    variables = build_environment()
+    variables.pop("CXX", None)
+    run("Check the layers", [MAIN.python, SCRIPTS / "check_layers.py"], live=True)
+    run("Check the rules of the house", [MAIN.python, SCRIPTS / "check_style.py"], live=True)
+    run("Check the format of C++", ["clang-format-14", "--dry-run", "-Werror", *cpp_files()])
+    run("Check Python (ruff)", [binaries / "ruff", "check", "--no-fix", "."], live=True)
+    run("Check the format of Python", [binaries / "ruff", "format", "--check", "."], live=True)
+    run("Check the types of Python (mypy)", [binaries / "mypy"], live=True)
+    run("Configure the core (clang)", ["cmake", "--preset", "clang"], environment=variables)
+    run(
+        "Check C++ (clang-tidy)",
+        [MAIN.python, SCRIPTS / "run_clang_tidy.py", "build/clang", "allocator"],
+        environment=variables,
+    )
+
+
+def format_sources() -> None:
+    """Rewrites the sources as clang-format and ruff want them."""
+    ready(MAIN, TEST_PACKAGES)
+    ruff = MAIN.folder / "bin" / "ruff"
+    run("Format C++", ["clang-format-14", "-i", *cpp_files()])
+    run("Sort imports and mend what ruff can", [ruff, "check", "--fix-only", "--quiet", "."])
+    run("Format Python", [ruff, "format", "--quiet", "."])
+
+
+def bench() -> None:
+    """Runs every benchmark: the programs of the core, then those in Python."""
+    ready(MAIN, BENCHMARK_PACKAGES)
+    install_package(MAIN)
+    variables = build_environment()
+    run("Configure the core (release)", ["cmake", "--preset", "release"], environment=variables)
+    run(
+        "Build the core (release)",
+        ["cmake", "--build", "--preset", "release"],
+        environment=variables,
+    )
+    programs = ROOT / "build" / "release" / "benchmarks"
+    for source in sorted((ROOT / "benchmarks").glob("*.cpp")):
+        run(f"Benchmark {source.stem}", [programs / source.stem], live=True)
+    for source in sorted((ROOT / "benchmarks").glob("bench_*.py")):
+        run(
+            f"Benchmark {source.stem}",
+            [MAIN.python, source],
+            environment=clean_variables(),
+            live=True,
+        )
+
+
+def clean() -> None:
+    """Removes what was built; the virtual environments stay."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    say("build/ is removed; .venv and .venv-2.15 stay (rm -r them to start anew)")
+
+
+TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
+    ("lint", lint),
+    ("test-core", lambda: core_preset("release")),
+    ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
+    ("test-tsan", lambda: core_preset("tsan")),
+    ("test-thread-safety", test_thread_safety),
+    ("test-python-2.15", lambda: test_python(NEWEST_TORCH, ())),
+    ("test-python", lambda: test_python(MAIN, ())),
+)
+
+
+def test() -> None:
+    """Every part of TEST_PARTS; StepFailed at the end when one of them failed."""
+    # What all parts stand on: a failure here ends the run.
+    ready(NEWEST_TORCH, TEST_PACKAGES)
+    failed = []
+    for name, part in TEST_PARTS:
+        try:
+            part()
+        except StepFailed as failure:
+            say(f"FAILED: {failure}")
+            failed.append(name)
+    steps.summary()
+    if failed:
+        raise StepFailed(f"these parts failed; run each alone with make: {' '.join(failed)}")
+    say("all parts passed")
+
+
+def main(arguments: list[str]) -> int:
+    tasks: dict[str, Callable[[], None]] = {
+        "build": build,
+        "demo": demo,
+        "test": test,
+        "format": format_sources,
+        "bench": bench,
+        "clean": clean,
+        **dict(TEST_PARTS),
+        "test-python": lambda: test_python(MAIN, arguments[1:]),
+        "test-python-2.15": lambda: test_python(NEWEST_TORCH, arguments[1:]),
+    }
+    if not arguments or arguments[0] not in tasks:
+        print(__doc__, f"Tasks: {', '.join(tasks)}", sep="\n")
+        return 2
+    try:
+        tasks[arguments[0]]()
+    except StepFailed as failure:
+        print(f"\nmake {arguments[0]}: {failure}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).resolve().parent.parent)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System packages and virtual environments: from a fresh machine to one that can build.
+
+What is needed is written here (packages of Debian and Ubuntu) and in pyproject.toml and
+requirements/ (Python). Nothing is done twice: system packages are looked up first, and a virtual
+environment carries a stamp under build/stamps made from the content of the files that describe it.
+An environment that was made by hand and holds the same packages is accepted as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from steps import ROOT, StepFailed, run, say
+
+STAMPS = ROOT / "build" / "stamps"
+REQUIREMENTS = ROOT / "requirements"
+PYTHON_MIN = (3, 10)
+
+# The names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers carry
+# their version, so that every machine compiles and formats alike.
+BUILD_PACKAGES = ("g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
+TEST_PACKAGES = (
+    "binutils",
+    "clang-14",
+    "clang-format-14",
+    "clang-tidy-14",
+    "libbenchmark-dev",
+    "libgmock-dev",
+    "libgtest-dev",
+)
+BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev", "libgmock-dev", "libgtest-dev")
+
+
+@dataclass(frozen=True)
+class VirtualEnvironment:
+    """A folder with a Python that holds one version of torch and what the project needs."""
+
+    folder: Path
+    torch: str  # a file of requirements/, and part of the build folder's name
+    requirement_files: tuple[str, ...]
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def build_folder(self) -> Path:
+        return ROOT / "build" / self.torch
+
+
+MAIN = VirtualEnvironment(ROOT / ".venv", "torch-2.11", ("build.txt", "lint.txt"))
+NEWEST_TORCH = VirtualEnvironment(ROOT / ".venv-2.15", "torch-2.15", ("build.txt",))
+# One copy of uv, in the main environment, installs into both.
+UV = MAIN.folder / "bin" / "uv"
+
+
+def install_system_packages(packages: tuple[str, ...]) -> None:
+    """Installs what is missing; StepFailed with the line to type where that is not allowed."""
+    missing = _missing_packages(packages)
+    if not missing:
+        return
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    prefix: list[str] = []
+    if os.geteuid() != 0:
+        if subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode != 0:
+            raise StepFailed(
+                "system packages are missing and this user may not install them. Type\n\n"
+                f"    sudo apt-get update && sudo {' '.join(install)}\n\nand start again."
+            )
+        prefix = ["sudo", "-n"]
+    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive"]
+    run("Update the list of system packages", [*apt, "apt-get", "update"])
+    run(
+        f"Install system packages: {', '.join(missing)}",
+        [*apt, install[0], "-o", "DPkg::Lock::Timeout=300", *install[1:]],
+    )
+
+
+def _missing_packages(packages: tuple[str, ...]) -> list[str]:
+    wanted = [*packages, *([] if _can_make_environments() else ["python3-venv"])]
+    if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
+        if not _can_make_environments():
+            raise StepFailed(
+                f"{sys.executable} lacks the modules venv and ensurepip. Install them."
+            )
+        say(
+            "    This is not Debian or Ubuntu, so system packages are not looked after; what they "
+            f"call {', '.join(wanted)} must be here."
+        )
+        return []
+    shown = subprocess.run(
+        [
+            "dpkg-query",
+            "--show",
+            "--showformat",
+            "${binary:Package} ${db:Status-Status}\n",
+            *wanted,
+        ],
+        capture_output=True,
+        text=True,
+    ).stdout
+    installed = {
+        line.split()[0].split(":")[0] for line in shown.splitlines() if line.endswith(" installed")
+    }
+    return [package for package in wanted if package not in installed]
+
+
+def _can_make_environments() -> bool:
+    command = [sys.executable, "-c", "import ensurepip, venv"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def prepare(environment: VirtualEnvironment) -> None:
+    """Makes the virtual environment and installs what its files ask for, once for each content."""
+    if sys.version_info < PYTHON_MIN and not environment.python.exists():
+        raise StepFailed(
+            f"{sys.executable} is Python {sys.version.split()[0]}; tencache needs 3.10 or newer. "
+            "Name another one: make PYTHON=python3.11 ..."
+        )
+    stamp = STAMPS / environment.torch
+    if stamp.exists() and stamp.read_text() == _fingerprint(environment):
+        return
+    name = environment.folder.name
+    if not environment.python.exists():
+        run(
+            f"Make the virtual environment {name}",
+            [sys.executable, "-m", "venv", environment.folder],
+        )
+    if not UV.exists():
+        run(
+            "Install uv, which installs the other packages",
+            [MAIN.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"],
+        )
+    command: list[str | Path] = [UV, "pip", "install", "--python", environment.python]
+    command += ["-r", "pyproject.toml", "--extra", "test"]
+    for file in (f"{environment.torch}.txt", *environment.requirement_files):
+        command += ["-r", f"requirements/{file}"]
+    run(
+        f"Install PyTorch and the other Python packages into {name} (the first time about 5 GB)",
+        command,
+        live=sys.stdout.isatty(),
+    )
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(_fingerprint(environment))
+
+
+def _fingerprint(environment: VirtualEnvironment) -> str:
+    """Changes with the files that describe the environment, and when it is made anew."""
+    digest = hashlib.sha256()
+    names = (f"{environment.torch}.txt", *environment.requirement_files)
+    for path in (ROOT / "pyproject.toml", *(REQUIREMENTS / name for name in names)):
+        digest.update(path.read_bytes())
+    made = environment.folder / "pyvenv.cfg"
+    digest.update(str(made.stat().st_mtime_ns if made.exists() else 0).encode())
+    return digest.hexdigest()
+
+
+def build_environment() -> dict[str, str]:
+    """Variables for every build: pinned cmake and ninja, one compiler, a job for each core.
+
+    Jobs are held to 2 GiB of memory each, because that is what a file with torch's headers takes.
+    """
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    jobs = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // (2 << 30)))
+    variables = {
+        "PATH": f"{MAIN.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+    }
+    if "CXX" not in os.environ and shutil.which("g++-12"):
+        variables["CXX"] = "g++-12"
+    return variables
+
+
+def install_package(environment: VirtualEnvironment) -> None:
+    """Builds the package against the environment's torch and installs it, when sources changed."""
+    stamp = STAMPS / f"{environment.torch}-installed"
+    fingerprint = f"{_sources_fingerprint()} {_fingerprint(environment)}"
+    command_line = environment.folder / "bin" / "tencache"
+    if stamp.exists() and stamp.read_text() == fingerprint and command_line.exists():
+        return
+    # pip and not uv: its verbose output is the build's, line by line, and shows progress.
+    command: list[str | Path] = [environment.python, "-m", "pip", "install", "--verbose"]
+    command += ["--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
+    command += [
+        "--force-reinstall",
+        "--config-settings",
+        f"build-dir={environment.build_folder}",
+        ".",
+    ]
+    run(
+        f"Build tencache for {environment.torch} and install it into {environment.folder.name}",
+        command,
+        environment=build_environment(),
+    )
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(fingerprint)
+
+
+def _sources_fingerprint() -> str:
+    """Changes with any file that the package is built from."""
+    digest = hashlib.sha256()
+    files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
+    for folder in ("allocator", "shim", "cmake", "python"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    for path in sorted(files):
+        if path.suffix != ".pyc":
+            digest.update(str(path.relative_to(ROOT)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs clang-tidy over the sources of a compile database, one process for each core.
+
+A file that was found clean is skipped until it, a header of the project, .clang-tidy or its compile
+command changes; the memory is a file beside the database.
+
+Usage: run_clang_tidy.py <build folder> <folder of sources>...
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY_NAME = "clang-tidy-clean.json"
+
+
+def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[str, str]]:
+    """The entries whose file lies in one of the folders, one for each file, in their order."""
+    chosen: dict[Path, dict[str, str]] = {}
+    for entry in database:
+        file = (Path(entry["directory"]) / entry["file"]).resolve()
+        if any(file.is_relative_to(folder.resolve()) for folder in folders):
+            chosen.setdefault(file, entry)
+    return [chosen[file] for file in sorted(chosen)]
+
+
+def fingerprint(entry: dict[str, str], shared: str) -> str:
+    """Changes when what clang-tidy sees of this file may have changed."""
+    digest = hashlib.sha256(shared.encode())
+    digest.update(json.dumps(entry, sort_keys=True).encode())
+    digest.update((Path(entry["directory"]) / entry["file"]).read_bytes())
+    return digest.hexdigest()
+
+
+def shared_fingerprint(root: Path) -> str:
+    """Of what every file may depend on: the configuration and the project's headers."""
+    digest = hashlib.sha256((root / ".clang-tidy").read_bytes())
+    for folder in ("allocator", "shim", "tests"):
+        for header in sorted((root / folder).rglob("*.h")):
+            digest.update(header.read_bytes())
+    return digest.hexdigest()
+
+
+def check(clang_tidy: str, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
+    """Whether one file is clean, and what clang-tidy says of it."""
+    file = Path(entry["directory"]) / entry["file"]
+    done = subprocess.run(
+        # Flags of gcc that clang does not know must not count as findings.
+        [clang_tidy, "-p", build, "--quiet", "--extra-arg=-Wno-unknown-warning-option", file],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    # stderr counts suppressed warnings; it matters only when clang-tidy itself could not work.
+    return done.returncode == 0, done.stdout + (done.stderr if not done.stdout else "")
+
+
+def main(build: Path, folders: list[Path]) -> int:
+    clang_tidy = shutil.which("clang-tidy-14") or shutil.which("clang-tidy")
+    if clang_tidy is None:
+        sys.exit("clang-tidy-14 was not found; on Debian and Ubuntu: apt-get install clang-tidy-14")
+    database_path = build / "compile_commands.json"
+    if not database_path.exists():
+        sys.exit(f"{database_path} is missing; configure first: cmake --preset {build.name}")
+    entries = selected(json.loads(database_path.read_text()), folders)
+    if not entries:
+        sys.exit(f"{database_path} names no source in {', '.join(map(str, folders))}")
+    memory_path = build / MEMORY_NAME
+    clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
+    shared = shared_fingerprint(ROOT)
+    marks = {entry["file"]: fingerprint(entry, shared) for entry in entries}
+    pending = [entry for entry in entries if marks[entry["file"]] not in clean]
+    print(f"{len(entries)} files, {len(entries) - len(pending)} of them unchanged", flush=True)
+
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = pool.map(lambda entry: check(clang_tidy, build, entry), pending)
+        for number, (entry, (is_clean, text)) in enumerate(
+            zip(pending, results, strict=True), start=1
+        ):
+            print(f"[{number}/{len(pending)}] {os.path.relpath(entry['file'], ROOT)}", flush=True)
+            if is_clean:
+                clean.add(marks[entry["file"]])
+            else:
+                failed += 1
+                print(text, flush=True)
+    memory_path.write_text(json.dumps(sorted(clean & set(marks.values()))))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1]).resolve(), [Path(name) for name in sys.argv[2:]]))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check_layers on made-up sources: what it finds, and what it lets pass."""
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from check_layers import LAYERS, check_layers
+
+
+def problems(path: str, text: str) -> list[str]:
+    return [str(problem) for problem in check_layers(PurePosixPath(path), text)]
+
+
+@pytest.mark.parametrize("own", LAYERS)
+@pytest.mark.parametrize("other", LAYERS)
+def test_a_layer_includes_itself_and_what_stands_below(own: str, other: str) -> None:
+    found = problems(f"allocator/{own}/a.cpp", f'#include "{other}/b.h"\n')
+    if LAYERS.index(other) <= LAYERS.index(own):
+        assert found == []
+    else:
+        assert found == [
+            f"allocator/{own}/a.cpp:1: layer {own} includes {other}/b.h of layer {other}, which "
+            "stands above it"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("include", "owner"),
+    [
+        ("<ATen/ATen.h>", "torch"),
+        ("<c10/core/Allocator.h>", "torch"),
+        ("<torch/library.h>", "torch"),
+        ("<Python.h>", "Python"),
+        ("<pybind11/pybind11.h>", "Python"),
+        ("<cuda.h>", "CUDA"),
+        ("<cuda_runtime_api.h>", "CUDA"),
+    ],
+)
+def test_the_core_includes_no_foreign_header(include: str, owner: str) -> None:
+    found = problems("allocator/abi/a.cpp", f"\n  #  include {include}\n")
+    assert len(found) == 1
+    assert found[0].startswith("allocator/abi/a.cpp:2:")
+    assert owner in found[0]
+
+
+def test_the_core_names_headers_from_its_root() -> None:
+    assert "name it from allocator/" in problems("allocator/base/a.cpp", '#include "b.h"')[0]
+
+
+def test_a_core_source_stands_in_a_layer() -> None:
+    assert "stands in no layer" in problems("allocator/a.cpp", "")[0]
+    assert "stands in no layer" in problems("allocator/other/a.cpp", "")[0]
+
+
+def test_comments_and_system_headers_pass() -> None:
+    text = (
+        '// #include "engine/engine.h"\n/* #include <torch/all.h>\n#include "abi/tencache.h" */\n'
+        '#include <vector>\n#include <sys/mman.h>\n#include "base/status.h"  // "engine/x.h"\n'
+    )
+    assert problems("allocator/base/a.cpp", text) == []
+
+
+def test_the_shim_reaches_the_core_through_its_abi() -> None:
+    text = '#include "abi/tencache.h"\n#include "gate_hooks.h"\n#include <ATen/ATen.h>\n'
+    assert problems("shim/a.cpp", text) == []
+    assert "through abi/tencache.h alone" in problems("shim/a.cpp", '#include "base/log.h"')[0]
+    assert "serves every Python" in problems("shim/a.cpp", "#include <Python.h>")[0]
+
+
+def test_suites_of_the_core_do_without_torch() -> None:
+    assert problems("tests/allocator/a_test.cpp", '#include "engine/engine.h"') == []
+    assert "torch" in problems("tests/allocator/a_test.cpp", "#include <torch/all.h>")[0]
+    assert problems("tests/shim/a_test.cpp", "#include <torch/all.h>") == []
+    assert "torch" in problems("benchmarks/a.cpp", "#include <c10/util/Half.h>")[0]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check_symbols on made-up symbol lists and on a library that is compiled here."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import check_symbols
+
+DECLARED = {"tencache_start", "tencache_free"}
+
+
+def test_the_real_header_is_understood() -> None:
+    declared = check_symbols.declared_functions(check_symbols.HEADER.read_text())
+    assert {"tencache_start", "tencache_get_arena", "tencache_hold_accesses"} <= declared
+    assert all(name.startswith("tencache_") for name in declared)
+    # One for each use of the macro; one more is its definition.
+    assert len(declared) == check_symbols.HEADER.read_text().count("TENCACHE_API") - 1
+
+
+def test_a_good_library_passes() -> None:
+    needed = {"libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+    assert check_symbols.problems_in(DECLARED, {"mmap", "_ZSt9terminatev"}, needed, DECLARED) == []
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "PyErr_Occurred",
+        "_Py_NoneStruct",
+        "_ZN3c105ErrorC1Ev",
+        "_ZNK2at6Tensor3dimEv",
+        "cuMemCreate",
+    ],
+)
+def test_foreign_symbols_are_found(symbol: str) -> None:
+    found = check_symbols.problems_in(DECLARED, {symbol}, set(), DECLARED)
+    assert found == [f"needs {symbol}, a symbol of torch, Python or CUDA"]
+
+
+def test_exports_are_the_header_exactly() -> None:
+    found = check_symbols.problems_in({"tencache_start", "inner"}, set(), set(), DECLARED)
+    assert found == [
+        "exports inner, which the header does not declare",
+        "does not export tencache_free, which the header declares",
+    ]
+
+
+def test_libraries_that_a_user_may_lack_are_found() -> None:
+    found = check_symbols.problems_in(DECLARED, set(), {"liburing.so.2"}, DECLARED)
+    assert len(found) == 1
+    assert "liburing.so.2" in found[0]
+
+
+def test_a_real_library_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiler = shutil.which("g++-12") or shutil.which("g++")
+    if compiler is None or shutil.which("nm") is None:
+        pytest.skip("no g++ or no binutils on this machine")
+    source, library = tmp_path / "a.cpp", tmp_path / "a.so"
+    source.write_text(
+        'extern "C" {\nint PyErr_CheckSignals();\nint stray() { return PyErr_CheckSignals(); }\n}\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    assert check_symbols.main(str(library)) == 1
+    printed = capsys.readouterr().out
+    assert "exports stray" in printed
+    assert "needs PyErr_CheckSignals" in printed
+    assert "does not export tencache_start" in printed
