@@ -115,7 +115,10 @@ class _ImportWatcher(MetaPathFinder):
         self._callback = callback
 
     def find_spec(
-        self, fullname: str, path: Any = None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Any = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         if fullname != _TARGET or self not in sys.meta_path:
             return None

@@ -178,7 +178,6 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # Counted first: once the shim is in, new tensors are ours.
         _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
         doors.install()
-        library.start()
     except TencacheError:
         if not library.is_started():
             for name, text in texts_before.items():

@@ -76,7 +76,7 @@ def test_run_needs_no_dashes_and_flags_win_over_variables(run_tencache):
     assert environment["TENCACHE_LOG_LEVEL"] == "error"
 
 
-def test_run_becomes_the_program(tmp_path):
+def test_run_becomes_the_program():
     """Same process id, so signals and job control reach the program itself."""
     command = [sys.executable, "-m", "tencache", "run", "--", sys.executable, "-c"]
     code = "import os; print(os.getpid())"
@@ -236,7 +236,7 @@ def test_version(run_tencache):
     assert done.stdout.split()[-1] == tencache.__version__
 
 
-def test_doctor_as_json_holds_what_was_probed(run_tencache, tmp_path):
+def test_doctor_as_json_holds_what_was_probed(run_tencache):
     done = run_tencache("doctor", "--json", "--device-memory=3GiB")
     report = json.loads(done.stdout)
     assert report["memory"]["total_bytes"] > 0

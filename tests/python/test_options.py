@@ -126,7 +126,7 @@ def test_switch(value, expected):
 
 
 def test_switch_with_a_size_is_refused_with_the_variable_to_use():
-    with pytest.raises(OptionError, match="TENCACHE=2GiB .* TENCACHE_DEVICE_MEMORY"):
+    with pytest.raises(OptionError, match=r"TENCACHE=2GiB .* TENCACHE_DEVICE_MEMORY"):
         _options.switch_is_on("2GiB")
 
 

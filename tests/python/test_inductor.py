@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that torch.compile generates pass the gate: same bits while everything around is cold."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from tencache import _inductor
+
+
+class FakeGate:
+    """Writes down what the gate was told; `is_armed` can be switched."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.armed = True
+        self.asked = 0
+
+    def open(self, name, addresses):
+        self.calls.append((name, list(addresses)))
+
+    def close(self):
+        self.calls.append("close")
+
+    def is_armed(self):
+        self.asked += 1
+        return self.armed
+
+
+class FakeTensor:
+    def __init__(self, address):
+        self.address = address
+
+    def data_ptr(self):
+        return self.address
+
+
+def test_kernel_runs_between_open_and_close_of_its_tensors():
+    gate = FakeGate()
+    kernel = _inductor.GatedKernel(lambda *arguments: gate.calls.append(arguments), gate, gate)
+    a, b = FakeTensor(100), FakeTensor(200)
+    kernel(a, 3, b, 4.0)
+    assert gate.calls == [(b"inductor::cpp_kernel", [100, 200]), (a, 3, b, 4.0), "close"]
+
+
+def test_gate_is_closed_when_the_kernel_raises():
+    gate = FakeGate()
+
+    def fail(_):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        _inductor.GatedKernel(fail, gate, gate)(FakeTensor(1))
+    assert gate.calls == [(b"inductor::cpp_kernel", [1]), "close"]
+
+
+def test_kernel_passes_by_until_armed_and_then_asks_no_more():
+    gate = FakeGate()
+    gate.armed = False
+    kernel = _inductor.GatedKernel(lambda _: 7, gate, gate)
+    assert kernel(FakeTensor(1)) == 7
+    assert gate.calls == []
+    gate.armed = True
+    kernel(FakeTensor(1))
+    kernel(FakeTensor(1))
+    assert gate.asked == 2
+    assert len(gate.calls) == 4
+
+
+def make_module():
+    """A module with an AsyncCompile like torch's: kernels at once, or through a future."""
+
+    class Future:
+        def __init__(self, result_fn):
+            self.result_fn = result_fn
+
+    class AsyncCompile:
+        def cpp_pybinding(self, argtypes, source_code):
+
+            def kernel(_):
+                return source_code
+
+            return kernel if argtypes == ["now"] else Future(lambda: kernel)
+
+        def wait(self, scope):
+            for name, value in scope.items():
+                if isinstance(value, Future):
+                    scope[name] = value.result_fn()
+
+    module = ModuleType("async_compile")
+    module.AsyncCompile = AsyncCompile
+    return module
+
+
+@pytest.mark.parametrize("how", ["now", "later"])
+def test_kernels_are_wrapped_and_named(how):
+    gate = FakeGate()
+    module = make_module()
+    _inductor.patch(module, gate, gate)
+    compiler = module.AsyncCompile()
+    scope = {"cpp_fused_add_0": compiler.cpp_pybinding([how], "source"), "other": 3}
+    compiler.wait(scope)
+    assert scope["cpp_fused_add_0"](FakeTensor(5)) == "source"
+    assert gate.calls == [(b"inductor::cpp_fused_add_0", [5]), "close"]
+
+
+def test_watcher_calls_once_after_the_import_and_leaves(tmp_path, monkeypatch):
+    (tmp_path / "watched_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_inductor, "_TARGET", "watched_module")
+    seen = []
+    watcher = _inductor._ImportWatcher(lambda module: seen.append(module.value))
+    sys.meta_path.insert(0, watcher)
+    try:
+        importlib.import_module("json")
+        assert watcher in sys.meta_path
+        module = importlib.import_module("watched_module")
+        assert seen == [1]
+        assert watcher not in sys.meta_path
+        assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+        importlib.reload(module)
+        assert seen == [1]
+    finally:
+        sys.modules.pop("watched_module", None)
+
+
+# A model with Inductor kernels forward and backward, larger than the budget it gets below.
+TRAIN = """
+    import hashlib, torch
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*[
+        torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 512))
+        for _ in range(4)
+    ])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compiled = torch.compile(model)
+    x = torch.randn(1024, 512)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (compiled(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print(losses, hashlib.sha256(bits).hexdigest())
+"""
+
+
+def test_compiled_training_gives_the_same_bits_under_a_quarter_of_the_memory(run_python, tmp_path):
+    stock = run_python(TRAIN)
+    chaos = {
+        "TENCACHE": "1",
+        "TENCACHE_DEVICE_MEMORY": "32MiB",
+        "TENCACHE_STATS": "run.json",
+        "TENCACHE_TRACE": "run.trace",
+        "TENCACHE_CHAOS": "1",
+    }
+    spilled = run_python(TRAIN, env=chaos)
+    assert spilled.stdout == stock.stdout
+    stats = json.loads((tmp_path / "run.json").read_text())
+    assert stats["bytes"]["evicted"] > 0
+    lines = (tmp_path / "run.trace").read_text().splitlines()[1:]
+    ops = {event.get("op", "") for event in map(json.loads, lines)}
+    assert any(op.startswith("inductor::cpp_fused") for op in ops)
+    # Every kernel was announced: what is left are the reads by numpy at the end.
+    parameter_count = 16
+    assert stats["unannounced"]["writes"] == 0
+    assert stats["unannounced"]["reads"] <= parameter_count
+
+
+def test_compiled_program_that_fits_pays_for_no_gate(run_python, tmp_path):
+    run_python(
+        TRAIN,
+        env={"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "2GiB", "TENCACHE_STATS": "run.json"},
+    )
+    stats = json.loads((tmp_path / "run.json").read_text())
+    assert stats["ops"] == 0
+    assert stats["extents"] > 0
