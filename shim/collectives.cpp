@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "abi/tencache.h"
+#include "operator_table.h"
+#include "tensor_walk.h"
+
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#define TENCACHE_HAS_C10D 1
+#else
+#define TENCACHE_HAS_C10D 0
+#endif
+
+namespace tencache::shim {
+
+#if TENCACHE_HAS_C10D
+
+namespace {
+
+constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
+                                                  c10::DispatchKey::BackendSelect);
+// Written by install_collectives, read by anybody.
+std::atomic<size_t> kernel_count{0};
+
+constexpr char kWorkClass[] = "__torch__.torch.classes.c10d.Work";
+
+using Work = ::c10d::Work;
+using WorkPointer = c10::intrusive_ptr<Work>;
+
+// Whether Python code answers for this Work.
+bool is_python_work(const Work& work) {
+  return std::strstr(typeid(work).name(), "PyWork") != nullptr;
+}
+
+struct Pending {
+  // Weak, so that tensors held by a Work live no longer than without tencache.
+  c10::weak_intrusive_ptr<Work> work;
+  // A reference that the migrator's thread took to ask, and must not drop.
+  WorkPointer kept;
+  tencache_hold* hold;
+  bool is_python;
+};
+
+struct PendingList {
+  std::mutex mutex;
+  // Guarded by mutex, which is never held while a Work is asked or destroyed: both may want the
+  // GIL.
+  std::vector<Pending> entries;
+};
+
+// Never destroyed: a process group's threads may outlive static destruction.
+PendingList& pending() {
+  static auto* const instance = new PendingList;
+  return *instance;
+}
+
+// Entries that are being looked at are off the list, so that no two threads give up the same hold.
+std::vector<Pending> take_all() {
+  std::vector<Pending> taken;
+  PendingList& list = pending();
+  const std::lock_guard lock(list.mutex);
+  taken.swap(list.entries);
+  return taken;
+}
+
+void put_back(std::vector<Pending> entries) {
+  PendingList& list = pending();
+  const std::lock_guard lock(list.mutex);
+  std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
+}
+
+// Whether the Work is done with its tensors: it has completed, or nobody else refers to it, so that
+// it has run to its end or nobody will ever run it.
+bool is_finished(const WorkPointer& work) {
+  return !work || work.use_count() == 1 || work->isCompleted();
+}
+
+void give_up_hold(Pending* entry) {
+  tencache_unhold(entry->hold);
+  entry->hold = nullptr;
+}
+
+// The kernel of one collective.
+class CollectiveKernel final : public c10::OperatorKernel {
+ public:
+  CollectiveKernel(const OperatorInfo& info, size_t argument_count, size_t return_count,
+                   size_t work_index)
+      : info_(info),
+        argument_count_(argument_count),
+        return_count_(return_count),
+        work_index_(work_index) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) const {
+    // Gathered anew after the call from copies, because the call consumes the arguments.
+    const auto arguments = torch::jit::last(*stack, argument_count_);
+    const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
+    op.redispatchBoxed(keys & kBelowBackendSelect, stack);
+    const c10::IValue& result = torch::jit::peek(*stack, work_index_, return_count_);
+    if (!result.isCustomClass()) return;
+    hold_until_completed(result.toCustomClass<Work>(), kept);
+  }
+
+ private:
+  void hold_until_completed(const WorkPointer& work,
+                            const std::vector<c10::IValue>& arguments) const {
+    release_completed_collectives();
+    if (!work) return;
+    const bool is_python = is_python_work(*work);
+    if (!is_python && work->isCompleted()) return;
+    AccessList& accesses = cleared_thread_accesses();
+    add_arguments(info_, arguments, accesses);
+    tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
+    if (hold == nullptr) return;
+    std::vector<Pending> entry;
+    entry.push_back({c10::weak_intrusive_ptr<Work>(work), WorkPointer(), hold, is_python});
+    put_back(std::move(entry));
+  }
+
+  const OperatorInfo& info_;  // lives for ever
+  const size_t argument_count_;
+  const size_t return_count_;
+  const size_t work_index_;
+};
+
+// Which return of the op is its Work.
+std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
+  for (size_t index = 0; index < schema.returns().size(); ++index) {
+    const auto named = schema.returns()[index].type()->cast<c10::NamedType>();
+    if (named && named->name().has_value() && named->name()->qualifiedName() == kWorkClass) {
+      return index;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void install_collectives() {
+  static std::mutex mutex;
+  static torch::Library* library = nullptr;  // guarded by mutex; never destroyed
+  const std::lock_guard lock(mutex);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with("c10d::")) continue;
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op.has_value() || op->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) continue;
+    const std::optional<size_t> work_index = find_work(op->schema());
+    if (!work_index.has_value()) continue;
+    if (library == nullptr) {
+      library = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect,
+                                   __FILE__, __LINE__);
+    }
+    OperatorInfo& info = operator_info(op->schema());
+    library->impl(
+        c10::toString(name).c_str(),
+        torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CollectiveKernel>(
+            info, op->schema().arguments().size(), op->schema().returns().size(), *work_index)));
+    info.keeps_inputs.store(false, std::memory_order_relaxed);
+    kernel_count.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+size_t collective_count() { return kernel_count.load(std::memory_order_relaxed); }
+
+void release_completed_collectives() {
+  std::vector<Pending> unfinished;
+  for (Pending& entry : take_all()) {
+    const WorkPointer work = entry.kept ? std::move(entry.kept) : entry.work.lock();
+    if (entry.hold != nullptr && is_finished(work)) give_up_hold(&entry);
+    if (entry.hold != nullptr) unfinished.push_back(std::move(entry));
+  }
+  if (!unfinished.empty()) put_back(std::move(unfinished));
+}
+
+void poll_collectives() {
+  std::vector<Pending> remaining;
+  for (Pending& entry : take_all()) {
+    if (entry.hold != nullptr && !entry.is_python) {
+      if (!entry.kept) entry.kept = entry.work.lock();
+      if (is_finished(entry.kept)) give_up_hold(&entry);
+    }
+    // An entry without a hold stays for as long as it has a reference to be dropped elsewhere.
+    if (entry.hold != nullptr || entry.kept) remaining.push_back(std::move(entry));
+  }
+  if (!remaining.empty()) put_back(std::move(remaining));
+}
+
+size_t pending_collectives() {
+  PendingList& list = pending();
+  const std::lock_guard lock(list.mutex);
+  return static_cast<size_t>(
+      std::count_if(list.entries.begin(), list.entries.end(),
+                    [](const Pending& entry) { return entry.hold != nullptr; }));
+}
+
+#else  // PyTorch was built without distributed: there are no collectives.
+
+void install_collectives() {}
+size_t collective_count() { return 0; }
+void release_completed_collectives() {}
+void poll_collectives() {}
+size_t pending_collectives() { return 0; }
+
+#endif
+
+}  // namespace tencache::shim

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gate_hooks.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+
+#include "abi/tencache.h"
+#include "collectives.h"
+#include "operator_table.h"
+#include "tensor_walk.h"
+
+#ifndef NDEBUG
+#error \
+    "Compile the shim with -DNDEBUG: without it at::RecordFunction has another layout than in libtorch."
+#endif
+
+namespace tencache::shim {
+namespace {
+
+constexpr char kStepPrefix[] = "Optimizer.step#";
+
+// Written once by install_gate_hooks, read by arm_gate_hooks on any thread.
+std::atomic<at::CallbackHandle> gate_handle{at::INVALID_CALLBACK_HANDLE};
+std::atomic<bool> is_armed{false};
+
+// A split operator that is called with the key of its splitting kernel excluded will not reach that
+// kernel: then it is an operator like any other. The exclusion is scoped, so it is the same at the
+// end.
+bool opens_its_own_gate(const OperatorInfo& info) {
+  return info.is_split && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);
+}
+
+// What the operator returns may go on using its inputs.
+__attribute__((noinline, cold)) void keep_inputs(const OperatorInfo& info,
+                                                 const AccessList& accesses) {
+  tencache_keep_resident(accesses.data(), accesses.count());
+  if (!info.is_collective) return;
+  // A collective that was registered after the others: from the next call on it has a kernel that
+  // holds its inputs only as long as they are in use.
+  try {
+    install_collectives();
+  } catch (const std::exception&) {
+    // PyTorch refused the kernel: the inputs of this operator stay resident each time.
+  }
+}
+
+void open_gate(const OperatorInfo& info, const at::RecordFunction& event) {
+  AccessList& accesses = cleared_thread_accesses();
+  const auto inputs = event.inputs();
+  add_arguments(info, {inputs.data(), inputs.size()}, accesses);
+  tencache_gate_open(info.number, accesses.data(), accesses.count());
+  if (info.keeps_inputs.load(std::memory_order_relaxed)) [[unlikely]] {
+    keep_inputs(info, accesses);
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_operator_start(const at::RecordFunction& event) noexcept {
+  const OperatorInfo* info = find_operator(event);
+  if (info != nullptr && !opens_its_own_gate(*info)) {
+    open_gate(*info, event);
+  }
+  return nullptr;
+}
+
+void on_operator_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
+  const OperatorInfo* info = find_operator(event);
+  if (info != nullptr && !opens_its_own_gate(*info)) {
+    tencache_gate_close();
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_user_scope(const at::RecordFunction& event) noexcept {
+  if (std::strncmp(event.name(), kStepPrefix, sizeof(kStepPrefix) - 1) == 0) {
+    tencache_mark_step();
+    release_completed_collectives();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void install_gate_hooks() {
+  const at::CallbackHandle handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(on_operator_start, on_operator_end)
+                                .needsInputs(true)
+                                .scopes({at::RecordScope::FUNCTION}));
+  at::disableCallback(handle);
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(on_user_scope).scopes({at::RecordScope::USER_SCOPE}));
+  gate_handle.store(handle);
+  // The runtime may have armed before there was a handle to enable.
+  if (is_armed.load()) at::reenableCallback(handle);
+}
+
+void arm_gate_hooks() {
+  is_armed.store(true);
+  const at::CallbackHandle handle = gate_handle.load();
+  if (handle != at::INVALID_CALLBACK_HANDLE) at::reenableCallback(handle);
+}
+
+}  // namespace tencache::shim

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "list_split.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "abi/tencache.h"
+#include "gate_scope.h"
+#include "operator_table.h"
+#include "tensor_walk.h"
+
+namespace tencache::shim {
+namespace {
+
+using Values = c10::ArrayRef<c10::IValue>;
+
+constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
+                                                  c10::DispatchKey::BackendSelect);
+
+bool is_list_of(const c10::Type& type, c10::TypeKind element) {
+  if (type.kind() != c10::TypeKind::ListType) return false;
+  return type.containedTypes()[0]->kind() == element;
+}
+
+bool is_tensor(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  return type.kind() == c10::TypeKind::OptionalType &&
+         type.containedTypes()[0]->kind() == c10::TypeKind::TensorType;
+}
+
+// Values that are the same for every tensor of the lists.
+bool is_plain_value(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::ScalarTypeType:
+    case c10::TypeKind::MemoryFormatType:
+    case c10::TypeKind::LayoutType:
+    case c10::TypeKind::DeviceObjType:
+      return true;
+    case c10::TypeKind::OptionalType:
+      return is_plain_value(*type.containedTypes()[0]);
+    default:
+      return false;
+  }
+}
+
+std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan* plan) {
+  const c10::Type& type = *argument.type();
+  const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  if (is_list_of(type, c10::TypeKind::TensorType)) {
+    plan->arguments.push_back(ArgumentRole::kTensorList);
+    if (is_written && argument.kwarg_only()) plan->out_arguments.push_back(index);
+  } else if (is_list_of(type, c10::TypeKind::NumberType)) {
+    plan->arguments.push_back(ArgumentRole::kScalarList);
+  } else if (is_tensor(type)) {
+    // found_inf collects "any tensor was not finite": the runs add to it one after the other. Any
+    // other tensor that is written could depend on all tensors at once.
+    if (is_written && argument.name() != "found_inf") {
+      return "writes the tensor argument " + argument.name();
+    }
+    plan->arguments.push_back(argument.name() == "scalars" ? ArgumentRole::kScalarsTensor
+                                                           : ArgumentRole::kTensor);
+  } else if (is_plain_value(type)) {
+    plan->arguments.push_back(ArgumentRole::kOther);
+  } else {
+    return "argument " + argument.name() + " of type " + type.str() + " has no rule";
+  }
+  return {};
+}
+
+std::string plan_return(const c10::FunctionSchema& schema, const c10::Argument& result,
+                        SplitPlan* plan) {
+  const c10::Type& type = *result.type();
+  if (is_list_of(type, c10::TypeKind::TensorType)) {
+    plan->returns.push_back({true, 0});
+    return {};
+  }
+  constexpr std::string_view kSuffix = "_out";
+  const std::string& name = result.name();
+  if (type.kind() == c10::TypeKind::TensorType && name.ends_with(kSuffix)) {
+    const auto index = schema.argumentIndexWithName(name.substr(0, name.size() - kSuffix.size()));
+    if (index.has_value()) {
+      plan->returns.push_back({false, static_cast<size_t>(*index)});
+      return {};
+    }
+  }
+  return "returns " + type.str() + (name.empty() ? "" : " " + name) + ", which has no rule";
+}
+
+// The tensors at one position of all lists, and what the runs are measured by.
+class RunFinder {
+ public:
+  RunFinder(const SplitPlan& plan, Values arguments) : plan_(plan), arguments_(arguments) {}
+
+  /// The ends of the runs, in order. Each run holds at least one position.
+  std::vector<size_t> find(uint64_t bytes_max) {
+    const size_t length = arguments_[plan_.leading_argument].toListRef().size();
+    const uint64_t whole_bytes = bytes_of_whole_tensors();
+    std::vector<size_t> ends;
+    uint64_t bytes = whole_bytes;
+    for (size_t position = 0; position < length; ++position) {
+      const uint64_t added = add_position(position);
+      if (bytes + added > bytes_max && bytes > whole_bytes) {
+        ends.push_back(position);
+        in_run_.clear();
+        bytes = whole_bytes + add_position(position);
+      } else {
+        bytes += added;
+      }
+    }
+    ends.push_back(length);
+    return ends;
+  }
+
+ private:
+  // A storage is one allocation, so its address stands for its extent.
+  uint64_t bytes_if_new(const c10::IValue& tensor) {
+    const void* address = storage_address(tensor.unsafeToTensorImpl());
+    if (address == nullptr || !in_run_.insert(address).second) return 0;
+    return tencache_extent_bytes(address);
+  }
+
+  uint64_t add_position(size_t position) {
+    uint64_t bytes = 0;
+    for (size_t index = 0; index < plan_.arguments.size(); ++index) {
+      if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+      const auto list = arguments_[index].toListRef();
+      if (!list.empty()) bytes += bytes_if_new(list[position]);
+    }
+    return bytes;
+  }
+
+  uint64_t bytes_of_whole_tensors() {
+    uint64_t bytes = 0;
+    for (size_t index = 0; index < plan_.arguments.size(); ++index) {
+      const bool is_whole = plan_.arguments[index] == ArgumentRole::kTensor ||
+                            plan_.arguments[index] == ArgumentRole::kScalarsTensor;
+      if (is_whole && arguments_[index].isTensor()) bytes += bytes_if_new(arguments_[index]);
+    }
+    return bytes;
+  }
+
+  const SplitPlan& plan_;
+  const Values arguments_;
+  std::unordered_set<const void*> in_run_;
+};
+
+// Whether a list that is written last shares memory with another position of any list, or twice
+// with its own: then a run could overwrite what a later run still reads.
+bool out_overlaps(const SplitPlan& plan, Values arguments) {
+  std::unordered_map<const void*, size_t> position_of_out;
+  for (const size_t index : plan.out_arguments) {
+    const auto list = arguments[index].toListRef();
+    for (size_t position = 0; position < list.size(); ++position) {
+      const void* address = storage_address(list[position].unsafeToTensorImpl());
+      if (address == nullptr) continue;
+      const auto [entry, is_new] = position_of_out.emplace(address, position);
+      if (!is_new && entry->second != position) return true;
+    }
+  }
+  for (size_t index = 0; index < plan.arguments.size(); ++index) {
+    const c10::IValue& value = arguments[index];
+    if (value.isTensor()) {
+      if (position_of_out.count(storage_address(value.unsafeToTensorImpl())) != 0) return true;
+    } else if (plan.arguments[index] == ArgumentRole::kTensorList) {
+      const auto list = value.toListRef();
+      for (size_t position = 0; position < list.size(); ++position) {
+        const auto entry =
+            position_of_out.find(storage_address(list[position].unsafeToTensorImpl()));
+        if (entry != position_of_out.end() && entry->second != position) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether the values keep to the rules that the schema cannot express. Where they do not, the stock
+// kernel gets the call unchanged, and raises its own errors.
+bool values_fit(const SplitPlan& plan, Values arguments) {
+  const size_t length = arguments[plan.leading_argument].toListRef().size();
+  if (length < 2) return false;
+  for (size_t index = 0; index < plan.arguments.size(); ++index) {
+    const c10::IValue& value = arguments[index];
+    switch (plan.arguments[index]) {
+      case ArgumentRole::kTensorList: {
+        const size_t own_length = value.toListRef().size();
+        if (own_length != 0 && own_length != length) return false;
+        break;
+      }
+      case ArgumentRole::kScalarList:
+        if (value.toListRef().size() != length) return false;
+        break;
+      case ArgumentRole::kScalarsTensor: {
+        const at::Tensor& scalars = value.toTensor();
+        if (!scalars.defined() || scalars.dim() != 1 ||
+            scalars.size(0) != static_cast<int64_t>(length)) {
+          return false;
+        }
+        break;
+      }
+      case ArgumentRole::kTensor:
+        if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() > 1) {
+          return false;
+        }
+        break;
+      case ArgumentRole::kOther:
+        break;
+    }
+  }
+  return plan.out_arguments.empty() || !out_overlaps(plan, arguments);
+}
+
+c10::IValue cut_list(const c10::IValue& value, size_t begin, size_t end) {
+  const auto elements = value.toListRef();
+  if (elements.empty()) return value;
+  c10::impl::GenericList cut(value.toList().elementType());
+  cut.reserve(end - begin);
+  for (size_t position = begin; position < end; ++position) cut.push_back(elements[position]);
+  return cut;
+}
+
+torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t begin, size_t end) {
+  torch::jit::Stack run;
+  run.reserve(arguments.size());
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const c10::IValue& value = arguments[index];
+    switch (plan.arguments[index]) {
+      case ArgumentRole::kTensorList:
+      case ArgumentRole::kScalarList:
+        run.push_back(cut_list(value, begin, end));
+        break;
+      case ArgumentRole::kScalarsTensor:
+        run.emplace_back(value.toTensor().narrow(0, static_cast<int64_t>(begin),
+                                                 static_cast<int64_t>(end - begin)));
+        break;
+      case ArgumentRole::kTensor:
+      case ArgumentRole::kOther:
+        run.push_back(value);
+        break;
+    }
+  }
+  return run;
+}
+
+// The kernel of one split operator.
+class ListSplitKernel final : public c10::OperatorKernel {
+ public:
+  ListSplitKernel(SplitPlan plan, const OperatorInfo& info) : plan_(std::move(plan)), info_(info) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) const {
+    const c10::DispatchKeySet below = keys & kBelowBackendSelect;
+    if (tencache_is_armed() == 0) {
+      op.redispatchBoxed(below, stack);
+      return;
+    }
+    const size_t count = plan_.arguments.size();
+    const auto arguments = torch::jit::last(*stack, count);
+    AccessList& accesses = cleared_thread_accesses();
+    add_arguments(info_, {arguments.data(), arguments.size()}, accesses);
+    const uint64_t bytes_max = tencache_chunk_bytes();
+    if (tencache_distinct_bytes(accesses.data(), accesses.count()) <= bytes_max ||
+        !values_fit(plan_, arguments)) {
+      const GateScope gate(info_.number, accesses);
+      op.redispatchBoxed(below, stack);
+      return;
+    }
+    // Off the caller's stack, which gets the results instead.
+    const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
+    torch::jit::drop(*stack, count);
+    call_in_runs(op, below, kept, bytes_max, stack);
+  }
+
+ private:
+  void call_in_runs(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                    std::vector<c10::IValue> arguments, uint64_t bytes_max,
+                    torch::jit::Stack* results) const {
+    const std::vector<size_t> ends = RunFinder(plan_, arguments).find(bytes_max);
+    std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
+    size_t begin = 0;
+    for (const size_t end : ends) {
+      torch::jit::Stack run = cut_arguments(plan_, arguments, begin, end);
+      {
+        AccessList& accesses = cleared_thread_accesses();
+        add_arguments(info_, run, accesses);
+        const GateScope gate(info_.number, accesses);
+        op.redispatchBoxed(keys, &run);
+      }
+      take_results(run, &arguments, &joined);
+      begin = end;
+    }
+    for (size_t index = 0; index < plan_.returns.size(); ++index) {
+      const ReturnRole& role = plan_.returns[index];
+      results->push_back(role.is_list ? c10::IValue(std::move(joined[index]))
+                                      : arguments[role.threaded_argument]);
+    }
+  }
+
+  void take_results(const torch::jit::Stack& run, std::vector<c10::IValue>* arguments,
+                    std::vector<c10::List<at::Tensor>>* joined) const {
+    for (size_t index = 0; index < plan_.returns.size(); ++index) {
+      const ReturnRole& role = plan_.returns[index];
+      if (role.is_list) {
+        for (const c10::IValue& tensor : run[index].toListRef()) {
+          (*joined)[index].push_back(tensor.toTensor());
+        }
+      } else {
+        (*arguments)[role.threaded_argument] = run[index];
+      }
+    }
+  }
+
+  const SplitPlan plan_;
+  const OperatorInfo& info_;  // lives for ever
+};
+
+bool is_candidate(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  const bool has_prefix = name.starts_with("aten::_foreach_") ||
+                          name.starts_with("aten::_fused_") ||
+                          name.starts_with("aten::_amp_foreach_");
+  return has_prefix && std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                                   [](const c10::Argument& argument) {
+                                     return is_list_of(*argument.type(), c10::TypeKind::TensorType);
+                                   });
+}
+
+// Written by install_list_split, constant afterwards; never destroyed.
+std::vector<std::string>& split_names() {
+  static auto* const names = new std::vector<std::string>;
+  return *names;
+}
+
+std::vector<LeftAlone>& left_alone() {
+  static auto* const names = new std::vector<LeftAlone>;
+  return *names;
+}
+
+void install_one(torch::Library& library, const c10::OperatorHandle& op) {
+  const std::string name = c10::toString(op.operator_name());
+  SplitPlan plan;
+  std::string reason = make_split_plan(op.schema(), &plan);
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) {
+    reason = "has a BackendSelect kernel already";
+  }
+  if (!reason.empty()) {
+    left_alone().push_back({name, reason});
+    return;
+  }
+  OperatorInfo& info = operator_info(op.schema());
+  library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                 std::make_unique<ListSplitKernel>(std::move(plan), info)));
+  info.is_split = true;
+  split_names().push_back(name);
+}
+
+}  // namespace
+
+std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan) {
+  for (size_t index = 0; index < schema.arguments().size(); ++index) {
+    std::string reason = plan_argument(schema.arguments()[index], index, plan);
+    if (!reason.empty()) return reason;
+  }
+  const auto leading =
+      std::find(plan->arguments.begin(), plan->arguments.end(), ArgumentRole::kTensorList);
+  if (leading == plan->arguments.end()) return "has no Tensor[] argument";
+  plan->leading_argument = static_cast<size_t>(leading - plan->arguments.begin());
+  for (const c10::Argument& result : schema.returns()) {
+    std::string reason = plan_return(schema, result, plan);
+    if (!reason.empty()) return reason;
+  }
+  return {};
+}
+
+void install_list_split() {
+  // Never destroyed: its destructor would take the kernels away under running threads.
+  static auto* const library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();
+  std::sort(names.begin(), names.end(), [](const auto& left, const auto& right) {
+    return c10::toString(left) < c10::toString(right);
+  });
+  for (const c10::OperatorName& name : names) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op.has_value() && is_candidate(op->schema())) install_one(*library, *op);
+  }
+}
+
+const std::vector<std::string>& split_operators() { return split_names(); }
+const std::vector<LeftAlone>& operators_left_alone() { return left_alone(); }
+
+}  // namespace tencache::shim

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Multi-tensor operators (_foreach_*, _fused_*, _amp_foreach_*) name a whole model at once, so no
+// budget could hold what one of them names. They are found in the dispatcher by their schemas, and
+// each gets a kernel at the dispatch key BackendSelect, below autograd and above the backends. It
+// cuts the lists into runs whose extents fit a share of the budget and calls the backend's own
+// kernel once per run, with the gate open for that run. Results are the same bits, because these
+// operators work tensor by tensor, in order.
+//
+// The rules, read from the schema once (make_split_plan) and checked against the values at each
+// call:
+//   Tensor[]            cut; all non-empty ones have the length of the first, empty ones stay
+//   Scalar[]            cut; has the same length
+//   Tensor "scalars"    narrowed; one dimension of the same length
+//   other Tensor        passed whole; at most one element, or the call is not split
+//   scalars, options    passed whole
+//   returned Tensor[]   concatenated
+//   returned Tensor     only as "<argument>_out": what one run returns is that argument of the next
+//   Tensor[] "out"      filled after all has been read: not split when it shares memory with inputs
+// An operator that does not fit is left alone, with the reason; it then passes the gate as a whole.
+//
+// Threads: any. While the runtime is not armed the kernel only calls on.
+#pragma once
+
+#include <ATen/core/function_schema.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace tencache::shim {
+
+enum class ArgumentRole : uint8_t { kTensorList, kScalarList, kScalarsTensor, kTensor, kOther };
+
+struct ReturnRole {
+  bool is_list = false;
+  size_t threaded_argument = 0;  // for a Tensor: the argument that it becomes in the next run
+};
+
+/// How the arguments and returns of one list operator are cut and joined.
+struct SplitPlan {
+  std::vector<ArgumentRole> arguments;
+  std::vector<ReturnRole> returns;
+  size_t leading_argument = 0;        // the first Tensor[]: its length counts
+  std::vector<size_t> out_arguments;  // Tensor[] that are written after everything has been read
+};
+
+/// Empty on success, else the reason why the operator is left alone. Pure.
+std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan);
+
+/// Registers the kernels. After install_operator_table(), before the hooks are armed; once.
+void install_list_split();
+
+struct LeftAlone {
+  std::string name;
+  std::string reason;
+};
+
+/// Names of the operators that are split, and those left alone. Constant after install.
+const std::vector<std::string>& split_operators();
+const std::vector<LeftAlone>& operators_left_alone();
+
+}  // namespace tencache::shim

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operator_table.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tencache::shim {
+namespace detail {
+
+std::atomic<uint64_t> operator_table_version{1};
+constinit thread_local OperatorCache operator_cache;
+
+}  // namespace detail
+
+namespace {
+
+constexpr size_t kArgumentsMax = 64;
+
+// These announce that the caller is about to read the bytes: numpy(), tolist() and repr call them
+// on the tensor that they then read. By their schema they would be views.
+constexpr std::array<std::string_view, 2> kReadersByCustom = {"aten::resolve_conj",
+                                                              "aten::resolve_neg"};
+
+// These look only at sizes, strides, dtype and device of their tensors; their schemas do not say
+// so. A cold tensor would be fetched for nothing.
+constexpr std::array<std::string_view, 21> kMetadataReaders = {
+    "aten::empty_like",    "aten::zeros_like",  "aten::ones_like",
+    "aten::full_like",     "aten::rand_like",   "aten::randn_like",
+    "aten::randint_like",  "aten::new_empty",   "aten::new_zeros",
+    "aten::new_ones",      "aten::new_full",    "aten::new_empty_strided",
+    "aten::is_same_size",  "aten::result_type", "aten::is_pinned",
+    "aten::sym_size",      "aten::sym_stride",  "aten::sym_numel",
+    "aten::is_contiguous", "aten::size",        "aten::_has_same_storage_numel",
+};
+
+// These read the data of `self` only; `other` gives its shape or dtype.
+constexpr std::array<std::string_view, 4> kShapeTakers = {"aten::expand_as", "aten::view_as",
+                                                          "aten::reshape_as", "aten::type_as"};
+
+using SymbolSet = std::unordered_set<c10::Symbol>;
+
+struct Table {
+  std::mutex mutex;
+  // By the address of the name in the registered schema. Guarded by mutex; infos live for ever.
+  std::unordered_map<const char*, OperatorInfo*> by_name;
+};
+
+// Never destroyed: events may come from threads that outlive static destruction.
+Table& table() {
+  static auto* const instance = new Table;
+  return *instance;
+}
+
+template <size_t kCount>
+bool contains(const std::array<std::string_view, kCount>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void collect_symbols(const c10::AliasInfo& alias, SymbolSet* symbols) {
+  symbols->insert(alias.beforeSets().begin(), alias.beforeSets().end());
+  symbols->insert(alias.afterSets().begin(), alias.afterSets().end());
+  for (const c10::AliasInfo& contained : alias.containedTypes()) {
+    collect_symbols(contained, symbols);
+  }
+}
+
+bool writes(const c10::AliasInfo& alias) {
+  return alias.isWrite() ||
+         std::any_of(alias.containedTypes().begin(), alias.containedTypes().end(), writes);
+}
+
+// Whether the argument comes back as an alias: the operator makes a view of it.
+bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
+  SymbolSet symbols;
+  collect_symbols(alias, &symbols);
+  return std::any_of(symbols.begin(), symbols.end(), [&returned](const c10::Symbol& symbol) {
+    return returned.count(symbol) != 0;
+  });
+}
+
+uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argument,
+                   const SymbolSet& returned, bool is_collective) {
+  // The schemas of collectives carry no annotations, although most of them write.
+  if (is_collective) return TENCACHE_READ | TENCACHE_WRITE;
+  const std::string& name = schema.name();
+  if (contains(kReadersByCustom, name)) return TENCACHE_READ;
+  const c10::AliasInfo* alias = argument.alias_info();
+  if (alias != nullptr && writes(*alias)) return TENCACHE_READ | TENCACHE_WRITE;
+  if (contains(kMetadataReaders, name)) return TENCACHE_NAME;
+  if (contains(kShapeTakers, name) && argument.name() == "other") return TENCACHE_NAME;
+  // Only PyTorch's own operators are known to make views without looking at the bytes.
+  const bool is_view = alias != nullptr && is_returned(*alias, returned);
+  return is_view && name.starts_with("aten::") ? TENCACHE_NAME : TENCACHE_READ;
+}
+
+bool returns_custom_class(const c10::FunctionSchema& schema) {
+  const auto is_class = [](const c10::Argument& result) {
+    return result.type()->kind() == c10::TypeKind::ClassType;
+  };
+  return std::any_of(schema.returns().begin(), schema.returns().end(), is_class);
+}
+
+class DeregistrationListener final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    Table& entries = table();
+    const std::lock_guard lock(entries.mutex);
+    if (entries.by_name.erase(op.schema().name().c_str()) != 0) {
+      detail::operator_table_version.fetch_add(1, std::memory_order_release);
+    }
+  }
+};
+
+// REQUIRES: the table's lock is held.
+OperatorInfo& find_or_add(Table& entries, const char* key, const c10::FunctionSchema& schema) {
+  OperatorInfo*& entry = entries.by_name[key];
+  if (entry == nullptr) {
+    auto made = std::make_unique<OperatorInfo>();
+    describe_operator(schema, made.get());
+    made->number = tencache_register_op(made->name.c_str());
+    entry = made.release();
+  }
+  return *entry;
+}
+
+}  // namespace
+
+bool may_hold_tensors(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::AnyType:
+    case c10::TypeKind::AnyListType:
+    case c10::TypeKind::AnyTupleType:
+    case c10::TypeKind::VarType:
+      return true;
+    default: {
+      // Classes keep their tensors to themselves: what they hold is never seen by the gate.
+      if (type.kind() == c10::TypeKind::ClassType) return false;
+      const auto inner = type.containedTypes();
+      return std::any_of(inner.begin(), inner.end(),
+                         [](const c10::TypePtr& each) { return may_hold_tensors(*each); });
+    }
+  }
+}
+
+void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info) {
+  info->name = c10::toString(schema.operator_name());
+  info->is_collective =
+      info->name.starts_with("c10d::") || info->name.starts_with("_c10d_functional::");
+  info->keeps_inputs = returns_custom_class(schema);
+  info->walks_everything = schema.is_vararg() || schema.arguments().size() > kArgumentsMax;
+  if (info->walks_everything) return;
+
+  SymbolSet returned;
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() != nullptr) collect_symbols(*result.alias_info(), &returned);
+  }
+  // A wildcard says "anything": it makes no argument a view of another.
+  returned.erase(c10::AliasInfo::wildcardSet());
+  for (size_t index = 0; index < schema.arguments().size(); ++index) {
+    const c10::Argument& argument = schema.arguments()[index];
+    if (!may_hold_tensors(*argument.type())) continue;
+    info->tensor_arguments.push_back(
+        {static_cast<uint32_t>(index), access_of(schema, argument, returned, info->is_collective)});
+  }
+}
+
+OperatorInfo& operator_info(const c10::FunctionSchema& schema) {
+  Table& entries = table();
+  const std::lock_guard lock(entries.mutex);
+  return find_or_add(entries, schema.name().c_str(), schema);
+}
+
+void install_operator_table() {
+  // The handle lives for ever: at process exit nothing shall be torn down under running threads.
+  static auto* const handle =
+      new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
+          std::make_unique<DeregistrationListener>()));
+  (void)handle;
+}
+
+size_t operator_count() {
+  Table& entries = table();
+  const std::lock_guard lock(entries.mutex);
+  return entries.by_name.size();
+}
+
+namespace detail {
+
+__attribute__((noinline, cold)) const OperatorInfo* find_operator_slow(
+    const at::RecordFunction& event, const char* name) {
+  // Free of cost for an event that is no operator; else it copies two strings.
+  if (!event.operator_name().has_value()) return nullptr;
+  Table& entries = table();
+  const std::lock_guard lock(entries.mutex);
+  const uint64_t version = operator_table_version.load(std::memory_order_acquire);
+  OperatorCache& cache = operator_cache;
+  if (cache.version != version) {
+    std::fill(std::begin(cache.slots), std::end(cache.slots), OperatorCache::Slot{});
+    cache.version = version;
+  }
+  const auto found = entries.by_name.find(name);
+  const OperatorInfo* info = found != entries.by_name.end()
+                                 ? found->second
+                                 : &find_or_add(entries, name, *event.operator_schema());
+  cache.slots[OperatorCache::slot_of(name)] = {name, info};
+  return info;
+}
+
+}  // namespace detail
+}  // namespace tencache::shim

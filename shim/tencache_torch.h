@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The C functions of libtencache_torch.so, for the Python package (ctypes) and for C++ programs
+ * that link libtorch. The library reads PyTorch's C++ structures and is right only for the very
+ * version it was compiled against: compare tencache_torch_built_for() with torch.__version__ first
+ * (the version text in the package's _build_info.py serves to do so before loading).
+ *
+ * No function throws. Everything may be called from any thread after tencache_torch_install().
+ */
+#ifndef TENCACHE_TORCH_H_
+#define TENCACHE_TORCH_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi/tencache.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The torch.__version__ it was compiled against, e.g. "2.11.0+cu130". The text lives for ever. */
+TENCACHE_API const char* tencache_torch_built_for(void);
+
+/* Starts the runtime with the options set so far and puts it under PyTorch: CPU allocator, gate,
+ * list operators, collectives. 0, or an error code with *error filled and nothing installed. A
+ * second call does nothing and returns 0; after a failed one it may be called again. */
+TENCACHE_API int tencache_torch_install(tencache_error* error);
+
+/* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for what
+ * holds the addresses, as read and written; close on the same thread, last in, first out. */
+TENCACHE_API void tencache_torch_open(const char* name, const void* const* addresses,
+                                      uint32_t count);
+TENCACHE_API void tencache_torch_close(void);
+
+/* What was installed, as JSON: {torch, installed, split: [names], left_alone: [{name, reason}],
+ * collectives, pending_collectives, known_operators}. Writes as much as fits, always terminated;
+ * returns the size needed, terminator included. */
+TENCACHE_API size_t tencache_torch_describe_json(char* buffer, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENCACHE_TORCH_H_ */

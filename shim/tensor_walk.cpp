@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensor_walk.h"
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "operator_table.h"
+
+namespace tencache::shim {
+namespace {
+
+// Dense tensors have none of these; the others keep tensors inside, which the walk opens.
+constexpr c10::DispatchKeySet kKeysWithInnerTensors({
+    c10::DispatchKey::Quantized,
+    c10::DispatchKey::Sparse,
+    c10::DispatchKey::SparseCsr,
+    c10::DispatchKey::NestedTensor,
+});
+
+constinit thread_local AccessList thread_accesses;
+
+// Frees the thread's list when the thread ends. Apart from the list itself, so that reading the
+// list needs no guard; named only where the list has grown.
+struct ThreadAccessesOwner {
+  bool is_needed = false;
+  ~ThreadAccessesOwner() { thread_accesses.release(); }
+};
+thread_local ThreadAccessesOwner thread_accesses_owner;
+
+// Written once, before any hook or kernel is installed.
+tencache_arena arena = {0, 0};
+
+inline void add_address(const void* address, uint32_t mode, AccessList& accesses) {
+  if (reinterpret_cast<uintptr_t>(address) - arena.base < arena.bytes) {
+    accesses.add(address, mode);
+  }
+}
+
+void add_inner(const at::Tensor& tensor, uint32_t mode, AccessList& accesses) {
+  add_tensor(tensor.unsafeGetTensorImpl(), mode, accesses);
+}
+
+// The classes are asked for by dynamic_cast, because a Python wrapper subclass may carry the layout
+// or the key of a class that it is not.
+__attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, uint32_t mode,
+                                                 AccessList& accesses) {
+  if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(tensor)) {
+    add_inner(sparse->indices(), mode, accesses);
+    add_inner(sparse->values(), mode, accesses);
+  } else if (const auto* compressed = dynamic_cast<const at::SparseCsrTensorImpl*>(tensor)) {
+    add_inner(compressed->compressed_indices(), mode, accesses);
+    add_inner(compressed->plain_indices(), mode, accesses);
+    add_inner(compressed->values(), mode, accesses);
+  } else if (const auto* nested = dynamic_cast<const at::native::NestedTensorImpl*>(tensor)) {
+    add_inner(nested->get_nested_sizes(), mode, accesses);
+    add_inner(nested->get_nested_strides(), mode, accesses);
+    add_inner(nested->get_storage_offsets(), mode, accesses);
+  } else if (const auto* quantized = dynamic_cast<const at::QTensorImpl*>(tensor)) {
+    // quantizer() is not const although it only copies a pointer.
+    const auto quantizer = const_cast<at::QTensorImpl*>(quantized)->quantizer();
+    if (const auto* channels =
+            dynamic_cast<const at::PerChannelAffineQuantizer*>(quantizer.get())) {
+      add_inner(channels->scales(), mode, accesses);
+      add_inner(channels->zero_points(), mode, accesses);
+    }
+  }
+}
+
+}  // namespace
+
+void install_tensor_walk() { arena = *tencache_get_arena(); }
+
+void AccessList::grow() {
+  const uint32_t capacity = capacity_ * 2;
+  auto* larger = static_cast<tencache_access*>(std::malloc(capacity * sizeof(tencache_access)));
+  if (larger == nullptr) throw std::bad_alloc();
+  std::memcpy(larger, data(), count_ * sizeof(tencache_access));
+  std::free(grown_);
+  grown_ = larger;
+  capacity_ = capacity;
+  if (this == &thread_accesses) thread_accesses_owner.is_needed = true;
+}
+
+void AccessList::release() {
+  std::free(grown_);
+  grown_ = nullptr;
+  capacity_ = kInlineCount;
+  count_ = 0;
+}
+
+AccessList& cleared_thread_accesses() {
+  thread_accesses.clear();
+  return thread_accesses;
+}
+
+const void* storage_address(const at::TensorImpl* tensor) {
+  if (!tensor->has_storage()) return nullptr;
+  c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  // The accessor without checks: data() throws for fake tensors, mutable_data() copies.
+  return storage == nullptr ? nullptr : storage->_mutable_data_ptr_no_checks().get();
+}
+
+void add_tensor(const at::TensorImpl* tensor, uint32_t mode, AccessList& accesses) {
+  add_address(storage_address(tensor), mode, accesses);
+  if ((tensor->key_set().raw_repr() & kKeysWithInnerTensors.raw_repr()) != 0) [[unlikely]] {
+    add_inner_tensors(tensor, mode, accesses);
+  }
+}
+
+void add_value(const c10::IValue& value, uint32_t mode, AccessList& accesses) {
+  if (value.isTensor()) {
+    add_tensor(value.unsafeToTensorImpl(), mode, accesses);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      // A list holds elements of one type: without tensors in the first there are none at all.
+      if (element.isInt() || element.isDouble() || element.isBool() || element.isString()) break;
+      add_value(element, mode, accesses);
+    }
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      add_value(element, mode, accesses);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      add_value(entry.key(), mode, accesses);
+      add_value(entry.value(), mode, accesses);
+    }
+  }
+}
+
+void add_arguments(const OperatorInfo& info, std::span<const c10::IValue> arguments,
+                   AccessList& accesses) {
+  if (info.walks_everything) [[unlikely]] {
+    for (const c10::IValue& argument : arguments) {
+      add_value(argument, TENCACHE_READ | TENCACHE_WRITE, accesses);
+    }
+    return;
+  }
+  for (const TensorArgument& argument : info.tensor_arguments) {
+    if (argument.index >= arguments.size()) [[unlikely]] {
+      return;
+    }
+    const c10::IValue& value = arguments[argument.index];
+    if (value.isTensor()) [[likely]] {
+      add_tensor(value.unsafeToTensorImpl(), argument.mode, accesses);
+    } else if (!value.isNone()) {
+      add_value(value, argument.mode, accesses);
+    }
+  }
+}
+
+}  // namespace tencache::shim
