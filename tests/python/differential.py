@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The differential harness: runs a program stock and under tencache, and compares every bit.
+
+A program is one of tests/python/programs: an ordinary script that writes exact results as JSON. Its
+stock results and its peak are measured once a session. The peak is what tencache itself counts when
+the budget is boundless; budgets are shares of it. Programs run one at a time, in children of a
+preforked server (prefork.py) or, with fresh=True, as `python program.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+PROGRAMS = TESTS / "programs"
+TIMEOUT_S = 150
+# Small, so that small programs have many extents; below it blocks never go cold.
+EXTENT_MIN = "16KiB"
+BOUNDLESS = "64GiB"
+
+
+def program_names() -> list[str]:
+    return sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "exact")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program left: exact results, tencache's stats (None when stock), its output."""
+
+    results: dict[str, Any]
+    stats: dict[str, Any] | None
+    output: str
+
+
+class ProgramFailed(AssertionError):
+    """A program ended with a status other than 0; the message carries its output."""
+
+
+def environment_for(variables: Mapping[str, str]) -> dict[str, str]:
+    """This environment without TENCACHE variables, offline, with `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENCACHE")}
+    return {**kept, "HF_HUB_OFFLINE": "1", **variables}
+
+
+class Harness:
+    """Runs programs; remembers their stock results and peaks. One per session; close() ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: subprocess.Popen[str] | None = None
+        self._stock: dict[str, dict[str, Any]] = {}
+        self._peaks: dict[str, int] = {}
+
+    def stock(self, program: str) -> dict[str, Any]:
+        if program not in self._stock:
+            self._stock[program] = self.run(program, {}).results
+        return self._stock[program]
+
+    def peak_bytes(self, program: str) -> int:
+        """Peak of the device tier when nothing needs to leave it; results are compared here too."""
+        if program not in self._peaks:
+            outcome = self.run(program, {"TENCACHE_DEVICE_MEMORY": BOUNDLESS, **switch()})
+            assert_same_bits(self.stock(program), outcome)
+            assert outcome.stats is not None
+            assert outcome.stats["bytes"]["evicted"] == 0, "a program that fits moves nothing"
+            self._peaks[program] = outcome.stats["peak"]["device"]
+        return self._peaks[program]
+
+    def run(self, program: str, variables: Mapping[str, str], fresh: bool = False) -> Outcome:
+        """Runs a program with these TENCACHE variables; ProgramFailed when it fails."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            folder = Path(name)
+            results, stats, log = folder / "results.json", folder / "stats.json", folder / "log"
+            if variables:
+                variables = {**variables, "TENCACHE_STATS": str(stats)}
+            start = self._run_fresh if fresh else self._run_forked
+            status = start(program, variables, folder, [str(results)], log)
+            output = log.read_text(errors="replace") if log.exists() else ""
+            if status != "0":
+                raise ProgramFailed(f"{program} with {dict(variables)}: status {status}\n{output}")
+            return Outcome(
+                json.loads(results.read_text()),
+                json.loads(stats.read_text()) if variables else None,
+                output,
+            )
+
+    def close(self) -> None:
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            self._server.wait(timeout=30)
+            self._server = None
+
+    def _run_fresh(
+        self,
+        program: str,
+        variables: Mapping[str, str],
+        folder: Path,
+        arguments: list[str],
+        log: Path,
+    ) -> str:
+        with log.open("w") as output:
+            done = subprocess.run(
+                [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
+                cwd=folder,
+                env=environment_for(variables),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT_S,
+            )
+        return str(done.returncode)
+
+    def _run_forked(
+        self,
+        program: str,
+        variables: Mapping[str, str],
+        folder: Path,
+        arguments: list[str],
+        log: Path,
+    ) -> str:
+        server = self._started_server()
+        job = {
+            "program": str(PROGRAMS / f"{program}.py"),
+            "arguments": arguments,
+            "environment": dict(variables),
+            "folder": str(folder),
+            "output": str(log),
+            "timeout_s": TIMEOUT_S,
+        }
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline().strip()
+        if not answer:
+            self._server = None
+            raise RuntimeError(f"the preforked server ended with status {server.wait()}")
+        return answer
+
+    def _started_server(self) -> subprocess.Popen[str]:
+        if self._server is None:
+            # NumPy's OpenBLAS would start threads at import, which children do not inherit.
+            environment = environment_for({"OPENBLAS_NUM_THREADS": "1"})
+            self._server = subprocess.Popen(
+                [sys.executable, str(TESTS / "prefork.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            assert self._server.stdout is not None
+            if self._server.stdout.readline().strip() != "ready":
+                raise RuntimeError("the preforked server did not start")
+        return self._server
+
+
+def switch() -> dict[str, str]:
+    return {"TENCACHE": "1", "TENCACHE_EXTENT_MIN": EXTENT_MIN}
+
+
+def budget_variables(budget_bytes: int, chaos_seed: int | None) -> dict[str, str]:
+    variables = {**switch(), "TENCACHE_DEVICE_MEMORY": str(budget_bytes)}
+    if chaos_seed is not None:
+        variables["TENCACHE_CHAOS"] = str(chaos_seed)
+    return variables
+
+
+def assert_same_bits(stock: Mapping[str, Any], outcome: Outcome) -> None:
+    """Every value equal; else names up to five that differ."""
+    results = outcome.results
+    assert results.keys() == stock.keys(), sorted(results.keys() ^ stock.keys())
+    differing = [name for name in stock if results[name] != stock[name]]
+    first = {name: (stock[name], results[name]) for name in differing[:5]}
+    assert not differing, (
+        f"{len(differing)} of {len(stock)} values differ: {first}\n{outcome.output}"
+    )
+
+
+def assert_budget_kept(stats: Mapping[str, Any]) -> None:
+    """The peak is within the budget, or the stats say how often and how far it was not."""
+    peak, budget, over = stats["peak"]["device"], stats["budget"]["device"], stats["over_budget"]
+    if over["events"]:
+        assert peak <= budget + over["peak_bytes"], stats
+    else:
+        assert peak <= budget, stats

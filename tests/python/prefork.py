@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs in forked children of a process that has imported torch and transformers already.
+
+Importing them takes ten seconds, most programs here take one. The server imports and then does
+nothing with torch: it makes no tensor, runs no op and starts no thread pool, and tencache is not
+enabled in it. Each child sets its variables and calls what `import torch` calls last, the entry
+points of torch.backends; from there on it is what `python program.py` would be.
+
+Protocol: one JSON object a line on stdin, {program, arguments, environment, folder, output,
+timeout_s}; the child's exit status on stdout (negative: killed by that signal; "timeout" when it
+was killed for its time, after the stacks of its threads went into its output). The end of stdin
+ends the server. One program runs at a time.
+"""
+
+import faulthandler
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import time
+
+DUMP_S = 1.0  # what writing the stacks may take before the child is killed
+
+
+def import_everything():
+    """What the programs import, with what torch and transformers import lazily behind it."""
+    import torch
+    import torch._dynamo
+    import torch.optim.swa_utils
+    import torch.testing  # noqa: F401
+    from transformers import (  # noqa: F401
+        GPT2LMHeadModel,
+        LlamaForCausalLM,
+        MixtralForCausalLM,
+        T5ForConditionalGeneration,
+        Trainer,
+        TrainingArguments,
+    )
+
+
+def become(job):
+    """Turns this forked child into the program; returns when the program has ended."""
+    log = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    faulthandler.register(signal.SIGUSR1, file=log)
+    os.chdir(job["folder"])
+    os.environ.update(job["environment"])
+    sys.argv = [job["program"], *job["arguments"]]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path[0] = os.path.dirname(job["program"])
+
+    import torch
+
+    torch._import_device_backends()
+    runpy.run_path(job["program"], run_name="__main__")
+
+
+def status_of(child, timeout_s):
+    """Waits for the child's end; kills it when it takes too long."""
+    descriptor = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    in_time = poll.poll(timeout_s * 1000)
+    if not in_time:
+        os.kill(child, signal.SIGUSR1)
+        time.sleep(DUMP_S)
+        os.kill(child, signal.SIGKILL)
+    os.close(descriptor)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) if in_time else "timeout"
+
+
+def main():
+    if any(name.startswith("TENCACHE") for name in os.environ):
+        raise SystemExit("the server must not have tencache enabled: unset the TENCACHE variables")
+    import_everything()
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise SystemExit("the server has more than one thread, so its children would not be whole")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            become(job)
+            return
+        print(status_of(child, job["timeout_s"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

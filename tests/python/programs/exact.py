@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the programs in this folder share: they write exact results, to be compared bit for bit.
+
+Losses are hexadecimal floats; parameters and optimizer state are SHA-256 hashes. Bytes are copied
+out by an ordinary op (`copy_` into memory of NumPy's), so that reading a result is announced like
+any other access.
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import torch
+
+
+def to_bytes(tensor):
+    """A NumPy array of the tensor's bytes in logical order, owned by NumPy."""
+    tensor = tensor.detach()
+    copy = np.empty(tensor.numel() * tensor.element_size(), dtype=np.uint8)
+    if copy.size:
+        torch.from_numpy(copy).view(tensor.dtype).copy_(tensor.reshape(-1))
+    return copy
+
+
+def sha256(tensor):
+    header = f"{tensor.dtype} {tuple(tensor.shape)} "
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return header + sha256(tensor.indices()) + sha256(tensor.values())
+    return header + hashlib.sha256(to_bytes(tensor)).hexdigest()
+
+
+class Results:
+    """Collects exact values by name; write() puts them into the file named by argv[1]."""
+
+    def __init__(self):
+        self.values = {}
+
+    def scalar(self, name, value):
+        """Appends a number (a tensor of one element, or a float) to the list `name`."""
+        value = value.item() if isinstance(value, torch.Tensor) else value
+        self.values.setdefault(name, []).append(float(value).hex())
+
+    def tensor(self, name, value):
+        self.values[name] = sha256(value)
+
+    def tokens(self, name, value):
+        """A tensor of token numbers, as numbers: small, and readable when they differ."""
+        shape = tuple(value.shape)
+        self.values[name] = to_bytes(value).view(np.int64).reshape(shape).tolist()
+
+    def module(self, name, module):
+        for key, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                self.tensor(f"{name}.{key}", value)
+
+    def optimizer(self, name, optimizer):
+        for index, state in optimizer.state_dict()["state"].items():
+            self._nested(f"{name}.{index}", state)
+
+    def _nested(self, name, value):
+        """Tensors and numbers in nested dictionaries and lists (LBFGS keeps such a state)."""
+        if isinstance(value, torch.Tensor):
+            self.tensor(name, value)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                self._nested(f"{name}.{key}", inner)
+        elif isinstance(value, (list, tuple)):
+            for index, inner in enumerate(value):
+                self._nested(f"{name}.{index}", inner)
+        elif isinstance(value, (int, float)):
+            self.values[name] = float(value).hex()
+
+    def write(self):
+        if not self.values:
+            raise RuntimeError("a program without results compares nothing")
+        with open(sys.argv[1], "w") as file:
+            json.dump(self.values, file, indent=1)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny Mixtral: which expert works on which token, and so which op runs, depends on the data."""
+
+import torch
+from exact import Results
+from transformers import MixtralConfig, MixtralForCausalLM
+
+
+def main():
+    torch.manual_seed(6)
+    results = Results()
+    config = MixtralConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        output_router_logits=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = MixtralForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for _ in range(4):
+        tokens = torch.randint(0, 256, (2, 48))
+        output = model(input_ids=tokens, labels=tokens)
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+        results.scalar("losses", output.loss)
+        results.scalar("router_losses", output.aux_loss)
+    results.module("model", model)
+    results.optimizer("adamw", optimizer)
+    results.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of many kinds x budgets x chaos: the same bits as stock PyTorch, within the budget.
+
+Each program runs at 75, 50 and 25% of its own peak, plainly and with chaos at probability 1 (every
+extent that is not pinned is evicted at the end of every op). Losses, parameters, optimizer state
+and generated tokens must be those of stock; extents must really have left; no access may have gone
+unannounced, since none of these programs reads or writes tensors behind the dispatcher's back (they
+copy their results out with an op).
+
+The tests that are not marked `slow` are one plain and one chaotic run of each program at 50%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from differential import (
+    Harness,
+    assert_budget_kept,
+    assert_same_bits,
+    budget_variables,
+    program_names,
+)
+
+CHAOS_SEED = 20261121
+SHARES = (75, 50, 25)
+# As `python program.py` instead of in a forked child: a process with and one without workers,
+# threads or transformers, so that nothing depends on how the others are started.
+FRESH = ("cnn_resnet", "trainer_workers", "threads")
+
+# Programs that access tensors in a way no op announces, with the reason and what may be counted.
+UNANNOUNCED: dict[str, tuple[str, int, int]] = {}
+
+
+@pytest.fixture(scope="session")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    harness = Harness(tmp_path_factory.mktemp("differential"))
+    yield harness
+    harness.close()
+
+
+def cases() -> Iterator[object]:
+    for program in program_names():
+        for share in SHARES:
+            for chaos in (False, True):
+                marks = [] if share == 50 else [pytest.mark.slow]
+                name = f"{program}-{share}%-{'chaos' if chaos else 'plain'}"
+                yield pytest.param(program, share, chaos, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("program", "share", "chaos"), cases())
+def test_same_bits(harness: Harness, program: str, share: int, chaos: bool) -> None:
+    stock = harness.stock(program)
+    budget_bytes = harness.peak_bytes(program) * share // 100
+    seed = CHAOS_SEED if chaos else None
+    fresh = program in FRESH and share == 50 and not chaos
+    outcome = harness.run(program, budget_variables(budget_bytes, seed), fresh)
+    stats = outcome.stats
+    assert stats is not None
+    assert_same_bits(stock, outcome)
+    assert_budget_kept(stats)
+    assert stats["bytes"]["evicted"] > 0, f"nothing was evicted\n{stats}\n{outcome.output}"
+    assert stats["fetches"]["late"] + stats["fetches"]["early"] > 0, stats
+    if chaos:
+        assert stats["chaos_evictions"] > 0, stats
+    _, reads_max, writes_max = UNANNOUNCED.get(program, ("", 0, 0))
+    assert stats["unannounced"]["reads"] <= reads_max, stats
+    assert stats["unannounced"]["writes"] <= writes_max, stats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", program_names())
+def test_stock_is_deterministic(harness: Harness, program: str) -> None:
+    """What the comparisons above stand on: two stock runs, one in a fresh process, agree."""
+    first, second = harness.stock(program), harness.run(program, {}, fresh=program in FRESH)
+    assert_same_bits(first, second)
