@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The libraries of the core, as targets tencache::uring, tencache::xxhash and tencache::json. The
-# static archive is taken where it is position independent, so that the installed library needs no
-# system package at run time; else the shared one.
+# The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash and
+# tencache::json. liburing's static archive is taken where it is position independent, so that the
+# installed library needs no system package at run time; else the shared one.
 find_package(Threads REQUIRED)
 
-# Whether `archive` may become part of a shared library. libnuma's, for one, may not.
+# tencache_add_headers(<name> <header> <Debian package>): the target tencache::<name>, for one header.
+function(tencache_add_headers name header package)
+  find_path(TENCACHE_${name}_INCLUDE ${header})
+  mark_as_advanced(TENCACHE_${name}_INCLUDE)
+  if(NOT TENCACHE_${name}_INCLUDE)
+    message(FATAL_ERROR "${header} was not found. On Debian and Ubuntu: apt-get install ${package}")
+  endif()
+  add_library(tencache::${name} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(tencache::${name} SYSTEM INTERFACE ${TENCACHE_${name}_INCLUDE})
+endfunction()
+
+# Whether `archive` may become part of a shared library.
 function(tencache_archive_is_pic archive result)
   string(MAKE_C_IDENTIFIER "TENCACHE_PIC_${archive}" cached)
   if(NOT DEFINED ${cached})
@@ -22,37 +33,22 @@ function(tencache_archive_is_pic archive result)
   set(${result} ${${cached}} PARENT_SCOPE)
 endfunction()
 
-# tencache_find_library(<name> <header> <Debian package>) makes the target tencache::<name>.
-function(tencache_find_library name header package)
-  find_path(TENCACHE_${name}_INCLUDE ${header})
-  find_library(TENCACHE_${name}_ARCHIVE lib${name}.a)
-  find_library(TENCACHE_${name}_SHARED lib${name}.so)
-  mark_as_advanced(TENCACHE_${name}_INCLUDE TENCACHE_${name}_ARCHIVE TENCACHE_${name}_SHARED)
-  set(library ${TENCACHE_${name}_SHARED})
-  if(TENCACHE_${name}_ARCHIVE)
-    tencache_archive_is_pic(${TENCACHE_${name}_ARCHIVE} is_pic)
-    if(is_pic)
-      set(library ${TENCACHE_${name}_ARCHIVE})
-    endif()
-  endif()
-  if(NOT TENCACHE_${name}_INCLUDE OR NOT library)
-    message(FATAL_ERROR "lib${name} with ${header} was not found. On Debian and Ubuntu: "
-                        "apt-get install ${package}")
-  endif()
-  message(STATUS "${name}: ${library}")
-  add_library(tencache::${name} INTERFACE IMPORTED GLOBAL)
-  target_include_directories(tencache::${name} SYSTEM INTERFACE ${TENCACHE_${name}_INCLUDE})
-  target_link_libraries(tencache::${name} INTERFACE ${library})
-endfunction()
+tencache_add_headers(xxhash xxhash.h libxxhash-dev)
+tencache_add_headers(json nlohmann/json.hpp nlohmann-json3-dev)
+tencache_add_headers(uring liburing.h liburing-dev)
 
-tencache_find_library(uring liburing.h liburing-dev)
-tencache_find_library(xxhash xxhash.h libxxhash-dev)
-
-find_path(TENCACHE_json_INCLUDE nlohmann/json.hpp)
-mark_as_advanced(TENCACHE_json_INCLUDE)
-if(NOT TENCACHE_json_INCLUDE)
-  message(FATAL_ERROR "nlohmann/json.hpp was not found. On Debian and Ubuntu: "
-                      "apt-get install nlohmann-json3-dev")
+find_library(TENCACHE_uring_ARCHIVE liburing.a)
+find_library(TENCACHE_uring_SHARED liburing.so)
+mark_as_advanced(TENCACHE_uring_ARCHIVE TENCACHE_uring_SHARED)
+set(uring_library ${TENCACHE_uring_SHARED})
+if(TENCACHE_uring_ARCHIVE)
+  tencache_archive_is_pic(${TENCACHE_uring_ARCHIVE} archive_is_pic)
+  if(archive_is_pic)
+    set(uring_library ${TENCACHE_uring_ARCHIVE})
+  endif()
 endif()
-add_library(tencache::json INTERFACE IMPORTED GLOBAL)
-target_include_directories(tencache::json SYSTEM INTERFACE ${TENCACHE_json_INCLUDE})
+if(NOT uring_library)
+  message(FATAL_ERROR "liburing was not found. On Debian and Ubuntu: apt-get install liburing-dev")
+endif()
+message(STATUS "liburing: ${uring_library}")
+target_link_libraries(tencache::uring INTERFACE ${uring_library})

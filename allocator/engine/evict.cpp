@@ -20,7 +20,7 @@ class HashingWriter final : public PieceObserver {
       : segments_(segments), hashers_(segments.size()) {}
 
   bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
-    hashers_[segment].append(segments_[segment].memory + offset, bytes);
+    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
     return true;
   }
   void after_complete(size_t, uint64_t, size_t) override {}

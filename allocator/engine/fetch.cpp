@@ -24,7 +24,7 @@ class HashingReader final : public PieceObserver {
 
   bool before_submit(size_t, uint64_t, size_t) override { return true; }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
-    hashers_[segment].append(segments_[segment].memory + offset, bytes);
+    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
   }
 
   ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }

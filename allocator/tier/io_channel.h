@@ -31,9 +31,12 @@ struct IoSegment {
   char* memory = nullptr;
   uint64_t offset = 0;
   uint64_t bytes = 0;
+
+  /// Where the byte at `file_offset` is in memory.
+  char* memory_at(uint64_t file_offset) const { return memory + (file_offset - offset); }
 };
 
-/// Told about every piece of a transfer, on the thread that runs it.
+/// Told about every piece of a transfer, on the thread that runs it. Offsets are file offsets.
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
