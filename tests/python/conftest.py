@@ -42,6 +42,12 @@ def run_command(
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", 'slow: part of the full matrix; -m "not slow" is the smaller selection'
+    )
+
+
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., Finished]:
     """`run_python(code, env={...})`: runs code in a fresh Python, in an empty directory."""
