@@ -46,7 +46,7 @@ def problems_in(
         if FOREIGN_SYMBOL.search(name)
     ]
     problems += [
-        f"needs the shared library {name}, which a machine without development packages may lack"
+        f"needs the shared library {name}, which a user may lack"
         for name in sorted(needed)
         if not RUNTIME_LIBRARIES.fullmatch(name)
     ]
