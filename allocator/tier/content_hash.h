@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The content hash of an extent: XXH3, 128 bits (about 25 GB/s a core, not cryptographic). One value
-// serves two ends: the checksum of what is stored in a slot, and the proof that an extent still
-// equals its slot, so that it can be dropped without a write.
+// The content hash of an extent: XXH3, 128 bits (about 25 GB/s a core, not cryptographic). One
+// value serves two ends: the checksum of what is stored in a slot, and the proof that an extent
+// still equals its slot, so that it can be dropped without a write.
 #pragma once
 
 #include <cstddef>

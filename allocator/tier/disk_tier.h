@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DiskTier: one spill file cut into slots. The file is an O_TMPFILE (nothing is left after SIGKILL),
-// mode 0600, close-on-exec, in a directory that belongs to the user or is sticky; it grows by
-// fallocate, so that a full disk shows when a slot is taken and not in the middle of a write.
+// DiskTier: one spill file cut into slots. The file is an O_TMPFILE (nothing is left after
+// SIGKILL), mode 0600, close-on-exec, in a directory that belongs to the user or is sticky; it
+// grows by fallocate, so that a full disk shows when a slot is taken and not in the middle of a
+// write.
 //
 // A slot holds the bytes of one extent. Slots are written and read with O_DIRECT where the file
-// system allows it, and are mapped MAP_PRIVATE over cold extents (backend/cpu): a slot that is mapped
-// must not be rewritten. After fork() a child maps every slot that was in use: those slots are
-// frozen, never rewritten, and when released they are reused only after all children of that fork
-// are gone (each child holds the write end of a pipe; its hang-up tells).
+// system allows it, and are mapped MAP_PRIVATE over cold extents (backend/cpu): a slot that is
+// mapped must not be rewritten. After fork() a child maps every slot that was in use: those slots
+// are frozen, never rewritten, and when released they are reused only after all children of that
+// fork are gone (each child inherits the mapping of a token; see Note [Fork epochs] in
+// fork_epochs.cpp).
 //
 // Threads: every method may be called from any thread; mutex_ is held only for bookkeeping, never
-// across I/O. Transfers run on the caller's thread over a channel lent for their time.
+// across I/O; growing the file is serialised by grow_mutex_ alone. Transfers run on the caller's
+// thread over a channel lent for their time. In a forked child every transfer is refused.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <functional>
@@ -32,17 +37,17 @@ namespace tencache {
 /// A place in the spill file. Trivially copyable; ownership is the holder's affair.
 struct Slot {
   uint64_t offset = 0;
-  uint64_t bytes = 0;   // multiple of kIoAlignment; 0 = no slot
-  uint64_t epoch = 0;   // fork epoch in which it was taken
+  uint64_t bytes = 0;  // multiple of kIoAlignment; 0 = no slot
+  uint64_t epoch = 0;  // fork epoch in which it was taken
   bool is_valid() const { return bytes != 0; }
 };
 
 struct DiskTierConfig {
-  std::string directory;                  // must exist
-  uint64_t quota_bytes = 0;               // the file never grows beyond this
+  std::string directory;     // must exist
+  uint64_t quota_bytes = 0;  // the file never grows beyond this
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;
-  unsigned depth = 16;                    // requests in flight per channel
+  unsigned depth = 16;  // requests in flight per channel
   /// Makes a channel for `fd`; empty = io_uring, else threads. Tests put faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
 };
@@ -50,12 +55,12 @@ struct DiskTierConfig {
 /// What a directory offers, found by trying it; printed by `tencache doctor`.
 struct DiskProbe {
   std::string directory;
-  std::string file_system;        // "ext4", "tmpfs", ...
+  std::string file_system;  // "ext4", "tmpfs", ...
   uint64_t free_bytes = 0;
   bool direct_io = false;
   bool io_uring = false;
-  std::string io_uring_reason;    // why not
-  std::string direct_io_reason;   // why not
+  std::string io_uring_reason;   // why not
+  std::string direct_io_reason;  // why not
 };
 
 /// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
@@ -89,10 +94,10 @@ class DiskTier {
   /// Drops the page cache that accesses through a cold mapping of the slot left behind.
   void drop_page_cache(const Slot& slot);
 
-  /// Before fork(): freezes every slot in use and opens the pipe that the child will hold. No
-  /// transfer may be running. A failure to open the pipe freezes them for good.
+  /// Before fork(): freezes every slot in use and maps the token that the child will inherit. No
+  /// transfer may be running. A failure to make the token freezes them for good.
   void freeze_before_fork() TENCACHE_EXCLUDES(mutex_);
-  /// After fork() in the parent: closes the child's end of the pipe.
+  /// After fork() in the parent: gives up the parent's own mapping of the token.
   void after_fork_in_parent() TENCACHE_EXCLUDES(mutex_);
 
   int fd() const { return fd_; }
@@ -105,34 +110,44 @@ class DiskTier {
   uint64_t file_bytes() const TENCACHE_EXCLUDES(mutex_);
 
  private:
-  /// Slots released after a fork froze them, and the pipe whose hang-up frees them.
+  /// A fork that froze every slot with an epoch up to its own, and the slots released since then.
   struct ForkEpoch {
     uint64_t epoch = 0;
-    int hangup_fd = -1;          // read end; -1 = never freed
+    int token_fd = -1;  // tells whether children live; -1 = they are taken to live for ever
     std::vector<Slot> waiting;
   };
 
   explicit DiskTier(DiskTierConfig config);
   TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                           PieceObserver* observer);
+  Result<std::unique_ptr<IoChannel>> make_channel() const;
   Result<std::unique_ptr<IoChannel>> borrow_channel() TENCACHE_EXCLUDES(mutex_);
   void return_channel(std::unique_ptr<IoChannel> channel) TENCACHE_EXCLUDES(mutex_);
-  Status grow_file(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
-  void reclaim_hung_up_epochs() TENCACHE_REQUIRES(mutex_);
+  Status drop_after_buffered(IoDirection direction, std::span<const IoSegment> segments) const;
+  Slot take_slot(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  Result<Slot> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Status grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
+                   uint64_t& grown_bytes) const TENCACHE_REQUIRES(grow_mutex_);
+  uint64_t frozen_bytes() const TENCACHE_REQUIRES(mutex_);
+  Status quota_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+  void reclaim_childless_epochs() TENCACHE_REQUIRES(mutex_);
+  void forget_epoch(size_t index) TENCACHE_REQUIRES(mutex_);
 
   // Constant after open().
   DiskTierConfig config_;
   int fd_ = -1;
+  pid_t owner_pid_ = -1;  // a forked child is another process and owns nothing here
   bool direct_io_ = false;
   std::string channel_name_;
 
+  Mutex grow_mutex_ TENCACHE_ACQUIRED_BEFORE(mutex_);  // held across fallocate
   mutable Mutex mutex_;
   RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);  // in units of kIoAlignment
   uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;
-  std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;  // grows with each fork that freezes slots
+  std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);  // ascending
   std::vector<std::unique_ptr<IoChannel>> idle_channels_ TENCACHE_GUARDED_BY(mutex_);
-  int child_pipe_fd_ TENCACHE_GUARDED_BY(mutex_) = -1;
+  void* fork_token_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // mapped only around a fork
 };
 
 }  // namespace tencache

@@ -44,8 +44,8 @@ class RangeAllocator {
 
   uint64_t limit_;
   uint64_t used_ = 0;
-  std::map<uint64_t, uint64_t> free_by_offset_;              // offset -> length
-  std::set<std::pair<uint64_t, uint64_t>> free_by_length_;   // (length, offset)
+  std::map<uint64_t, uint64_t> free_by_offset_;             // offset -> length
+  std::set<std::pair<uint64_t, uint64_t>> free_by_length_;  // (length, offset)
 };
 
 }  // namespace tencache

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// XXH3 with its kernel picked at run time. The code comes from xxhash.h alone (XXH_INLINE_ALL): the
+// dispatch that libxxhash offers is missing from its static archive, and the installed library
+// should need no system package. Measured over 256 MiB on an EPYC core: 25 GB/s with AVX2 (bound by
+// memory; 55 GB/s from cache), 19 GB/s with SSE2; AVX-512 is no faster. Feeding 1 MiB pieces costs
+// nothing against one shot.
+#include "tier/content_hash.h"
+
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "tier/content_hash_kernels.h"
+
+namespace tencache {
+namespace {
+
+ContentHash baseline_one_shot(const void* data, size_t bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
+  return {hash.low64, hash.high64};
+}
+
+void baseline_append(void* state, const void* data, size_t bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, bytes);
+}
+
+const HashKernels& kernels() {
+  static constexpr HashKernels kBaseline = {baseline_one_shot, baseline_append};
+#if defined(__x86_64__)
+  static const HashKernels& chosen = __builtin_cpu_supports("avx2") ? kAvx2HashKernels : kBaseline;
+  return chosen;
+#else
+  return kBaseline;
+#endif
+}
+
+XXH3_state_t* as_state(void* state) {
+  TENCACHE_CHECK(state != nullptr, "a content hasher was used after it was moved from");
+  return static_cast<XXH3_state_t*>(state);
+}
+
+}  // namespace
+
+ContentHash content_hash(const void* data, size_t bytes) { return kernels().one_shot(data, bytes); }
+
+ContentHasher::ContentHasher() : state_(XXH3_createState()) {
+  TENCACHE_CHECK(state_ != nullptr, "no memory for the state of a content hash");
+  XXH3_128bits_reset(as_state(state_));
+}
+
+ContentHasher::~ContentHasher() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+
+ContentHasher::ContentHasher(ContentHasher&& other) noexcept
+    : state_(std::exchange(other.state_, nullptr)) {}
+
+ContentHasher& ContentHasher::operator=(ContentHasher&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+
+void ContentHasher::append(const void* data, size_t bytes) {
+  kernels().append(as_state(state_), data, bytes);
+}
+
+ContentHash ContentHasher::finish() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(as_state(state_));
+  return {hash.low64, hash.high64};
+}
+
+}  // namespace tencache

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// XXH3 for processors with AVX2, in a program that starts on any x86-64. Everything this file
+// includes under the pragmas is static, so no function compiled for AVX2 can replace its plain twin
+// elsewhere in the program; what has linkage is included before them.
+#include "tier/content_hash_kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+// Neither compiler defines __AVX2__ reliably inside its pragma, so the choice is made by hand; 2 is
+// XXH_AVX2.
+#define XXH_VECTOR 2
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#endif
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace tencache {
+namespace {
+
+ContentHash one_shot(const void* data, size_t bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
+  return {hash.low64, hash.high64};
+}
+
+void append(void* state, const void* data, size_t bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, bytes);
+}
+
+}  // namespace
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+const HashKernels kAvx2HashKernels = {one_shot, append};
+
+}  // namespace tencache
+
+#endif  // defined(__x86_64__)

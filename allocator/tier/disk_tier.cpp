@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Slots, growth and transfers of the spill file; forks are in fork_epochs.cpp.
+//
+// Growth. The file grows by steps that are larger than most extents, so that fallocate is rare, and
+// never shrinks: a slot that is written again costs less than a new one (its blocks are written
+// already). A full disk shows here, where the extent is still resident, and never in a write.
+//
+// Buffered I/O, where the file system refuses O_DIRECT, is made to behave like direct I/O: a write
+// waits until the disk has the bytes, because an error after that would come too late to keep the
+// extent, and both directions drop the page cache, because it would take the memory that was freed.
+#include "tier/disk_tier.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "tier/spill_file.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kGrowthStepBytes = 64 * kMiB;
+
+// More threads than this add context switches and no bandwidth, at 1 MiB a request.
+constexpr unsigned kThreadsMax = 8;
+
+/// The size beyond which the kernel would not only refuse but send SIGXFSZ.
+uint64_t file_size_limit_bytes() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
+}
+
+/// Extends the file. 0, or the errno.
+int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
+  int error_number = 0;
+  do {
+    const int result =
+        fallocate(fd, 0, static_cast<off_t>(file_bytes), static_cast<off_t>(grown_bytes));
+    error_number = result == 0 ? 0 : errno;
+  } while (error_number == EINTR);
+  if (error_number != EOPNOTSUPP) return error_number;
+  // File systems without fallocate (some network and user-space ones): the file gets its length,
+  // and a full disk shows in the write after all.
+  return ftruncate(fd, static_cast<off_t>(file_bytes + grown_bytes)) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+DiskTier::DiskTier(DiskTierConfig config) : config_(std::move(config)), ranges_(0) {}
+
+Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
+  TENCACHE_CHECK(config.depth > 0);
+  if (config.quota_bytes < kIoAlignment) {
+    return Status(StatusCode::kInvalidArgument,
+                  "The quota of the disk tier is " + format_bytes(config.quota_bytes) +
+                      ", which holds nothing. Raise --disk-space or TENCACHE_DISK_SPACE.");
+  }
+  Result<SpillDirectory> directory = open_spill_directory(config.directory);
+  if (!directory.is_ok()) return directory.status();
+  Result<SpillFile> file = open_spill_file(directory.value(), config.directory, config.direct_io);
+  if (!file.is_ok()) return file.status();
+
+  std::unique_ptr<DiskTier> tier(new DiskTier(config));
+  tier->config_.quota_bytes -= tier->config_.quota_bytes % kIoAlignment;
+  tier->fd_ = file.value().fd.release();
+  tier->owner_pid_ = getpid();
+  tier->direct_io_ = file.value().direct_io;
+  Result<std::unique_ptr<IoChannel>> channel = tier->make_channel();
+  if (!channel.is_ok()) return channel.status();
+  tier->channel_name_ = channel.value()->name();
+  tier->return_channel(std::move(channel).value());
+  return tier;
+}
+
+DiskTier::~DiskTier() {
+  if (getpid() != owner_pid_) {
+    // The rings and threads of the channels belong to the parent; their memory is not even mapped.
+    for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
+  }
+  idle_channels_.clear();
+  for (const ForkEpoch& fork : fork_epochs_) {
+    if (fork.token_fd >= 0) close(fork.token_fd);
+  }
+  if (fd_ >= 0) close(fd_);
+}
+
+// ---- Slots ---------------------------------------------------------------------------------
+
+Slot DiskTier::take_slot(uint64_t bytes) {
+  const std::optional<uint64_t> unit = ranges_.allocate(bytes / kIoAlignment);
+  if (!unit) return {};
+  peak_used_ = std::max(peak_used_, ranges_.used() * kIoAlignment);
+  return {*unit * kIoAlignment, bytes, epoch_};
+}
+
+Result<Slot> DiskTier::allocate(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0, "a slot of no bytes was asked for");
+  {
+    MutexLock lock(mutex_);
+    if (bytes > config_.quota_bytes) return quota_exhausted(bytes);
+    reclaim_childless_epochs();
+    if (const Slot slot = take_slot(round_up(bytes, kIoAlignment)); slot.is_valid()) return slot;
+  }
+  return grow_and_take(round_up(bytes, kIoAlignment));
+}
+
+Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
+  MutexLock grow_lock(grow_mutex_);
+  // Other threads may take what was free at the end of the file while it grows: then once more.
+  for (;;) {
+    uint64_t file_bytes = 0;
+    uint64_t wanted_bytes = 0;
+    uint64_t enough_bytes = 0;
+    {
+      MutexLock lock(mutex_);
+      if (const Slot slot = take_slot(bytes); slot.is_valid()) return slot;
+      file_bytes = ranges_.limit() * kIoAlignment;
+      enough_bytes = bytes - ranges_.free_at_end() * kIoAlignment;
+      const uint64_t room_bytes = config_.quota_bytes - file_bytes;
+      if (enough_bytes > room_bytes) return quota_exhausted(bytes);
+      wanted_bytes = std::min(std::max(enough_bytes, kGrowthStepBytes), room_bytes);
+    }
+    uint64_t grown_bytes = 0;
+    TENCACHE_RETURN_IF_ERROR(grow_file(file_bytes, wanted_bytes, enough_bytes, grown_bytes));
+    MutexLock lock(mutex_);
+    ranges_.grow((file_bytes + grown_bytes) / kIoAlignment);
+    if (const Slot slot = take_slot(bytes); slot.is_valid()) return slot;
+  }
+}
+
+Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
+                           uint64_t& grown_bytes) const {
+  const uint64_t limit_bytes = file_size_limit_bytes();
+  int error_number = EFBIG;
+  for (const uint64_t bytes : {wanted_bytes, enough_bytes}) {
+    if (file_bytes + bytes > limit_bytes) continue;
+    error_number = extend_file(fd_, file_bytes, bytes);
+    grown_bytes = bytes;
+    if (error_number == 0) return Status::ok();
+  }
+  const std::string attempt = "Cannot grow the spill file in " + config_.directory + " from " +
+                              format_bytes(file_bytes) + " by " + format_bytes(enough_bytes);
+  const Status failed = status_from_errno(error_number, attempt);
+  if (error_number == EFBIG) {
+    return {StatusCode::kNoSpace,
+            failed.message() +
+                ". The file system or the limit on file sizes of this process "
+                "(ulimit -f) allows no more."};
+  }
+  return {failed.code(), failed.message() +
+                             ". Free space there, or choose another directory with --spill-dir or "
+                             "TENCACHE_SPILL_DIR."};
+}
+
+Status DiskTier::quota_exhausted(uint64_t bytes) const {
+  std::string message = "The disk tier in " + config_.directory + " has no room for " +
+                        format_bytes(bytes) + ": " + format_bytes(ranges_.used() * kIoAlignment) +
+                        " of its quota of " + format_bytes(config_.quota_bytes) + " are in use";
+  if (const uint64_t frozen = frozen_bytes(); frozen > 0) {
+    message += " (" + format_bytes(frozen) + " of them kept for forked processes)";
+  }
+  message += " and the largest free piece is " +
+             format_bytes(ranges_.largest_free() * kIoAlignment) +
+             ". Raise --disk-space or TENCACHE_DISK_SPACE.";
+  return {StatusCode::kNoSpace, std::move(message)};
+}
+
+uint64_t DiskTier::frozen_bytes() const {
+  uint64_t bytes = 0;
+  for (const ForkEpoch& fork : fork_epochs_) {
+    for (const Slot& slot : fork.waiting) bytes += slot.bytes;
+  }
+  return bytes;
+}
+
+void DiskTier::drop_page_cache(const Slot& slot) {
+  // Advice: a refusal leaves the pages to the kernel's own reclaim.
+  (void)posix_fadvise(fd_, static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
+                      POSIX_FADV_DONTNEED);
+}
+
+uint64_t DiskTier::used_bytes() const {
+  MutexLock lock(mutex_);
+  return ranges_.used() * kIoAlignment;
+}
+
+uint64_t DiskTier::peak_used_bytes() const {
+  MutexLock lock(mutex_);
+  return peak_used_;
+}
+
+uint64_t DiskTier::file_bytes() const {
+  MutexLock lock(mutex_);
+  return ranges_.limit() * kIoAlignment;
+}
+
+// ---- Transfers -----------------------------------------------------------------------------
+
+TransferResult DiskTier::write(std::span<const IoSegment> segments, PieceObserver* observer) {
+  return transfer(IoDirection::kWrite, segments, observer);
+}
+
+TransferResult DiskTier::read(std::span<const IoSegment> segments, PieceObserver* observer) {
+  return transfer(IoDirection::kRead, segments, observer);
+}
+
+TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegment> segments,
+                                  PieceObserver* observer) {
+  if (getpid() != owner_pid_) {
+    return {Status(StatusCode::kFailedPrecondition,
+                   "A forked process has no disk tier: the spill file belongs to process " +
+                       std::to_string(owner_pid_) + "."),
+            false, 0};
+  }
+  const uint64_t limit_bytes = file_bytes();
+  for (const IoSegment& segment : segments) {
+    TENCACHE_CHECK(segment.bytes <= limit_bytes && segment.offset <= limit_bytes - segment.bytes,
+                   "segment of %llu bytes at %llu in a spill file of %llu",
+                   static_cast<unsigned long long>(segment.bytes),
+                   static_cast<unsigned long long>(segment.offset),
+                   static_cast<unsigned long long>(limit_bytes));
+  }
+  Result<std::unique_ptr<IoChannel>> channel = borrow_channel();
+  if (!channel.is_ok()) return {channel.status(), false, 0};
+  TransferResult result = channel.value()->transfer(direction, segments, observer);
+  return_channel(std::move(channel).value());
+
+  if (result.status.is_ok() && !direct_io_) {
+    result.status = drop_after_buffered(direction, segments);
+  }
+  if (!result.status.is_ok()) {
+    result.status = Status(result.status.code(), "Spill file in " + config_.directory + ": " +
+                                                     result.status.message() + ".");
+  }
+  return result;
+}
+
+Status DiskTier::drop_after_buffered(IoDirection direction,
+                                     std::span<const IoSegment> segments) const {
+  for (const IoSegment& segment : segments) {
+    const auto offset = static_cast<off_t>(segment.offset);
+    const auto bytes = static_cast<off_t>(segment.bytes);
+    if (bytes == 0) continue;  // which would mean "to the end of the file"
+    constexpr unsigned kWriteAndWait =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (direction == IoDirection::kWrite &&
+        sync_file_range(fd_, offset, bytes, kWriteAndWait) != 0) {
+      return status_from_errno(errno, "cannot bring " + format_bytes(segment.bytes) +
+                                          " at file offset " + std::to_string(segment.offset) +
+                                          " to the disk");
+    }
+    (void)posix_fadvise(fd_, offset, bytes, POSIX_FADV_DONTNEED);
+  }
+  return Status::ok();
+}
+
+Result<std::unique_ptr<IoChannel>> DiskTier::make_channel() const {
+  if (config_.channel_factory) return config_.channel_factory(fd_);
+  if (config_.io_uring != Choice::kOff) {
+    Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(fd_, config_.depth);
+    if (channel.is_ok()) return channel;
+    if (config_.io_uring == Choice::kOn) {
+      return Status(channel.status().code(),
+                    "io_uring is on, but " + channel.status().message() + ". Set it to auto.");
+    }
+    TENCACHE_LOG_DEBUG("%s; the disk tier uses threads", channel.status().message().c_str());
+  }
+  return make_thread_channel(fd_, std::min(config_.depth, kThreadsMax));
+}
+
+Result<std::unique_ptr<IoChannel>> DiskTier::borrow_channel() {
+  {
+    MutexLock lock(mutex_);
+    if (!idle_channels_.empty()) {
+      std::unique_ptr<IoChannel> channel = std::move(idle_channels_.back());
+      idle_channels_.pop_back();
+      return channel;
+    }
+  }
+  return make_channel();
+}
+
+void DiskTier::return_channel(std::unique_ptr<IoChannel> channel) {
+  MutexLock lock(mutex_);
+  idle_channels_.push_back(std::move(channel));
+}
+
+}  // namespace tencache

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DiskTier and fork(). Note [Fork epochs]: a child sees its parent's cold extents through mappings
+// of the spill file, so a slot that was in use at a fork must keep its bytes as long as a child of
+// that fork lives, whatever the parent does. Each fork that finds slots in use ends an epoch; a
+// slot carries the epoch in which it was taken and is frozen by every living fork whose epoch is
+// not older.
+//
+// "Living" is told by a token: one page of a memfd, mapped shared and writable just before the fork
+// and unmapped by the parent just after it. The child, and whatever it forks, keep the mapping
+// exactly as long as they keep the mappings of the slots: until they exit or exec. The kernel
+// refuses to seal a memfd against writing while anybody has it mapped so; the seal succeeds once
+// all are gone. (A pipe would tell the same until a child closes all its descriptors, as daemons
+// do, and reads on.)
+//
+// A slot that is released while frozen waits with the newest fork that freezes it. When that fork's
+// children are gone it moves to the next older one that freezes it, if there is one, else it is
+// free. Forks after its release cannot map it, so they are not asked.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/unique_fd.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+namespace {
+
+constexpr size_t kTokenBytes = 4096;
+
+/// A token that is mapped at `address`; invalid with errno set when it cannot be had.
+UniqueFd make_token(void*& address) {
+  UniqueFd token(memfd_create("tencache-fork", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!token.is_valid() || ftruncate(token.get(), kTokenBytes) != 0) return {};
+  address = mmap(nullptr, kTokenBytes, PROT_READ | PROT_WRITE, MAP_SHARED, token.get(), 0);
+  if (address == MAP_FAILED) {
+    address = nullptr;
+    return {};
+  }
+  return token;
+}
+
+bool is_mapped_by_anybody(int token_fd) { return fcntl(token_fd, F_ADD_SEALS, F_SEAL_WRITE) != 0; }
+
+}  // namespace
+
+void DiskTier::release(const Slot& slot) {
+  TENCACHE_CHECK(slot.is_valid());
+  MutexLock lock(mutex_);
+  reclaim_childless_epochs();
+  if (!fork_epochs_.empty() && fork_epochs_.back().epoch >= slot.epoch) {
+    fork_epochs_.back().waiting.push_back(slot);
+    return;
+  }
+  ranges_.free(slot.offset / kIoAlignment, slot.bytes / kIoAlignment);
+}
+
+bool DiskTier::is_writable(const Slot& slot) const {
+  MutexLock lock(mutex_);
+  return fork_epochs_.empty() || fork_epochs_.back().epoch < slot.epoch;
+}
+
+void DiskTier::freeze_before_fork() {
+  // What a child forks inherits the child's own token of the fork that made the child.
+  if (getpid() != owner_pid_) return;
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(fork_token_ == nullptr, "two forks at once");
+  // Also keeps the descriptors of a program that forks for ever from piling up.
+  reclaim_childless_epochs();
+  if (ranges_.used() == 0) return;
+  UniqueFd token = make_token(fork_token_);
+  if (!token.is_valid()) {
+    TENCACHE_LOG_WARNING(
+        "cannot watch a forked process (errno %d): %llu bytes of the disk tier are not reused "
+        "until "
+        "this program ends",
+        errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
+    if (!fork_epochs_.empty() && fork_epochs_.back().token_fd < 0) {
+      fork_epochs_.back().epoch = epoch_++;
+      return;
+    }
+  }
+  fork_epochs_.push_back({epoch_++, token.release(), {}});
+}
+
+void DiskTier::after_fork_in_parent() {
+  if (getpid() != owner_pid_) return;
+  MutexLock lock(mutex_);
+  if (fork_token_ != nullptr) munmap(fork_token_, kTokenBytes);
+  fork_token_ = nullptr;
+}
+
+void DiskTier::reclaim_childless_epochs() {
+  // Newest first, so that a waiting slot passes through all forks that have ended.
+  for (size_t i = fork_epochs_.size(); i-- > 0;) {
+    const int token_fd = fork_epochs_[i].token_fd;
+    if (token_fd >= 0 && !is_mapped_by_anybody(token_fd)) forget_epoch(i);
+  }
+}
+
+void DiskTier::forget_epoch(size_t index) {
+  close(fork_epochs_[index].token_fd);
+  const std::vector<Slot> waiting = std::move(fork_epochs_[index].waiting);
+  fork_epochs_.erase(fork_epochs_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const Slot& slot : waiting) {
+    const bool is_still_frozen = index > 0 && fork_epochs_[index - 1].epoch >= slot.epoch;
+    if (is_still_frozen) {
+      fork_epochs_[index - 1].waiting.push_back(slot);
+    } else {
+      ranges_.free(slot.offset / kIoAlignment, slot.bytes / kIoAlignment);
+    }
+  }
+}
+
+}  // namespace tencache

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PieceSequence: the bookkeeping of one transfer, shared by all channels. It cuts the segments into
+// pieces, hands them out in order, judges what the kernel answered (done, continue, repeat,
+// failed), and tells the observer about completed pieces in order. A channel only moves bytes.
+//
+// Pieces live in a ring of `window` places: a piece leaves it when it was reported, so a slow piece
+// lets at most `window` later ones pass. Pointers to a piece are stable while it is in flight.
+//
+// Invariants: 1. in_flight() counts the pieces handed out and not yet settled as done or failed.
+// 2. After a failure or a cancellation no piece is handed out. One thread: the caller of
+// transfer().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tier/io_channel.h"
+
+namespace tencache {
+
+struct Piece {
+  size_t segment = 0;
+  char* memory = nullptr;
+  uint64_t offset = 0;
+  size_t bytes = 0;
+  size_t done_bytes = 0;  // a prefix, multiple of kIoAlignment
+  unsigned repeats = 0;   // fruitless attempts in a row
+  bool is_complete = false;
+
+  char* rest_memory() const { return memory + done_bytes; }
+  uint64_t rest_offset() const { return offset + done_bytes; }
+  size_t rest_bytes() const { return bytes - done_bytes; }
+};
+
+class PieceSequence {
+ public:
+  /// REQUIRES: memory, offset and bytes of every segment are multiples of kIoAlignment; window > 0.
+  /// `observer` may be null.
+  PieceSequence(IoDirection direction, std::span<const IoSegment> segments, size_t window,
+                PieceObserver* observer);
+
+  /// Whether anything is left to hand out, to await or to report.
+  bool is_active() const;
+
+  /// The next piece, after the observer agreed; null when there is none, when the window is full,
+  /// or after a failure or cancellation.
+  Piece* next();
+
+  /// Judges the kernel's answer to the request for the rest of `piece`: bytes moved, or -errno.
+  /// True when the rest must be requested again.
+  bool settle(Piece& piece, int64_t answer);
+
+  /// Ends the transfer for a piece that could not be requested at all.
+  void abandon(Piece& piece, int error_number);
+
+  /// Reports the first piece that was not reported yet, if it is complete. False when it is not.
+  bool report_one();
+
+  size_t in_flight() const { return in_flight_; }
+  TransferResult take_result() { return std::move(result_); }
+
+ private:
+  std::string attempt(const Piece& piece) const;
+  void fail(Status status);
+  Piece& at(uint64_t sequence) { return ring_[sequence % ring_.size()]; }
+  const Piece& at(uint64_t sequence) const { return ring_[sequence % ring_.size()]; }
+  bool is_stopped() const { return result_.cancelled || !result_.status.is_ok(); }
+
+  const IoDirection direction_;
+  const std::span<const IoSegment> segments_;
+  PieceObserver* const observer_;
+
+  size_t segment_ = 0;         // where the next piece is cut
+  uint64_t segment_done_ = 0;  // bytes of it that were cut already
+  std::vector<Piece> ring_;
+  uint64_t reported_ = 0;  // pieces [reported_, handed_out_) are in the ring
+  uint64_t handed_out_ = 0;
+  size_t in_flight_ = 0;
+  TransferResult result_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two indexes over the free ranges, by offset for coalescing and by length for best fit, are kept
+// equal by insert_free and erase_free alone. All operations cost O(log ranges). Not thread-safe.
+#include "tier/range_allocator.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/check.h"
+
+namespace tencache {
+
+RangeAllocator::RangeAllocator(uint64_t limit) : limit_(limit) {
+  if (limit > 0) insert_free(0, limit);
+}
+
+void RangeAllocator::insert_free(uint64_t offset, uint64_t length) {
+  free_by_offset_.emplace(offset, length);
+  free_by_length_.emplace(length, offset);
+}
+
+void RangeAllocator::erase_free(uint64_t offset, uint64_t length) {
+  free_by_offset_.erase(offset);
+  free_by_length_.erase({length, offset});
+}
+
+std::optional<uint64_t> RangeAllocator::allocate(uint64_t length) {
+  TENCACHE_CHECK(length > 0, "a range of no length was asked for");
+  const auto best = free_by_length_.lower_bound({length, 0});
+  if (best == free_by_length_.end()) return std::nullopt;
+  const auto [free_length, offset] = *best;
+  erase_free(offset, free_length);
+  if (free_length > length) insert_free(offset + length, free_length - length);
+  used_ += length;
+  return offset;
+}
+
+void RangeAllocator::free(uint64_t offset, uint64_t length) {
+  TENCACHE_CHECK(length > 0 && length <= used_ && offset <= limit_ && length <= limit_ - offset,
+                 "range %llu+%llu freed of %llu used in %llu",
+                 static_cast<unsigned long long>(offset), static_cast<unsigned long long>(length),
+                 static_cast<unsigned long long>(used_), static_cast<unsigned long long>(limit_));
+  uint64_t begin = offset;
+  uint64_t end = offset + length;
+  const auto next = free_by_offset_.lower_bound(offset);
+  const auto previous = next == free_by_offset_.begin() ? free_by_offset_.end() : std::prev(next);
+  const bool has_next = next != free_by_offset_.end();
+  const bool has_previous = previous != free_by_offset_.end();
+  TENCACHE_CHECK((!has_next || end <= next->first) &&
+                     (!has_previous || previous->first + previous->second <= begin),
+                 "range %llu+%llu freed twice", static_cast<unsigned long long>(offset),
+                 static_cast<unsigned long long>(length));
+  const bool joins_next = has_next && next->first == end;
+  const bool joins_previous = has_previous && previous->first + previous->second == begin;
+  if (joins_next) {
+    end += next->second;
+    erase_free(next->first, next->second);
+  }
+  if (joins_previous) {
+    begin = previous->first;
+    erase_free(previous->first, previous->second);
+  }
+  insert_free(begin, end - begin);
+  used_ -= length;
+}
+
+void RangeAllocator::grow(uint64_t new_limit) {
+  TENCACHE_CHECK(new_limit >= limit_, "a space of %llu was to shrink to %llu",
+                 static_cast<unsigned long long>(limit_),
+                 static_cast<unsigned long long>(new_limit));
+  if (new_limit == limit_) return;
+  uint64_t begin = limit_;
+  if (const uint64_t tail = free_at_end(); tail > 0) {
+    begin -= tail;
+    erase_free(begin, tail);
+  }
+  insert_free(begin, new_limit - begin);
+  limit_ = new_limit;
+}
+
+uint64_t RangeAllocator::largest_free() const {
+  return free_by_length_.empty() ? 0 : free_by_length_.rbegin()->first;
+}
+
+uint64_t RangeAllocator::free_at_end() const {
+  if (free_by_offset_.empty()) return 0;
+  const auto& [offset, length] = *free_by_offset_.rbegin();
+  return offset + length == limit_ ? length : 0;
+}
+
+bool RangeAllocator::is_valid() const {
+  uint64_t free_total = 0;
+  uint64_t lowest_next = 0;  // a free range may begin here at the lowest
+  for (const auto& [offset, length] : free_by_offset_) {
+    if (length == 0 || offset < lowest_next || offset > limit_ || length > limit_ - offset) {
+      return false;
+    }
+    if (!free_by_length_.contains({length, offset})) return false;
+    free_total += length;
+    lowest_next = offset + length + 1;  // one used unit between neighbours, else they would be one
+  }
+  return free_by_offset_.size() == free_by_length_.size() && free_total + used_ == limit_;
+}
+
+}  // namespace tencache

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Note [Spill file]: model weights and data lie in this file in the clear, so nobody else may open
+// it and nothing may be left of it. O_TMPFILE gives a file that never had a name; O_EXCL forbids
+// that it gets one later (linkat); 0600 and O_CLOEXEC keep it from other users and from programs
+// that this one starts. Where the file system lacks O_TMPFILE the file has a random name for an
+// instant; O_EXCL and O_NOFOLLOW make sure that it is new and ours. The directory is opened once
+// and checked through its descriptor, so that it cannot be swapped between check and use.
+#include "tier/spill_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "base/units.h"
+#include "tier/io_channel.h"
+
+namespace tencache {
+namespace {
+
+// Less than this is a full disk: not even one step of growth of the spill file would fit.
+constexpr uint64_t kFreeBytesMin = 64 * kMiB;
+
+struct FileSystemName {
+  uint64_t magic;
+  const char* name;
+  bool is_in_memory;
+};
+
+constexpr std::array<FileSystemName, 16> kFileSystems = {{
+    {EXT4_SUPER_MAGIC, "ext4", false},
+    {XFS_SUPER_MAGIC, "xfs", false},
+    {BTRFS_SUPER_MAGIC, "btrfs", false},
+    {F2FS_SUPER_MAGIC, "f2fs", false},
+    {TMPFS_MAGIC, "tmpfs", true},
+    {RAMFS_MAGIC, "ramfs", true},
+    {HUGETLBFS_MAGIC, "hugetlbfs", true},
+    {OVERLAYFS_SUPER_MAGIC, "overlayfs", false},
+    {NFS_SUPER_MAGIC, "nfs", false},
+    {FUSE_SUPER_MAGIC, "fuse", false},
+    {MSDOS_SUPER_MAGIC, "vfat", false},
+    {V9FS_MAGIC, "9p", false},
+    {0x2fc12fc1, "zfs", false},
+    {0x0bd00bd0, "lustre", false},
+    {0xff534d42, "cifs", false},
+    {0xca451a4e, "bcachefs", false},
+}};
+
+std::string file_system_name(uint64_t magic, bool& is_in_memory) {
+  is_in_memory = false;
+  for (const FileSystemName& known : kFileSystems) {
+    if (known.magic != magic) continue;
+    is_in_memory = known.is_in_memory;
+    return known.name;
+  }
+  char text[32];
+  snprintf(text, sizeof text, "type 0x%llx", static_cast<unsigned long long>(magic));
+  return text;
+}
+
+Status refused(StatusCode code, const std::string& path, const std::string& reason) {
+  return {code, "Cannot spill to " + path + ": " + reason +
+                    " Choose another directory with --spill-dir or TENCACHE_SPILL_DIR."};
+}
+
+std::string reason_of(int error_number) {
+  return status_from_errno(error_number, "").message().substr(2);
+}
+
+/// Writes and reads one block. 0, or the errno of what failed.
+int try_io(int fd) {
+  alignas(kIoAlignment) char block[kIoAlignment];
+  memset(block, 0x5a, sizeof block);
+  if (pwrite(fd, block, sizeof block, 0) != ssize_t{sizeof block}) return errno != 0 ? errno : EIO;
+  memset(block, 0, sizeof block);
+  if (pread(fd, block, sizeof block, 0) != ssize_t{sizeof block}) return errno != 0 ? errno : EIO;
+  return block[0] == 0x5a && block[sizeof block - 1] == 0x5a ? 0 : EIO;
+}
+
+/// Some file systems take the flag and refuse the first transfer, so both are tried.
+int try_direct_io(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_DIRECT) != 0) return errno;
+  const int error_number = try_io(fd);
+  if (error_number != 0 && fcntl(fd, F_SETFL, flags) != 0) return errno;
+  return error_number;
+}
+
+}  // namespace
+
+Result<SpillDirectory> open_spill_directory(const std::string& path) {
+  SpillDirectory directory;
+  directory.fd = UniqueFd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.fd.is_valid()) {
+    const std::string reason = errno == ENOENT    ? "it does not exist."
+                               : errno == ENOTDIR ? "it is not a directory."
+                                                  : reason_of(errno) + ".";
+    return refused(StatusCode::kInvalidArgument, path, reason);
+  }
+  struct stat attributes = {};
+  struct statfs file_system = {};
+  struct statvfs space = {};
+  if (fstat(directory.fd.get(), &attributes) != 0 ||
+      fstatfs(directory.fd.get(), &file_system) != 0 || fstatvfs(directory.fd.get(), &space) != 0) {
+    return refused(StatusCode::kInvalidArgument, path, reason_of(errno) + ".");
+  }
+  if (attributes.st_uid != geteuid() && (attributes.st_mode & S_ISVTX) == 0) {
+    return refused(StatusCode::kInvalidArgument, path,
+                   "it belongs to user " + std::to_string(attributes.st_uid) + ", not to user " +
+                       std::to_string(geteuid()) + ", and is not sticky as /var/tmp is.");
+  }
+  bool is_in_memory = false;
+  directory.file_system = file_system_name(static_cast<uint32_t>(file_system.f_type), is_in_memory);
+  if (is_in_memory) {
+    return refused(StatusCode::kInvalidArgument, path,
+                   "it is in memory (" + directory.file_system +
+                       "), so what is spilled there would take the memory that it should free.");
+  }
+  directory.free_bytes = uint64_t{space.f_bavail} * uint64_t{space.f_frsize};
+  if (directory.free_bytes < kFreeBytesMin) {
+    return refused(StatusCode::kNoSpace, path,
+                   "only " + format_bytes(directory.free_bytes) + " are free there and at least " +
+                       format_bytes(kFreeBytesMin) + " are needed.");
+  }
+  return directory;
+}
+
+int open_and_unlink(int directory_fd) {
+  constexpr int kAttempts = 16;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
+    char name[64];
+    snprintf(name, sizeof name, ".tencache-%016llx", static_cast<unsigned long long>(random));
+    const int fd =
+        openat(directory_fd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == EEXIST) continue;
+    if (fd < 0) return -1;
+    if (unlinkat(directory_fd, name, 0) == 0) return fd;
+    const int error_number = errno;
+    close(fd);
+    errno = error_number;
+    return -1;
+  }
+  errno = EEXIST;
+  return -1;
+}
+
+Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::string& path,
+                                  Choice direct_io) {
+  SpillFile file;
+  file.fd =
+      UniqueFd(openat(directory.fd.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  // EISDIR and EINVAL: kernels and file systems that do not know the flag take it for O_DIRECTORY.
+  const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL;
+  if (!file.fd.is_valid() && is_unknown) file.fd = UniqueFd(open_and_unlink(directory.fd.get()));
+  if (!file.fd.is_valid()) {
+    const bool is_full = errno == ENOSPC || errno == EDQUOT;
+    return refused(is_full ? StatusCode::kNoSpace : StatusCode::kInvalidArgument, path,
+                   "no file can be made there (" + reason_of(errno) + ").");
+  }
+  if (direct_io == Choice::kOff) {
+    file.direct_io_reason = "it was switched off (direct_io)";
+  } else if (const int error_number = try_direct_io(file.fd.get()); error_number == 0) {
+    file.direct_io = true;
+  } else {
+    file.direct_io_reason = directory.file_system + " refuses it: " + reason_of(error_number);
+  }
+  if (direct_io == Choice::kOn && !file.direct_io) {
+    return refused(
+        StatusCode::kUnavailable, path,
+        "direct_io is on, but " + file.direct_io_reason + "; set to auto it would be buffered.");
+  }
+  if (!file.direct_io) {
+    if (const int error_number = try_io(file.fd.get()); error_number != 0) {
+      return refused(status_from_errno(error_number, "").code(), path,
+                     "a first write failed (" + reason_of(error_number) + ").");
+    }
+  }
+  if (ftruncate(file.fd.get(), 0) != 0) {
+    return refused(StatusCode::kIoError, path, reason_of(errno) + ".");
+  }
+  return file;
+}
+
+}  // namespace tencache

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the spill file comes into being: a checked directory, a file in it that nobody else can open
+// and that vanishes with its last descriptor, and the kind of I/O that the file system allows,
+// found by doing it. Internal to the disk tier and its probe. No state; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/options.h"
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace tencache {
+
+/// A directory that is fit for a spill file.
+struct SpillDirectory {
+  UniqueFd fd;
+  std::string file_system;  // "ext4"
+  uint64_t free_bytes = 0;  // for this user
+};
+
+struct SpillFile {
+  UniqueFd fd;
+  bool direct_io = false;
+  std::string direct_io_reason;  // why not
+};
+
+/// Opens `path` and checks all that can be known without writing: it is a directory, belongs to the
+/// user or is sticky, is not in memory, has room.
+Result<SpillDirectory> open_spill_directory(const std::string& path);
+
+/// Makes an empty file of mode 0600 without a name, and tries O_DIRECT unless `direct_io` is kOff.
+Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::string& path,
+                                  Choice direct_io);
+
+/// For file systems without O_TMPFILE: makes a file under a random name that did not exist and
+/// unlinks it at once. -1 with errno set when that fails.
+int open_and_unlink(int directory_fd);
+
+}  // namespace tencache

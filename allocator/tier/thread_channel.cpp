@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The channel for machines and containers that refuse io_uring: `threads` threads that pread and
+// pwrite one request at a time. The calling thread cuts, judges and reports as in the io_uring
+// channel (tier/piece_sequence.h); the threads only move bytes, so both channels behave alike.
+//
+// Threads: transfer() on one thread at a time; mutex_ guards the two queues and is never held
+// across I/O. The threads start at the first transfer, and signals are left to the program's own
+// threads. In a forked child the threads do not exist: there the channel is only ever leaked.
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <deque>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/mutex.h"
+#include "tier/io_channel.h"
+#include "tier/piece_sequence.h"
+
+namespace tencache {
+namespace {
+
+constexpr unsigned kWindowPerThread = 2;  // as in the io_uring channel
+
+struct Request {
+  IoDirection direction = IoDirection::kRead;
+  char* memory = nullptr;
+  size_t bytes = 0;
+  uint64_t offset = 0;
+  Piece* piece = nullptr;
+};
+
+struct Completion {
+  Piece* piece = nullptr;
+  int64_t answer = 0;  // bytes, or -errno
+};
+
+/// Blocks the signals that the program handles on its own threads, while it lives. Threads started
+/// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, signal);
+    pthread_sigmask(SIG_SETMASK, &all, &saved_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t saved_;
+};
+
+class ThreadChannel final : public IoChannel {
+ public:
+  ThreadChannel(int fd, unsigned threads) : fd_(fd), thread_count_(threads) {}
+  ~ThreadChannel() override;
+
+  TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
+                          PieceObserver* observer) override TENCACHE_EXCLUDES(mutex_);
+  const char* name() const override { return "threads"; }
+
+ private:
+  Status start_threads();
+  void run_thread() TENCACHE_EXCLUDES(mutex_);
+  void push(IoDirection direction, Piece& piece) TENCACHE_EXCLUDES(mutex_);
+  bool pop(Completion& completion, bool waits) TENCACHE_EXCLUDES(mutex_);
+
+  const int fd_;
+  const unsigned thread_count_;
+  pid_t owner_pid_ = 0;               // where the threads run; written by the first transfer
+  std::vector<std::thread> threads_;  // written by the first transfer
+
+  Mutex mutex_;
+  CondVar requested_;
+  CondVar completed_;
+  std::deque<Request> requests_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<Completion> completions_ TENCACHE_GUARDED_BY(mutex_);
+  bool is_ending_ TENCACHE_GUARDED_BY(mutex_) = false;
+};
+
+ThreadChannel::~ThreadChannel() {
+  if (threads_.empty()) return;
+  if (getpid() != owner_pid_) {
+    for (std::thread& thread : threads_) thread.detach();
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    is_ending_ = true;
+    requested_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Status ThreadChannel::start_threads() {
+  const SignalsBlocked blocked;
+  owner_pid_ = getpid();
+  try {
+    while (threads_.size() < thread_count_) threads_.emplace_back([this] { run_thread(); });
+  } catch (const std::system_error& error) {
+    // A process limit may allow some threads and not all: fewer are slower, none cannot work.
+    if (threads_.empty()) {
+      return status_from_errno(error.code().value(), "cannot start a thread for the spill file");
+    }
+  }
+  return Status::ok();
+}
+
+TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
+                                       PieceObserver* observer) {
+  if (threads_.empty()) {
+    if (Status status = start_threads(); !status.is_ok()) return {std::move(status), false, 0};
+  }
+  PieceSequence sequence(direction, segments, size_t{thread_count_} * kWindowPerThread, observer);
+  while (sequence.is_active()) {
+    Piece* piece = nullptr;
+    while (sequence.in_flight() < thread_count_ && (piece = sequence.next()) != nullptr) {
+      push(direction, *piece);
+    }
+    bool waits = !sequence.report_one();
+    Completion completion;
+    while (sequence.in_flight() > 0 && pop(completion, waits)) {
+      if (sequence.settle(*completion.piece, completion.answer)) push(direction, *completion.piece);
+      waits = false;
+    }
+  }
+  return sequence.take_result();
+}
+
+void ThreadChannel::push(IoDirection direction, Piece& piece) {
+  MutexLock lock(mutex_);
+  requests_.push_back(
+      {direction, piece.rest_memory(), piece.rest_bytes(), piece.rest_offset(), &piece});
+  requested_.notify_one();
+}
+
+bool ThreadChannel::pop(Completion& completion, bool waits) {
+  MutexLock lock(mutex_);
+  while (waits && completions_.empty()) completed_.wait(mutex_);
+  if (completions_.empty()) return false;
+  completion = completions_.front();
+  completions_.pop_front();
+  return true;
+}
+
+void ThreadChannel::run_thread() {
+  for (;;) {
+    Request request;
+    {
+      MutexLock lock(mutex_);
+      while (requests_.empty() && !is_ending_) requested_.wait(mutex_);
+      if (requests_.empty()) return;
+      request = requests_.front();
+      requests_.pop_front();
+    }
+    const auto offset = static_cast<off_t>(request.offset);
+    const ssize_t moved = request.direction == IoDirection::kRead
+                              ? pread(fd_, request.memory, request.bytes, offset)
+                              : pwrite(fd_, request.memory, request.bytes, offset);
+    const int64_t answer = moved < 0 ? -int64_t{errno} : moved;
+    MutexLock lock(mutex_);
+    completions_.push_back({request.piece, answer});
+    completed_.notify_one();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<IoChannel> make_thread_channel(int fd, unsigned threads) {
+  TENCACHE_CHECK(threads > 0);
+  return std::make_unique<ThreadChannel>(fd, threads);
+}
+
+}  // namespace tencache

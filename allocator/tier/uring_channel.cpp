@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The io_uring channel: one ring with `depth` entries, the file registered, each piece one request
+// that is submitted as soon as it is cut, so that the disk works while the next piece is hashed.
+//
+// Choices. IORING_SETUP_SINGLE_ISSUER and a registered ring descriptor bind a ring to one thread,
+// and channels are lent to different threads over time. Registered buffers save pinning pages for
+// buffers that are used again and again; here the memory is the extent itself, another one each
+// time, and registering it would pin it once more and count against the memlock limit. Polling for
+// completion (IOPOLL, SQPOLL) takes a core from the training program.
+//
+// Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
+// entry stays in the submission queue and would be submitted later with memory that may be gone by
+// then, so the ring is closed and opened anew by the next transfer. Threads: as io_channel.h says.
+#include <liburing.h>
+#include <sched.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "tier/io_channel.h"
+#include "tier/piece_sequence.h"
+
+namespace tencache {
+namespace {
+
+// Pieces complete in any order and are reported in order: with twice the depth, one slow piece does
+// not idle the disk at once.
+constexpr unsigned kWindowPerDepth = 2;
+
+// Submissions that the kernel refuses for want of memory are repeated this often.
+constexpr unsigned kSubmitAttemptsMax = 10000;
+
+Status refused(int error_number, const char* call) {
+  const std::string attempt = "io_uring is not available: " + std::string(call);
+  std::string message = status_from_errno(error_number, attempt).message();
+  if (error_number == EPERM) {
+    message += "; the container's seccomp profile or kernel.io_uring_disabled forbids it";
+  } else if (error_number == ENOSYS) {
+    message += "; the kernel was built without it";
+  } else if (error_number == ENOMEM) {
+    message += "; raise the memlock limit (ulimit -l)";
+  }
+  return {StatusCode::kUnavailable, std::move(message)};
+}
+
+class UringChannel final : public IoChannel {
+ public:
+  UringChannel(int fd, unsigned depth) : fd_(fd), depth_(depth) {}
+  ~UringChannel() override { close_ring(); }
+
+  Status open_ring();
+  TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
+                          PieceObserver* observer) override;
+  const char* name() const override { return "io_uring"; }
+
+ private:
+  void close_ring();
+  void request(IoDirection direction, Piece& piece, PieceSequence& sequence);
+  int submit();
+  void reap(IoDirection direction, PieceSequence& sequence, bool waits);
+
+  const int fd_;
+  const unsigned depth_;
+  io_uring ring_ = {};
+  bool is_open_ = false;
+  bool is_file_registered_ = false;
+  bool is_spoiled_ = false;  // an entry that must never be submitted is in the submission queue
+};
+
+Status UringChannel::open_ring() {
+  io_uring_params params = {};
+  // Completions are looked for at each turn anyway; without the flags the kernel interrupts the
+  // thread for each one. Kernels before 5.19 do not know them.
+  params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
+  int result = io_uring_queue_init_params(depth_, &ring_, &params);
+  if (result == -EINVAL) {
+    params = {};
+    result = io_uring_queue_init_params(depth_, &ring_, &params);
+  }
+  if (result < 0) return refused(-result, "io_uring_setup");
+  is_open_ = true;
+  is_spoiled_ = false;
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
+  const bool has_operations = probe != nullptr &&
+                              io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
+                              io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0;
+  if (probe != nullptr) io_uring_free_probe(probe);
+  if (!has_operations) {
+    close_ring();
+    return {StatusCode::kUnavailable,
+            "io_uring is not available: the kernel is older than 5.6 and lacks its read and write"};
+  }
+  // Saves a reference count on the file a request; where it is refused the plain descriptor serves.
+  is_file_registered_ = io_uring_register_files(&ring_, &fd_, 1) == 0;
+  return Status::ok();
+}
+
+void UringChannel::close_ring() {
+  if (is_open_) io_uring_queue_exit(&ring_);
+  is_open_ = false;
+}
+
+TransferResult UringChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
+                                      PieceObserver* observer) {
+  if (is_spoiled_) close_ring();
+  if (!is_open_) {
+    if (Status status = open_ring(); !status.is_ok()) return {std::move(status), false, 0};
+  }
+  PieceSequence sequence(direction, segments, size_t{depth_} * kWindowPerDepth, observer);
+  while (sequence.is_active()) {
+    Piece* piece = nullptr;
+    while (sequence.in_flight() < depth_ && (piece = sequence.next()) != nullptr) {
+      request(direction, *piece, sequence);
+    }
+    // Reporting may hash for tens of microseconds; in between, what completed makes room for more.
+    const bool reported = sequence.report_one();
+    if (sequence.in_flight() > 0) reap(direction, sequence, !reported);
+  }
+  return sequence.take_result();
+}
+
+void UringChannel::request(IoDirection direction, Piece& piece, PieceSequence& sequence) {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  TENCACHE_CHECK(entry != nullptr, "the ring of %u entries is full", depth_);
+  const int file = is_file_registered_ ? 0 : fd_;
+  const auto bytes = static_cast<unsigned>(piece.rest_bytes());
+  if (direction == IoDirection::kRead) {
+    io_uring_prep_read(entry, file, piece.rest_memory(), bytes, piece.rest_offset());
+  } else {
+    io_uring_prep_write(entry, file, piece.rest_memory(), bytes, piece.rest_offset());
+  }
+  if (is_file_registered_) entry->flags |= IOSQE_FIXED_FILE;
+  io_uring_sqe_set_data(entry, &piece);
+  if (const int error_number = submit(); error_number != 0) {
+    is_spoiled_ = true;
+    sequence.abandon(piece, error_number);
+  }
+}
+
+/// Submits the one entry that is queued. 0, or the errno that does not go away.
+int UringChannel::submit() {
+  int result = 0;
+  for (unsigned attempt = 0; attempt < kSubmitAttemptsMax; ++attempt) {
+    result = io_uring_submit(&ring_);
+    if (result > 0) return 0;
+    const bool passes = result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY;
+    if (!passes) break;
+    sched_yield();
+  }
+  return result == 0 ? EBUSY : -result;
+}
+
+/// Takes in the completions that are there; waits for the first one if `waits`.
+void UringChannel::reap(IoDirection direction, PieceSequence& sequence, bool waits) {
+  io_uring_cqe* completion = nullptr;
+  for (;;) {
+    const int result =
+        waits ? io_uring_wait_cqe(&ring_, &completion) : io_uring_peek_cqe(&ring_, &completion);
+    if (result == -EAGAIN && !waits) return;
+    if (result == -EINTR || result == -EAGAIN) continue;
+    if (result < 0) {
+      // Requests are in flight on memory of the program, and there is no way left to await them.
+      fatal("cannot wait for io_uring: %s", strerrordesc_np(-result));
+    }
+    auto* piece = static_cast<Piece*>(io_uring_cqe_get_data(completion));
+    const int answer = completion->res;
+    io_uring_cqe_seen(&ring_, completion);
+    if (sequence.settle(*piece, answer)) request(direction, *piece, sequence);
+    waits = false;
+    if (sequence.in_flight() == 0) return;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth) {
+  TENCACHE_CHECK(depth > 0);
+  auto channel = std::make_unique<UringChannel>(fd, depth);
+  TENCACHE_RETURN_IF_ERROR(channel->open_ring());
+  return std::unique_ptr<IoChannel>(std::move(channel));
+}
+
+}  // namespace tencache

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RangeAllocator: its policy in small cases, and a long random run against a bitmap.
+#include "tier/range_allocator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "support/random.h"
+
+namespace tencache {
+namespace {
+
+TEST(RangeAllocatorTest, AnEmptySpaceGivesNothing) {
+  RangeAllocator ranges(0);
+  EXPECT_EQ(ranges.allocate(1), std::nullopt);
+  EXPECT_EQ(ranges.largest_free(), 0U);
+  EXPECT_EQ(ranges.free_at_end(), 0U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorTest, TakesTheLowestOfEqualRanges) {
+  RangeAllocator ranges(10);
+  EXPECT_EQ(ranges.allocate(4), 0U);
+  EXPECT_EQ(ranges.allocate(4), 4U);
+  EXPECT_EQ(ranges.allocate(2), 8U);
+  EXPECT_EQ(ranges.allocate(1), std::nullopt);
+  ranges.free(4, 4);
+  ranges.free(0, 4);
+  EXPECT_EQ(ranges.largest_free(), 8U);
+  EXPECT_EQ(ranges.allocate(3), 0U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorTest, TakesTheTightestRange) {
+  RangeAllocator ranges(100);
+  ASSERT_EQ(ranges.allocate(100), 0U);
+  ranges.free(10, 20);
+  ranges.free(50, 5);
+  ranges.free(70, 6);
+  EXPECT_EQ(ranges.allocate(5), 50U);
+  EXPECT_EQ(ranges.allocate(5), 70U);
+  EXPECT_EQ(ranges.allocate(5), 10U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorTest, CoalescesWithBothNeighbours) {
+  RangeAllocator ranges(30);
+  ASSERT_EQ(ranges.allocate(30), 0U);
+  ranges.free(0, 10);
+  ranges.free(20, 10);
+  EXPECT_EQ(ranges.largest_free(), 10U);
+  ranges.free(10, 10);
+  EXPECT_EQ(ranges.largest_free(), 30U);
+  EXPECT_EQ(ranges.used(), 0U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorTest, GrowthJoinsWhatIsFreeAtTheEnd) {
+  RangeAllocator ranges(10);
+  ASSERT_EQ(ranges.allocate(6), 0U);
+  EXPECT_EQ(ranges.free_at_end(), 4U);
+  ranges.grow(20);
+  EXPECT_EQ(ranges.free_at_end(), 14U);
+  EXPECT_EQ(ranges.allocate(14), 6U);
+  EXPECT_EQ(ranges.free_at_end(), 0U);
+  ranges.grow(20);
+  ranges.grow(25);
+  EXPECT_EQ(ranges.limit(), 25U);
+  EXPECT_EQ(ranges.free_at_end(), 5U);
+  ranges.free(0, 3);
+  EXPECT_EQ(ranges.free_at_end(), 5U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorDeathTest, RefusesToFreeWhatIsNotInUse) {
+  RangeAllocator ranges(20);
+  ASSERT_EQ(ranges.allocate(10), 0U);
+  EXPECT_DEATH(ranges.free(5, 10), "freed");
+  EXPECT_DEATH(ranges.free(10, 5), "freed");
+  EXPECT_DEATH(ranges.free(18, 5), "freed");
+  EXPECT_DEATH(ranges.free(UINT64_MAX, 2), "freed");
+  EXPECT_DEATH(ranges.free(0, 0), "freed");
+  EXPECT_DEATH(ranges.free(0, 11), "freed");
+  ranges.free(2, 2);
+  EXPECT_DEATH(ranges.free(0, 5), "freed twice");
+  EXPECT_DEATH(ranges.free(3, 2), "freed twice");
+  EXPECT_DEATH((void)ranges.allocate(0), "no length");
+  EXPECT_DEATH(ranges.grow(19), "shrink");
+}
+
+/// The reference: one flag a unit, searched from end to end.
+class BitmapModel {
+ public:
+  std::optional<uint64_t> best_fit(uint64_t length) const {
+    std::optional<uint64_t> best;
+    uint64_t best_length = UINT64_MAX;
+    for_each_gap([&](uint64_t offset, uint64_t gap) {
+      if (gap >= length && gap < best_length) {
+        best = offset;
+        best_length = gap;
+      }
+    });
+    return best;
+  }
+  uint64_t largest_gap() const {
+    uint64_t largest = 0;
+    for_each_gap([&](uint64_t, uint64_t gap) { largest = std::max(largest, gap); });
+    return largest;
+  }
+  void set(uint64_t offset, uint64_t length, bool used) {
+    for (uint64_t i = offset; i < offset + length; ++i) {
+      ASSERT_NE(used_[i], used) << "unit " << i;
+      used_[i] = used;
+    }
+  }
+  void grow(uint64_t limit) { used_.resize(limit, false); }
+  uint64_t limit() const { return used_.size(); }
+  uint64_t used() const {
+    return static_cast<uint64_t>(std::count(used_.begin(), used_.end(), true));
+  }
+
+ private:
+  template <typename Visit>
+  void for_each_gap(Visit visit) const {
+    uint64_t begin = 0;
+    for (uint64_t i = 0; i <= used_.size(); ++i) {
+      if (i < used_.size() && !used_[i]) continue;
+      if (i > begin) visit(begin, i - begin);
+      begin = i + 1;
+    }
+  }
+
+  std::vector<bool> used_;
+};
+
+TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
+  constexpr int kSteps = 120'000;
+  constexpr uint64_t kLimitMax = 600;
+  Random random(1);
+  RangeAllocator ranges(64);
+  BitmapModel model;
+  model.grow(64);
+  std::vector<std::pair<uint64_t, uint64_t>> live;
+  for (int step = 0; step < kSteps; ++step) {
+    // Runs of mostly allocating and of mostly freeing, so that both full and empty are visited.
+    const double allocate_chance = step / 500 % 2 == 0 ? 0.65 : 0.35;
+    if (live.empty() || random.chance(allocate_chance)) {
+      const uint64_t length = random.chance(0.9) ? random.between(1, 12) : random.between(1, 80);
+      const std::optional<uint64_t> expected = model.best_fit(length);
+      const std::optional<uint64_t> offset = ranges.allocate(length);
+      ASSERT_EQ(offset, expected) << "step " << step;
+      if (offset) {
+        model.set(*offset, length, true);
+        live.emplace_back(*offset, length);
+      } else if (model.limit() < kLimitMax) {
+        const uint64_t limit = model.limit() + random.between(0, 20);
+        ranges.grow(limit);
+        model.grow(limit);
+      }
+    } else {
+      const size_t index = random.between(0, live.size() - 1);
+      const auto [offset, length] = live[index];
+      live[index] = live.back();
+      live.pop_back();
+      ranges.free(offset, length);
+      model.set(offset, length, false);
+    }
+    if (HasFatalFailure()) return;
+    if (step % 16 == 0) {
+      ASSERT_TRUE(ranges.is_valid()) << "step " << step;
+      ASSERT_EQ(ranges.used(), model.used());
+      ASSERT_EQ(ranges.limit(), model.limit());
+      ASSERT_EQ(ranges.largest_free(), model.largest_gap());
+    }
+  }
+  for (const auto& [offset, length] : live) ranges.free(offset, length);
+  EXPECT_TRUE(ranges.is_valid());
+  EXPECT_EQ(ranges.used(), 0U);
+  EXPECT_EQ(ranges.largest_free(), ranges.limit());
+}
+
+}  // namespace
+}  // namespace tencache

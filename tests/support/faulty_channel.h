@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FaultyChannel: a real channel whose pieces go wrong as a plan says. The plan is shared with the
+// test, counts the pieces of each direction over all channels and transfers, and decides for each
+// one. Give it to a DiskTier through DiskTierConfig::channel_factory:
+//
+//   auto plan = std::make_shared<FaultPlan>();
+//   config.channel_factory = faulty_channel_factory(plan);
+//   plan->add({.direction = IoDirection::kWrite, .first = 3, .count = 1, .kind = FaultKind::kFail,
+//              .error_number = ENOSPC});
+//
+// A faulty channel moves one piece at a time, in order, so that "the third piece" means the same in
+// every run. Threads: the plan may be used by any thread; a channel as io_channel.h says.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "tier/io_channel.h"
+
+namespace tencache {
+
+enum class FaultKind : uint8_t {
+  kFail,       // the piece is not moved and the transfer fails with error_number
+  kFlipBit,    // one bit differs: in memory after a read, in the file after a write
+  kMisdirect,  // the piece is moved to or from the file offset + shift_bytes
+  kTear,       // only the first half is moved; the transfer says that all went well
+  kDrop,       // nothing is moved; the transfer says that all went well
+  kEndOfFile,  // a read finds the end of the file there (kDataLoss)
+  kDelay,      // the piece is moved delay_us later
+};
+
+/// Which pieces go wrong: number `first` (counted from 1, per direction), then each `every`-th
+/// after it, `count` times in all.
+struct Fault {
+  IoDirection direction = IoDirection::kWrite;
+  uint64_t first = 1;
+  uint64_t every = 1;
+  uint64_t count = UINT64_MAX;
+  FaultKind kind = FaultKind::kFail;
+  int error_number = 5;                                     // EIO
+  uint64_t bit = 0;                                         // kFlipBit: which bit of the piece
+  int64_t shift_bytes = static_cast<int64_t>(kPieceBytes);  // multiple of kIoAlignment
+  unsigned delay_us = 1000;
+};
+
+class FaultPlan {
+ public:
+  void add(const Fault& fault) TENCACHE_EXCLUDES(mutex_);
+  /// Forgets all faults and starts to count pieces from 1 again.
+  void clear() TENCACHE_EXCLUDES(mutex_);
+
+  /// Pieces that passed, faulty ones included.
+  uint64_t pieces(IoDirection direction) const TENCACHE_EXCLUDES(mutex_);
+  /// Pieces that went wrong.
+  uint64_t injected() const TENCACHE_EXCLUDES(mutex_);
+
+  /// Counts one more piece and returns what befalls it.
+  std::vector<Fault> take(IoDirection direction) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Entry {
+    Fault fault;
+    uint64_t taken = 0;
+  };
+
+  mutable Mutex mutex_;
+  std::vector<Entry> entries_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t pieces_[2] TENCACHE_GUARDED_BY(mutex_) = {0, 0};  // by direction
+  uint64_t injected_ TENCACHE_GUARDED_BY(mutex_) = 0;
+};
+
+/// Decorates `channel`, which moves bytes for `fd`.
+std::unique_ptr<IoChannel> make_faulty_channel(std::unique_ptr<IoChannel> channel,
+                                               std::shared_ptr<FaultPlan> plan);
+
+/// For DiskTierConfig::channel_factory: faulty channels over threads.
+std::function<Result<std::unique_ptr<IoChannel>>(int)> faulty_channel_factory(
+    std::shared_ptr<FaultPlan> plan);
+
+}  // namespace tencache
