@@ -151,7 +151,7 @@ void Runtime::announce_first_spill() const {
   TENCACHE_LOG_INFO(
       "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
       "longest time go to %s from now on, so steps get slower",
-      format_bytes(current->budget().used()).c_str(),
+      format_bytes(current->stats().peak_device_bytes.load()).c_str(),
       format_bytes(current->budget().limit()).c_str(), current->disk()->directory().c_str());
 }
 
