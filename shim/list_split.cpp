@@ -313,15 +313,22 @@ class ListSplitKernel final : public c10::OperatorKernel {
 
   void take_results(const torch::jit::Stack& run, std::vector<c10::IValue>* arguments,
                     std::vector<c10::List<at::Tensor>>* joined) const {
+    AccessList& accesses = cleared_thread_accesses();
     for (size_t index = 0; index < plan_.returns.size(); ++index) {
       const ReturnRole& role = plan_.returns[index];
       if (role.is_list) {
         for (const c10::IValue& tensor : run[index].toListRef()) {
           (*joined)[index].push_back(tensor.toTensor());
         }
+        add_value(run[index], TENCACHE_NAME, accesses);
       } else {
         (*arguments)[role.threaded_argument] = run[index];
       }
+    }
+    // Only what an op has named may go cold. No op has named these results yet, but they are whole,
+    // and all of them together may be more than the budget holds.
+    if (accesses.count() > 0) {
+      const GateScope names_results(info_.number, accesses);
     }
   }
 
