@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does tencache cost a program that fits?
+
+Trains a GPT-2 and a CNN for some steps, as stock and under a budget so large that nothing is ever
+spilled and the hooks never arm. The goal is at most 1 % more time for a step. For information the
+same with hooks armed from the start (`arm_at` next to 0): what watching each op costs.
+
+Every measurement is a process; the variants alternate; the time of a process is the median of its
+steps; the ratio is taken round by round.
+
+    python benchmarks/all_fits.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import training
+from reporting import Report, Table
+from training import CnnShape, GptShape
+
+import support
+from support import STOCK, Spread, Variant
+
+SHAPES: dict[str, training.Shape] = {
+    "gpt": GptShape(layers=8, width=512, heads=8, vocabulary=4096, sequence=128, batch=2),
+    "cnn": CnnShape(channels=16, blocks=1, pixels=64, batch=16),
+}
+BUDGET = "1024GiB"
+NOT_ARMED = Variant("tencache", {"device_memory": BUDGET})
+ARMED = Variant("tencache, armed", {"device_memory": BUDGET, "arm_at": "0.000001"})
+VARIANTS = [STOCK, NOT_ARMED, ARMED]
+GOAL_RATIO = 1.01
+WARMUP, STEPS = 5, 30
+
+
+def check(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Raises BenchmarkFailed when losses differ or a variant was not what it should be."""
+    bits = {tuple(run["loss_bits"]) for results in runs.values() for run in results}
+    if len(bits) != 1:
+        raise support.BenchmarkFailed(f"{name}: the losses of the variants differ")
+    for variant, armed in ((NOT_ARMED, False), (ARMED, True)):
+        for run in runs[variant.name]:
+            stats = run["stats"]
+            if stats["armed"] != armed or stats["bytes"]["evicted"] != 0:
+                raise support.BenchmarkFailed(
+                    f"{name}, {variant.name}: armed {stats['armed']}, "
+                    f"evicted {stats['bytes']['evicted']} bytes"
+                )
+
+
+def main() -> None:
+    parser = support.arguments("Step time when everything fits, against stock.", rounds=7)
+    parser.add_argument("--model", choices=[*SHAPES], help="measure only this one")
+    options = parser.parse_args()
+    names = [options.model] if options.model else [*SHAPES]
+    result = Table(
+        "Median time of a step",
+        ["program", "variant", "step", "against stock", "lowest", "highest", "ops per step"],
+    )
+    report = Report(
+        name="all_fits",
+        question="What does tencache cost a program that fits?",
+        command="python benchmarks/all_fits.py",
+        facts=support.machine_facts(("torch", "transformers")),
+        tables=[result],
+    )
+    for name in names:
+        shape = SHAPES[name]
+        job = training.job(shape, warmup=WARMUP, steps=STEPS)
+        runs = support.interleave(
+            VARIANTS,
+            options.rounds,
+            lambda variant, job=job: support.run_worker("training.py", job, variant),
+            quiet_wait_s=options.quiet_wait,
+        )
+        check(runs, name)
+        times = {
+            variant: [support.median(run["step_s"]) for run in results]
+            for variant, results in runs.items()
+        }
+        for variant in VARIANTS:
+            ratio = support.paired_ratio(times[variant.name], times[STOCK.name])
+            measured = runs[variant.name][0]["measured"]
+            result.rows.append(
+                [
+                    name if variant is STOCK else "",
+                    variant.name,
+                    support.format_ns(support.median(times[variant.name]) * 1e9),
+                    *(f"{value:.3f}" for value in (ratio.median, ratio.low, ratio.high)),
+                    f"{measured['ops'] / STEPS:.0f}" if measured and measured["ops"] else "-",
+                ]
+            )
+        ratio = support.paired_ratio(times[NOT_ARMED.name], times[STOCK.name])
+        report.verdicts.append(verdict(name, ratio))
+        parameters = runs[STOCK.name][0]["parameters"]
+        report.notes.append(
+            f"{name}: {training.describe(shape, parameters)}, fused AdamW. "
+            + support.foreign_note(runs)
+        )
+        report.data[name] = {"step_s": times, "loss_bits": runs[STOCK.name][0]["loss_bits"]}
+    report.notes += [
+        f"{options.rounds} rounds; in each every variant runs once in a process of its own, "
+        f"{WARMUP} steps of warm-up, then {STEPS} that count. Ratios are taken round by round: "
+        "their median, lowest and highest.",
+        "The losses of all variants are identical to the last bit.",
+    ]
+    report.write(options.output)
+    print(report.markdown())
+
+
+def verdict(name: str, ratio: Spread) -> str:
+    met = "met" if ratio.median <= GOAL_RATIO else "missed"
+    return (
+        f"{name}: {ratio.median:.3f} of the step time of stock (goal: at most {GOAL_RATIO}): {met}"
+    )
+
+
+if __name__ == "__main__":
+    support.run_main(main)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that the benchmarks train: a GPT-2 of the transformers library and a small CNN.
+
+Run as a worker (support.run_worker) it trains one of them and answers with the time of each step,
+the losses to the last bit, a digest of all parameters and optimizer states, memory use, and what
+tencache counted from the end of the warm-up to the last step. The training loop itself is plain
+PyTorch: it does not know whether tencache is there.
+
+Data are random and come from seeds, so two workers with the same job compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import support
+
+if TYPE_CHECKING:
+    import torch
+
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class GptShape:
+    """A decoder of the GPT-2 architecture, and what it is trained on."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    batch: int
+    kind: str = "gpt"
+
+
+@dataclass(frozen=True)
+class CnnShape:
+    """A residual CNN with four stages that halve the picture and double the channels."""
+
+    channels: int
+    blocks: int
+    pixels: int
+    batch: int
+    classes: int = 100
+    kind: str = "cnn"
+
+
+Shape = GptShape | CnnShape
+
+
+def job(shape: Shape, *, warmup: int, steps: int, digest: bool = False) -> dict[str, Any]:
+    """What a worker needs to know. `digest` asks for the digest of the final state."""
+    return {"shape": asdict(shape), "warmup": warmup, "steps": steps, "digest": digest}
+
+
+def peak_job(shape: Shape) -> dict[str, Any]:
+    """Asks for nothing but the peak of live tensor bytes, `peak_bytes`."""
+    return {"shape": asdict(shape), "profile_peak": True}
+
+
+def describe(shape: Shape, parameter_count: int) -> str:
+    if isinstance(shape, GptShape):
+        return (
+            f"GPT-2 of {parameter_count / 1e6:.0f} M parameters ({shape.layers} layers of "
+            f"{shape.width}, vocabulary {shape.vocabulary}), batch {shape.batch} x {shape.sequence}"
+        )
+    return (
+        f"residual CNN of {parameter_count / 1e6:.1f} M parameters, batch {shape.batch} of "
+        f"3 x {shape.pixels} x {shape.pixels}"
+    )
+
+
+# ---- The programs ------------------------------------------------------------------------------
+
+
+@dataclass
+class Program:
+    """A model, its optimizer, and the loss of the step of a given number."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[int], torch.Tensor]
+
+
+def build(shape: Mapping[str, Any]) -> Program:
+    import torch
+
+    torch.manual_seed(_SEED)
+    values = {name: value for name, value in shape.items() if name != "kind"}
+    if shape["kind"] == "gpt":
+        model, loss = _gpt(GptShape(**values))
+    else:
+        model, loss = _cnn(CnnShape(**values))
+    model.train()
+    return Program(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), loss)
+
+
+def _gpt(shape: GptShape) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=shape.layers,
+        n_embd=shape.width,
+        n_head=shape.heads,
+        vocab_size=shape.vocabulary,
+        n_positions=shape.sequence,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(config)
+
+    def loss(step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator)
+        result: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return result
+
+    return model, loss
+
+
+def _cnn(shape: CnnShape) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    import torch
+    from torch import nn
+
+    def convolution(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        )
+
+    class Residual(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.first = convolution(channels, channels, 1)
+            self.second = convolution(channels, channels, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = x + self.second(self.first(x))
+            return result
+
+    layers: list[nn.Module] = [convolution(3, shape.channels, 1)]
+    channels = shape.channels
+    for _stage in range(4):
+        layers += [convolution(channels, channels * 2, 2)]
+        channels *= 2
+        layers += [Residual(channels) for _ in range(shape.blocks)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, shape.classes)]
+    model = nn.Sequential(*layers)
+
+    def loss(step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(step)
+        pictures = torch.randn(shape.batch, 3, shape.pixels, shape.pixels, generator=generator)
+        labels = torch.randint(shape.classes, (shape.batch,), generator=generator)
+        return nn.functional.cross_entropy(model(pictures), labels)
+
+    return model, loss
+
+
+# ---- The worker --------------------------------------------------------------------------------
+
+
+def memory_bytes(field: str) -> int:
+    """A field of this process' status, such as VmHWM (the most that was ever resident)."""
+    match = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    assert match is not None, field
+    return int(match[1]) * support.KIB
+
+
+def state_digest(program: Program) -> str:
+    """Of every parameter, buffer and optimizer state, in their order."""
+    import torch
+
+    digest = hashlib.sha256()
+    tensors = [*program.model.parameters(), *program.model.buffers()]
+    for state in program.optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _train_step(program: Program, number: int) -> float:
+    loss = program.loss(number)
+    loss.backward()
+    program.optimizer.step()
+    program.optimizer.zero_grad()
+    return loss.item()
+
+
+def _counted(before: Any, after: Any) -> Any:
+    """after - before for every number of two stats of the same form."""
+    if isinstance(after, Mapping):
+        return {name: _counted(before.get(name, 0), value) for name, value in after.items()}
+    if isinstance(after, bool) or not isinstance(after, (int, float)):
+        return after
+    return after - before
+
+
+def live_tensor_peak_bytes(shape: Mapping[str, Any], steps: int = 2) -> int:
+    """The most bytes that tensors held at once, from torch's profiler: exact, whatever the
+    allocator keeps or rounds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        program = build(shape)
+        for number in range(steps):
+            _train_step(program, number)
+    events = profiler.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    live_bytes = peak_bytes = 0
+    for _at_ns, change_bytes in sorted(changes, key=lambda change: change[0]):
+        live_bytes += change_bytes
+        peak_bytes = max(peak_bytes, live_bytes)
+    return peak_bytes
+
+
+def work(request: Mapping[str, Any]) -> None:
+    if request.get("profile_peak"):
+        support.answer({"peak_bytes": live_tensor_peak_bytes(request["shape"])})
+    else:
+        train(request)
+
+
+def train(request: Mapping[str, Any]) -> None:
+    import torch
+
+    # Imports and the first use of a kernel take memory that is not the program's own.
+    if request["shape"]["kind"] == "gpt":
+        import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+    torch.ones(256, 256).mm(torch.ones(256, 256))
+    baseline_bytes = memory_bytes("VmRSS")
+    usage_file = request.get("usage_file")
+    baseline_usage_bytes = int(Path(usage_file).read_text()) if usage_file else None
+    program = build(request["shape"])
+    losses: list[float] = []
+    step_s: list[float] = []
+    stats_before = None
+    for number in range(request["warmup"] + request["steps"]):
+        if number == request["warmup"]:
+            stats_before = support.tencache_stats()
+        begin = time.perf_counter()
+        losses.append(_train_step(program, number))
+        step_s.append(time.perf_counter() - begin)
+    stats = support.tencache_stats()
+    support.answer(
+        {
+            "parameters": sum(parameter.numel() for parameter in program.model.parameters()),
+            "step_s": step_s[request["warmup"] :],
+            "warmup_s": step_s[: request["warmup"]],
+            "loss_bits": [struct.pack(">f", loss).hex() for loss in losses],
+            "losses": losses,
+            "baseline_bytes": baseline_bytes,
+            "baseline_usage_bytes": baseline_usage_bytes,
+            "peak_bytes": memory_bytes("VmHWM"),
+            "stats": stats,
+            "measured": None if stats is None else _counted(stats_before, stats),
+            "digest": state_digest(program) if request["digest"] else None,
+        }
+    )
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))
