@@ -16,7 +16,7 @@ namespace tencache {
 namespace {
 
 // A request that is refused with EAGAIN for ever must end in an error and not in a loop.
-constexpr unsigned kRepeatsMax = 10000;
+constexpr unsigned kRepeatsMax = 1000;
 
 void check_segment(const IoSegment& segment) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0 &&

@@ -31,7 +31,7 @@ namespace {
 constexpr unsigned kWindowPerDepth = 2;
 
 // Submissions that the kernel refuses for want of memory are repeated this often.
-constexpr unsigned kSubmitAttemptsMax = 10000;
+constexpr unsigned kSubmitAttemptsMax = 1000;
 
 Status refused(int error_number, const char* call) {
   const std::string attempt = "io_uring is not available: " + std::string(call);

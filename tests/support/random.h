@@ -5,10 +5,13 @@
 // thread.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 namespace tencache {
@@ -38,13 +41,27 @@ class Random {
   }
   bool chance(double probability) { return std::bernoulli_distribution(probability)(generator_); }
 
-  /// Fills memory with bytes that do not compress or repeat. REQUIRES: bytes is a multiple of 8.
+  /// Fills memory with random bytes, no two pages alike: a random block that is repeated, with
+  /// fresh words in each page. (A fresh word everywhere takes most of a test's time under
+  /// sanitizers.) REQUIRES: bytes is a multiple of 8.
   void fill(void* memory, size_t bytes) {
-    auto* words = static_cast<uint64_t*>(memory);
-    for (size_t i = 0; i < bytes / 8; ++i) words[i] = generator_();
+    std::array<uint64_t, kBlockBytes / 8> block;
+    for (uint64_t& word : block) word = generator_();
+    char* const begin = static_cast<char*>(memory);
+    for (size_t done = 0; done < bytes; done += kBlockBytes) {
+      memcpy(begin + done, block.data(), std::min(kBlockBytes, bytes - done));
+    }
+    for (size_t page = 0; page < bytes; page += kPageBytes) {
+      const uint64_t word = generator_();
+      const size_t words = std::min(kPageBytes, bytes - page) / 8;
+      memcpy(begin + page + word % words * 8, &word, 8);
+    }
   }
 
  private:
+  static constexpr size_t kBlockBytes = 1 << 16;
+  static constexpr size_t kPageBytes = 4096;
+
   std::mt19937_64 generator_;
 };
 
