@@ -29,10 +29,14 @@ _MAP_COUNT_USUAL = 65530
 
 def collect(library: Core) -> dict[str, Any]:
     """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
+    found = library.doctor()
     return {
-        "python": f"{platform.python_version()} ({sys.executable})",
+        "tencache": {
+            "version": found.pop("version"),
+            "python": f"{platform.python_version()} ({sys.executable})",
+        },
         "torch": torch_section(installed_torch(), built_for_torch()),
-        **library.doctor(),
+        **found,
     }
 
 

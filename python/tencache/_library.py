@@ -107,9 +107,9 @@ def _load(name: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise TencacheError(
-            f"{path} cannot be loaded: {error}. If a system library is missing, install it "
-            "(Debian, Ubuntu: `apt-get install liburing2 libnuma1`); otherwise build again in "
-            f"tencache's source folder: `{REBUILD_COMMAND}`."
+            f"{path} cannot be loaded: {error}. If this names a system library, install its "
+            "package; otherwise build again in tencache's source folder: "
+            f"`{REBUILD_COMMAND}`."
         ) from error
 
 

@@ -9,6 +9,7 @@ not depend on the shell that runs them.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -31,15 +32,22 @@ def run_command(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
 ) -> Finished:
     """Runs a command to its end; its output is in .stdout and .stderr."""
-    return subprocess.run(
+    with subprocess.Popen(
         list(command),
         cwd=cwd,
         env=clean_environment(env),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+        # Children that hang hold the pipes open: the whole group is ended then.
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Finished(list(command), process.returncode, stdout, stderr)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,11 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., Finished]:
-    """`run_python(code, env={...})`: runs code in a fresh Python, in an empty directory."""
+    """`run_python(*code, env={...})`: runs pieces of code in a fresh Python, in an empty directory.
 
-    def run(code: str, env: Mapping[str, str] | None = None, status: int | None = 0) -> Finished:
+    It must end with `status` (None: with any).
+    """
+
+    def run(*code: str, env: Mapping[str, str] | None = None, status: int | None = 0) -> Finished:
         program = tmp_path / "program.py"
-        program.write_text(textwrap.dedent(code), encoding="utf-8")
+        pieces = [textwrap.dedent(piece).strip("\n") for piece in code]
+        program.write_text("\n".join(pieces) + "\n", encoding="utf-8")
         done = run_command([sys.executable, str(program)], cwd=tmp_path, env=env)
         if status is not None:
             assert done.returncode == status, (

@@ -30,11 +30,9 @@ def test_enable_spills_and_counts_in_schema_1(run_python):
         assert not tencache.is_enabled()
         tencache.enable(device_memory="32MiB")
         assert tencache.is_enabled()
-        """
-        + SPILL
-        + """
-    print(json.dumps([tencache.stats(), tencache.options()]))
-    """
+        """,
+        SPILL,
+        "print(json.dumps([tencache.stats(), tencache.options()]))",
     )
     stats, options = json.loads(done.stdout)
     assert stats["backend"] == "cpu"
@@ -334,7 +332,9 @@ def test_launchers_are_left_alone(command, expected):
 
 def test_stats_file_is_written_where_it_was_asked_for(run_python, tmp_path):
     run_python(
-        "import os; os.mkdir('elsewhere')\n    " + SPILL.strip() + "\n    os.chdir('elsewhere')",
+        "import os; os.mkdir('elsewhere')",
+        SPILL,
+        "os.chdir('elsewhere')",
         env={**ON, "TENCACHE_STATS": "run.json", "TENCACHE_TRACE": "run.trace"},
     )
     stats = json.loads((tmp_path / "run.json").read_text())
@@ -354,7 +354,8 @@ def test_each_rank_writes_its_own_file(run_python, tmp_path):
 
 def test_program_that_dies_of_an_exception_still_tells(run_python, tmp_path):
     done = run_python(
-        SPILL + "\n    raise ValueError('out of luck')",
+        SPILL,
+        "raise ValueError('out of luck')",
         env={**ON, "TENCACHE_STATS": "run.json"},
         status=1,
     )
@@ -365,20 +366,22 @@ def test_program_that_dies_of_an_exception_still_tells(run_python, tmp_path):
 
 def test_forked_child_reads_its_memory_and_stays_silent(run_python):
     done = run_python(
-        SPILL
-        + """
-    import os, sys, warnings, tencache
-    child = os.fork()
-    if child == 0:
-        right = all(bool((t == i + 2).all()) for i, t in enumerate(x))
-        silent = not tencache.is_enabled()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            tencache.enable(device_memory="1GiB")
-        told = len(caught) == 1 and "forked child" in str(caught[0].message)
-        sys.exit(0 if right and silent and told else 9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    """,
+        # OpenMP's threads do not survive a fork, with or without tencache.
+        "import torch; torch.set_num_threads(1)",
+        SPILL,
+        """
+        import os, sys, warnings, tencache
+        child = os.fork()
+        if child == 0:
+            right = all(bool((t == i + 2).all()) for i, t in enumerate(x))
+            silent = not tencache.is_enabled()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                tencache.enable(device_memory="1GiB")
+            told = len(caught) == 1 and "forked child" in str(caught[0].message)
+            sys.exit(0 if right and silent and told else 9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
         env=ON,
     )
     assert done.stderr.count("device peak") == 1
@@ -429,11 +432,14 @@ def test_strict_raises_an_out_of_memory_error_at_the_budget(run_python):
 
 def test_stats_file_that_cannot_be_written_at_exit_does_not_change_the_status(run_python):
     done = run_python(
-        "import os; os.mkdir('gone')\n"
-        "import torch, tencache\n"
-        "tencache.enable(stats='gone/run.json')\n"
-        "torch.ones(1 << 20)\n"
-        "os.rmdir('gone')\n"
+        """
+        import os
+        os.mkdir("gone")
+        import torch, tencache
+        tencache.enable(stats="gone/run.json")
+        torch.ones(1 << 20)
+        os.rmdir("gone")
+        """
     )
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     assert len(errors) == 1
