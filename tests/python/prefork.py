@@ -7,9 +7,10 @@ enabled in it. Each child sets its variables and calls what `import torch` calls
 points of torch.backends; from there on it is what `python program.py` would be.
 
 Protocol: one JSON object a line on stdin, {program, arguments, environment, folder, output,
-timeout_s}; the child's exit status on stdout (negative: killed by that signal; "timeout" when it
-was killed for its time, after the stacks of its threads went into its output). The end of stdin
-ends the server. One program runs at a time.
+timeout_s, profile}; the child's exit status on stdout (negative: killed by that signal; "timeout"
+when it was killed for its time, after the stacks of its threads went into its output). With a file
+name as `profile` the program runs under torch's memory profiler and its peak goes into that file.
+The end of stdin ends the server. One program runs at a time.
 """
 
 import faulthandler
@@ -57,7 +58,23 @@ def become(job):
     import torch
 
     torch._import_device_backends()
-    runpy.run_path(job["program"], run_name="__main__")
+    if job["profile"] is None:
+        runpy.run_path(job["program"], run_name="__main__")
+        return
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        runpy.run_path(job["program"], run_name="__main__")
+    with open(job["profile"], "w") as file:
+        file.write(str(peak_of_tensors(profiler)))
+
+
+def peak_of_tensors(profiler):
+    """The highest sum of the tensors' bytes, from what torch's own allocator reported."""
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    held_bytes = peak_bytes = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held_bytes += event.nbytes()
+        peak_bytes = max(peak_bytes, held_bytes)
+    return peak_bytes
 
 
 def status_of(child, timeout_s):

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 
 import pytest
 from differential import (
+    BOUNDLESS,
     Harness,
     assert_budget_kept,
     assert_same_bits,
     budget_variables,
     program_names,
+    switch,
 )
 
 CHAOS_SEED = 20261121
@@ -40,13 +42,15 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness.close()
 
 
-def cases() -> Iterator[object]:
+def cases() -> list[object]:
+    found = []
     for program in program_names():
         for share in SHARES:
             for chaos in (False, True):
                 marks = [] if share == 50 else [pytest.mark.slow]
                 name = f"{program}-{share}%-{'chaos' if chaos else 'plain'}"
-                yield pytest.param(program, share, chaos, id=name, marks=marks)
+                found.append(pytest.param(program, share, chaos, id=name, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(("program", "share", "chaos"), cases())
@@ -67,6 +71,16 @@ def test_same_bits(harness: Harness, program: str, share: int, chaos: bool) -> N
     _, reads_max, writes_max = UNANNOUNCED.get(program, ("", 0, 0))
     assert stats["unannounced"]["reads"] <= reads_max, stats
     assert stats["unannounced"]["writes"] <= writes_max, stats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", program_names())
+def test_what_fits_moves_nothing(harness: Harness, program: str) -> None:
+    outcome = harness.run(program, {"TENCACHE_DEVICE_MEMORY": BOUNDLESS, **switch()})
+    assert_same_bits(harness.stock(program), outcome)
+    assert outcome.stats is not None
+    assert outcome.stats["bytes"]["evicted"] == 0, outcome.stats
+    assert outcome.stats["armed"] is False, outcome.stats
 
 
 @pytest.mark.slow
