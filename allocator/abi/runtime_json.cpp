@@ -28,12 +28,15 @@ struct ColdAccesses {
 // until then it is looked up here.
 ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
   ColdAccesses found;
-  for (const Extent* extent : engine.heap().extents()) {
-    if (extent->state() != ExtentState::kCold) continue;
+  for (const ListedExtent& listed : engine.heap().extents()) {
+    const uint64_t word = listed.extent->load();
+    if (Extent::state_of(word) != ExtentState::kCold) continue;
     found.cold_count += 1;
-    found.cold_bytes += extent->bytes;
+    found.cold_bytes += listed.bytes;
     TouchedPages touched;
-    if (!page_map.scan(extent->address, extent->bytes, &touched).is_ok()) continue;
+    if (!page_map.scan(listed.address, listed.bytes, &touched).is_ok()) continue;
+    // Fetched meanwhile: what was scanned were the pages of a resident extent.
+    if (listed.extent->state() != ExtentState::kCold) continue;
     found.reads += touched.read_count > 0 ? 1 : 0;
     found.writes += touched.written.empty() ? 0 : 1;
   }

@@ -90,9 +90,11 @@ Status Migrations::ensure_slot(Extent* extent) {
   extent->slot_is_written = false;
   if (extent->slot.is_valid() && disk_.is_writable(extent->slot)) return Status::ok();
   Result<Slot> slot = disk_.allocate(extent->bytes);
-  if (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace) {
-    // Slots of resident extents only save a later write; room on the disk is worth more now.
-    if (heap_.drop_slots_of_residents(extent->bytes) > 0) slot = disk_.allocate(extent->bytes);
+  // Slots of resident extents only save a later write; room on the disk is worth more now. What is
+  // given back may lie scattered, so this goes on while there is anything to give back.
+  while (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace &&
+         heap_.drop_spare_slots(extent->bytes) > 0) {
+    slot = disk_.allocate(extent->bytes);
   }
   if (!slot.is_ok()) return slot.status();
   if (extent->slot.is_valid()) disk_.release(extent->slot);
@@ -166,6 +168,8 @@ Migrations::SealOutcome Migrations::seal_one(const Eviction& eviction, Status* f
   ContentHash hash;
   const bool hashed = hash_sealed(extent, &hash);
   if (hashed && hash == extent->slot_hash) {
+    TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
+                   static_cast<unsigned long long>(extent->id));
     *failure = arena.map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
     if (failure->is_ok()) {
       extent->become_cold();

@@ -23,15 +23,15 @@ uint64_t headroom_for(uint64_t budget_bytes) {
 
 /// Clean drops first, but only among extents that are old anyway: within each run of victims that
 /// would make the wanted room twice over.
-void put_clean_first(std::vector<Extent*>& by_age, uint64_t wanted_bytes) {
+void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   auto begin = by_age.begin();
   while (begin != by_age.end()) {
     auto end = begin;
     for (uint64_t bytes = 0; end != by_age.end() && bytes < 2 * wanted_bytes; ++end) {
-      bytes += (*end)->bytes;
+      bytes += end->bytes;
     }
-    std::stable_partition(begin, end,
-                          [](const Extent* extent) { return extent->is_presumed_clean(); });
+    std::stable_partition(
+        begin, end, [](const ListedExtent& listed) { return listed.extent->is_presumed_clean(); });
     begin = end;
   }
 }
@@ -106,7 +106,9 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
 
 uint64_t Migrator::evict_all() {
   if (!may_evict()) return 0;
-  const EvictionResult result = migrations_->evict(victims(~uint64_t{0} / 2));
+  std::vector<Extent*> all;
+  for (const ListedExtent& victim : victims(~uint64_t{0} / 2)) all.push_back(victim.extent);
+  const EvictionResult result = migrations_->evict(all);
   note_spill(result);
   publish();
   return result.count;
@@ -124,38 +126,45 @@ void Migrator::work() {
       pass = ++passes_begun_;
     }
     is_nudged_.store(false);
-    const EvictionResult result = run_pass();
-    MutexLock lock(mutex_);
-    if (result.bytes == 0) {
-      last_fruitless_ = pass;
-      fruitless_reason_ = result.failure;
+    const std::optional<EvictionResult> result = run_pass();
+    {
+      MutexLock lock(mutex_);
+      if (result && result->bytes == 0) {
+        last_fruitless_ = pass;
+        fruitless_reason_ = result->failure;
+      }
+      room_changed_.notify_all();
     }
-    room_changed_.notify_all();
+    // Who waits finds room, or finds that another took it: then this pass says nothing about what
+    // can be evicted, and the next one follows at once.
+    if (!result) std::this_thread::yield();
   }
 }
 
 // Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted.
-EvictionResult Migrator::run_pass() {
+std::optional<EvictionResult> Migrator::run_pass() {
   EvictionResult total;
   if (config_.before_pass) config_.before_pass();
   const uint64_t wanted = wanted_bytes();
+  if (wanted == 0) return std::nullopt;
   total.bytes += heap_.drop_cached(wanted);
   if (total.bytes >= wanted) return total;
-  const std::vector<Extent*> chosen = victims(wanted - total.bytes);
-  for (size_t begin = 0; begin < chosen.size() && wanted_bytes() > 0;) {
-    size_t end = begin;
+  const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
+  std::vector<Extent*> batch;
+  for (size_t next = 0; next < chosen.size() && wanted_bytes() > 0;) {
+    batch.clear();
     uint64_t batch_bytes = 0;
     const uint64_t batch_bytes_max = std::min(kBatchBytes, wanted_bytes());
-    while (end < chosen.size() && batch_bytes < batch_bytes_max) {
-      batch_bytes += chosen[end++]->bytes;
+    while (next < chosen.size() && batch_bytes < batch_bytes_max) {
+      batch_bytes += chosen[next].bytes;
+      batch.push_back(chosen[next++].extent);
     }
-    const EvictionResult result = migrations_->evict(std::span(chosen).subspan(begin, end - begin));
+    const EvictionResult result = migrations_->evict(batch);
     note_spill(result);
     total.bytes += result.bytes;
     total.count += result.count;
     if (total.failure.is_ok()) total.failure = result.failure;
     publish();
-    begin = end;
   }
   return total;
 }
@@ -167,24 +176,24 @@ uint64_t Migrator::wanted_bytes() {
   return used_then > budget.limit() ? used_then - budget.limit() : 0;
 }
 
-std::vector<Extent*> Migrator::victims(uint64_t wanted_bytes) const {
+std::vector<ListedExtent> Migrator::victims(uint64_t wanted_bytes) const {
   struct Candidate {
     uint64_t last_use_ticks;
-    Extent* extent;
+    ListedExtent listed;
   };
   std::vector<Candidate> candidates;
-  for (Extent* extent : heap_.extents()) {
-    if (!extent->may_be_evicted()) continue;
-    candidates.push_back({extent->last_use_ticks.load(std::memory_order_relaxed), extent});
+  for (const ListedExtent& listed : heap_.extents()) {
+    if (!listed.extent->may_be_evicted()) continue;
+    candidates.push_back({listed.extent->last_use_ticks.load(std::memory_order_relaxed), listed});
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.last_use_ticks < b.last_use_ticks;
   });
-  std::vector<Extent*> extents;
-  extents.reserve(candidates.size());
-  for (const Candidate& candidate : candidates) extents.push_back(candidate.extent);
-  put_clean_first(extents, wanted_bytes);
-  return extents;
+  std::vector<ListedExtent> chosen;
+  chosen.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) chosen.push_back(candidate.listed);
+  put_clean_first(chosen, wanted_bytes);
+  return chosen;
 }
 
 void Migrator::note_spill(const EvictionResult& result) {

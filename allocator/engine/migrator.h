@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,10 +60,11 @@ class Migrator final : public RoomMaker {
 
  private:
   void work();
-  EvictionResult run_pass();
+  /// Nullopt when there was room enough already.
+  std::optional<EvictionResult> run_pass();
   bool may_evict() const { return migrations_ != nullptr; }
   uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
-  std::vector<Extent*> victims(uint64_t wanted_bytes) const;
+  std::vector<ListedExtent> victims(uint64_t wanted_bytes) const;
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -114,7 +115,7 @@ Extent* Heap::pop_cached(uint64_t bytes) {
     if (found == cached_by_size_.end() || found->second.is_empty()) return nullptr;
     extent = found->second.front();
     unlink_cached(extent);
-    if (!extent->has(kFlagBusy)) std::swap(stale_slot, extent->slot);
+    if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);
   return extent;
@@ -189,6 +190,8 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (config_.strict) return out_of_memory(requested_bytes, Status::ok());
   Status reason;
   if (room_maker_->make_room(bytes, &reason)) return Status::ok();
+  // What other threads have freed since.
+  if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
   // kernel killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(requested_bytes, reason);
@@ -239,8 +242,9 @@ void Heap::cache(Extent* extent) {
     extent->retired_at = ++retire_count_;
     cached_by_age_.push_front(extent);
     cached_by_size_[extent->bytes].push_front(extent);
-    // A busy extent is being written: its writer finds it cached and gives the slot back itself.
-    if (!extent->has(kFlagBusy)) std::swap(stale_slot, extent->slot);
+    // The slot of a busy extent belongs to its writer; it is given back when the extent is reused,
+    // trimmed, or when the disk runs short.
+    if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
     cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);
@@ -274,9 +278,7 @@ void Heap::give_back(Extent* extent) {
   table_.set(extent->address, extent->bytes, nullptr);
   Status status = arena_.decommit(extent->address, extent->bytes);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
-  if (extent->slot.is_valid()) disk_->release(extent->slot);
-  extent->slot = {};
-  extent->slot_is_written = false;
+  release_slot_of(extent);
   extent->become_vacant();
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
   MutexLock lock(mutex_);
@@ -323,10 +325,23 @@ void Heap::drop_old_cached() {
   if (old_bytes > 0) drop_cached(old_bytes);
 }
 
-uint64_t Heap::drop_slots_of_residents(uint64_t bytes) {
+uint64_t Heap::drop_spare_slots(uint64_t bytes) {
+  std::vector<Slot> slots;
   uint64_t dropped_bytes = 0;
-  for (Extent* extent : extents()) {
+  {
+    MutexLock lock(mutex_);
+    // Extents that were freed while they were being written.
+    for (Extent* extent = cached_by_age_.back(); extent != nullptr && dropped_bytes < bytes;
+         extent = AgeList::previous(extent)) {
+      if (extent->has(kFlagBusy) || !extent->slot.is_valid()) continue;
+      slots.push_back(take_slot_of(extent));
+      dropped_bytes += slots.back().bytes;
+    }
+  }
+  for (const Slot& slot : slots) disk_->release(slot);
+  for (const ListedExtent& listed : extents()) {
     if (dropped_bytes >= bytes) break;
+    Extent* extent = listed.extent;
     if (!extent->try_take_busy()) continue;
     dropped_bytes += extent->slot.bytes;
     release_slot_of(extent);
@@ -335,18 +350,51 @@ uint64_t Heap::drop_slots_of_residents(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// REQUIRES: the caller holds `busy` of the extent.
-void Heap::release_slot_of(Extent* extent) {
-  if (extent->slot.is_valid()) disk_->release(extent->slot);
-  extent->slot = {};
-  extent->slot_is_written = false;
+// REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must
+// never be presumed equal to one: its next owner may happen to have the same bytes and hash.
+Slot Heap::take_slot_of(Extent* extent) {
+  extent->slot_is_written.store(false, std::memory_order_relaxed);
+  return std::exchange(extent->slot, Slot{});
 }
 
-std::vector<Extent*> Heap::extents() const {
+void Heap::release_slot_of(Extent* extent) {
+  const Slot slot = take_slot_of(extent);
+  if (slot.is_valid()) disk_->release(slot);
+}
+
+bool Heap::is_valid() const {
   MutexLock lock(mutex_);
-  std::vector<Extent*> extents;
+  uint64_t granule_count = 0;
+  uint64_t vacant_count = 0;
+  uint64_t cached_bytes = 0;
+  for (const Extent& extent : pool_) {
+    if (extent.state() == ExtentState::kVacant) {
+      ++vacant_count;
+      continue;
+    }
+    granule_count += round_up(extent.bytes, kGranuleBytes) / kGranuleBytes;
+    if (table_.find(extent.address) != &extent) return false;
+    if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
+    const bool is_cached = extent.state() == ExtentState::kCached;
+    if (extent.age_hook.linked != is_cached || extent.size_hook.linked != is_cached) return false;
+  }
+  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
+       extent = AgeList::next(extent)) {
+    cached_bytes += extent->bytes;
+    const Extent* next = AgeList::next(extent);
+    if (next != nullptr && next->retired_at >= extent->retired_at) return false;
+  }
+  return granules_.is_valid() && granules_.used() == granule_count &&
+         vacant_.size() == vacant_count && cached_bytes == cached_bytes_.load();
+}
+
+std::vector<ListedExtent> Heap::extents() const {
+  MutexLock lock(mutex_);
+  std::vector<ListedExtent> extents;
   extents.reserve(pool_.size());
-  for (const Extent& extent : pool_) extents.push_back(const_cast<Extent*>(&extent));
+  for (const Extent& extent : pool_) {
+    extents.push_back({const_cast<Extent*>(&extent), extent.address, extent.bytes});
+  }
   return extents;
 }
 

@@ -61,6 +61,14 @@ struct Allocation {
   Extent* extent = nullptr;  // null for a small block
 };
 
+/// An extent as it was when it was listed. Its address and bytes are copied under the heap's lock,
+/// because the extent may be recycled at any moment; what it is now tells its state word.
+struct ListedExtent {
+  Extent* extent = nullptr;
+  const char* address = nullptr;
+  uint64_t bytes = 0;
+};
+
 class Heap {
  public:
   Heap(const HeapConfig& config, AddressArena& arena, ExtentTable& table, const PageMap* page_map,
@@ -75,7 +83,7 @@ class Heap {
   Extent* find(const void* address) const { return table_.find(address); }
 
   /// Every extent object there is, Vacant ones included.
-  std::vector<Extent*> extents() const TENCACHE_EXCLUDES(mutex_);
+  std::vector<ListedExtent> extents() const TENCACHE_EXCLUDES(mutex_);
   uint64_t extent_count() const { return extent_count_.load(std::memory_order_relaxed); }
   uint64_t cached_bytes() const { return cached_bytes_.load(std::memory_order_relaxed); }
 
@@ -83,8 +91,10 @@ class Heap {
   /// left; returns what was released.
   uint64_t drop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Frees slots of resident extents (copies that only save a write) until `bytes` are free again.
-  uint64_t drop_slots_of_residents(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
+  /// `bytes` are given back or none is left; returns what was. Slots that a fork has frozen count,
+  /// though they are not free at once.
+  uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Reserves room for bytes on the device tier: the ladder. kOutOfMemory as its last rung.
   Status reserve(uint64_t bytes, uint64_t requested_bytes);
@@ -96,6 +106,10 @@ class Heap {
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
+
+  /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:
+  /// no other thread allocates or frees.
+  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
   /// Tells the layer above that use is past the attention mark.
   void call_attention() { room_maker_->on_attention(); }
@@ -119,6 +133,7 @@ class Heap {
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void drop_old_cached() TENCACHE_EXCLUDES(mutex_);
+  static Slot take_slot_of(Extent* extent);
   void release_slot_of(Extent* extent);
 
   // Constant after construction.
