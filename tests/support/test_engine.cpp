@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TestEngine and what ThreadSanitizer has to be told.
+#include "support/test_engine.h"
+
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+
+// The engine reads memory that the program may be writing at the same moment, on purpose: an
+// eviction hashes and writes an extent that is still in use and finds out by a second hash, made
+// while the memory is write-protected, whether the bytes held still; a merge copies pages that were
+// written behind the gate's back. Such a program synchronises with nobody, so ThreadSanitizer sees
+// races. Only these reads are suppressed, and the mappings that replace memory (the sanitizer takes
+// mmap for a write). Everything else of the engine is checked.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:tencache::ContentHasher::append\n"
+         "race:tencache::Migrations::hash_sealed\n"
+         "race:tencache::Migrations::merge_written_pages\n"
+         "race:HashingWriter\n"
+         "race:ThreadChannel::run_thread\n"
+         "race:tencache::AddressArena::map_cold\n"
+         "race:tencache::AddressArena::decommit\n"
+         "race:tencache::AddressArena::move_onto\n";
+}
+
+namespace tencache {
+
+TestEngine::TestEngine(const Adjust& adjust) {
+  EngineConfig config;
+  config.budget_bytes = kBudgetBytes;
+  config.arena_bytes = kArenaBytes;
+  config.heap.extent_min_bytes = kPageBytes;
+  config.disk.emplace();
+  config.disk->directory = directory_.path();
+  config.disk->quota_bytes = kDiskBytes;
+  if (adjust) adjust(config);
+  Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config));
+  TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
+  engine_ = std::move(engine).value();
+}
+
+TestEngine::~TestEngine() = default;
+
+char* TestEngine::allocate(uint64_t bytes) {
+  const Result<void*> address = engine_->allocate(bytes);
+  TENCACHE_CHECK(address.is_ok(), "%s", address.status().message().c_str());
+  return static_cast<char*>(address.value());
+}
+
+void TestEngine::use(std::initializer_list<const void*> addresses, AccessMode mode) {
+  const GateScope op(*this, addresses, mode);
+}
+
+bool TestEngine::evict(const void* address) {
+  Extent* extents[] = {extent(address)};
+  extents[0]->set_flags(kFlagSeen);
+  return engine_->migrations()->evict(extents).count == 1;
+}
+
+std::string TestEngine::check_books(uint64_t small_bytes) {
+  // The migrator drops cached extents without a permit, so its books may be between two lines for
+  // a moment.
+  std::string fault;
+  for (int tries = 0; tries < 200; ++tries) {
+    if (engine_->migrations() != nullptr) engine_->migrations()->gate().close();
+    fault = check_books_once(small_bytes);
+    if (engine_->migrations() != nullptr) engine_->migrations()->gate().reopen();
+    if (fault.empty()) return fault;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return fault;
+}
+
+std::string TestEngine::check_books_once(uint64_t small_bytes) {
+  uint64_t device_bytes = small_bytes;
+  uint64_t cached_bytes = 0;
+  uint64_t slot_bytes = 0;
+  uint64_t count = 0;
+  for (const ListedExtent& listed : engine_->heap().extents()) {
+    const Extent* extent = listed.extent;
+    const ExtentState state = extent->state();
+    if (state == ExtentState::kVacant) {
+      if (extent->slot.is_valid()) return "a vacant extent has a slot";
+      if (Extent::pins_of(extent->load()) != 0) return "a vacant extent is pinned";
+      continue;
+    }
+    ++count;
+    slot_bytes += extent->slot.bytes;
+    if (extent->slot_is_written && !extent->slot.is_valid()) return "no slot, yet written";
+    if (state == ExtentState::kCold && !extent->slot.is_valid()) return "cold without a slot";
+    if (state == ExtentState::kCached) cached_bytes += listed.bytes;
+    if (state != ExtentState::kCold) device_bytes += listed.bytes;
+  }
+  const auto differs = [](const char* what, uint64_t booked, uint64_t counted) {
+    return std::string(what) + ": " + std::to_string(booked) + " in the books, " +
+           std::to_string(counted) + " counted";
+  };
+  Heap& heap = engine_->heap();
+  if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
+  if (heap.cached_bytes() != cached_bytes) {
+    return differs("cached bytes", heap.cached_bytes(), cached_bytes);
+  }
+  const uint64_t used_bytes = engine_->budget().used();
+  if (used_bytes != device_bytes) return differs("device bytes", used_bytes, device_bytes);
+  if (engine_->disk() != nullptr && engine_->disk()->used_bytes() != slot_bytes) {
+    return differs("disk bytes", engine_->disk()->used_bytes(), slot_bytes);
+  }
+  return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
+}
+
+GateScope::GateScope(TestEngine& engine, std::initializer_list<const void*> addresses,
+                     AccessMode mode, uint32_t op)
+    : engine_(&*engine) {
+  std::vector<Access> accesses;
+  for (const void* address : addresses) accesses.push_back({address, mode});
+  engine_->gate().open(op, accesses);
+}
+
+GateScope::GateScope(TestEngine& engine, const std::vector<Access>& accesses, uint32_t op)
+    : engine_(&*engine) {
+  engine_->gate().open(op, accesses);
+}
+
+void fill_pattern(char* memory, uint64_t bytes, uint64_t seed) {
+  for (uint64_t offset = 0; offset + 8 <= bytes; offset += 8) {
+    const uint64_t value = seed * 0x9e3779b97f4a7c15u + offset;
+    memcpy(memory + offset, &value, 8);
+  }
+}
+
+uint64_t first_difference(const char* memory, uint64_t bytes, uint64_t seed) {
+  for (uint64_t offset = 0; offset + 8 <= bytes; offset += 8) {
+    const uint64_t value = seed * 0x9e3779b97f4a7c15u + offset;
+    if (memcmp(memory + offset, &value, 8) != 0) return offset;
+  }
+  return bytes;
+}
+
+}  // namespace tencache

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TestEngine: a whole allocator with small figures, spilling into a TestDirectory of its own, and
+// the few things that tests do with one: name extents, evict and fetch one of them, look at its
+// state. The arena is small enough for sanitizers, extents begin at one page, and the budget is so
+// large that the migrator stays asleep unless a test lowers it. GateScope opens and closes the gate
+// as an op would. Also brings the suppressions that ThreadSanitizer needs (test_engine.cpp says
+// why). Threads: as Engine; make and destroy it on one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "engine/engine.h"
+#include "support/faulty_channel.h"
+#include "support/test_directory.h"
+
+namespace tencache {
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kHasThreadSanitizer = true;
+#else
+inline constexpr bool kHasThreadSanitizer = false;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kHasAddressSanitizer = true;
+#else
+inline constexpr bool kHasAddressSanitizer = false;
+#endif
+inline constexpr bool kHasSanitizer = kHasThreadSanitizer || kHasAddressSanitizer;
+
+class TestEngine {
+ public:
+  static constexpr uint64_t kArenaBytes = 8 * kGiB;
+  static constexpr uint64_t kBudgetBytes = kGiB;
+  static constexpr uint64_t kDiskBytes = kGiB;
+
+  using Adjust = std::function<void(EngineConfig&)>;
+
+  /// `adjust` may change the configuration before the engine is made; aborts when that fails.
+  explicit TestEngine(const Adjust& adjust = {});
+  ~TestEngine();
+
+  Engine& operator*() { return *engine_; }
+  Engine* operator->() { return engine_.get(); }
+  const std::string& spill_directory() const { return directory_.path(); }
+
+  /// Allocates; a failure is a failed test and ends the process.
+  char* allocate(uint64_t bytes);
+  void free(void* address) { engine_->free(address); }
+  Extent* extent(const void* address) const { return engine_->heap().find(address); }
+  ExtentState state(const void* address) const { return extent(address)->state(); }
+
+  /// An op that reads (writes) the extents runs and ends.
+  void use(std::initializer_list<const void*> addresses, AccessMode mode = AccessMode::kRead);
+  /// Makes this one extent cold; false when it stayed resident.
+  bool evict(const void* address);
+  bool is_cold(const void* address) const { return state(address) == ExtentState::kCold; }
+  bool is_resident(const void* address) const { return state(address) == ExtentState::kResident; }
+
+  /// Counters by their short way.
+  uint64_t read(const Counter& counter) const { return counter.load(); }
+  Stats& stats() { return engine_->stats(); }
+
+  /// Empty when the books agree: the budget with the extents, the disk tier with their slots, the
+  /// heap with itself. Waits for migrations under way. REQUIRES: no other thread uses the engine.
+  std::string check_books(uint64_t small_bytes = 0);
+
+ private:
+  std::string check_books_once(uint64_t small_bytes);
+
+  TestDirectory directory_;
+  std::unique_ptr<Engine> engine_;
+};
+
+/// An op that is open for as long as the object lives.
+class GateScope {
+ public:
+  GateScope(TestEngine& engine, std::initializer_list<const void*> addresses,
+            AccessMode mode = AccessMode::kRead, uint32_t op = 0);
+  GateScope(TestEngine& engine, const std::vector<Access>& accesses, uint32_t op = 0);
+  ~GateScope() { engine_->gate().close(); }
+  GateScope(const GateScope&) = delete;
+  GateScope& operator=(const GateScope&) = delete;
+
+ private:
+  Engine* engine_;
+};
+
+/// A page-wise recognisable pattern: every 8 bytes hold a number made of seed and place.
+void fill_pattern(char* memory, uint64_t bytes, uint64_t seed);
+/// The first offset at which memory differs from the pattern, or `bytes`.
+uint64_t first_difference(const char* memory, uint64_t bytes, uint64_t seed);
+inline bool has_pattern(const char* memory, uint64_t bytes, uint64_t seed) {
+  return first_difference(memory, bytes, seed) == bytes;
+}
+
+}  // namespace tencache
