@@ -29,21 +29,30 @@ inline uint64_t ticks() {
 #endif
 }
 
-/// Converts ticks by a straight line through two moments: its construction and the conversion. So it
-/// needs no calibration pause; it is exact to 1e-4 after some milliseconds of life.
+/// A straight line from ticks to nanoseconds.
+struct TickLine {
+  uint64_t start_ticks = 0;
+  double ns_per_tick = 0;
+
+  /// Nanoseconds since the start; 0 for ticks before it. Keeps the order of its arguments.
+  uint64_t ns_since_start(uint64_t at_ticks) const {
+    if (at_ticks <= start_ticks) return 0;
+    return static_cast<uint64_t>(static_cast<double>(at_ticks - start_ticks) * ns_per_tick);
+  }
+};
+
+/// Converts ticks by a straight line through two moments: its construction and the call of line().
+/// So it needs no calibration pause; it is exact to 1e-4 after some milliseconds of life.
 class TickConverter {
  public:
   TickConverter() : start_ticks_(ticks()), start_ns_(now_ns()) {}
 
-  /// Nanoseconds since construction; 0 for ticks before it.
-  uint64_t ns_since_start(uint64_t at_ticks) const {
-    if (at_ticks <= start_ticks_) return 0;
+  /// Two lines differ in their slope by what the clocks drifted: use one for all that is compared.
+  TickLine line() const {
     const uint64_t elapsed_ticks = ticks() - start_ticks_;
     const uint64_t elapsed_ns = now_ns() - start_ns_;
-    if (elapsed_ticks == 0) return 0;
-    return static_cast<uint64_t>(static_cast<double>(at_ticks - start_ticks_) *
-                                 static_cast<double>(elapsed_ns) /
-                                 static_cast<double>(elapsed_ticks));
+    if (elapsed_ticks == 0) return {start_ticks_, 0};
+    return {start_ticks_, static_cast<double>(elapsed_ns) / static_cast<double>(elapsed_ticks)};
   }
 
  private:

@@ -34,7 +34,7 @@ EventRing::EventRing(uint32_t thread_index)
   TENCACHE_CHECK(words_ != nullptr, "no memory for an event ring");
 }
 
-std::vector<Event> EventRing::snapshot() const {
+std::vector<Event> EventRing::snapshot(uint64_t* lost_count) const {
   const uint64_t end = count_.load(std::memory_order_acquire);
   const uint64_t begin = end > kRingEvents ? end - kRingEvents : 0;
   std::vector<Event> events;
@@ -48,11 +48,11 @@ std::vector<Event> EventRing::snapshot() const {
   }
   // Whatever the thread appended while we copied went over the oldest ones; one more may be half
   // written.
-  std::atomic_thread_fence(std::memory_order_acquire);
   const uint64_t appended = count_.load(std::memory_order_acquire) + 1 - end;
   const uint64_t room = kRingEvents - (end - begin);
   const uint64_t torn = appended > room ? std::min<uint64_t>(appended - room, events.size()) : 0;
   events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(torn));
+  *lost_count = begin + torn;
   return events;
 }
 
@@ -93,8 +93,7 @@ std::vector<ThreadEvents> Recorder::snapshot() const {
   for (const std::unique_ptr<EventRing>& ring : rings_) {
     ThreadEvents thread;
     thread.thread_index = ring->thread_index_;
-    thread.events = ring->snapshot();
-    thread.lost_count = ring->count() - thread.events.size();
+    thread.events = ring->snapshot(&thread.lost_count);
     threads.push_back(std::move(thread));
   }
   return threads;

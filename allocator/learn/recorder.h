@@ -8,7 +8,7 @@
 // Ops are named by numbers; the registry of names is the only shared, locked part.
 //
 // Threads: append by the ring's thread only. snapshot() by any thread at any time: events are
-// stored as relaxed atomic words, and those that may have been overwritten meanwhile are left out.
+// stored as atomic words, and those that may have been overwritten meanwhile are left out.
 #pragma once
 
 #include <atomic>
@@ -60,8 +60,8 @@ class EventRing {
     count_.store(index + 1, std::memory_order_release);
   }
 
-  /// The events that are still there, oldest first.
-  std::vector<Event> snapshot() const;
+  /// The events that are still there, oldest first, and how many came before them.
+  std::vector<Event> snapshot(uint64_t* lost_count) const;
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
 
  private:
@@ -72,11 +72,13 @@ class EventRing {
   };
   explicit EventRing(uint32_t thread_index);
 
+  // Release and acquire (plain moves on x86) tie each word to the count before it: whoever reads a
+  // word of an event also reads a count that includes all events before that one.
   static void store(uint64_t& word, uint64_t value) {
-    std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
+    std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
   }
   static uint64_t read(uint64_t& word) {
-    return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed);
+    return std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire);
   }
 
   const uint32_t thread_index_;

@@ -17,9 +17,10 @@ struct ThreadEvent {
 
 bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == EventKind::kOpEnd; }
 
-nlohmann::ordered_json to_json(const ThreadEvent& entry, const Recorder& recorder) {
+nlohmann::ordered_json to_json(const ThreadEvent& entry, const TickLine& clock,
+                               const Recorder& recorder) {
   const Event& event = entry.event;
-  nlohmann::ordered_json line = {{"ns", recorder.clock().ns_since_start(event.ticks)},
+  nlohmann::ordered_json line = {{"ns", clock.ns_since_start(event.ticks)},
                                  {"thread", entry.thread_index},
                                  {"kind", event_kind_name(event.kind)}};
   if (names_op(event.kind)) {
@@ -45,6 +46,8 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
     return a.event.ticks < b.event.ticks;
   });
   const std::string unfinished = path + ".unfinished";
+  const TickLine clock = recorder.clock().line();
+  errno = 0;
   std::ofstream file(unfinished, std::ios::trunc);
   file << nlohmann::ordered_json{{"format", "tencache-events"},
                                  {"version", 1},
@@ -53,10 +56,15 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
                                  {"lost", lost_count}}
               .dump()
        << '\n';
-  for (const ThreadEvent& entry : entries) file << to_json(entry, recorder).dump() << '\n';
+  for (const ThreadEvent& entry : entries) {
+    // Names come from the program: what is no UTF-8 is replaced, not thrown at.
+    file << to_json(entry, clock, recorder)
+                .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+         << '\n';
+  }
   file.close();
   if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
-    const int error_number = errno;
+    const int error_number = errno != 0 ? errno : EIO;
     std::remove(unfinished.c_str());
     return status_from_errno(error_number, "writing the trace to '" + path + "'");
   }
