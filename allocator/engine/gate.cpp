@@ -38,24 +38,32 @@ struct Gate::ThreadOps {
   }
 };
 
-// Gives the ring back when its thread ends. Kept apart from the state itself so that the hot path
-// reads a plain thread-local pointer, without the guard of a thread-local with a destructor.
-struct Gate::ThreadExit {
-  std::unique_ptr<ThreadOps> ops;
-  ~ThreadExit();
-};
-
 namespace {
 
+// The hot path reads a plain pointer, without the guard of a thread-local with a destructor.
 __attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
 
 }  // namespace
 
-Gate::ThreadExit::~ThreadExit() {
-  if (ops != nullptr && ops->generation == g_generation.load(std::memory_order_relaxed)) {
+// The destructor of the state's thread-specific key. Keys are destroyed after the C++ thread-locals
+// of the thread, which may free tensors, and once more for a state that was made meanwhile.
+void Gate::end_thread(void* state) {
+  const std::unique_ptr<ThreadOps> ops(static_cast<ThreadOps*>(state));
+  t_ops = nullptr;
+  // Another generation: the gate is gone, or this is a forked child, and so is the ring.
+  if (ops->generation == g_generation.load(std::memory_order_acquire)) {
     ops->recorder->release_ring(ops->ring);
   }
-  t_ops = nullptr;
+}
+
+pthread_key_t Gate::thread_key() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made = 0;
+    const int error_number = pthread_key_create(&made, &Gate::end_thread);
+    TENCACHE_CHECK(error_number == 0, "errno %d", error_number);
+    return made;
+  }();
+  return key;
 }
 
 Gate::Gate(Heap& heap, Migrations* migrations, Recorder& recorder, Stats& stats, Config config)
@@ -66,7 +74,12 @@ Gate::Gate(Heap& heap, Migrations* migrations, Recorder& recorder, Stats& stats,
       config_(std::move(config)),
       generation_(g_generation.fetch_add(1) + 1) {}
 
-Gate::~Gate() = default;
+Gate::~Gate() { g_generation.fetch_add(1, std::memory_order_release); }
+
+void Gate::become_passive() {
+  is_passive_.store(true, std::memory_order_relaxed);
+  g_generation.fetch_add(1, std::memory_order_release);
+}
 
 inline Gate::ThreadOps& Gate::thread_ops() {
   auto* ops = static_cast<ThreadOps*>(t_ops);
@@ -77,16 +90,17 @@ inline Gate::ThreadOps& Gate::thread_ops() {
 }
 
 TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
-  static thread_local ThreadExit owner;
-  owner.ops = std::make_unique<ThreadOps>();
-  owner.ops->generation = generation_;
-  owner.ops->frames.reserve(kFramesReserved);
-  owner.ops->pins.reserve(kPinsReserved);
-  owner.ops->inner_pins.reserve(kPinsReserved);
-  owner.ops->recorder = &recorder_;
-  owner.ops->ring = recorder_.acquire_ring();
-  t_ops = owner.ops.get();
-  return *owner.ops;
+  auto ops = std::make_unique<ThreadOps>();
+  ops->generation = generation_;
+  ops->frames.reserve(kFramesReserved);
+  ops->pins.reserve(kPinsReserved);
+  ops->inner_pins.reserve(kPinsReserved);
+  ops->recorder = &recorder_;
+  ops->ring = recorder_.acquire_ring();
+  delete static_cast<ThreadOps*>(t_ops);  // of an earlier gate
+  t_ops = ops.get();
+  pthread_setspecific(thread_key(), t_ops);
+  return *ops.release();
 }
 
 void Gate::open(uint32_t op, std::span<const Access> accesses) {
@@ -187,27 +201,32 @@ void Gate::on_step() {
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
   if (is_passive_.load(std::memory_order_relaxed)) return nullptr;
   auto hold = std::make_unique<Hold>();
+  std::vector<Extent*> missing;
   for (const Access& access : accesses) {
     Extent* extent = heap_.find(access.address);
-    if (extent != nullptr && access.mode != AccessMode::kName) hold->extents.push_back(extent);
+    if (extent == nullptr || access.mode == AccessMode::kName) continue;
+    if (!Extent::usable_in(Extent::state_of(extent->pin()))) missing.push_back(extent);
+    hold->extents.push_back(extent);
   }
   if (and_inner) {
-    const std::vector<Extent*>& inner = thread_ops().inner_pins;
-    hold->extents.insert(hold->extents.end(), inner.begin(), inner.end());
+    for (Extent* extent : thread_ops().inner_pins) {
+      // Pinned ever since it was allocated, so it is usable unless the op has freed it again.
+      if (Extent::usable_in(Extent::state_of(extent->pin()))) {
+        hold->extents.push_back(extent);
+      } else {
+        extent->unpin();
+      }
+    }
   }
-  if (hold->extents.empty()) return nullptr;
-  bool all_usable = true;
-  for (Extent* extent : hold->extents) {
-    all_usable &= Extent::usable_in(Extent::state_of(extent->pin()));
-  }
-  if (!all_usable) migrations_->fetch(hold->extents);
-  return hold.release();
+  if (!missing.empty()) migrations_->fetch(missing);
+  return hold->extents.empty() ? nullptr : hold.release();
 }
 
 void Gate::unhold(Hold* hold) {
   const std::unique_ptr<Hold> owned(hold);
   if (owned == nullptr || is_passive_.load(std::memory_order_relaxed)) return;
-  for (Extent* extent : owned->extents) extent->unpin();
+  const uint64_t now_ticks = ticks();
+  unpin_down_to(owned->extents, 0, now_ticks);
 }
 
 void Gate::keep_resident(std::span<const Access> accesses) {

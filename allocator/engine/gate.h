@@ -14,6 +14,8 @@
 // anywhere. Callbacks given at construction run on the thread that closes an op, with no lock held.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -80,12 +82,13 @@ class Gate {
   std::string current_op() const;
 
   /// In a forked child: every call returns at once.
-  void become_passive() { is_passive_.store(true, std::memory_order_relaxed); }
+  void become_passive();
 
  private:
   struct ThreadOps;
-  struct ThreadExit;
 
+  static pthread_key_t thread_key();
+  static void end_thread(void* state);
   ThreadOps& thread_ops();
   ThreadOps& thread_ops_slow();
   void fetch_slow(ThreadOps& thread, size_t first_pin);
