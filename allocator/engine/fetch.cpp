@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The phases of a fetch (engine/migrations.h tells the protocol and why it is safe).
+#include <algorithm>
 #include <cstring>
 
 #include "backend/write_barrier.h"
@@ -39,6 +40,7 @@ class HashingReader final : public PieceObserver {
 void Migrations::fetch(std::span<Extent* const> extents) {
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<Fetch> fetches = claim_fetches(extents);
+  std::vector<const Extent*> left_cold;
   if (!fetches.empty()) {
     // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
     uint64_t bytes = 0;
@@ -48,11 +50,11 @@ void Migrations::fetch(std::span<Extent* const> extents) {
     add(stats_.late_fetches, fetches.size());
     MigrationPermit permit(gate_);
     // Phase 3: bytes, into pages that nobody sees.
-    make_scratch(fetches);
+    make_scratch(fetches, &left_cold);
     read_slots(fetches);
     verify(fetches);
     // Phase 4: the pages take their place.
-    for (const Fetch& fetch : fetches) merge_and_move(fetch);
+    for (const Fetch& fetch : fetches) merge_and_move(fetch, &left_cold);
   }
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
@@ -62,8 +64,9 @@ void Migrations::fetch(std::span<Extent* const> extents) {
       const ExtentState state = Extent::state_of(word);
       if (Extent::usable_in(state)) break;
       if (state == ExtentState::kCold) {
-        // An eviction that was sealed before our pin went through; or we just left it cold.
-        if (!warned_left_cold_.load(std::memory_order_relaxed)) cold_again.push_back(extent);
+        // An eviction that was sealed before our pin went through, unless we just left it cold.
+        const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+        if (!is_left) cold_again.push_back(extent);
         break;
       }
       TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
@@ -82,7 +85,7 @@ std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const
   return fetches;
 }
 
-void Migrations::make_scratch(std::vector<Fetch>& fetches) {
+void Migrations::make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold) {
   std::vector<Fetch> ready;
   ready.reserve(fetches.size());
   for (Fetch& fetch : fetches) {
@@ -92,6 +95,7 @@ void Migrations::make_scratch(std::vector<Fetch>& fetches) {
       ready.push_back(fetch);
     } else {
       leave_cold(fetch, scratch.status());
+      left_cold->push_back(fetch.extent);
     }
   }
   fetches = std::move(ready);
@@ -137,7 +141,7 @@ void Migrations::verify(std::span<const Fetch> fetches) const {
   }
 }
 
-void Migrations::merge_and_move(const Fetch& fetch) {
+void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
   Extent* extent = fetch.extent;
   extent->begin_merge();
   TouchedPages touched;
@@ -150,6 +154,7 @@ void Migrations::merge_and_move(const Fetch& fetch) {
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
     heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
     leave_cold(fetch, status);
+    left_cold->push_back(extent);
     return;
   }
   add(stats_.fetched_bytes, extent->bytes);

@@ -101,10 +101,10 @@ class Migrations {
     ContentHash hash;  // of what was read
   };
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
-  void make_scratch(std::vector<Fetch>& fetches);
+  void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
   void read_slots(std::vector<Fetch>& fetches);
   void verify(std::span<const Fetch> fetches) const;
-  void merge_and_move(const Fetch& fetch);
+  void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   void leave_cold(const Fetch& fetch, const Status& reason);
 

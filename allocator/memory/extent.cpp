@@ -36,7 +36,8 @@ bool Extent::claim_for_eviction() {
 }
 
 bool Extent::seal() {
-  return transition(bit(ExtentState::kEvicting), ExtentState::kSealing, kPinsMask, 0, 0);
+  return transition(bit(ExtentState::kEvicting), ExtentState::kSealing,
+                    kPinsMask | kFlagKeepResident, 0, 0);
 }
 
 void Extent::unseal() {
@@ -120,7 +121,9 @@ void Extent::release_busy() {
 
 void Extent::become_vacant() {
   TENCACHE_DCHECK(state() == ExtentState::kVacant);
-  word_.store(static_cast<uint64_t>(ExtentState::kVacant), std::memory_order_release);
+  // Pins stay: an extent that could not be fetched may be freed while its op still holds one, and
+  // gives it up in the object's next life.
+  word_.fetch_and(kPinsMask | kStateMask, std::memory_order_release);
 }
 
 void Extent::commit() {
