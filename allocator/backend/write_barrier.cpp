@@ -80,7 +80,10 @@ void handle_fault(int signal_number, siginfo_t* info, void* context) {
                         g_arena_bytes.load(std::memory_order_relaxed);
   if (ours) {
     FaultVerdict verdict = judge(info->si_addr);
-    if (verdict == FaultVerdict::kWait) g_waited.fetch_add(1, std::memory_order_relaxed);
+    if (verdict == FaultVerdict::kWait) {
+      g_waited.fetch_add(1, std::memory_order_relaxed);
+      g_retries.store(0, std::memory_order_relaxed);  // windows come and go: no standstill
+    }
     while (verdict == FaultVerdict::kWait) {
       const struct timespec pause = {0, kWaitNs};
       nanosleep(&pause, nullptr);
@@ -125,8 +128,13 @@ Status WriteBarrier::ensure_installed() {
   }
   if (is_our_action(current)) return Status::ok();
   g_previous.store(new struct sigaction(current), std::memory_order_release);
-  if (sigaction(SIGSEGV, &ours, nullptr) != 0) {
+  struct sigaction replaced = {};
+  if (sigaction(SIGSEGV, &ours, &replaced) != 0) {
     return status_from_errno(errno, "installing the SIGSEGV handler");
+  }
+  // Another thread may have installed one between the two calls.
+  if (replaced.sa_handler != current.sa_handler) {
+    g_previous.store(new struct sigaction(replaced), std::memory_order_release);
   }
   return Status::ok();
 }
