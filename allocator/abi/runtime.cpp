@@ -84,6 +84,9 @@ Status Runtime::start() {
   Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config).value());
   if (!engine.is_ok()) return engine.status();
   start_ns_.store(now_ns());
+  chunk_bytes_.store(static_cast<uint64_t>(static_cast<double>(engine.value()->budget().limit()) *
+                                           options_.chunk_share),
+                     std::memory_order_relaxed);
   engine_.store(std::move(engine).value().release(), std::memory_order_release);
   announce_start(origin);
   return Status::ok();
@@ -103,6 +106,7 @@ Result<EngineConfig> Runtime::engine_config(std::string* origin) const {
   config.arm_at = options_.arm_at;
   config.heap.extent_min_bytes = options_.extent_min_bytes;
   config.heap.strict = options_.strict;
+  config.heap.request_bytes_max = memory.total_bytes + memory.swap_bytes;
   // An extent costs up to three mappings: itself and the reservation on both sides.
   config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
   if (options_.chaos_seed) {
@@ -153,14 +157,6 @@ void Runtime::announce_first_spill() const {
       "longest time go to %s from now on, so steps get slower",
       format_bytes(current->stats().peak_device_bytes.load()).c_str(),
       format_bytes(current->budget().limit()).c_str(), current->disk()->directory().c_str());
-}
-
-uint64_t Runtime::chunk_bytes() const {
-  MutexLock lock(mutex_);
-  const Engine* current = engine();
-  if (current == nullptr) return ~uint64_t{0};
-  return static_cast<uint64_t>(static_cast<double>(engine()->budget().limit()) *
-                               options_.chunk_share);
 }
 
 }  // namespace tencache

@@ -38,7 +38,8 @@ class Runtime {
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
-  uint64_t chunk_bytes() const;
+  /// Asked for every list op, also in forked children: no lock.
+  uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
  private:
   Runtime() = default;
@@ -51,6 +52,7 @@ class Runtime {
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};
+  std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // written before engine_ is set
 
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);

@@ -15,6 +15,11 @@ using Json = nlohmann::ordered_json;
 
 uint64_t read(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
 
+// Paths come from the program: what is no UTF-8 is replaced, not thrown at.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 struct ColdAccesses {
@@ -107,7 +112,7 @@ std::string Runtime::stats_json() const {
                {"extents", read(stats.extents_allocated)},
                {"wall_s", seconds(now_ns() - start_ns_.load())},
                {"versions", {{"tencache", kVersion}}}};
-  return json.dump();
+  return dump(json);
 }
 
 std::string Runtime::doctor_json() const {
@@ -136,7 +141,7 @@ std::string Runtime::doctor_json() const {
     options[std::string(option.name)] = option_text(options_, option.name);
   }
   json["options"] = options;
-  return json.dump();
+  return dump(json);
 }
 
 }  // namespace tencache

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <span>
 #include <string>
@@ -25,6 +26,9 @@ using tencache::Runtime;
 using tencache::Status;
 
 Engine* engine() { return Runtime::instance().engine(); }
+
+// Written once, before the first tencache_start() returns.
+tencache_arena g_arena = {0, 0};
 
 int report(const Status& status, tencache_error* error) {
   if (error != nullptr) {
@@ -82,17 +86,21 @@ int tencache_check_option(const char* name, const char* text, tencache_error* er
   return report(Runtime::check_option(name, text), error);
 }
 
-int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }
+int tencache_start(tencache_error* error) {
+  const Status status = Runtime::instance().start();
+  static std::once_flag arena_is_known;
+  if (status.is_ok()) {
+    std::call_once(arena_is_known, [] {
+      const tencache::AddressArena& arena = engine()->arena();
+      g_arena = {reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()};
+    });
+  }
+  return report(status, error);
+}
 
 int tencache_is_started(void) { return engine() != nullptr ? 1 : 0; }
 
-const tencache_arena* tencache_get_arena(void) {
-  static tencache_arena arena = {0, 0};
-  if (Engine* current = engine(); current != nullptr && arena.bytes == 0) {
-    arena = {reinterpret_cast<uintptr_t>(current->arena().base()), current->arena().bytes()};
-  }
-  return &arena;
-}
+const tencache_arena* tencache_get_arena(void) { return &g_arena; }
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
   const tencache::Result<void*> address = engine()->allocate(bytes);
@@ -103,7 +111,10 @@ void* tencache_allocate(size_t bytes, tencache_error* error) {
 
 void tencache_free(void* address) { engine()->free(address); }
 
-uint32_t tencache_register_op(const char* name) { return engine()->recorder().register_op(name); }
+uint32_t tencache_register_op(const char* name) {
+  // The registry's lock may have been held by another thread when this child was forked.
+  return engine()->is_passive() ? 0 : engine()->recorder().register_op(name);
+}
 
 void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
   engine()->gate().open(op, as_span(accesses, count));

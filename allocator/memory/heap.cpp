@@ -122,6 +122,9 @@ Extent* Heap::pop_cached(uint64_t bytes) {
 }
 
 Result<Allocation> Heap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {
+  // Refused before anything is evicted for it in vain.
+  const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
+  if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_old_cached();
   Status status = reserve(bytes, requested_bytes);
   if (!status.is_ok()) return status;
@@ -233,6 +236,14 @@ Status Heap::out_of_memory(uint64_t requested_bytes, const Status& reason) const
             format_bytes(would_do) + ".";
   }
   return Status(StatusCode::kOutOfMemory, std::move(text));
+}
+
+Status Heap::never_fits(uint64_t requested_bytes, uint64_t bytes_max) const {
+  const std::string op = room_maker_->current_op();
+  return Status(StatusCode::kOutOfMemory,
+                "tencache ran out of memory. Tried to allocate " + format_bytes(requested_bytes) +
+                    (op.empty() ? "" : " in " + op) + " at once, and this machine holds at most " +
+                    format_bytes(bytes_max) + "; make the tensor smaller.");
 }
 
 void Heap::cache(Extent* extent) {

@@ -39,7 +39,8 @@ namespace tencache {
 
 struct HeapConfig {
   uint64_t extent_min_bytes = 1 << 20;
-  uint64_t extent_count_max = 16'000;  // each may cost three of vm.max_map_count mappings
+  uint64_t extent_count_max = 16'000;         // each may cost three of vm.max_map_count mappings
+  uint64_t request_bytes_max = ~uint64_t{0};  // the machine's memory and swap; nothing above works
   bool strict = false;
 };
 
@@ -128,6 +129,7 @@ class Heap {
   Result<Extent*> make_extent(uint64_t requested_bytes, uint64_t bytes);
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
   Status out_of_memory(uint64_t requested_bytes, const Status& reason) const;
+  Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
   void free_cold(Extent* extent);
   void cache(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
