@@ -138,26 +138,17 @@ def format_sources() -> None:
 
 
 def bench() -> None:
-    """Runs every benchmark: the programs of the core, then those in Python."""
+    """Runs every benchmark: each program in benchmarks/ whose text says how it is run."""
     ready(MAIN, BENCHMARK_PACKAGES)
     install_package(MAIN)
-    variables = build_environment()
-    run("Configure the core (release)", ["cmake", "--preset", "release"], environment=variables)
-    run(
-        "Build the core (release)",
-        ["cmake", "--build", "--preset", "release"],
-        environment=variables,
-    )
-    programs = ROOT / "build" / "release" / "benchmarks"
-    for source in sorted((ROOT / "benchmarks").glob("*.cpp")):
-        run(f"Benchmark {source.stem}", [programs / source.stem], live=True)
-    for source in sorted((ROOT / "benchmarks").glob("bench_*.py")):
-        run(
-            f"Benchmark {source.stem}",
-            [MAIN.python, source],
-            environment=clean_variables(),
-            live=True,
-        )
+    for program in sorted((ROOT / "benchmarks").glob("*.py")):
+        if f"python benchmarks/{program.name}" in program.read_text():
+            run(
+                f"Benchmark {program.stem}",
+                [MAIN.python, program],
+                environment=build_environment() | clean_variables(),
+                live=True,
+            )
 
 
 def clean() -> None:

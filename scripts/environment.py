@@ -35,7 +35,7 @@ TEST_PACKAGES = (
     "libgmock-dev",
     "libgtest-dev",
 )
-BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev", "libgmock-dev", "libgtest-dev")
+BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 STILL_RUNNING_S = 20.0
 TAIL_LINES = 60
+# What automake, ctest and the benchmarks here mean by "not on this machine".
+SKIPPED_STATUS = 77
 
-_finished: list[tuple[str, float, bool]] = []
+_finished: list[tuple[str, float, str]] = []
 
 
 class StepFailed(Exception):
@@ -78,7 +80,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     live: bool = False,
 ) -> None:
-    """Runs one step from the root of the repository. Raises StepFailed when its status is not 0."""
+    """Runs one step from the root of the repository. Raises StepFailed when its status is not 0.
+
+    A live step may end with status 77: it told why it cannot run here, and is skipped.
+    """
     say(f"==> {title}")
     begin = time.monotonic()
     words = [str(word) for word in command]
@@ -91,7 +96,11 @@ def run(
     except OSError as error:
         raise StepFailed(f"{title}: {words[0]} cannot be run: {error}") from error
     seconds = time.monotonic() - begin
-    _finished.append((title, seconds, status == 0))
+    skipped = live and status == SKIPPED_STATUS
+    _finished.append((title, seconds, "skipped" if skipped else "FAILED" if status else "ok"))
+    if skipped:
+        say("    skipped")
+        return
     if status != 0:
         raise StepFailed(f"{title}: status {status} from `{' '.join(words)}`")
     say(f"    done in {duration(seconds)}")
@@ -133,6 +142,6 @@ def _run_quiet(title: str, words: list[str], environment: dict[str, str]) -> int
 def summary() -> None:
     """Prints what ran, how long each step took, and which failed."""
     say("")
-    for title, seconds, passed in _finished:
-        say(f"  {'ok    ' if passed else 'FAILED'}  {duration(seconds):>13}  {title}")
-    say(f"  total   {duration(sum(seconds for _, seconds, _ in _finished)):>13}")
+    for title, seconds, outcome in _finished:
+        say(f"  {outcome:7}  {duration(seconds):>13}  {title}")
+    say(f"  total    {duration(sum(seconds for _, seconds, _ in _finished)):>13}")

