@@ -93,6 +93,8 @@ std::string describe() {
     separator = ", ";
   }
   json.push_back(']');
+  append_number("split_calls", split_counts().calls, &json);
+  append_number("split_runs", split_counts().runs, &json);
   append_number("collectives", collective_count(), &json);
   append_number("pending_collectives", pending_collectives(), &json);
   append_number("known_operators", operator_count(), &json);

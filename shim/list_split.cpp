@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
@@ -28,6 +29,10 @@ using Values = c10::ArrayRef<c10::IValue>;
 
 constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
                                                   c10::DispatchKey::BackendSelect);
+
+// Written by the kernels, read by whoever asks; each is exact, together they are not one moment.
+std::atomic<uint64_t> calls_cut{0};
+std::atomic<uint64_t> runs_made{0};
 
 bool is_list_of(const c10::Type& type, c10::TypeKind element) {
   if (type.kind() != c10::TypeKind::ListType) return false;
@@ -291,6 +296,8 @@ class ListSplitKernel final : public c10::OperatorKernel {
                     std::vector<c10::IValue> arguments, uint64_t bytes_max,
                     torch::jit::Stack* results) const {
     const std::vector<size_t> ends = RunFinder(plan_, arguments).find(bytes_max);
+    calls_cut.fetch_add(1, std::memory_order_relaxed);
+    runs_made.fetch_add(ends.size(), std::memory_order_relaxed);
     std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
     size_t begin = 0;
     for (const size_t end : ends) {
@@ -406,6 +413,10 @@ void install_list_split() {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op.has_value() && is_candidate(op->schema())) install_one(*library, *op);
   }
+}
+
+SplitCounts split_counts() {
+  return {calls_cut.load(std::memory_order_relaxed), runs_made.load(std::memory_order_relaxed)};
 }
 
 const std::vector<std::string>& split_operators() { return split_names(); }

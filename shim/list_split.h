@@ -25,6 +25,7 @@
 #include <ATen/core/function_schema.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,13 @@ struct LeftAlone {
   std::string name;
   std::string reason;
 };
+
+/// Calls that were cut so far, and the runs they were cut into.
+struct SplitCounts {
+  uint64_t calls;
+  uint64_t runs;
+};
+SplitCounts split_counts();
 
 /// Names of the operators that are split, and those left alone. Constant after install.
 const std::vector<std::string>& split_operators();

@@ -34,8 +34,8 @@ TENCACHE_API void tencache_torch_open(const char* name, const void* const* addre
 TENCACHE_API void tencache_torch_close(void);
 
 /* What was installed, as JSON: {torch, installed, split: [names], left_alone: [{name, reason}],
- * collectives, pending_collectives, known_operators}. Writes as much as fits, always terminated;
- * returns the size needed, terminator included. */
+ * split_calls, split_runs, collectives, pending_collectives, known_operators}. Writes as much as
+ * fits, always terminated; returns the size needed, terminator included. */
 TENCACHE_API size_t tencache_torch_describe_json(char* buffer, size_t bytes);
 
 #ifdef __cplusplus
