@@ -2,10 +2,10 @@
 """Calls every multi-tensor operator of the dispatcher and writes digests of all that it left.
 
 `python list_operators.py OUT.json [--tencache]`: the operators are found from the schemas and their
-arguments made from them, the same in every process, so two runs can be compared bit for bit. A digest
-covers what an operator returned, what it did to each of its arguments, and gradients where they were
-asked for; an exception counts by its type and text. With --tencache the TENCACHE variables apply, and
-each case also says into how many runs its call was cut.
+arguments made from them, the same in every process, so two runs can be compared bit for bit. A
+digest covers what an operator returned, what it did to each of its arguments, and gradients where
+they were asked for; an exception counts by its type and text. With --tencache the TENCACHE
+variables apply, and each case also says into how many runs its call was cut.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class Maker:
             made[2] = made[2][:0]
         return made
 
-    def argument(self, schema: torch._C.FunctionSchema, argument: torch._C.Argument) -> Any:
+    def argument(self, argument: torch._C.Argument) -> Any:
         name, kind = argument.name, str(argument.type)
         if kind == "List[Tensor]":
-            return self._list(schema, name)
+            return self._list(name)
         if kind == "Tensor" and name == "scalars":
             return torch.linspace(0.5, 1.5, LENGTH, dtype=torch.float32)
         if kind in ("Tensor", "Optional[Tensor]"):
@@ -119,7 +119,7 @@ class Maker:
             return None
         raise NotImplementedError(f"{name} of type {kind}")
 
-    def _list(self, schema: torch._C.FunctionSchema, name: str) -> list[torch.Tensor]:
+    def _list(self, name: str) -> list[torch.Tensor]:
         if name == "out":
             return [torch.empty(0, dtype=self._case.dtype) for _ in range(LENGTH)]
         if name == "state_steps":
@@ -164,7 +164,7 @@ class Digest:
 def call(schema: torch._C.FunctionSchema, case: Case) -> str:
     """Calls the operator once; the digest of everything that can be seen afterwards."""
     maker = Maker(case)
-    arguments = [(each, maker.argument(schema, each)) for each in schema.arguments]
+    arguments = [(each, maker.argument(each)) for each in schema.arguments]
     positional = [value for each, value in arguments if not each.kwarg_only]
     named = {each.name: value for each, value in arguments if each.kwarg_only}
     packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))

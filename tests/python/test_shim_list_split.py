@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-tensor operators: cut into runs, they give the bits of one call.
 
-list_operators.py calls every such operator that the installed torch registers, in a dozen ways each,
-once stock and once per setting here. Blocks of 4 KiB are extents already, so that small lists are cut.
+list_operators.py calls every such operator that the installed torch registers, in a dozen ways
+each, once stock and once per setting here. Blocks of 4 KiB are extents already, so that small lists
+are cut.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ import json, torch, tencache
 tencache.enable(device_memory="24MiB")
 parameters = [torch.full((1 << 20,), float(index)) for index in range(16)]
 norms = torch._foreach_norm(parameters)
-assert norms == [torch.linalg.vector_norm(each) for each in parameters]
+assert list(norms) == [torch.linalg.vector_norm(each) for each in parameters]
 doubled = torch._foreach_mul(parameters, 2.0)
 torch._foreach_add_(parameters, doubled)
 sums = [each[::4096].sum().item() for each in parameters]
