@@ -74,15 +74,14 @@ void DiskTier::freeze_before_fork() {
   if (ranges_.used() == 0) return;
   UniqueFd token = make_token(fork_token_);
   if (!token.is_valid()) {
-    TENCACHE_LOG_WARNING(
-        "cannot watch a forked process (errno %d): %llu bytes of the disk tier are not reused "
-        "until "
-        "this program ends",
-        errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
     if (!fork_epochs_.empty() && fork_epochs_.back().token_fd < 0) {
       fork_epochs_.back().epoch = epoch_++;
       return;
     }
+    TENCACHE_LOG_WARNING(
+        "cannot watch forked processes (errno %d): parts of the disk tier in use at a fork, now "
+        "%llu bytes, are not reused until this program ends",
+        errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
   }
   fork_epochs_.push_back({epoch_++, token.release(), {}});
 }
