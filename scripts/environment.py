@@ -26,14 +26,17 @@ PYTHON_MIN = (3, 10)
 # The names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers carry
 # their version, so that every machine compiles and formats alike.
 BUILD_PACKAGES = ("g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
+# torch.compile, which is tested, calls g++ by that name and includes Python.h.
 TEST_PACKAGES = (
     "binutils",
     "clang-14",
     "clang-format-14",
     "clang-tidy-14",
+    "g++",
     "libbenchmark-dev",
     "libgmock-dev",
     "libgtest-dev",
+    "python3-dev",
 )
 BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
@@ -69,10 +72,11 @@ def install_system_packages(packages: tuple[str, ...]) -> None:
     install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
     prefix: list[str] = []
     if os.geteuid() != 0:
-        if subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode != 0:
+        if not _has_sudo_without_password():
             raise StepFailed(
                 "system packages are missing and this user may not install them. Type\n\n"
-                f"    sudo apt-get update && sudo {' '.join(install)}\n\nand start again."
+                f"    sudo apt-get update && sudo {' '.join(install)}\n\n"
+                "or the same as root, and start again."
             )
         prefix = ["sudo", "-n"]
     apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive"]
@@ -81,6 +85,12 @@ def install_system_packages(packages: tuple[str, ...]) -> None:
         f"Install system packages: {', '.join(missing)}",
         [*apt, install[0], "-o", "DPkg::Lock::Timeout=300", *install[1:]],
     )
+
+
+def _has_sudo_without_password() -> bool:
+    if shutil.which("sudo") is None:
+        return False
+    return subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
 
 
 def _missing_packages(packages: tuple[str, ...]) -> list[str]:
