@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/racy_access.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -92,6 +93,7 @@ Status AddressArena::unprotect(char* address, uint64_t bytes) {
 }
 
 Status AddressArena::map_cold(char* address, uint64_t bytes, int fd, uint64_t offset) {
+  const UnchangedByMapping unchanged;
   void* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset));
   if (mapped == MAP_FAILED) return mapping_error("mapping a slot", address, bytes);
@@ -115,6 +117,7 @@ Result<char*> AddressArena::make_scratch(uint64_t bytes) {
 }
 
 Status AddressArena::move_onto(char* scratch, char* address, uint64_t bytes) {
+  const UnchangedByMapping unchanged;
   void* moved = mremap(scratch, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address);
   if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
   return Status::ok();

@@ -7,33 +7,12 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/racy_access.h"
+#include "engine/eviction_writer.h"
 #include "engine/migration_permit.h"
 #include "engine/migrations.h"
 
 namespace tencache {
-namespace {
-
-/// Hashes what is about to be written, piece by piece, while earlier pieces are in flight.
-class HashingWriter final : public PieceObserver {
- public:
-  explicit HashingWriter(std::span<const IoSegment> segments)
-      : segments_(segments), hashers_(segments.size()) {}
-
-  bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
-    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
-    return true;
-  }
-  void after_complete(size_t, uint64_t, size_t) override {}
-
-  ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }
-
- private:
-  std::span<const IoSegment> segments_;
-  std::vector<ContentHasher> hashers_;
-};
-
-}  // namespace
-
 EvictionResult Migrations::evict(std::span<Extent* const> extents) {
   MigrationPermit permit(gate_);
   EvictionResult result;
@@ -104,25 +83,29 @@ Status Migrations::ensure_slot(Extent* extent) {
 
 void Migrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
   if (evictions.empty()) return;
-  std::vector<IoSegment> segments;
-  segments.reserve(evictions.size());
-  for (const Eviction& eviction : evictions) {
-    const Extent* extent = eviction.extent;
-    segments.push_back({extent->address, extent->slot.offset, extent->bytes});
-  }
-  HashingWriter writer(segments);
-  const TransferResult transfer = disk_.write(segments, &writer);
+  const Status status = write_batch(evictions);
+  if (status.is_ok()) return;
+  for (const Eviction& eviction : evictions) abandon(eviction);
+  count_failure(status, evictions.size(), result);
+  evictions.clear();
+}
+
+Status Migrations::write_batch(std::span<const Eviction> evictions) {
+  Result<std::unique_ptr<BounceRing>> ring = bounce_rings_.borrow();
+  if (!ring.is_ok()) return ring.status();
+  std::vector<const Extent*> extents;
+  extents.reserve(evictions.size());
+  for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
+  EvictionWriter writer(extents, *ring.value());
+  const TransferResult transfer = disk_.write(writer.segments(), &writer);
+  bounce_rings_.give_back(std::move(ring).value());
   add(stats_.disk_written_bytes, transfer.bytes);
-  if (!transfer.status.is_ok()) {
-    for (const Eviction& eviction : evictions) abandon(eviction);
-    count_failure(transfer.status, evictions.size(), result);
-    evictions.clear();
-    return;
-  }
+  if (!transfer.status.is_ok()) return transfer.status;
   for (size_t index = 0; index < evictions.size(); ++index) {
     evictions[index].extent->slot_hash = writer.hash(index);
     evictions[index].extent->slot_is_written = true;
   }
+  return Status::ok();
 }
 
 void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
@@ -189,6 +172,7 @@ bool Migrations::hash_sealed(const Extent* extent, ContentHash* hash) {
   ContentHasher hasher;
   for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
     if (Extent::pins_of(extent->load()) > 0) return false;
+    const RacyReads racy;  // of writes that a signal handler repeats after the window
     hasher.append(extent->address + offset,
                   std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
   }

@@ -7,6 +7,7 @@
 #include "backend/write_barrier.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/racy_access.h"
 #include "engine/migration_permit.h"
 #include "engine/migrations.h"
 
@@ -173,6 +174,7 @@ Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched
   TENCACHE_RETURN_IF_ERROR(page_map_.scan(extent->address, extent->bytes, touched));
   for (const uint32_t page : touched->written) {
     const uint64_t offset = uint64_t{page} * kPageBytes;
+    const RacyReads racy;  // whoever wrote them did so without a gate
     memcpy(fetch.scratch + offset, extent->address + offset, kPageBytes);
   }
   return Status::ok();

@@ -6,8 +6,8 @@
 //
 // An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins),
-//   2. writes its bytes into a slot and hashes what it wrote; not when a slot is presumed to hold
-//      them already,
+//   2. writes its bytes into a slot and hashes what it wrote (engine/eviction_writer.h); not when a
+//      slot is presumed to hold them already,
 //   3. seals E (write-protected, pins wait), hashes again and compares: the proof that the slot
 //   holds
 //      these very bytes, whoever may have written meanwhile,
@@ -32,6 +32,7 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
+#include "engine/eviction_writer.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
 
@@ -86,6 +87,7 @@ class Migrations {
   void take_slots(std::vector<Eviction>& evictions, EvictionResult* result);
   Status ensure_slot(Extent* extent);
   void write_slots(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status write_batch(std::span<const Eviction> evictions);
   void seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
                     std::vector<Eviction>* differing);
   enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
@@ -113,6 +115,7 @@ class Migrations {
   const PageMap& page_map_;
   Stats& stats_;
   MigrationGate gate_;
+  BounceRings bounce_rings_;
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };

@@ -21,6 +21,10 @@ namespace tencache {
 /// Largest request that is handed to the kernel; 1 MiB with 4-16 in flight saturates an NVMe.
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
+/// No piece is submitted before all but this many of the pieces ahead of it have been reported
+/// complete, so a ring of this many buffers is enough for whoever fills them in before_submit().
+inline constexpr size_t kWindowPiecesMax = 32;
+
 /// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
 inline constexpr size_t kIoAlignment = 4096;
 

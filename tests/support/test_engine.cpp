@@ -1,30 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TestEngine and what ThreadSanitizer has to be told.
+// How TestEngine is made and how its books are checked.
 #include "support/test_engine.h"
 
 #include <cstring>
 #include <thread>
 
 #include "base/check.h"
-
-// The engine reads memory that the program may be writing at the same moment, on purpose: an
-// eviction hashes and writes an extent that is still in use and finds out by a second hash, made
-// while the memory is write-protected, whether the bytes held still; a merge copies pages that were
-// written behind the gate's back. Such a program synchronises with nobody, so ThreadSanitizer sees
-// races. Only these reads are suppressed, and the mappings that replace memory (the sanitizer takes
-// mmap for a write). Everything else of the engine is checked.
-extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:tencache::ContentHasher::append\n"
-         "race:tencache::Migrations::hash_sealed\n"
-         "race:tencache::Migrations::merge_written_pages\n"
-         "race:HashingWriter\n"
-         "race:ThreadChannel::run_thread\n"
-         "race:tencache::AddressArena::map_cold\n"
-         "race:tencache::AddressArena::decommit\n"
-         "race:tencache::AddressArena::move_onto\n";
-}
 
 namespace tencache {
 

@@ -4,8 +4,7 @@
 // the few things that tests do with one: name extents, evict and fetch one of them, look at its
 // state. The arena is small enough for sanitizers, extents begin at one page, and the budget is so
 // large that the migrator stays asleep unless a test lowers it. GateScope opens and closes the gate
-// as an op would. Also brings the suppressions that ThreadSanitizer needs (test_engine.cpp says
-// why). Threads: as Engine; make and destroy it on one thread.
+// as an op would. Threads: as Engine; make and destroy it on one thread.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +62,6 @@ class TestEngine {
   bool is_cold(const void* address) const { return state(address) == ExtentState::kCold; }
   bool is_resident(const void* address) const { return state(address) == ExtentState::kResident; }
 
-  /// Counters by their short way.
   uint64_t read(const Counter& counter) const { return counter.load(); }
   Stats& stats() { return engine_->stats(); }
 
