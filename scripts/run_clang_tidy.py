@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over the sources of a compile database, one process for each core.
 
-A file that was found clean is skipped until it, a header of the project, .clang-tidy or its compile
-command changes; the memory is a file beside the database.
+A file that was found clean is skipped until it, a header of the project that it includes, .clang-tidy
+or its compile command changes; the memory is a file beside the database.
 
 Usage: run_clang_tidy.py <build folder> <folder of sources>...
 """
@@ -14,12 +14,14 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+INCLUDE_ROOTS = (ROOT / "allocator", ROOT / "tests")
 MEMORY_NAME = "clang-tidy-clean.json"
 
 
@@ -33,21 +35,28 @@ def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[s
     return [chosen[file] for file in sorted(chosen)]
 
 
-def fingerprint(entry: dict[str, str], shared: str) -> str:
-    """Changes when what clang-tidy sees of this file may have changed."""
-    digest = hashlib.sha256(shared.encode())
+def fingerprint(entry: dict[str, str], configuration: bytes) -> str:
+    """Changes when what clang-tidy sees of this file may have changed, system headers apart."""
+    digest = hashlib.sha256(configuration)
     digest.update(json.dumps(entry, sort_keys=True).encode())
-    digest.update((Path(entry["directory"]) / entry["file"]).read_bytes())
+    for path in project_files_of(Path(entry["directory"]) / entry["file"]):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def shared_fingerprint(root: Path) -> str:
-    """Of what every file may depend on: the configuration and the project's headers."""
-    digest = hashlib.sha256((root / ".clang-tidy").read_bytes())
-    for folder in ("allocator", "shim", "tests"):
-        for header in sorted((root / folder).rglob("*.h")):
-            digest.update(header.read_bytes())
-    return digest.hexdigest()
+def project_files_of(source: Path) -> list[Path]:
+    """The file and what it includes in quotes, directly or not: from its folder or a root."""
+    found = {source.resolve()}
+    pending = list(found)
+    while pending:
+        file = pending.pop()
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(), re.MULTILINE):
+            for folder in (file.parent, *INCLUDE_ROOTS):
+                included = (folder / name).resolve()
+                if included.is_file() and included not in found:
+                    found.add(included)
+                    pending.append(included)
+    return sorted(found)
 
 
 def check(clang_tidy: str, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
@@ -76,8 +85,8 @@ def main(build: Path, folders: list[Path]) -> int:
         sys.exit(f"{database_path} names no source in {', '.join(map(str, folders))}")
     memory_path = build / MEMORY_NAME
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
-    shared = shared_fingerprint(ROOT)
-    marks = {entry["file"]: fingerprint(entry, shared) for entry in entries}
+    configuration = (ROOT / ".clang-tidy").read_bytes()
+    marks = {entry["file"]: fingerprint(entry, configuration) for entry in entries}
     pending = [entry for entry in entries if marks[entry["file"]] not in clean]
     print(f"{len(entries)} files, {len(entries) - len(pending)} of them unchanged", flush=True)
 

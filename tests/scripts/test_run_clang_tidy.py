@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import run_clang_tidy
 
 
@@ -21,23 +23,28 @@ def test_files_below_the_folders_are_taken_once(tmp_path: Path) -> None:
     assert run_clang_tidy.selected(database, [tmp_path / "core"]) == [inside]
 
 
-def test_a_change_anywhere_it_looks_makes_a_file_due(tmp_path: Path) -> None:
-    (tmp_path / ".clang-tidy").write_text("Checks: '*'")
-    one = entry(tmp_path, "allocator/base/a.cpp")
-    header = tmp_path / "allocator/base/a.h"
-    header.write_text("int a;")
+def test_what_a_file_includes_makes_it_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_clang_tidy, "INCLUDE_ROOTS", (tmp_path / "core",))
+    one = entry(tmp_path, "core/base/a.cpp")
+    source, header, inner, other = (
+        tmp_path / "core" / name for name in ("base/a.cpp", "base/a.h", "tier/b.h", "base/c.h")
+    )
+    inner.parent.mkdir()
+    source.write_text('#include "a.h"\n#include <vector>\n')
+    header.write_text('  #  include "tier/b.h"\n')
+    inner.write_text('#include "base/a.h"\n')  # a circle ends
+    other.write_text("int c;\n")
 
     def mark() -> str:
-        return run_clang_tidy.fingerprint(one, run_clang_tidy.shared_fingerprint(tmp_path))
+        return run_clang_tidy.fingerprint(one, b"Checks: '*'")
 
-    marks = [mark(), mark()]
-    assert marks[0] == marks[1]
-    (tmp_path / "allocator/base/a.cpp").write_text("int y;\n")
-    marks.append(mark())
-    header.write_text("int b;")
-    marks.append(mark())
-    (tmp_path / ".clang-tidy").write_text("Checks: '-*'")
-    marks.append(mark())
+    before = mark()
+    other.write_text("int d;\n")
+    assert mark() == before
+    for changed in (source, header, inner):
+        changed.write_text(changed.read_text() + "int d;\n")
+        assert mark() != before
+        before = mark()
     one["command"] = "clang++"
-    marks.append(mark())
-    assert len(set(marks)) == 5
+    assert mark() != before
+    assert run_clang_tidy.fingerprint(one, b"") != mark()
