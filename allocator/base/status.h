@@ -40,6 +40,10 @@ class [[nodiscard]] Status {
   bool is_ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
+  /// The message without its final period, to stand inside a sentence.
+  std::string clause() const {
+    return message_.substr(0, message_.size() - (message_.ends_with('.') ? 1 : 0));
+  }
 
  private:
   StatusCode code_ = StatusCode::kOk;

@@ -123,7 +123,7 @@ void Migrations::read_slots(std::vector<Fetch>& fetches) {
           "tensors cannot be read back from the spill file in %s: %s. The program is stopped so "
           "that it does not go on with wrong numbers; check the disk or choose another one with "
           "--spill-dir",
-          disk_.directory().c_str(), transfer.status.message().c_str());
+          disk_.directory().c_str(), transfer.status.clause().c_str());
     }
   }
 }
@@ -183,7 +183,7 @@ Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched
 void Migrations::leave_cold(const Fetch& fetch, const Status& reason) {
   if (!warned_left_cold_.exchange(true)) {
     TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
-                         reason.message().c_str());
+                         reason.clause().c_str());
   }
   heap_.budget().release(fetch.extent->bytes);
   fetch.extent->abandon_fetch();

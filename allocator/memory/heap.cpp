@@ -134,7 +134,7 @@ Result<Allocation> Heap::allocate_extent_slow(uint64_t requested_bytes, uint64_t
     budget_.release(bytes);
     if (!warned_extent_count_.exchange(true)) {
       TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
-                           made.status().message().c_str());
+                           made.status().clause().c_str());
     }
     return allocate_small(requested_bytes);
   }
@@ -231,7 +231,7 @@ Status Heap::out_of_memory(uint64_t requested_bytes, const Status& reason) const
     text += "Strict mode does not spill; the smallest budget that would do here is " +
             format_bytes(would_do) + ": raise --device-memory or leave out --strict.";
   } else {
-    text += "Nothing can be spilled: " + reason.message() +
+    text += "Nothing can be spilled: " + reason.clause() +
             ". The smallest budget that would do here without spilling more is " +
             format_bytes(would_do) + ".";
   }
