@@ -77,6 +77,38 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
+# Armed from the start and roomy: tensors go cold when the program says so, not by themselves.
+COLD_VARIABLES = {
+    "TENCACHE": "1",
+    "TENCACHE_DEVICE_MEMORY": "256MiB",
+    "TENCACHE_EXTENT_MIN": "64KiB",
+    "TENCACHE_ARM_AT": "0.0001",
+    "TENCACHE_QUIET": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+COLD_PRELUDE = """
+    import io, os, sys
+    import numpy as np
+    from cold import chill, counted, is_cold, make, same, unannounced
+    import tencache, torch
+"""
+
+
+@pytest.fixture
+def run_cold(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
+    """`run_cold(*code, VARIABLE=...)`: runs code under tencache with the helpers of cold.py."""
+
+    def run(*code: str, **variables: str) -> Finished:
+        tests = str(Path(__file__).resolve().parent)
+        path = os.pathsep.join(p for p in (tests, os.environ.get("PYTHONPATH")) if p)
+        return run_python(
+            COLD_PRELUDE, *code, env={**COLD_VARIABLES, "PYTHONPATH": path, **variables}
+        )
+
+    return run
+
+
 @pytest.fixture
 def run_tencache(tmp_path: Path) -> Callable[..., Finished]:
     """`run_tencache("doctor", "--json", env={...})`: runs the command, in an empty directory."""
