@@ -42,11 +42,15 @@ def format_seconds(seconds: float) -> str:
 
 def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
     """The file of this rank: run.json becomes run.rank1.json where there is more than one rank."""
+    rank = rank_of(environment)
+    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """This process's rank as launchers (torchrun) tell it; None where there is only one."""
     rank = environment.get("RANK", "")
     world = environment.get("WORLD_SIZE", "")
-    if rank.isdigit() and world.isdigit() and int(world) > 1:
-        return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-    return path
+    return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -95,8 +99,10 @@ def finish(
         _write(trace_path, "trace", write_trace)
     if quiet:
         return
+    rank = rank_of(os.environ)
+    prefix = "" if rank is None else f"rank {rank}: "
     for line in summary_lines(stats):
-        _say(line)
+        _say(prefix + line)
 
 
 def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:

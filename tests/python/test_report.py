@@ -133,6 +133,16 @@ def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, caps
     assert str(tmp_path / "gone" / "run.json") in error
 
 
+def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    paths = {"stats_path": None, "trace_path": tmp_path / "run.trace"}
+    _report.finish(STATS, **paths, write_trace=Path.touch, quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"tencache: rank 3: {line}" for line in _report.summary_lines(STATS)]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.rank3.trace"]
+
+
 def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):
     _report.finish(
         STATS,
