@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over the sources of a compile database, one process for each core.
 
-A file that was found clean is skipped until it, a header of the project that it includes, .clang-tidy
-or its compile command changes; the memory is a file beside the database.
+A file that was found clean is skipped until it, a header of the project that it includes, its
+compile command or .clang-tidy changes; the memory is a file beside the database.
 
 Usage: run_clang_tidy.py <build folder> <folder of sources>...
 """
