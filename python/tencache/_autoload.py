@@ -2,8 +2,9 @@
 """The entry point of group `torch.backends`: what `import torch` calls when tencache is installed.
 
 It does nothing unless the variable TENCACHE asks for tencache: a program that does not want it pays
-for the import of this small package, and no library is loaded. It runs at the end of torch/__init__.py, before some
-of torch's own modules exist: it imports no submodule of torch and touches no device.
+for the import of this small package, and no library is loaded. It runs at the end of
+torch/__init__.py, before some of torch's own modules exist: it imports no submodule of torch and
+touches no device.
 
 It never raises an Exception, which torch would turn into a failed import that blames a backend
 extension. Where a program asked for tencache and it cannot start (a value that cannot be used, a
