@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over gloo, two processes, with everything unpinned evicted at each op's end.
 
-The threads of the process group work on tensors while this thread runs other operators. Results must
-be stock's to the last bit, and no cold memory may have been touched: a missing hold shows in the
-counters of unannounced accesses, because the cold mapping itself gives right bytes to whoever asks.
+The threads of the process group work on tensors while this thread runs other operators. Results
+must be stock's to the last bit, and no cold memory may have been touched: a missing hold shows in
+the counters of unannounced accesses, because the cold mapping gives right bytes to whoever asks.
 """
 
 from __future__ import annotations
