@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The state machine of an extent: which transition is allowed where, what happens to pins and
+// flags, and that a pin and an eviction never both win.
+#include "memory/extent.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tencache {
+namespace {
+
+using enum ExtentState;
+
+/// Brings a fresh extent into a state by the methods that lead there.
+void lead_to(Extent& extent, ExtentState state) {
+  if (state == kVacant) return;
+  extent.commit();
+  extent.set_flags(kFlagSeen);
+  if (state == kCached) {
+    ASSERT_TRUE(extent.retire());
+  }
+  if (state == kResident || state == kCached) return;
+  ASSERT_TRUE(extent.claim_for_eviction());
+  if (state == kEvicting) return;
+  ASSERT_TRUE(extent.seal());
+  if (state == kSealing) return;
+  extent.become_cold();
+  if (state == kCold) return;
+  ASSERT_TRUE(extent.claim_for_fetch());
+  if (state == kFetching) return;
+  extent.begin_merge();
+}
+
+const ExtentState kAllStates[] = {kVacant,  kCached, kResident, kEvicting,
+                                  kSealing, kCold,   kFetching, kMerging};
+
+// Transitions that may be refused: where each is taken, and where it leads.
+TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
+  struct Claim {
+    const char* name;
+    std::function<bool(Extent&)> take;
+    std::map<ExtentState, ExtentState> leads;
+  };
+  const Claim claims[] = {
+      {"claim_for_eviction", &Extent::claim_for_eviction, {{kResident, kEvicting}}},
+      {"seal", &Extent::seal, {{kEvicting, kSealing}}},
+      {"claim_for_fetch", &Extent::claim_for_fetch, {{kCold, kFetching}}},
+      {"retire", &Extent::retire, {{kResident, kCached}, {kEvicting, kCached}}},
+      {"claim_for_free", &Extent::claim_for_free, {{kCold, kVacant}}},
+      {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
+      {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
+  };
+  for (const Claim& claim : claims) {
+    for (const ExtentState state : kAllStates) {
+      Extent extent;
+      lead_to(extent, state);
+      const uint64_t before = extent.load();
+      const auto lead = claim.leads.find(state);
+      const bool expected = lead != claim.leads.end();
+      EXPECT_EQ(claim.take(extent), expected) << claim.name << " in " << static_cast<int>(state);
+      if (expected) {
+        EXPECT_EQ(extent.state(), lead->second) << claim.name;
+      } else {
+        EXPECT_EQ(extent.load(), before) << claim.name << " in " << static_cast<int>(state);
+      }
+    }
+  }
+}
+
+TEST(ExtentTest, UsableStatesAreThoseWithWritableAnonymousPages) {
+  for (const ExtentState state : kAllStates) {
+    EXPECT_EQ(Extent::usable_in(state), state == kResident || state == kEvicting);
+  }
+}
+
+TEST(ExtentDeathTest, ForcedTransitionsCheckTheirState) {
+  const std::function<void(Extent&)> forced[] = {
+      &Extent::unseal,          &Extent::become_cold,   &Extent::begin_merge,
+      &Extent::become_resident, &Extent::abandon_fetch, &Extent::revive,
+  };
+  for (const auto& transition : forced) {
+    EXPECT_DEATH(
+        {
+          Extent extent;
+          extent.commit();
+          transition(extent);
+        },
+        "check failed.*state 2");
+  }
+  Extent committed;
+  committed.commit();
+  EXPECT_DEATH(committed.commit(), "check failed.*state 2");
+}
+
+TEST(ExtentTest, OnlySeenUnpinnedExtentsAreEvicted) {
+  Extent extent;
+  extent.commit();
+  EXPECT_FALSE(extent.may_be_evicted());
+  EXPECT_FALSE(extent.claim_for_eviction()) << "not seen";
+  extent.set_flags(kFlagSeen);
+  EXPECT_TRUE(extent.may_be_evicted());
+  extent.pin();
+  EXPECT_FALSE(extent.may_be_evicted());
+  EXPECT_FALSE(extent.claim_for_eviction()) << "pinned";
+  extent.unpin();
+  extent.set_flags(kFlagKeepResident);
+  EXPECT_FALSE(extent.may_be_evicted());
+  EXPECT_FALSE(extent.claim_for_eviction()) << "kept resident";
+}
+
+TEST(ExtentTest, SealRefusesPinsAndKeptExtents) {
+  Extent pinned;
+  lead_to(pinned, kEvicting);
+  EXPECT_TRUE(Extent::usable_in(Extent::state_of(pinned.pin())));
+  EXPECT_FALSE(pinned.seal());
+  pinned.unpin();
+  EXPECT_TRUE(pinned.seal());
+  Extent kept;
+  lead_to(kept, kEvicting);
+  kept.set_flags(kFlagKeepResident);
+  EXPECT_FALSE(kept.seal());
+}
+
+TEST(ExtentTest, AbandonedEvictionsLeaveItResidentOrCached) {
+  for (const ExtentState state : {kEvicting, kSealing}) {
+    Extent extent;
+    lead_to(extent, state);
+    extent.abandon_eviction();
+    EXPECT_EQ(extent.state(), kResident);
+    EXPECT_FALSE(extent.has(kFlagBusy));
+    EXPECT_TRUE(extent.may_be_evicted());
+  }
+  Extent freed;
+  lead_to(freed, kEvicting);
+  ASSERT_TRUE(freed.retire());
+  EXPECT_TRUE(freed.has(kFlagBusy));
+  EXPECT_FALSE(freed.claim_for_trim()) << "its writer still reads it";
+  freed.abandon_eviction();
+  EXPECT_EQ(freed.state(), kCached);
+  EXPECT_TRUE(freed.claim_for_trim());
+}
+
+TEST(ExtentTest, AbandonedFetchesLeaveItCold) {
+  for (const ExtentState state : {kFetching, kMerging}) {
+    Extent extent;
+    lead_to(extent, state);
+    extent.abandon_fetch();
+    EXPECT_EQ(extent.state(), kCold);
+    EXPECT_TRUE(extent.claim_for_fetch());
+  }
+}
+
+TEST(ExtentTest, FlagsEndWithTheLifeAndDirtyWithTheEviction) {
+  Extent extent;
+  extent.commit();
+  extent.set_flags(kUseFlags & ~kFlagKeepResident);
+  ASSERT_TRUE(extent.claim_for_eviction());
+  ASSERT_TRUE(extent.seal());
+  extent.become_cold();
+  EXPECT_FALSE(extent.has(kFlagDirty));
+  EXPECT_TRUE(extent.has(kFlagSeen));
+  ASSERT_TRUE(extent.claim_for_fetch());
+  extent.begin_merge();
+  extent.become_resident();
+  extent.set_flags(kUseFlags);
+  ASSERT_TRUE(extent.retire());
+  extent.revive();
+  EXPECT_EQ(extent.load() & kUseFlags, 0u);
+}
+
+TEST(ExtentTest, PresumedCleanNeedsAWrittenSlotAndNoWriteSince) {
+  Extent extent;
+  extent.commit();
+  EXPECT_FALSE(extent.is_presumed_clean());
+  extent.slot_is_written = true;
+  EXPECT_TRUE(extent.is_presumed_clean());
+  extent.set_flags(kFlagDirty);
+  EXPECT_FALSE(extent.is_presumed_clean());
+  extent.clear_dirty();
+  EXPECT_TRUE(extent.is_presumed_clean());
+}
+
+TEST(ExtentTest, PinsOutliveTheExtentsLife) {
+  Extent extent;
+  lead_to(extent, kCold);
+  extent.pin();
+  ASSERT_TRUE(extent.claim_for_free());
+  extent.become_vacant();
+  EXPECT_EQ(Extent::pins_of(extent.load()), 1u);
+  extent.commit();
+  extent.set_flags(kFlagSeen);
+  EXPECT_FALSE(extent.claim_for_eviction());
+  extent.unpin();
+  EXPECT_EQ(Extent::pins_of(extent.load()), 0u);
+  EXPECT_TRUE(extent.claim_for_eviction());
+}
+
+TEST(ExtentTest, TrimRefusesPinned) {
+  Extent extent;
+  lead_to(extent, kCached);
+  extent.pin();
+  EXPECT_FALSE(extent.claim_for_trim());
+  extent.unpin();
+  EXPECT_TRUE(extent.claim_for_trim());
+  EXPECT_TRUE(extent.has(kFlagBusy));
+  extent.become_vacant();
+  EXPECT_EQ(extent.load(), 0u);
+}
+
+TEST(ExtentTest, WaiterWakesAtEachEndOfAWindow) {
+  const std::pair<ExtentState, void (Extent::*)()> ends[] = {
+      {kSealing, &Extent::become_cold},      {kSealing, &Extent::unseal},
+      {kSealing, &Extent::abandon_eviction}, {kMerging, &Extent::become_resident},
+      {kMerging, &Extent::abandon_fetch},
+  };
+  for (const auto& [state, end] : ends) {
+    Extent extent;
+    lead_to(extent, state);
+    const uint64_t seen = extent.load();
+    std::jthread waiter([&] { extent.wait_while(seen); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    (extent.*end)();
+    waiter.join();  // hangs when nobody woke it
+    EXPECT_NE(extent.load(), seen);
+  }
+}
+
+// Invariant 2 under threads: as long as a pin holds that found the extent usable, it does not go
+// cold.
+TEST(ExtentTest, PinAndEvictionNeverBothWin) {
+  constexpr int kPinners = 3;
+  constexpr int kRounds = 20000;
+  Extent extent;
+  extent.commit();
+  extent.set_flags(kFlagSeen);
+  std::atomic<int> wrong{0};
+  std::atomic<bool> is_over{false};
+  std::vector<std::jthread> pinners;
+  for (int index = 0; index < kPinners; ++index) {
+    pinners.emplace_back([&] {
+      while (!is_over.load()) {
+        const uint64_t word = extent.pin();
+        if (Extent::usable_in(Extent::state_of(word))) {
+          for (int look = 0; look < 5; ++look) {
+            if (!Extent::usable_in(extent.state())) wrong.fetch_add(1);
+          }
+        }
+        extent.unpin();
+        std::this_thread::yield();
+      }
+    });
+  }
+  int cold = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    if (!extent.claim_for_eviction()) continue;
+    if (!extent.seal()) {
+      extent.abandon_eviction();
+      continue;
+    }
+    extent.become_cold();
+    ++cold;
+    ASSERT_TRUE(extent.claim_for_fetch());
+    extent.begin_merge();
+    extent.become_resident();
+  }
+  is_over.store(true);
+  pinners.clear();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_GT(cold, 0);
+  EXPECT_EQ(Extent::pins_of(extent.load()), 0u);
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the machine tells, against the kernel's own numbers, and the default budget for machines and
+// containers of other sizes.
+#include "backend/machine.h"
+
+#include <gtest/gtest.h>
+#include <sys/sysinfo.h>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+TEST(MachineTest, AgreesWithTheKernel) {
+  struct sysinfo info = {};
+  ASSERT_EQ(sysinfo(&info), 0);
+  const MachineMemory memory = probe_memory();
+  EXPECT_EQ(memory.total_bytes, uint64_t{info.totalram} * info.mem_unit);
+  EXPECT_EQ(memory.swap_bytes, uint64_t{info.totalswap} * info.mem_unit);
+  EXPECT_GT(memory.available_bytes, 0u);
+  EXPECT_LE(memory.available_bytes, memory.total_bytes);
+  EXPECT_GE(memory.map_count_max, 1024u);
+  const std::string& pages = memory.huge_pages;
+  EXPECT_TRUE(pages == "always" || pages == "madvise" || pages == "never" || pages == "absent")
+      << pages;
+  EXPECT_LT(memory.cgroup_limit_bytes.value_or(0), memory.total_bytes);
+}
+
+MachineMemory machine(uint64_t available_bytes) {
+  MachineMemory memory;
+  memory.total_bytes = 64 * kGiB;
+  memory.available_bytes = available_bytes;
+  return memory;
+}
+
+TEST(DefaultBudgetTest, LeavesATenthOfWhatIsAvailable) {
+  const DefaultBudget budget = default_device_budget(machine(40 * kGiB));
+  EXPECT_EQ(budget.bytes, 36 * kGiB);
+  EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 4.00 GiB");
+}
+
+TEST(DefaultBudgetTest, LeavesHalfAGibibyteOnSmallMachines) {
+  EXPECT_EQ(default_device_budget(machine(3 * kGiB)).bytes, 3 * kGiB - 512 * kMiB);
+  EXPECT_EQ(default_device_budget(machine(kGiB)).bytes, 768 * kMiB) << "a quarter at most";
+}
+
+TEST(DefaultBudgetTest, ObeysTheCgroup) {
+  MachineMemory memory = machine(40 * kGiB);
+  memory.cgroup_limit_bytes = 8 * kGiB;
+  memory.cgroup_used_bytes = 2 * kGiB;
+  const DefaultBudget budget = default_device_budget(memory);
+  EXPECT_EQ(budget.bytes, round_up(6 * kGiB - 6 * kGiB / 10, kMiB));
+  EXPECT_NE(budget.reason.find("6.00 GiB left under the cgroup limit of 8.00 GiB"),
+            std::string::npos)
+      << budget.reason;
+}
+
+TEST(DefaultBudgetTest, IgnoresACgroupThatLeavesMoreThanTheMachine) {
+  MachineMemory memory = machine(4 * kGiB);
+  memory.cgroup_limit_bytes = 32 * kGiB;
+  EXPECT_EQ(default_device_budget(memory).bytes, default_device_budget(machine(4 * kGiB)).bytes);
+}
+
+TEST(DefaultBudgetTest, IsNeverBelowItsLeast) {
+  MachineMemory memory = machine(40 * kGiB);
+  memory.cgroup_limit_bytes = kGiB;
+  memory.cgroup_used_bytes = 2 * kGiB;  // above its limit: being reclaimed
+  EXPECT_EQ(default_device_budget(memory).bytes, 256 * kMiB);
+  EXPECT_EQ(default_device_budget(machine(0)).bytes, 256 * kMiB);
+}
+
+}  // namespace
+}  // namespace tencache
