@@ -228,10 +228,16 @@ class Shim:
     def open(self, name: bytes, addresses: Sequence[int]) -> None:
         """Passes the gate on this thread: what holds the addresses is resident until `close`."""
         count = len(addresses)
-        self._open(name, (ctypes.c_void_p * count)(*addresses), count)
+        self._open(name, _address_array(count)(*addresses), count)
 
     def close(self) -> None:
         self._close()
+
+
+@functools.cache
+def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
+    """The ctypes array of so many addresses; cached, since making it costs more than using it."""
+    return ctypes.c_void_p * count
 
 
 def _read_text(function: Callable[..., Any]) -> str:

@@ -44,7 +44,7 @@ class FakeTensor:
 
 def test_kernel_runs_between_open_and_close_of_its_tensors():
     gate = FakeGate()
-    kernel = _inductor.GatedKernel(lambda *arguments: gate.calls.append(arguments), gate, gate)
+    kernel = _inductor.KernelGate(lambda *arguments: gate.calls.append(arguments), gate, gate).run
     a, b = FakeTensor(100), FakeTensor(200)
     kernel(a, 3, b, 4.0)
     assert gate.calls == [(b"inductor::cpp_kernel", [100, 200]), (a, 3, b, 4.0), "close"]
@@ -57,14 +57,14 @@ def test_gate_is_closed_when_the_kernel_raises():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        _inductor.GatedKernel(fail, gate, gate)(FakeTensor(1))
+        _inductor.KernelGate(fail, gate, gate).run(FakeTensor(1))
     assert gate.calls == [(b"inductor::cpp_kernel", [1]), "close"]
 
 
 def test_kernel_passes_by_until_armed_and_then_asks_no_more():
     gate = FakeGate()
     gate.armed = False
-    kernel = _inductor.GatedKernel(lambda _: 7, gate, gate)
+    kernel = _inductor.KernelGate(lambda _: 7, gate, gate).run
     assert kernel(FakeTensor(1)) == 7
     assert gate.calls == []
     gate.armed = True
