@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The write barrier: alone over a page with a judge of the test's, and in an engine whose windows
+// are hit by a thread that writes without a gate. What is not ours reaches the handler that was
+// there before, and kills where there was none.
+#include "backend/write_barrier.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "backend/address_arena.h"
+#include "support/test_engine.h"
+
+// The sanitizers' own handler would turn the deaths below, which are what is tested, into reports.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
+extern "C" const char* __asan_default_options() { return "handle_segv=0"; }
+extern "C" const char* __tsan_default_options() { return "handle_segv=0"; }
+
+namespace tencache {
+namespace {
+
+std::atomic<FaultVerdict> g_verdict{FaultVerdict::kForeign};
+
+FaultVerdict judge(const void*) { return g_verdict.load(); }
+
+/// A page that may be read only, inside the addresses of the barrier.
+class WriteBarrierTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    void* mapped = mmap(nullptr, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    page_ = static_cast<char*>(mapped);
+    g_verdict.store(FaultVerdict::kForeign);
+    WriteBarrier::configure(page_, kPageBytes, &judge);
+    signal(SIGSEGV, SIG_DFL);
+    ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  }
+  void TearDown() override {
+    signal(SIGSEGV, SIG_DFL);
+    WriteBarrier::configure(nullptr, 0, nullptr);
+    munmap(page_, kPageBytes);
+  }
+  void make_writable() { ASSERT_EQ(mprotect(page_, kPageBytes, PROT_READ | PROT_WRITE), 0); }
+
+  char* page_ = nullptr;
+};
+using WriteBarrierDeathTest = WriteBarrierTest;
+
+TEST_F(WriteBarrierTest, WriteWaitsForTheEndOfTheWindow) {
+  g_verdict.store(FaultVerdict::kWait);
+  const uint64_t waited_before = WriteBarrier::waited_count();
+  std::atomic<bool> has_written{false};
+  int errno_after = 0;
+  std::jthread writer([&] {
+    errno = 4711;
+    *const_cast<volatile char*>(page_) = 5;
+    errno_after = errno;
+    has_written.store(true);
+  });
+  while (WriteBarrier::waited_count() == waited_before) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(has_written.load());
+  EXPECT_EQ(page_[0], 0);
+  make_writable();
+  g_verdict.store(FaultVerdict::kRetry);
+  writer.join();
+  EXPECT_EQ(page_[0], 5);
+  EXPECT_EQ(errno_after, 4711);
+  EXPECT_EQ(WriteBarrier::waited_count(), waited_before + 1);
+}
+
+TEST_F(WriteBarrierTest, WriteThatComesLateIsRepeatedWithoutWaiting) {
+  // The judge finds the window over by the time it is asked; the page follows a little later.
+  g_verdict.store(FaultVerdict::kRetry);
+  const uint64_t waited_before = WriteBarrier::waited_count();
+  std::jthread opener([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    make_writable();
+  });
+  *const_cast<volatile char*>(page_) = 6;
+  EXPECT_EQ(page_[0], 6);
+  EXPECT_EQ(WriteBarrier::waited_count(), waited_before);
+}
+
+TEST_F(WriteBarrierDeathTest, ForeignFaultInsideTheArenaKills) {
+  EXPECT_EXIT(*const_cast<volatile char*>(page_) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(WriteBarrierDeathTest, RetryThatNeverSucceedsKills) {
+  g_verdict.store(FaultVerdict::kRetry);
+  EXPECT_EXIT(*const_cast<volatile char*>(page_) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(WriteBarrierDeathTest, FaultElsewhereKills) {
+  volatile char* nowhere = nullptr;
+  g_verdict.store(FaultVerdict::kRetry);
+  EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(WriteBarrierDeathTest, SentSignalKills) {
+  EXPECT_EXIT(kill(getpid(), SIGSEGV); pause(), ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+void exit_with_info(int, siginfo_t* info, void*) { _exit(info->si_addr == nullptr ? 42 : 43); }
+void exit_plainly(int) { _exit(44); }
+
+void install(void (*handler)(int, siginfo_t*, void*)) {
+  struct sigaction action = {};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  ASSERT_EQ(sigaction(SIGSEGV, &action, nullptr), 0);
+}
+
+TEST_F(WriteBarrierDeathTest, NewcomerIsChainedAndOursIsInFrontAgain) {
+  install(&exit_with_info);
+  ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  struct sigaction front = {};
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &front), 0);
+  EXPECT_NE(front.sa_sigaction, &exit_with_info);
+  volatile char* nowhere = nullptr;
+  EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(42), "");
+  EXPECT_EXIT(*const_cast<volatile char*>(page_) = 1, ::testing::ExitedWithCode(43), "");
+  // A window is still waited for, by us.
+  g_verdict.store(FaultVerdict::kRetry);
+  make_writable();
+  *const_cast<volatile char*>(page_) = 7;
+  EXPECT_EQ(page_[0], 7);
+}
+
+TEST_F(WriteBarrierDeathTest, NewcomerWithAPlainHandlerIsChained) {
+  signal(SIGSEGV, &exit_plainly);
+  ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  volatile char* nowhere = nullptr;
+  EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(44), "");
+}
+
+TEST_F(WriteBarrierDeathTest, IgnoredSignalStillKillsWhenItIsAFault) {
+  signal(SIGSEGV, SIG_IGN);
+  ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  volatile char* nowhere = nullptr;
+  EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+// faulthandler restores the handler it found, which may be ours, and raises the signal again.
+struct sigaction g_found = {};
+void restore_and_raise(int number, siginfo_t*, void*) {
+  static const char kText[] = "newcomer was here\n";
+  if (write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(1);
+  sigaction(SIGSEGV, &g_found, nullptr);
+  raise(number);
+}
+
+TEST_F(WriteBarrierDeathTest, NewcomerThatFallsBackToOursEndsTheProcess) {
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &g_found), 0);
+  install(&restore_and_raise);
+  ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  volatile char* nowhere = nullptr;
+  EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "newcomer was here");
+}
+
+// ---- In an engine --------------------------------------------------------------------------
+
+/// Writes a rising number to both ends of a large extent, without a gate, in bursts with pauses in
+/// which an eviction can succeed, while the extent is evicted and fetched: nothing may be lost.
+void hammer(TestEngine& engine, uint64_t bytes, int rounds) {
+  char* address = engine.allocate(bytes);
+  fill_pattern(address, bytes, 1);
+  std::atomic<bool> is_over{false};
+  std::atomic<bool> is_paused{false};
+  uint64_t last = 0;
+  std::jthread writer([&] {
+    volatile auto* first_word = reinterpret_cast<uint64_t*>(address);
+    volatile auto* last_word = reinterpret_cast<uint64_t*>(address + bytes - 8);
+    while (!is_over.load()) {
+      if (is_paused.load()) {
+        std::this_thread::yield();
+        continue;
+      }
+      ++last;
+      *first_word = last;
+      *last_word = last;
+      if (*first_word != last || *last_word != last) ADD_FAILURE() << "a write was lost";
+    }
+  });
+  int cold = 0;
+  for (int round = 0; round < rounds; ++round) {
+    is_paused.store(round % 2 == 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    cold += engine.evict(address) ? 1 : 0;
+    is_paused.store(false);
+    // While it is cold the writer goes on, so that the fetch has pages to merge.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    engine.use({address});
+  }
+  is_over.store(true);
+  writer.join();
+  EXPECT_GT(cold, 0);
+  uint64_t ends[2];
+  memcpy(&ends[0], address, 8);
+  memcpy(&ends[1], address + bytes - 8, 8);
+  EXPECT_EQ(ends[0], last);
+  EXPECT_EQ(ends[1], last);
+  for (uint64_t offset = 8; offset < bytes - 8; offset += 8) {
+    const uint64_t expected = 0x9e3779b97f4a7c15u + offset;
+    ASSERT_EQ(memcmp(address + offset, &expected, 8), 0) << offset;
+  }
+  engine.free(address);
+}
+
+TEST(WriteBarrierEngineTest, StrayWritesInProtectedWindowsWaitAndLand) {
+  TestEngine engine;
+  const uint64_t waited_before = WriteBarrier::waited_count();
+  for (int tries = 0; tries < 10 && WriteBarrier::waited_count() == waited_before; ++tries) {
+    hammer(engine, 32 * kMiB, 10);
+  }
+  EXPECT_GT(WriteBarrier::waited_count(), waited_before) << "no write met a window";
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+TEST(WriteBarrierEngineTest, EvictionPutsOursInFrontOfANewcomer) {
+  TestEngine engine;
+  char* address = engine.allocate(kMiB);
+  ASSERT_TRUE(engine.evict(address));
+  install(&exit_with_info);
+  engine.use({address});
+  struct sigaction front = {};
+  ASSERT_EQ(sigaction(SIGSEGV, nullptr, &front), 0);
+  EXPECT_NE(front.sa_sigaction, &exit_with_info);
+  hammer(engine, 8 * kMiB, 5);
+  volatile char* nowhere = nullptr;
+  EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(42), "");
+  signal(SIGSEGV, SIG_DFL);
+}
+
+TEST(WriteBarrierEngineDeathTest, UseAfterTheMemoryWasGivenBackKills) {
+  TestEngine engine;
+  char* address = engine.allocate(kMiB);
+  engine.free(address);
+  ASSERT_GT(engine->heap().drop_cached(kMiB), 0u);
+  ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
+  EXPECT_EXIT(*const_cast<volatile char*>(address) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+}  // namespace
+}  // namespace tencache
