@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the disk tier reach what the disk gives?
+
+Compared with fio on the same pattern (1 MiB requests, 16 in flight, O_DIRECT, io_uring), in the
+same directory, over the same number of bytes, in one run: both alternate, round by round. fio gets
+every advantage it has (registered buffers and file, buffers that are not scrambled, no time
+stamps); both overwrite blocks that were written before. The tier moves whole slots as the engine
+hands them out, 64 MiB a transfer, with and without the content hash that an eviction and a fetch
+compute.
+
+The program is built on the first run, in build/benchmarks. Needs fio, and 5 GiB of disk.
+
+    python benchmarks/disk_tier.py [--directory DIR]
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reporting import Report, Table
+
+import support
+from support import MIB, Spread
+
+GOAL = 0.9
+PASSES = ("write", "read")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Slots of one size, and how many of them make one transfer."""
+
+    slots: int
+    slot_bytes: int
+    slots_per_transfer: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    def __str__(self) -> str:
+        text = f"{self.slots} x {support.format_bytes(self.slot_bytes)}"
+        return text + (f", {self.slots_per_transfer} a transfer" * (self.slots_per_transfer > 1))
+
+
+PATTERNS = (Pattern(64, 64 * MIB, 1), Pattern(512, 2 * MIB, 32), Pattern(512, 2 * MIB, 1))
+# What is compared with the goal; the others are shown beside it.
+GOAL_PATTERNS = PATTERNS[:2]
+GOAL_WAY = "tier, hash"
+WAYS: Mapping[str, Sequence[str]] = {
+    "tier": (),
+    GOAL_WAY: ("--hash",),
+    "tier, hash, threads": ("--hash", "--threads"),
+}
+
+
+# ---- Measurements ------------------------------------------------------------------------------
+
+
+def build_program() -> Path:
+    folder = support.ROOT / "build" / "benchmarks"
+    configure = ["cmake", "-S", support.ROOT, "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
+    configure += ["-DTENCACHE_BUILD_BENCHMARKS=ON", "-DTENCACHE_BUILD_TORCH=OFF"]
+    run(configure)
+    run(["cmake", "--build", folder, "--target", "disk_tier", "-j2"])
+    return folder / "benchmarks" / "disk_tier"
+
+
+def run(command: Sequence[str | Path]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last_words = (done.stdout + done.stderr)[-3000:]
+        raise support.BenchmarkFailed(f"{Path(command[0]).name} failed:\n{last_words}")
+    return done.stdout
+
+
+def run_tier(
+    program: Path, directory: Path, pattern: Pattern, flags: Sequence[str]
+) -> dict[str, float]:
+    command = [program, f"--directory={directory}", f"--slots={pattern.slots}"]
+    command += [f"--slot={pattern.slot_bytes}", *flags]
+    command += [f"--slots-per-transfer={pattern.slots_per_transfer}"]
+    result = json.loads(run(command))
+    if not result["direct_io"]:
+        raise support.BenchmarkFailed(f"{directory} has no O_DIRECT: choose --directory")
+    expected = "threads" if "--threads" in flags else "io_uring"
+    if result["channel"] != expected:
+        raise support.BenchmarkFailed(f"this machine refuses {expected}")
+    passes = ("first_write", *PASSES)
+    return {name: result[f"{name}_bytes_per_s"] for name in passes}
+
+
+def run_fio(directory: Path, total_bytes: int) -> dict[str, float]:
+    """Writes the file twice, as the tier's program does, then reads it."""
+    command = ["fio", "--name=pattern", f"--filename={directory / 'fio'}", f"--size={total_bytes}"]
+    command += [
+        "--bs=1M",
+        "--iodepth=16",
+        "--ioengine=io_uring",
+        "--direct=1",
+        "--output-format=json",
+    ]
+    command += ["--fixedbufs=1", "--registerfiles=1", "--scramble_buffers=0", "--gtod_reduce=1"]
+    command += ["--output-format=json"]
+    rates = {}
+    for name, mode in (("first_write", "write"), ("write", "write"), ("read", "read")):
+        job = json.loads(run([*command, f"--rw={mode}"]))["jobs"][0]
+        rates[name] = float(job[mode]["bw_bytes"])
+    (directory / "fio").unlink()
+    return rates
+
+
+def measure(
+    program: Path, directory: Path, options: Any
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Rates in bytes per second, by pattern, way and round."""
+    results: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for pattern in PATTERNS:
+        steps: dict[str, Callable[[], dict[str, float]]] = {
+            "fio": lambda pattern=pattern: run_fio(directory, pattern.total_bytes)
+        }
+        for way, flags in WAYS.items():
+            steps[way] = lambda pattern=pattern, flags=flags: run_tier(
+                program, directory, pattern, flags
+            )
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+        for number in range(options.rounds):
+            order = list(steps) if number % 2 == 0 else list(reversed(steps))
+            for name in order:
+                support.wait_for_quiet(options.quiet_wait)
+                with support.ForeignShare() as foreign:
+                    rates = steps[name]()
+                rounds[name].append({**rates, "foreign_share": foreign.share})
+                support.progress(
+                    f"{pattern}  round {number + 1}/{options.rounds}  {name}: "
+                    + ", ".join(f"{each} {rates[each] / 1e9:.2f} GB/s" for each in rates)
+                    + f", others {foreign.share:.0%}"
+                )
+        results[str(pattern)] = rounds
+    return results
+
+
+# ---- The report --------------------------------------------------------------------------------
+
+
+def ratio(rounds: Mapping[str, list[dict[str, float]]], way: str, name: str) -> float:
+    """Median of the tier against median of fio."""
+    ours = Spread.of([run[name] for run in rounds[way]]).median
+    return ours / Spread.of([run[name] for run in rounds["fio"]]).median
+
+
+def table(pattern: Pattern, rounds: Mapping[str, list[dict[str, float]]]) -> Table:
+    title = f"{pattern} ({support.format_bytes(pattern.total_bytes)})"
+    columns = ["", *(f"{name}{what}" for name in PASSES for what in (" GB/s", " range", " / fio"))]
+    result = Table(title, [*columns, "first write GB/s"])
+    for way, runs in rounds.items():
+        cells = [way]
+        for name in PASSES:
+            spread = Spread.of([run[name] / 1e9 for run in runs])
+            cells += [f"{spread.median:.2f}", f"{spread.low:.2f} to {spread.high:.2f}"]
+            cells += [f"{ratio(rounds, way, name):.2f}"]
+        first = Spread.of([run["first_write"] / 1e9 for run in runs]).median
+        result.rows.append([*cells, f"{first:.2f}"])
+    return result
+
+
+def verdict(results: Mapping[str, Mapping[str, list[dict[str, float]]]]) -> str:
+    worst = min(
+        (ratio(results[str(pattern)], GOAL_WAY, name), f"{name}, {pattern}")
+        for pattern in GOAL_PATTERNS
+        for name in PASSES
+    )
+    outcome = "reached" if worst[0] >= GOAL else "missed"
+    return (
+        f"Goal of {GOAL:.0%} of fio with hashing {outcome}: at least {worst[0]:.0%} ({worst[1]})."
+    )
+
+
+def main() -> None:
+    parser = support.arguments("Bandwidth of the disk tier against fio.", rounds=3)
+    parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="where to write")
+    options = parser.parse_args()
+    if shutil.which("fio") is None:
+        raise support.BenchmarkFailed("fio is missing; on Debian and Ubuntu: apt-get install fio")
+    program = build_program()
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        results = measure(program, Path(folder), options)
+        file_system = run(["findmnt", "-n", "-o", "FSTYPE", "-T", folder]).strip()
+    report = Report(
+        "disk_tier",
+        "Does the disk tier reach what the disk gives? Against fio on the same pattern: 1 MiB "
+        "requests, 16 in flight, O_DIRECT, io_uring, same directory, same bytes, alternating.",
+        "python benchmarks/disk_tier.py",
+        {**support.machine_facts(()), "file system": file_system},
+        verdicts=[verdict(results)],
+        tables=[table(pattern, results[str(pattern)]) for pattern in PATTERNS],
+        notes=[
+            f"Medians of {options.rounds} rounds. The first write goes to blocks that the file "
+            "system has reserved and never written.",
+            "fio has registered buffers; the tier moves the extents themselves, another memory "
+            "each time, and computes the hash on the submitting thread.",
+            *(f"{pattern}: {support.foreign_note(rounds)}" for pattern, rounds in results.items()),
+        ],
+        data={"rounds": results},
+    )
+    report.write(options.output)
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    support.run_main(main)
