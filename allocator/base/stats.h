@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each is
-// exact, a snapshot of several is not one moment. Units: bytes and nanoseconds (seconds in the JSON).
-// Written by any thread; owned by the runtime; never reset.
+// Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
+// is exact, a snapshot of several is not one moment. Units: bytes and nanoseconds (seconds in the
+// JSON). Written by any thread; owned by the runtime; never reset.
 #pragma once
 
 #include <atomic>
@@ -25,21 +25,21 @@ inline void raise_to(Counter& counter, uint64_t value) {
 
 struct Stats {
   Counter peak_device_bytes{0};
-  Counter evicted_bytes{0};            // left the device tier, clean or dirty
-  Counter fetched_bytes{0};            // came back
-  Counter disk_written_bytes{0};       // reached the spill file
+  Counter evicted_bytes{0};       // left the device tier, clean or dirty
+  Counter fetched_bytes{0};       // came back
+  Counter disk_written_bytes{0};  // reached the spill file
   Counter disk_read_bytes{0};
-  Counter clean_dropped_bytes{0};      // evicted without a write: proved equal to the slot
-  Counter early_fetches{0};            // done before the op that needed it
-  Counter late_fetches{0};             // the op waited
-  Counter wasted_fetches{0};           // evicted again unused
-  Counter stall_ns{0};                 // threads waited for a fetch or for room
-  Counter unannounced_reads{0};        // cold periods in which bytes were read without a gate
-  Counter unannounced_writes{0};       // cold periods in which bytes were written without a gate
+  Counter clean_dropped_bytes{0};  // evicted without a write: proved equal to the slot
+  Counter early_fetches{0};        // done before the op that needed it
+  Counter late_fetches{0};         // the op waited
+  Counter wasted_fetches{0};       // evicted again unused
+  Counter stall_ns{0};             // threads waited for a fetch or for room
+  Counter unannounced_reads{0};    // cold periods in which bytes were read without a gate
+  Counter unannounced_writes{0};   // cold periods in which bytes were written without a gate
   Counter over_budget_events{0};
-  Counter over_budget_peak_bytes{0};   // largest excess over the device budget
-  Counter eviction_failures{0};        // disk full or failing: the extent stayed resident
-  Counter ops{0};                      // ops that passed the gate
+  Counter over_budget_peak_bytes{0};  // largest excess over the device budget
+  Counter eviction_failures{0};       // disk full or failing: the extent stayed resident
+  Counter ops{0};                     // ops that passed the gate
   Counter steps{0};
   Counter extents_allocated{0};
   Counter chaos_evictions{0};

@@ -51,16 +51,16 @@ class [[nodiscard]] Status {
 };
 
 /// A Status for a failed system call: "<what>: <strerror(error_number)>". ENOSPC and EDQUOT become
-/// kNoSpace, ENOMEM kOutOfMemory, EPERM/ENOSYS/EOPNOTSUPP kUnavailable, EINVAL kInvalidArgument, the
-/// rest kIoError.
+/// kNoSpace, ENOMEM kOutOfMemory, EPERM/ENOSYS/EOPNOTSUPP kUnavailable, EINVAL kInvalidArgument,
+/// the rest kIoError.
 Status status_from_errno(int error_number, std::string_view what);
 
 /// Either a value or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}             // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}     // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool is_ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -75,8 +75,8 @@ class [[nodiscard]] Result {
 
 }  // namespace tencache
 
-#define TENCACHE_RETURN_IF_ERROR(expression)              \
-  do {                                                    \
-    ::tencache::Status tencache_status_ = (expression);   \
+#define TENCACHE_RETURN_IF_ERROR(expression)                \
+  do {                                                      \
+    ::tencache::Status tencache_status_ = (expression);     \
     if (!tencache_status_.is_ok()) return tencache_status_; \
   } while (false)

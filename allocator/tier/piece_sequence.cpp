@@ -31,7 +31,10 @@ void check_segment(const IoSegment& segment) {
 
 PieceSequence::PieceSequence(IoDirection direction, std::span<const IoSegment> segments,
                              size_t window, PieceObserver* observer)
-    : direction_(direction), segments_(segments), observer_(observer), ring_(std::min(window, kWindowPiecesMax)) {
+    : direction_(direction),
+      segments_(segments),
+      observer_(observer),
+      ring_(std::min(window, kWindowPiecesMax)) {
   TENCACHE_CHECK(window > 0);
   for (const IoSegment& segment : segments_) check_segment(segment);
   while (segment_ < segments_.size() && segments_[segment_].bytes == 0) ++segment_;

@@ -4,8 +4,9 @@
 // pieces, hands them out in order, judges what the kernel answered (done, continue, repeat,
 // failed), and tells the observer about completed pieces in order. A channel only moves bytes.
 //
-// Pieces live in a ring of `window` places, at most kWindowPiecesMax: a piece leaves it when it was reported, so a slow piece
-// lets at most `window` later ones pass. Pointers to a piece are stable while it is in flight.
+// Pieces live in a ring of `window` places, at most kWindowPiecesMax: a piece leaves it when it was
+// reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are stable
+// while it is in flight.
 //
 // Invariants: 1. in_flight() counts the pieces handed out and not yet settled as done or failed.
 // 2. After a failure or a cancellation no piece is handed out. One thread: the caller of

@@ -209,6 +209,17 @@ TEST_P(IoChannelTest, KeepsTheDepthInFlight) {
   EXPECT_LE(observer.outstanding_max, size_t{GetParam().depth} * 2);
 }
 
+TEST_P(IoChannelTest, RunsAheadByNoMoreThanTheWindow) {
+  const ChannelKind deep = {"deep", GetParam().is_uring, 64};
+  Result<std::unique_ptr<IoChannel>> channel = make_channel(deep, file_.get());
+  ASSERT_TRUE(channel.is_ok()) << channel.status().message();
+  AlignedBuffer memory(80 * kPieceBytes);
+  RecordingObserver observer;
+  const std::vector<IoSegment> segments = {{memory.data(), 0, memory.bytes()}};
+  ASSERT_TRUE(channel.value()->transfer(IoDirection::kWrite, segments, &observer).status.is_ok());
+  EXPECT_EQ(observer.outstanding_max, kWindowPiecesMax);
+}
+
 /// Compares each piece with what the file holds at the moment it is reported.
 class ComparingObserver : public PieceObserver {
  public:
