@@ -13,8 +13,6 @@
 #include "base/log.h"
 #include "base/units.h"
 
-extern char** environ;
-
 namespace tencache {
 namespace {
 

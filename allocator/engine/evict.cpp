@@ -187,8 +187,8 @@ void Migrations::count_failure(const Status& failure, uint64_t count, EvictionRe
   if (result->failure.is_ok()) result->failure = failure;
   if (warned_failure_.exchange(true)) return;
   TENCACHE_LOG_WARNING(
-      "an eviction failed: %s; the tensor stays in memory and nothing is lost (further failures are "
-      "only counted)",
+      "an eviction failed: %s; the tensor stays in memory and nothing is lost (further failures "
+      "are only counted)",
       failure.clause().c_str());
 }
 

@@ -181,7 +181,7 @@ uint64_t DiskTier::frozen_bytes() const {
   return bytes;
 }
 
-void DiskTier::drop_page_cache(const Slot& slot) {
+void DiskTier::drop_page_cache(const Slot& slot) const {
   // Advice: a refusal leaves the pages to the kernel's own reclaim.
   (void)posix_fadvise(fd_, static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
                       POSIX_FADV_DONTNEED);

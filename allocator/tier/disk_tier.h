@@ -92,7 +92,7 @@ class DiskTier {
   TransferResult read(std::span<const IoSegment> segments, PieceObserver* observer);
 
   /// Drops the page cache that accesses through a cold mapping of the slot left behind.
-  void drop_page_cache(const Slot& slot);
+  void drop_page_cache(const Slot& slot) const;
 
   /// Before fork(): freezes every slot in use and maps the token that the child will inherit. No
   /// transfer may be running. A failure to make the token freezes them for good.
