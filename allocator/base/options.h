@@ -42,11 +42,11 @@ struct Options {
 
 /// One row of the table, for help texts, doctor and documentation.
 struct OptionDescription {
-  std::string_view name;           // "device_memory"
-  std::string_view kind;           // "bytes" | "path" | "flag" | "choice" | "number"
-  std::string_view choices;        // for "choice": "auto|on|off"; else empty
-  std::string_view default_text;   // "auto", "1MiB", "off"
-  std::string_view help;           // one sentence
+  std::string_view name;          // "device_memory"
+  std::string_view kind;          // "bytes" | "path" | "flag" | "choice" | "number"
+  std::string_view choices;       // for "choice": "auto|on|off"; else empty
+  std::string_view default_text;  // "auto", "1MiB", "off"
+  std::string_view help;          // one sentence
 };
 
 /// The table, in the order in which it should be shown.

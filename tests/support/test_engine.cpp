@@ -16,9 +16,11 @@ TestEngine::TestEngine(const Adjust& adjust) {
   config.arena_bytes = kArenaBytes;
   config.heap.extent_min_bytes = kPageBytes;
   config.disk.emplace();
-  config.disk->directory = directory_.path();
   config.disk->quota_bytes = kDiskBytes;
   if (adjust) adjust(config);
+  if (config.disk && config.disk->directory.empty()) {
+    config.disk->directory = directory_.emplace().path();
+  }
   Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config));
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();

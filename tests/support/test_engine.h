@@ -11,6 +11,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,6 @@ class TestEngine {
 
   Engine& operator*() { return *engine_; }
   Engine* operator->() { return engine_.get(); }
-  const std::string& spill_directory() const { return directory_.path(); }
 
   /// Allocates; a failure is a failed test and ends the process.
   char* allocate(uint64_t bytes);
@@ -72,7 +72,7 @@ class TestEngine {
  private:
   std::string check_books_once(uint64_t small_bytes);
 
-  TestDirectory directory_;
+  std::optional<TestDirectory> directory_;  // unless `adjust` chose one
   std::unique_ptr<Engine> engine_;
 };
 
