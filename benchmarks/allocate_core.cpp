@@ -54,19 +54,30 @@ struct Stock {
   static void free(void* address) { std::free(address); }
 };
 
+void touch_pages(volatile char* address, size_t bytes) {
+  for (size_t offset = 0; offset < bytes; offset += kPageBytes) address[offset] = 1;
+}
+
+template <typename Allocator>
+void touch_pages_and_free(size_t bytes) {
+  auto* address = static_cast<char*>(Allocator::allocate(bytes));
+  if (address != nullptr) touch_pages(address, bytes);
+  Allocator::free(address);
+}
+
 template <typename Allocator, bool kTouch>
 void allocate_and_free(benchmark::State& state) {
   start_once();
   const auto bytes = static_cast<size_t>(state.range(0));
+  // The question is about blocks that were freed before, so one is, with pages behind it.
+  touch_pages_and_free<Allocator>(bytes);
   for ([[maybe_unused]] auto iteration : state) {
     auto* address = static_cast<volatile char*>(Allocator::allocate(bytes));
     if (address == nullptr) {
       state.SkipWithError("no memory");
       break;
     }
-    if constexpr (kTouch) {
-      for (size_t offset = 0; offset < bytes; offset += kPageBytes) address[offset] = 1;
-    }
+    if constexpr (kTouch) touch_pages(address, bytes);
     benchmark::DoNotOptimize(address);
     Allocator::free(const_cast<char*>(address));
   }

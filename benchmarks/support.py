@@ -259,12 +259,14 @@ def format_ns(ns: float) -> str:
 
 def machine_facts(python_packages: Sequence[str] = ("torch",)) -> dict[str, str]:
     """What a reader needs to judge the figures; no names, no paths."""
-    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    processor = re.search(r"model name\s*: (.*)", cpuinfo)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     facts = {
         "date": datetime.date.today().isoformat(),
         "processor": f"{processor[1] if processor else platform.machine()}, "
         f"{len(os.sched_getaffinity(0))} cores",
+        "machine": "virtual" if re.search(r"^flags.* hypervisor", cpuinfo, re.M) else "physical",
         "memory": format_bytes(memory_bytes),
         "kernel": f"Linux {platform.release()}",
         "huge pages": _chosen_word("/sys/kernel/mm/transparent_hugepage/enabled"),
