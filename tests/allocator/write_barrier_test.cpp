@@ -31,6 +31,14 @@ std::atomic<FaultVerdict> g_verdict{FaultVerdict::kForeign};
 
 FaultVerdict judge(const void*) { return g_verdict.load(); }
 
+/// A page that nobody may touch, outside the addresses of the barrier. Not null, whose use
+/// UndefinedBehaviorSanitizer reports before the processor does.
+char* forbidden_page() {
+  static void* const page =
+      mmap(nullptr, kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return static_cast<char*>(page);
+}
+
 /// A page that may be read only, inside the addresses of the barrier.
 class WriteBarrierTest : public ::testing::Test {
  protected:
@@ -100,7 +108,7 @@ TEST_F(WriteBarrierDeathTest, RetryThatNeverSucceedsKills) {
 }
 
 TEST_F(WriteBarrierDeathTest, FaultElsewhereKills) {
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   g_verdict.store(FaultVerdict::kRetry);
   EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "");
 }
@@ -125,7 +133,7 @@ TEST_F(WriteBarrierDeathTest, NewcomerIsChainedAndOursIsInFrontAgain) {
   struct sigaction front = {};
   ASSERT_EQ(sigaction(SIGSEGV, nullptr, &front), 0);
   EXPECT_NE(front.sa_sigaction, &exit_with_info);
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(42), "");
   EXPECT_EXIT(*const_cast<volatile char*>(page_) = 1, ::testing::ExitedWithCode(43), "");
   // A window is still waited for, by us.
@@ -138,14 +146,14 @@ TEST_F(WriteBarrierDeathTest, NewcomerIsChainedAndOursIsInFrontAgain) {
 TEST_F(WriteBarrierDeathTest, NewcomerWithAPlainHandlerIsChained) {
   signal(SIGSEGV, &exit_plainly);
   ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(44), "");
 }
 
 TEST_F(WriteBarrierDeathTest, IgnoredSignalStillKillsWhenItIsAFault) {
   signal(SIGSEGV, SIG_IGN);
   ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "");
 }
 
@@ -162,7 +170,7 @@ TEST_F(WriteBarrierDeathTest, NewcomerThatFallsBackToOursEndsTheProcess) {
   ASSERT_EQ(sigaction(SIGSEGV, nullptr, &g_found), 0);
   install(&restore_and_raise);
   ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::KilledBySignal(SIGSEGV), "newcomer was here");
 }
 
@@ -235,7 +243,7 @@ TEST(WriteBarrierEngineTest, EvictionPutsOursInFrontOfANewcomer) {
   ASSERT_EQ(sigaction(SIGSEGV, nullptr, &front), 0);
   EXPECT_NE(front.sa_sigaction, &exit_with_info);
   hammer(engine, 8 * kMiB, 5);
-  volatile char* nowhere = nullptr;
+  volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(42), "");
   signal(SIGSEGV, SIG_DFL);
 }
