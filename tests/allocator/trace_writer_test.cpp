@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trace file: one JSON object a line, in order of time, replaced wholly or not at all.
+#include "learn/trace_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/test_directory.h"
+
+namespace tencache {
+namespace {
+
+using Json = nlohmann::json;
+
+class TraceWriterTest : public ::testing::Test {
+ protected:
+  std::vector<Json> write_and_read() {
+    const Status status = write_trace(recorder_, path_);
+    EXPECT_TRUE(status.is_ok()) << status.message();
+    std::vector<Json> lines;
+    std::ifstream file(path_);
+    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+    return lines;
+  }
+
+  TestDirectory directory_;
+  const std::string path_ = directory_.path() + "/trace.jsonl";
+  Recorder recorder_;
+};
+
+TEST_F(TraceWriterTest, WritesWhatTheHeaderDescribes) {
+  const uint32_t mm = recorder_.register_op("aten::mm");
+  EventRing* ring = recorder_.acquire_ring();
+  const uint64_t now = ticks();
+  ring->append({now, 0, 0, mm, EventKind::kOpBegin});
+  ring->append({now, 17, 4096, mm, EventKind::kRead});
+  ring->append({now + 1000, 0, 0, mm, EventKind::kOpEnd});
+  ring->append({now + 2000, 18, 8192, 0, EventKind::kAllocate});
+  ring->append({now + 3000, 0, 0, 0, EventKind::kStep});
+  const std::vector<Json> lines = write_and_read();
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_EQ(lines[0], Json::parse(R"({"format":"tencache-events","version":1,"threads":1,)"
+                                  R"("events":5,"lost":0})"));
+  EXPECT_EQ(lines[1]["kind"], "op_begin");
+  EXPECT_EQ(lines[1]["op"], "aten::mm");
+  EXPECT_EQ(lines[2]["kind"], "read");
+  EXPECT_EQ(lines[2]["extent"], 17);
+  EXPECT_EQ(lines[2]["bytes"], 4096);
+  EXPECT_FALSE(lines[2].contains("op"));
+  EXPECT_EQ(lines[1]["ns"], lines[2]["ns"]) << "the same tick";
+  EXPECT_EQ(lines[3]["kind"], "op_end");
+  EXPECT_EQ(lines[4]["extent"], 18);
+  EXPECT_EQ(lines[5]["kind"], "step");
+  EXPECT_FALSE(lines[5].contains("extent"));
+}
+
+TEST_F(TraceWriterTest, ThreadsAreMergedInOrderOfTime) {
+  const uint32_t op = recorder_.register_op("op");
+  std::vector<EventRing*> rings;
+  for (int index = 0; index < 3; ++index) rings.push_back(recorder_.acquire_ring());
+  for (int round = 0; round < 1000; ++round) {
+    for (EventRing* ring : rings) ring->append({ticks(), 0, 0, op, EventKind::kOpBegin});
+  }
+  const std::vector<Json> lines = write_and_read();
+  ASSERT_EQ(lines.size(), 3001u);
+  uint64_t last_ns = 0;
+  for (size_t index = 1; index < lines.size(); ++index) {
+    EXPECT_GE(lines[index]["ns"], last_ns);
+    last_ns = lines[index]["ns"];
+    EXPECT_EQ(lines[index]["thread"], (index - 1) % 3);
+  }
+}
+
+TEST_F(TraceWriterTest, CountsWhatTheRingsNoLongerHold) {
+  EventRing* ring = recorder_.acquire_ring();
+  for (uint64_t index = 0; index < kRingEvents + 10; ++index) {
+    ring->append({ticks(), 0, 0, 0, EventKind::kStep});
+  }
+  ASSERT_TRUE(write_trace(recorder_, path_).is_ok());
+  std::ifstream file(path_);
+  std::string line;
+  ASSERT_TRUE(std::getline(file, line));
+  const Json header = Json::parse(line);
+  uint64_t count = 0;
+  while (std::getline(file, line)) ++count;
+  EXPECT_EQ(header["lost"], 11);
+  EXPECT_EQ(header["events"], count);
+}
+
+TEST_F(TraceWriterTest, EmptyTraceHasItsHeader) {
+  const std::vector<Json> lines = write_and_read();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0]["events"], 0);
+}
+
+TEST_F(TraceWriterTest, NamesThatAreNoTextDoNotThrow) {
+  const uint32_t odd = recorder_.register_op("caf\xe9 \"quoted\"\n");
+  recorder_.acquire_ring()->append({ticks(), 0, 0, odd, EventKind::kOpBegin});
+  const std::vector<Json> lines = write_and_read();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[1]["op"], "caf\xef\xbf\xbd \"quoted\"\n");
+}
+
+TEST_F(TraceWriterTest, FailureNamesPathAndReasonAndLeavesNothing) {
+  const Status missing = write_trace(recorder_, directory_.path() + "/none/trace.jsonl");
+  ASSERT_FALSE(missing.is_ok());
+  EXPECT_NE(missing.message().find("/none/trace.jsonl"), std::string::npos);
+  EXPECT_NE(missing.message().find("No such file"), std::string::npos) << missing.message();
+  // A folder stands in the way: the unfinished file is removed.
+  const std::string folder = directory_.path() + "/folder";
+  std::filesystem::create_directory(folder);
+  EXPECT_FALSE(write_trace(recorder_, folder).is_ok());
+  EXPECT_FALSE(std::filesystem::exists(folder + ".unfinished"));
+}
+
+TEST_F(TraceWriterTest, FullDiskKeepsTheOldTrace) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  std::filesystem::create_symlink("/dev/full", path_ + ".unfinished");
+  std::ofstream(path_) << "old";
+  const Status status = write_trace(recorder_, path_);
+  ASSERT_FALSE(status.is_ok());
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace) << status.message();
+  std::string text;
+  std::ifstream(path_) >> text;
+  EXPECT_EQ(text, "old");
+}
+
+}  // namespace
+}  // namespace tencache
