@@ -21,6 +21,7 @@
 #include "abi/tencache.h"
 #include "operator_table.h"
 #include "tensor_walk.h"
+#include "thread_state.h"
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -13,6 +13,7 @@
 #include "collectives.h"
 #include "operator_table.h"
 #include "tensor_walk.h"
+#include "thread_state.h"
 
 #ifndef NDEBUG
 #error \

@@ -21,6 +21,7 @@
 #include "operator_table.h"
 #include "tencache_torch.h"
 #include "tensor_walk.h"
+#include "thread_state.h"
 
 #ifndef TENCACHE_TORCH_VERSION
 #define TENCACHE_TORCH_VERSION TORCH_VERSION

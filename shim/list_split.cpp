@@ -21,6 +21,7 @@
 #include "gate_scope.h"
 #include "operator_table.h"
 #include "tensor_walk.h"
+#include "thread_state.h"
 
 namespace tencache::shim {
 namespace {

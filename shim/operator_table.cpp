@@ -16,7 +16,6 @@ namespace tencache::shim {
 namespace detail {
 
 std::atomic<uint64_t> operator_table_version{1};
-constinit thread_local OperatorCache operator_cache;
 
 }  // namespace detail
 
@@ -203,17 +202,12 @@ __attribute__((noinline, cold)) const OperatorInfo* find_operator_slow(
   if (!event.operator_name().has_value()) return nullptr;
   Table& entries = table();
   const std::lock_guard lock(entries.mutex);
-  const uint64_t version = operator_table_version.load(std::memory_order_acquire);
-  OperatorCache& cache = operator_cache;
-  if (cache.version != version) {
-    std::fill(std::begin(cache.slots), std::end(cache.slots), OperatorCache::Slot{});
-    cache.version = version;
-  }
   const auto found = entries.by_name.find(name);
   const OperatorInfo* info = found != entries.by_name.end()
                                  ? found->second
                                  : &find_or_add(entries, name, *event.operator_schema());
-  cache.slots[OperatorCache::slot_of(name)] = {name, info};
+  thread_state().operators.insert(name, info,
+                                  operator_table_version.load(std::memory_order_acquire));
   return info;
 }
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "abi/tencache.h"
+#include "thread_state.h"
 
 namespace tencache::shim {
 
@@ -68,26 +69,9 @@ size_t operator_count();
 
 namespace detail {
 
-struct OperatorCache {
-  static constexpr size_t kSlots = 1024;
-  struct Slot {
-    const char* name = nullptr;
-    const OperatorInfo* info = nullptr;
-  };
-
-  static size_t slot_of(const char* name) {
-    const auto address = reinterpret_cast<uintptr_t>(name);
-    return (address >> 4 ^ address >> 14) % kSlots;
-  }
-
-  uint64_t version = 0;
-  Slot slots[kSlots] = {};
-};
-
-// Raised by each deregistration, under the table's lock; a thread whose cache is of another version
-// empties it. Starts at 1, so that a fresh cache is of none.
+// Raised by each deregistration, under the table's lock. Starts at 1, so that a fresh cache is of
+// none.
 extern std::atomic<uint64_t> operator_table_version;
-extern constinit thread_local OperatorCache operator_cache;
 
 const OperatorInfo* find_operator_slow(const at::RecordFunction& event, const char* name);
 
@@ -96,11 +80,10 @@ const OperatorInfo* find_operator_slow(const at::RecordFunction& event, const ch
 /// The operator behind an event; nullptr when the event is no operator of the dispatcher.
 inline const OperatorInfo* find_operator(const at::RecordFunction& event) {
   const char* name = event.name();
-  detail::OperatorCache& cache = detail::operator_cache;
-  const auto& slot = cache.slots[detail::OperatorCache::slot_of(name)];
-  if (slot.name == name &&
-      cache.version == detail::operator_table_version.load(std::memory_order_acquire)) [[likely]] {
-    return slot.info;
+  const uint64_t version = detail::operator_table_version.load(std::memory_order_acquire);
+  const OperatorInfo* info = thread_state().operators.find(name, version);
+  if (info != nullptr) [[likely]] {
+    return info;
   }
   return detail::find_operator_slow(event, name);
 }

@@ -28,16 +28,6 @@ constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::NestedTensor,
 });
 
-constinit thread_local AccessList thread_accesses;
-
-// Frees the thread's list when the thread ends. Apart from the list itself, so that reading the
-// list needs no guard; named only where the list has grown.
-struct ThreadAccessesOwner {
-  bool is_needed = false;
-  ~ThreadAccessesOwner() { thread_accesses.release(); }
-};
-thread_local ThreadAccessesOwner thread_accesses_owner;
-
 // Written once, before any hook or kernel is installed.
 tencache_arena arena = {0, 0};
 
@@ -81,6 +71,8 @@ __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, u
 
 void install_tensor_walk() { arena = *tencache_get_arena(); }
 
+AccessList::~AccessList() { std::free(grown_); }
+
 void AccessList::grow() {
   const uint32_t capacity = capacity_ * 2;
   auto* larger = static_cast<tencache_access*>(std::malloc(capacity * sizeof(tencache_access)));
@@ -89,23 +81,10 @@ void AccessList::grow() {
   std::free(grown_);
   grown_ = larger;
   capacity_ = capacity;
-  if (this == &thread_accesses) thread_accesses_owner.is_needed = true;
-}
-
-void AccessList::release() {
-  std::free(grown_);
-  grown_ = nullptr;
-  capacity_ = kInlineCount;
-  count_ = 0;
-}
-
-AccessList& cleared_thread_accesses() {
-  thread_accesses.clear();
-  return thread_accesses;
 }
 
 const void* storage_address(const at::TensorImpl* tensor) {
-  if (!tensor->has_storage()) return nullptr;
+  // Without has_storage(), a virtual call that says no more than the null pointer does.
   c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   // The accessor without checks: data() throws for fake tensors, mutable_data() copies.
   return storage == nullptr ? nullptr : storage->_mutable_data_ptr_no_checks().get();

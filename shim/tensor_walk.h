@@ -26,10 +26,11 @@ namespace tencache::shim {
 
 struct OperatorInfo;
 
-/// What one op accesses. Constant-initialised, so that it can be thread-local without a guard.
+/// What one op accesses.
 class AccessList {
  public:
-  constexpr AccessList() = default;
+  AccessList() = default;
+  ~AccessList();
   AccessList(const AccessList&) = delete;
   AccessList& operator=(const AccessList&) = delete;
 
@@ -44,9 +45,6 @@ class AccessList {
   const tencache_access* data() const { return grown_ != nullptr ? grown_ : inline_; }
   uint32_t count() const { return count_; }
 
-  /// Gives up the memory taken by growth. Called when the thread ends.
-  void release();
-
  private:
   static constexpr uint32_t kInlineCount = 48;
 
@@ -60,10 +58,6 @@ class AccessList {
 
 /// Takes note of the arena. After tencache_start(), before anything walks; once.
 void install_tensor_walk();
-
-/// The calling thread's list, empty. It holds until the thread's next call of this function, so it
-/// serves to gather and to open the gate, not across an op.
-AccessList& cleared_thread_accesses();
 
 /// Adds the memory of one tensor.
 void add_tensor(const at::TensorImpl* tensor, uint32_t mode, AccessList& accesses);

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OperatorCache: one thread's direct-mapped cache from the address of an operator's name to what
+// the table (operator_table.h) knows of it. It belongs to one thread, which empties it when the
+// table's version has moved on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+namespace tencache::shim {
+
+struct OperatorInfo;
+
+class OperatorCache {
+ public:
+  /// nullptr when it is not known here.
+  const OperatorInfo* find(const char* name, uint64_t table_version) const {
+    const Slot& slot = slots_[slot_of(name)];
+    return slot.name == name && version_ == table_version ? slot.info : nullptr;
+  }
+
+  void insert(const char* name, const OperatorInfo* info, uint64_t table_version) {
+    if (version_ != table_version) {
+      std::fill(std::begin(slots_), std::end(slots_), Slot{});
+      version_ = table_version;
+    }
+    slots_[slot_of(name)] = {name, info};
+  }
+
+ private:
+  // Enough for the few hundred operators of a program to rarely meet.
+  static constexpr size_t kSlots = 1024;
+
+  struct Slot {
+    const char* name = nullptr;
+    const OperatorInfo* info = nullptr;
+  };
+
+  static size_t slot_of(const char* name) {
+    const auto address = reinterpret_cast<uintptr_t>(name);
+    return (address >> 4 ^ address >> 14) % kSlots;
+  }
+
+  uint64_t version_ = 0;  // the table's versions start at 1
+  Slot slots_[kSlots] = {};
+};
+
+}  // namespace tencache::shim

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "thread_state.h"
+
+namespace tencache::shim::detail {
+namespace {
+
+// Apart from the pointer, so that reading the pointer needs no guard. An op of a thread-local's
+// destructor that runs after this one makes a new state, which is then left to the process.
+struct ThreadStateOwner {
+  bool is_registered = false;
+  ~ThreadStateOwner() {
+    delete thread_state_pointer;
+    thread_state_pointer = nullptr;
+  }
+};
+thread_local ThreadStateOwner owner;
+
+}  // namespace
+
+constinit thread_local ThreadState* thread_state_pointer = nullptr;
+
+__attribute__((noinline, cold)) ThreadState& make_thread_state() {
+  owner.is_registered = true;  // naming it registers its destructor
+  thread_state_pointer = new ThreadState;
+  return *thread_state_pointer;
+}
+
+}  // namespace tencache::shim::detail
