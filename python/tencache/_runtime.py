@@ -18,7 +18,6 @@ import gc
 import os
 import platform
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tencache import _inductor, _options, _report
-from tencache._library import Core, OptionError, TencacheError, core, package_version, shim
+from tencache._library import Core, OptionError, TencacheError, core, shim
 
 # Options that name a file which is written at exit, and the text that means "none".
 _OUTPUT_OPTIONS = ("stats", "trace")
@@ -35,10 +34,9 @@ _NO_FILE = "off"
 
 @dataclass(frozen=True)
 class _Enabled:
-    """What `enable` left behind: in which process, since when, with which option texts."""
+    """What `enable` left behind: in which process, with which option texts, under which torch."""
 
     pid: int
-    started_s: float
     texts: Mapping[str, str]
     torch_version: str
 
@@ -99,11 +97,8 @@ def stats() -> dict[str, Any]:
             "tencache.enable() first, or start the program with `tencache run -- …`."
         )
     result = core().stats()
-    result.setdefault("wall_s", time.monotonic() - _enabled.started_s)
-    versions = result.setdefault("versions", {})
-    versions.setdefault("tencache", package_version())
-    versions.setdefault("torch", _enabled.torch_version)
-    versions.setdefault("python", platform.python_version())
+    # The core knows its own version only.
+    result["versions"].update(torch=_enabled.torch_version, python=platform.python_version())
     return result
 
 
@@ -178,12 +173,12 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # Counted first: once the shim is in, new tensors are ours.
         _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
         doors.install()
-    except TencacheError:
+    except Exception:  # A warning too, where the program made warnings errors.
         if not library.is_started():
             for name, text in texts_before.items():
                 library.set_option(name, text)
         raise
-    _enabled = _Enabled(os.getpid(), time.monotonic(), texts, torch_version)
+    _enabled = _Enabled(os.getpid(), texts, torch_version)
     _inductor.install(library, doors)
     atexit.register(_at_exit)
 
