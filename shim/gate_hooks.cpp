@@ -16,8 +16,7 @@
 #include "thread_state.h"
 
 #ifndef NDEBUG
-#error \
-    "Compile the shim with -DNDEBUG: without it at::RecordFunction has another layout than in libtorch."
+#error "Compile the shim with -DNDEBUG: libtorch has another RecordFunction without it."
 #endif
 
 namespace tencache::shim {
