@@ -8,6 +8,7 @@ operator brought back. A pin that was not given back shows as a tensor that can 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 from conftest import Finished
@@ -200,6 +201,11 @@ evict(fresh)
     )
 
 
+@pytest.mark.skipif(
+    version("torch").startswith("2.15"),
+    reason="torch 2.15 calls operators defined in Python past the dispatcher, so no event tells "
+    "of the outer one; its tensors may go cold meanwhile, which is slow but right",
+)
 def test_pins_last_for_the_outermost_op(run_python: Run) -> None:
     run_python(
         PROBE,
