@@ -117,7 +117,9 @@ TEST_F(WriteBarrierDeathTest, SentSignalKills) {
   EXPECT_EXIT(kill(getpid(), SIGSEGV); pause(), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
-void exit_with_info(int, siginfo_t* info, void*) { _exit(info->si_addr == forbidden_page() ? 42 : 43); }
+void exit_with_info(int, siginfo_t* info, void*) {
+  _exit(info->si_addr == forbidden_page() ? 42 : 43);
+}
 void exit_plainly(int) { _exit(44); }
 
 void install(void (*handler)(int, siginfo_t*, void*)) {
