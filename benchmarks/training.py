@@ -2,9 +2,10 @@
 """The programs that the benchmarks train: a GPT-2 of the transformers library and a small CNN.
 
 Run as a worker (support.run_worker) it trains one of them and answers with the time of each step,
-the losses to the last bit, a digest of all parameters and optimizer states, memory use, and what
-tencache counted from the end of the warm-up to the last step. The training loop itself is plain
-PyTorch: it does not know whether tencache is there.
+the processor time of all its threads, the losses to the last bit, a digest of all parameters and
+optimizer states, memory use, and what tencache counted from the end of the warm-up to the last
+step. A job may name a `usage_file` of a memory cgroup, which is read before the model is built. The
+training loop itself is plain PyTorch: it does not know whether tencache is there.
 
 Data are random and come from seeds, so two workers with the same job compute the same numbers.
 """
@@ -247,18 +248,21 @@ def train(request: Mapping[str, Any]) -> None:
     program = build(request["shape"])
     losses: list[float] = []
     step_s: list[float] = []
+    processor_s: list[float] = []
     stats_before = None
     for number in range(request["warmup"] + request["steps"]):
         if number == request["warmup"]:
             stats_before = support.tencache_stats()
-        begin = time.perf_counter()
+        begin, processor_begin = time.perf_counter(), time.process_time()
         losses.append(_train_step(program, number))
         step_s.append(time.perf_counter() - begin)
+        processor_s.append(time.process_time() - processor_begin)
     stats = support.tencache_stats()
     support.answer(
         {
             "parameters": sum(parameter.numel() for parameter in program.model.parameters()),
             "step_s": step_s[request["warmup"] :],
+            "step_processor_s": processor_s[request["warmup"] :],
             "warmup_s": step_s[: request["warmup"]],
             "loss_bits": [struct.pack(">f", loss).hex() for loss in losses],
             "losses": losses,

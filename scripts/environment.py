@@ -25,7 +25,8 @@ PYTHON_MIN = (3, 10)
 
 # The names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers carry
 # their version, so that every machine compiles and formats alike.
-BUILD_PACKAGES = ("g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
+# The core is part of several builds with the same flags: ccache compiles it once.
+BUILD_PACKAGES = ("ccache", "g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 # torch.compile, which is tested, calls g++ by that name and includes Python.h.
 TEST_PACKAGES = (
     "binutils",
@@ -185,6 +186,9 @@ def build_environment() -> dict[str, str]:
     }
     if "CXX" not in os.environ and shutil.which("g++-12"):
         variables["CXX"] = "g++-12"
+    if shutil.which("ccache"):
+        # Builds differ in their folder, which -g alone would write into the objects.
+        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_NOHASHDIR": "1"}
     return variables
 
 

@@ -204,6 +204,16 @@ void poll_collectives() {
   if (!remaining.empty()) put_back(std::move(remaining));
 }
 
+void lock_collectives() { pending().mutex.lock(); }
+void unlock_collectives() { pending().mutex.unlock(); }
+
+void forget_collectives() {
+  // Left to the child's process: destroying a Work could wait for the parent's threads.
+  static auto* const forgotten = new std::vector<Pending>;
+  std::move(pending().entries.begin(), pending().entries.end(), std::back_inserter(*forgotten));
+  pending().entries.clear();
+}
+
 size_t pending_collectives() {
   PendingList& list = pending();
   const std::lock_guard lock(list.mutex);
@@ -218,6 +228,9 @@ void install_collectives() {}
 size_t collective_count() { return 0; }
 void release_completed_collectives() {}
 void poll_collectives() {}
+void lock_collectives() {}
+void unlock_collectives() {}
+void forget_collectives() {}
 size_t pending_collectives() { return 0; }
 
 #endif

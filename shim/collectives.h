@@ -32,6 +32,11 @@ void release_completed_collectives();
 /// The same for the migrator's thread: the poll callback of the runtime.
 void poll_collectives();
 
+/// For fork_guard.h: the list's lock around a fork, and the list emptied in the child (lock held).
+void lock_collectives();
+void unlock_collectives();
+void forget_collectives();
+
 /// How many Works are being waited for.
 size_t pending_collectives();
 

@@ -16,6 +16,7 @@
 
 #include "collectives.h"
 #include "cpu_allocator.h"
+#include "fork_guard.h"
 #include "gate_hooks.h"
 #include "list_split.h"
 #include "operator_table.h"
@@ -47,6 +48,7 @@ int install(tencache_error* error) {
   const int code = tencache_start(error);
   if (code != TENCACHE_OK) return code;
   install_tensor_walk();
+  install_fork_guard();
   install_operator_table();
   install_list_split();
   install_collectives();

@@ -188,6 +188,9 @@ void install_operator_table() {
   (void)handle;
 }
 
+void lock_operator_table() { table().mutex.lock(); }
+void unlock_operator_table() { table().mutex.unlock(); }
+
 size_t operator_count() {
   Table& entries = table();
   const std::lock_guard lock(entries.mutex);

@@ -64,6 +64,10 @@ OperatorInfo& operator_info(const c10::FunctionSchema& schema);
 /// Starts to follow deregistrations. Before any event is looked up; once.
 void install_operator_table();
 
+/// For fork_guard.h: the table's lock, taken and given back around a fork.
+void lock_operator_table();
+void unlock_operator_table();
+
 /// Operators known so far.
 size_t operator_count();
 

@@ -2,6 +2,7 @@
 #include "backend/machine.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <vector>
@@ -11,9 +12,10 @@
 namespace tencache {
 namespace {
 
-// Kept free for Python, libraries and the page cache: a tenth, at least this much.
-constexpr uint64_t kReserveBytesMin = 512 * kMiB;
-constexpr uint64_t kBudgetBytesMin = 256 * kMiB;
+// Kept free for what does not come from our allocator: libraries that are imported later, stacks,
+// Python's objects, the page cache. A tenth, at least this much where that leaves half.
+constexpr uint64_t kReserveBytesMin = kGiB;
+constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
 std::optional<uint64_t> read_number(const std::string& path) {
   std::ifstream file(path);
@@ -106,6 +108,11 @@ std::string chosen_word(const std::string& path) {
   return "absent";
 }
 
+uint64_t local_ranks() {
+  const char* text = getenv("LOCAL_WORLD_SIZE");
+  return text == nullptr ? 1 : std::max<uint64_t>(strtoull(text, nullptr, 10), 1);
+}
+
 }  // namespace
 
 MachineMemory probe_memory() {
@@ -115,6 +122,7 @@ MachineMemory probe_memory() {
   memory.swap_bytes = read_field("/proc/meminfo", "SwapTotal:") * kKiB;
   memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
   memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
+  memory.local_ranks = local_ranks();
   if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
     memory.cgroup_limit_bytes = cgroup->limit_bytes;
     memory.cgroup_used_bytes = cgroup->used_bytes;
@@ -135,10 +143,12 @@ DefaultBudget default_device_budget(const MachineMemory& memory) {
       reason << format_bytes(left) << " left under the cgroup limit of " << format_bytes(limit);
     }
   }
-  const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 4));
+  const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 2));
+  const uint64_t share = (left - reserve) / memory.local_ranks;
   DefaultBudget budget;
-  budget.bytes = std::max(kBudgetBytesMin, round_up(left - reserve, kMiB));
+  budget.bytes = std::max(kBudgetBytesMin, round_up(share, kMiB));
   reason << " less a reserve of " << format_bytes(reserve);
+  if (memory.local_ranks > 1) reason << ", shared by " << memory.local_ranks << " ranks";
   budget.reason = reason.str();
   return budget;
 }

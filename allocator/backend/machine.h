@@ -18,12 +18,14 @@ struct MachineMemory {
   uint64_t swap_bytes = 0;                     // SwapTotal
   uint64_t map_count_max = 65530;              // vm.max_map_count
   std::string huge_pages;                      // "always", "madvise", "never" or "absent"
+  uint64_t local_ranks = 1;                    // LOCAL_WORLD_SIZE: processes torchrun started here
 };
 
 MachineMemory probe_memory();
 
 /// The default budget of the device tier: what is left now, less a reserve for everything that does
-/// not come from our allocator, and where the figure comes from ("cgroup limit 4.00 GiB, ...").
+/// not come from our allocator, shared evenly by the ranks of one launch; and where the figure
+/// comes from ("6.00 GiB left under the cgroup limit of 8.00 GiB less ...").
 struct DefaultBudget {
   uint64_t bytes = 0;
   std::string reason;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <forward_list>
 #include <mutex>
 
 namespace tencache {
@@ -24,8 +25,7 @@ std::atomic<uintptr_t> g_arena_base{0};
 std::atomic<uint64_t> g_arena_bytes{0};
 std::atomic<FaultJudge> g_judge{nullptr};
 
-// The handler that was in front before ours. Replaced, never changed in place, because the handler
-// may be reading it on another thread; the few old ones are leaked for that reason.
+// The handler that was in front before ours: one that remember_previous() keeps.
 std::atomic<const struct sigaction*> g_previous{nullptr};
 std::atomic<uint64_t> g_waited{0};
 std::atomic<uintptr_t> g_last_retry_address{0};
@@ -98,6 +98,13 @@ void handle_fault(int signal_number, siginfo_t* info, void* context) {
   errno = saved_errno;
 }
 
+// Under the lock of ensure_installed(). The few that were there before stay where they are, because
+// another thread's handler may be reading one.
+void remember_previous(const struct sigaction& action) {
+  static auto* const seen = new std::forward_list<struct sigaction>;
+  g_previous.store(&seen->emplace_front(action), std::memory_order_release);
+}
+
 bool is_our_action(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &handle_fault;
 }
@@ -127,15 +134,13 @@ Status WriteBarrier::ensure_installed() {
     return status_from_errno(errno, "reading the SIGSEGV handler");
   }
   if (is_our_action(current)) return Status::ok();
-  g_previous.store(new struct sigaction(current), std::memory_order_release);
+  remember_previous(current);
   struct sigaction replaced = {};
   if (sigaction(SIGSEGV, &ours, &replaced) != 0) {
     return status_from_errno(errno, "installing the SIGSEGV handler");
   }
   // Another thread may have installed one between the two calls.
-  if (replaced.sa_handler != current.sa_handler) {
-    g_previous.store(new struct sigaction(replaced), std::memory_order_release);
-  }
+  if (replaced.sa_handler != current.sa_handler) remember_previous(replaced);
   return Status::ok();
 }
 

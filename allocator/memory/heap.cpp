@@ -33,6 +33,7 @@ Heap::Heap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
       disk_(disk),
       budget_(budget),
       stats_(stats),
+      small_blocks_(budget),
       granules_(arena.bytes() / kGranuleBytes) {}
 
 Result<Allocation> Heap::allocate(uint64_t bytes) {
@@ -90,20 +91,23 @@ Result<Allocation> Heap::allocate_small(uint64_t bytes) {
   }
   if (is_passive_.load(std::memory_order_relaxed)) return Allocation{address, nullptr};
   const uint64_t usable = malloc_usable_size(address);
-  if (!budget_.try_reserve(usable)) {
-    Status status = reserve(usable, bytes);
+  if (const uint64_t more = small_blocks_.add(usable)) {
+    Status status = reserve(more, bytes);
     if (!status.is_ok()) {
+      small_blocks_.remove(usable);
       ::free(address);
       return status;
     }
+    small_blocks_.confirm(more);
   }
   if (budget_.needs_attention()) room_maker_->on_attention();
   return Allocation{address, nullptr};
 }
 
 void Heap::free_small(void* address) {
-  if (!is_passive_.load(std::memory_order_relaxed)) budget_.release(malloc_usable_size(address));
+  const uint64_t usable = malloc_usable_size(address);
   ::free(address);
+  if (!is_passive_.load(std::memory_order_relaxed)) small_blocks_.remove(usable);
 }
 
 Extent* Heap::pop_cached(uint64_t bytes) {
@@ -184,7 +188,7 @@ Result<Extent*> Heap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
   return extent;
 }
 
-// The rungs: room under the budget -> cached extents -> evictions -> an error, or over the budget.
+// The rungs: room under the budget -> what is cached -> evictions -> an error, or over the budget.
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (budget_.try_reserve(bytes)) return Status::ok();
   while (drop_cached(bytes) > 0) {
@@ -319,6 +323,7 @@ uint64_t Heap::drop_cached(uint64_t bytes) {
     give_back(extent);
     budget_.release(extent_bytes);
   }
+  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim();
   return dropped_bytes;
 }
 

@@ -2,12 +2,11 @@
 //
 // Heap: the front door, allocate() and free(). Requests below the extent threshold go to malloc and
 // are always resident; above it each is an extent. A freed extent keeps its pages and waits in a
-// cache for a request of the same size; the cache is part of the device tier's use and the first
-// thing that goes when room is needed.
+// cache for a request of the same size; the cache, and what malloc keeps likewise, is part of the
+// device tier's use and the first thing that goes when room is needed.
 //
 // Invariants
-//   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging or Cached, and
-//   of
+//   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging or Cached, and of
 //      every small block, are reserved in the budget.
 //   2. The table names every extent that is not Vacant.
 //   3. A slot belongs to at most one extent.
@@ -32,6 +31,7 @@
 #include "memory/budget.h"
 #include "memory/extent.h"
 #include "memory/extent_table.h"
+#include "memory/small_blocks.h"
 #include "tier/disk_tier.h"
 #include "tier/range_allocator.h"
 
@@ -88,8 +88,8 @@ class Heap {
   uint64_t extent_count() const { return extent_count_.load(std::memory_order_relaxed); }
   uint64_t cached_bytes() const { return cached_bytes_.load(std::memory_order_relaxed); }
 
-  /// Gives cached extents back to the machine, oldest first, until `bytes` are released or none is
-  /// left; returns what was released.
+  /// Gives cached extents back to the machine, oldest first, then what malloc keeps of small blocks,
+  /// until `bytes` are released or none is left; returns what was released.
   uint64_t drop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
@@ -117,6 +117,7 @@ class Heap {
 
   AddressArena& arena() { return arena_; }
   Budget& budget() { return budget_; }
+  const SmallBlocks& small_blocks() const { return small_blocks_; }
 
  private:
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
@@ -146,6 +147,7 @@ class Heap {
   DiskTier* const disk_;
   Budget& budget_;
   Stats& stats_;
+  SmallBlocks small_blocks_;
   RoomMaker* room_maker_ = nullptr;
 
   // Written by whoever allocates or frees, read for limits and statistics: exactness over several

@@ -62,14 +62,23 @@ class HeldChild {
     // A byte and not the end of the pipe: children that were forked later hold it open.
     const char byte = 0;
     (void)!write(go_, &byte, 1);
+    return wait();
+  }
+
+  /// Kills the child and waits for its end; the exit status.
+  int kill_and_wait() {
+    kill(pid_, SIGKILL);
+    return wait();
+  }
+
+ private:
+  int wait() {
     close(go_);
     int status = 0;
     waitpid(std::exchange(pid_, -1), &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
-  pid_t pid() const { return pid_; }
 
- private:
   pid_t pid_ = -1;
   int go_ = -1;
 };
@@ -248,8 +257,7 @@ TEST_F(DiskTierForkTest, AKilledChildIsGone) {
   HeldChild child(*tier_);
   tier_->release(slot);
   EXPECT_EQ(overwrite_all_free(), kQuota / kBytes - 1);
-  kill(child.pid(), SIGKILL);
-  EXPECT_EQ(child.finish(), 128 + SIGKILL);
+  EXPECT_EQ(child.kill_and_wait(), 128 + SIGKILL);
   EXPECT_EQ(overwrite_all_free(), kQuota / kBytes);
 }
 

@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "support/test_engine.h"
 
@@ -53,6 +55,83 @@ TEST(EngineTest, RecycledExtentIsNotPresumedEqualToASlotItLost) {
   for (uint64_t offset = 0; offset < kMiB; ++offset) ASSERT_EQ(second[offset], 7) << offset;
   EXPECT_TRUE(has_pattern(other, 2 * kMiB, 2));
   EXPECT_EQ(engine.check_books(), "");
+}
+
+TEST(EngineTest, ChaosEvictsAtTheEndOfOutermostOps) {
+  TestEngine engine([](EngineConfig& config) { config.chaos = ChaosConfig{7, 1.0}; });
+  char* a = engine.allocate(kMiB);
+  char* b = engine.allocate(kMiB);
+  fill_pattern(a, kMiB, 1);
+  fill_pattern(b, kMiB, 2);
+  {
+    const GateScope outer(engine, {a});
+    { const GateScope inner(engine, {b}); }
+    EXPECT_TRUE(engine.is_resident(b)) << "an inner op ended";
+  }
+  EXPECT_TRUE(engine.is_cold(a));
+  EXPECT_TRUE(engine.is_cold(b));
+  EXPECT_EQ(engine.read(engine.stats().chaos_evictions), 2u);
+  for (int round = 0; round < 20; ++round) {
+    const GateScope op(engine, {a, b});
+    ASSERT_TRUE(has_pattern(a, kMiB, 1));
+    ASSERT_TRUE(has_pattern(b, kMiB, 2));
+  }
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+TEST(EngineTest, ChaosOfOneSeedIsTheSameEachTime) {
+  std::vector<uint64_t> evictions;
+  for (int run = 0; run < 2; ++run) {
+    TestEngine engine([](EngineConfig& config) { config.chaos = ChaosConfig{99, 0.5}; });
+    char* address = engine.allocate(kPageBytes);
+    for (int op = 0; op < 60; ++op) engine.use({address});
+    evictions.push_back(engine.read(engine.stats().chaos_evictions));
+  }
+  EXPECT_EQ(evictions[0], evictions[1]);
+  EXPECT_GT(evictions[0], 10u);
+  EXPECT_LT(evictions[0], 50u);
+}
+
+TEST(EngineTest, EveryWayToTheDiskKeepsTheBytes) {
+  for (const Choice io_uring : {Choice::kAuto, Choice::kOff}) {
+    for (const Choice direct_io : {Choice::kAuto, Choice::kOff}) {
+      TestEngine engine([&](EngineConfig& config) {
+        config.disk->io_uring = io_uring;
+        config.disk->direct_io = direct_io;
+      });
+      char* address = engine.allocate(5 * kMiB + 3);
+      for (uint64_t round = 0; round < 3; ++round) {
+        fill_pattern(address, 5 * kMiB, round);
+        ASSERT_TRUE(engine.evict(address));
+        EXPECT_TRUE(has_pattern(address, 5 * kMiB, round));
+        engine.use({address});
+        EXPECT_TRUE(has_pattern(address, 5 * kMiB, round));
+      }
+    }
+  }
+}
+
+TEST(EngineTest, SpillDirectoryThatIsMissingIsAnError) {
+  EngineConfig config;
+  config.budget_bytes = kMiB;
+  config.arena_bytes = TestEngine::kArenaBytes;
+  config.disk.emplace();
+  config.disk->directory = "/nonexistent/spill";
+  config.disk->quota_bytes = kGiB;
+  const Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config));
+  ASSERT_FALSE(engine.is_ok());
+  EXPECT_NE(engine.status().message().find("/nonexistent/spill"), std::string::npos);
+}
+
+TEST(EngineTest, SeveralMayLiveOneAfterAnother) {
+  for (int life = 0; life < 5; ++life) {
+    TestEngine engine;
+    char* address = engine.allocate(kMiB);
+    fill_pattern(address, kMiB, 1);
+    ASSERT_TRUE(engine.evict(address));
+    engine.use({address});
+    ASSERT_TRUE(has_pattern(address, kMiB, 1));
+  }
 }
 
 }  // namespace

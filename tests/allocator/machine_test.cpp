@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <sys/sysinfo.h>
 
+#include <cstdlib>
+
 #include "base/units.h"
 
 namespace tencache {
@@ -40,9 +42,28 @@ TEST(DefaultBudgetTest, LeavesATenthOfWhatIsAvailable) {
   EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 4.00 GiB");
 }
 
-TEST(DefaultBudgetTest, LeavesHalfAGibibyteOnSmallMachines) {
-  EXPECT_EQ(default_device_budget(machine(3 * kGiB)).bytes, 3 * kGiB - 512 * kMiB);
-  EXPECT_EQ(default_device_budget(machine(kGiB)).bytes, 768 * kMiB) << "a quarter at most";
+TEST(DefaultBudgetTest, LeavesAGibibyteOnSmallMachines) {
+  EXPECT_EQ(default_device_budget(machine(3 * kGiB)).bytes, 2 * kGiB);
+  EXPECT_EQ(default_device_budget(machine(kGiB)).bytes, 512 * kMiB) << "half at most";
+}
+
+TEST(DefaultBudgetTest, IsSharedByTheRanksOfOneLaunch) {
+  MachineMemory memory = machine(40 * kGiB);
+  memory.local_ranks = 4;
+  const DefaultBudget budget = default_device_budget(memory);
+  EXPECT_EQ(budget.bytes, 9 * kGiB);
+  EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 4.00 GiB, shared by 4 ranks");
+}
+
+TEST(DefaultBudgetTest, RanksAreWhatTorchrunTells) {
+  setenv("LOCAL_WORLD_SIZE", "3", 1);
+  EXPECT_EQ(probe_memory().local_ranks, 3u);
+  for (const char* nonsense : {"0", "many", ""}) {
+    setenv("LOCAL_WORLD_SIZE", nonsense, 1);
+    EXPECT_EQ(probe_memory().local_ranks, 1u) << nonsense;
+  }
+  unsetenv("LOCAL_WORLD_SIZE");
+  EXPECT_EQ(probe_memory().local_ranks, 1u);
 }
 
 TEST(DefaultBudgetTest, ObeysTheCgroup) {
@@ -50,7 +71,7 @@ TEST(DefaultBudgetTest, ObeysTheCgroup) {
   memory.cgroup_limit_bytes = 8 * kGiB;
   memory.cgroup_used_bytes = 2 * kGiB;
   const DefaultBudget budget = default_device_budget(memory);
-  EXPECT_EQ(budget.bytes, round_up(6 * kGiB - 6 * kGiB / 10, kMiB));
+  EXPECT_EQ(budget.bytes, 5 * kGiB);
   EXPECT_NE(budget.reason.find("6.00 GiB left under the cgroup limit of 8.00 GiB"),
             std::string::npos)
       << budget.reason;
@@ -66,8 +87,8 @@ TEST(DefaultBudgetTest, IsNeverBelowItsLeast) {
   MachineMemory memory = machine(40 * kGiB);
   memory.cgroup_limit_bytes = kGiB;
   memory.cgroup_used_bytes = 2 * kGiB;  // above its limit: being reclaimed
-  EXPECT_EQ(default_device_budget(memory).bytes, 256 * kMiB);
-  EXPECT_EQ(default_device_budget(machine(0)).bytes, 256 * kMiB);
+  EXPECT_EQ(default_device_budget(memory).bytes, 128 * kMiB);
+  EXPECT_EQ(default_device_budget(machine(0)).bytes, 128 * kMiB);
 }
 
 }  // namespace

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from differential import environment_for
+from differential import assert_budget_kept, environment_for
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
-SIZE = ("--layers", "6", "--width", "640", "--heads", "10", "--sequence", "64")
+SIZE = ("--layers", "8", "--width", "896", "--heads", "14", "--sequence", "64")
 STEPS = ("--batch", "4", "--steps", "4", "--eval-blocks", "4")
-TIMEOUT_S = 400
+TIMEOUT_S = 900
 ROOT = Path("/sys/fs/cgroup")
 # Page tables, the threads' stacks, io_uring's rings, the pages of files that are being written.
 SLACK_BYTES = 96 << 20
@@ -133,20 +133,15 @@ def test_finishes_where_stock_is_killed(cgroup: Cgroup, tmp_path: Path) -> None:
     status, output, report = train(tmp_path / "stock", GIVE_BACK, cgroup)
     assert status == -signal.SIGKILL and report is None, f"{status}\n{output}"
 
-    budgets = {"asked": str(2 * tensors_bytes // 5)}
+    budgets = {"asked": {"TENCACHE_DEVICE_MEMORY": str(2 * tensors_bytes // 5)}, "found": {}}
     for name, budget in budgets.items():
-        variables = {
-            "TENCACHE": "1",
-            "TENCACHE_STATS": str(tmp_path / f"{name}.json"),
-            "TENCACHE_DEVICE_MEMORY": budget,
-        }
-        status, output, report = train(tmp_path / name, variables, cgroup)
+        stats_path = tmp_path / f"{name}.json"
+        variables = {"TENCACHE": "1", "TENCACHE_STATS": str(stats_path)}
+        status, output, report = train(tmp_path / name, variables | budget, cgroup)
         assert status == 0 and report is not None, f"{name}: {status}\n{output}"
         for key in EXACT:
             assert report[key] == stock[key], (name, key)
-        stats = json.loads((tmp_path / f"{name}.json").read_text())
+        stats = json.loads(stats_path.read_text())
         assert stats["bytes"]["evicted"] > 0, (name, stats)
         assert stats["budget"]["device"] < limit_bytes, (name, stats)
-        assert stats["peak"]["device"] <= stats["budget"]["device"] or (
-            stats["over_budget"]["events"] > 0
-        ), (name, stats)
+        assert_budget_kept(stats)

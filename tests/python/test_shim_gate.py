@@ -410,3 +410,41 @@ evict(a, b)
 """,
         env=EXTENTS,
     )
+
+
+def test_fork_while_other_threads_meet_operators(run_python: Run) -> None:
+    # A fresh thread knows no operator, so each op of it takes the table's lock; a child in which
+    # that lock stayed taken would hang at its first operator.
+    run_python(
+        PROBE,
+        """
+import os, time
+warnings.simplefilter("ignore", DeprecationWarning)
+running = True
+
+def meet_operators():
+    while running:
+        thread = threading.Thread(target=lambda: make(8).mul(2).add(3).neg().abs().sum())
+        thread.start()
+        thread.join()
+
+others = [threading.Thread(target=meet_operators) for _ in range(3)]
+[each.start() for each in others]
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.ones(8).cumprod(0).tolist() == [1.0] * 8 else 1)
+    for _ in range(2000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+        raise AssertionError("the child hangs")
+    assert status == 0
+running = False
+[each.join() for each in others]
+""",
+        env=EXTENTS,
+    )

@@ -59,7 +59,7 @@ std::string TestEngine::check_books(uint64_t small_bytes) {
 }
 
 std::string TestEngine::check_books_once(uint64_t small_bytes) {
-  uint64_t device_bytes = small_bytes;
+  uint64_t device_bytes = engine_->heap().small_blocks().reserved();
   uint64_t cached_bytes = 0;
   uint64_t slot_bytes = 0;
   uint64_t count = 0;
@@ -84,6 +84,10 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   };
   Heap& heap = engine_->heap();
   if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
+  if (heap.small_blocks().used() != small_bytes) {
+    return differs("small bytes", heap.small_blocks().used(), small_bytes);
+  }
+  if (heap.small_blocks().reserved() < small_bytes) return "small blocks without room";
   if (heap.cached_bytes() != cached_bytes) {
     return differs("cached bytes", heap.cached_bytes(), cached_bytes);
   }
