@@ -6,8 +6,8 @@
 // device tier's use and the first thing that goes when room is needed.
 //
 // Invariants
-//   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging or Cached, and of
-//      every small block, are reserved in the budget.
+//   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging or Cached, and
+//      of every small block, are reserved in the budget.
 //   2. The table names every extent that is not Vacant.
 //   3. A slot belongs to at most one extent.
 //
@@ -88,8 +88,8 @@ class Heap {
   uint64_t extent_count() const { return extent_count_.load(std::memory_order_relaxed); }
   uint64_t cached_bytes() const { return cached_bytes_.load(std::memory_order_relaxed); }
 
-  /// Gives cached extents back to the machine, oldest first, then what malloc keeps of small blocks,
-  /// until `bytes` are released or none is left; returns what was released.
+  /// Gives cached extents back to the machine, oldest first, then what malloc keeps of small
+  /// blocks, until `bytes` are released or none is left; returns what was released.
   uint64_t drop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
