@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/address_arena.h"
 #include "base/units.h"
 #include "support/random.h"
 
@@ -100,7 +101,6 @@ TEST_F(SmallBlocksTest, BooksStayRightWhileOthersTrim) {
         for (int round = 0; round < 2000; ++round) {
           const uint64_t bytes = random.between(1, 16 * kMiB);
           add(bytes);
-          ASSERT_GE(budget_.used(), bytes);
           blocks_.remove(bytes);
           if (round % 3 == 0) blocks_.trim();
         }
