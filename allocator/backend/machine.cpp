@@ -60,20 +60,25 @@ std::optional<std::string> cgroup_path(bool version_2) {
   return std::nullopt;
 }
 
-// Limits bind at every level, so walk to the root and keep the lowest.
-std::optional<CgroupMemory> lowest_limit(const std::string& mount, std::string path,
-                                         const char* limit_file, const char* usage_file,
-                                         const char* cache_field) {
-  std::optional<CgroupMemory> lowest;
+uint64_t left_in(const CgroupMemory& cgroup) {
+  return cgroup.limit_bytes - std::min(cgroup.limit_bytes, cgroup.used_bytes);
+}
+
+// Limits bind at every level, so walk to the root and keep the one that leaves least.
+std::optional<CgroupMemory> tightest_limit(const std::string& mount, std::string path,
+                                           const char* limit_file, const char* usage_file,
+                                           const char* cache_field) {
+  std::optional<CgroupMemory> tightest;
   for (;;) {
     const std::string folder = mount + (path == "/" ? "" : path);
     const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
-    if (limit && (!lowest || *limit < lowest->limit_bytes)) {
+    if (limit) {
       const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
       const uint64_t cache = read_field(folder + "/memory.stat", cache_field);
-      lowest = CgroupMemory{*limit, usage - std::min(usage, cache)};
+      const CgroupMemory found{*limit, usage - std::min(usage, cache)};
+      if (!tightest || left_in(found) < left_in(*tightest)) tightest = found;
     }
-    if (path.empty() || path == "/") return lowest;
+    if (path.empty() || path == "/") return tightest;
     path.erase(path.rfind('/'));
   }
 }
@@ -83,17 +88,17 @@ std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
   auto consider = [&](const std::optional<CgroupMemory>& candidate) {
     // An unlimited v1 group reads as a number near 2^63: no limit at all.
     if (!candidate || candidate->limit_bytes >= total_bytes) return;
-    if (!found || candidate->limit_bytes < found->limit_bytes) found = candidate;
+    if (!found || left_in(*candidate) < left_in(*found)) found = candidate;
   };
   for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
     // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
     for (const std::string& path : {cgroup_path(true).value_or("/"), std::string("/")}) {
-      consider(lowest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
+      consider(tightest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
     }
   }
   for (const std::string& path : {cgroup_path(false).value_or("/"), std::string("/")}) {
-    consider(lowest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                          "memory.usage_in_bytes", "total_inactive_file"));
+    consider(tightest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                            "memory.usage_in_bytes", "total_inactive_file"));
   }
   return found;
 }

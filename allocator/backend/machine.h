@@ -13,7 +13,7 @@ namespace tencache {
 struct MachineMemory {
   uint64_t total_bytes = 0;                    // MemTotal
   uint64_t available_bytes = 0;                // MemAvailable
-  std::optional<uint64_t> cgroup_limit_bytes;  // the lowest limit on the way to the root
+  std::optional<uint64_t> cgroup_limit_bytes;  // the one on the way to the root that leaves least
   uint64_t cgroup_used_bytes = 0;              // of that cgroup, reclaimable page cache excluded
   uint64_t swap_bytes = 0;                     // SwapTotal
   uint64_t map_count_max = 65530;              // vm.max_map_count

@@ -116,4 +116,8 @@ std::string format_bytes(uint64_t bytes) {
   return buffer;
 }
 
+std::string option_bytes(uint64_t bytes) {
+  return std::to_string(bytes / kMiB + (bytes % kMiB == 0 ? 0 : 1)) + "MiB";
+}
+
 }  // namespace tencache

@@ -30,4 +30,7 @@ Result<uint64_t> parse_bytes(std::string_view text);
 /// "1.50 GiB", "640 MiB", "12 B": powers of 1024, three significant digits.
 std::string format_bytes(uint64_t bytes);
 
+/// "1537MiB": a size that an option takes, rounded up to whole MiB so that it is surely enough.
+std::string option_bytes(uint64_t bytes);
+
 }  // namespace tencache

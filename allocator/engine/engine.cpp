@@ -97,8 +97,7 @@ void Engine::wire() {
   migrator_config.before_pass = config_.before_pass;
   migrator_config.on_first_spill = config_.on_first_spill;
   migrator_config.current_op = [this] { return gate_->current_op(); };
-  migrator_ =
-      std::make_unique<Migrator>(*heap_, migrations_.get(), stats_, std::move(migrator_config));
+  migrator_ = std::make_unique<Migrator>(*heap_, migrations_.get(), std::move(migrator_config));
   heap_->set_room_maker(migrator_.get());
   WriteBarrier::configure(arena_->base(), arena_->bytes(), &judge_fault);
   g_table.store(table_.get(), std::memory_order_release);

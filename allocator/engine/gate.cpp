@@ -135,13 +135,18 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
 }
 
 TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin) {
-  const uint64_t begin_ns = now_ns();
   std::vector<Extent*> missing;
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) missing.push_back(extent);
   }
-  if (!missing.empty()) migrations_->fetch(missing);
+  fetch(missing);
+}
+
+void Gate::fetch(const std::vector<Extent*>& missing) {
+  if (missing.empty()) return;
+  const uint64_t begin_ns = now_ns();
+  migrations_->fetch(missing);
   add(stats_.stall_ns, now_ns() - begin_ns);
 }
 
@@ -218,7 +223,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
       }
     }
   }
-  if (!missing.empty()) migrations_->fetch(missing);
+  fetch(missing);
   return hold->extents.empty() ? nullptr : hold.release();
 }
 

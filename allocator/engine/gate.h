@@ -92,6 +92,7 @@ class Gate {
   ThreadOps& thread_ops();
   ThreadOps& thread_ops_slow();
   void fetch_slow(ThreadOps& thread, size_t first_pin);
+  void fetch(const std::vector<Extent*>& missing);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 
   // Constant after construction.

@@ -38,10 +38,9 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
 
 }  // namespace
 
-Migrator::Migrator(Heap& heap, Migrations* migrations, Stats& stats, MigratorConfig config)
+Migrator::Migrator(Heap& heap, Migrations* migrations, MigratorConfig config)
     : heap_(heap),
       migrations_(migrations),
-      stats_(stats),
       config_(std::move(config)),
       headroom_bytes_(headroom_for(heap.budget().limit())) {}
 
@@ -82,25 +81,21 @@ void Migrator::on_attention() {
 bool Migrator::make_room(uint64_t bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
-  const uint64_t begin_ns = now_ns();
   bool has_room = false;
-  {
-    MutexLock lock(mutex_);
-    demand_bytes_ += bytes;
-    const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
-    work_arrived_.notify_one();
-    for (;;) {
-      has_room = heap_.budget().try_reserve(bytes);
-      if (has_room) break;
-      if (last_fruitless_ >= ticket) {
-        *reason = fruitless_reason_;
-        break;
-      }
-      room_changed_.wait(mutex_);
+  MutexLock lock(mutex_);
+  demand_bytes_ += bytes;
+  const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
+  work_arrived_.notify_one();
+  for (;;) {
+    has_room = heap_.budget().try_reserve(bytes);
+    if (has_room) break;
+    if (last_fruitless_ >= ticket) {
+      *reason = fruitless_reason_;
+      break;
     }
-    demand_bytes_ -= bytes;
+    room_changed_.wait(mutex_);
   }
-  add(stats_.stall_ns, now_ns() - begin_ns);
+  demand_bytes_ -= bytes;
   return has_room;
 }
 

@@ -25,9 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/mutex.h"
-#include "base/stats.h"
 #include "engine/migrations.h"
 #include "memory/heap.h"
 
@@ -43,7 +41,7 @@ struct MigratorConfig {
 class Migrator final : public RoomMaker {
  public:
   /// `migrations` is null in strict mode: then nothing is ever evicted.
-  Migrator(Heap& heap, Migrations* migrations, Stats& stats, MigratorConfig config);
+  Migrator(Heap& heap, Migrations* migrations, MigratorConfig config);
   /// Stops the worker after the pass under way.
   ~Migrator() override;
 
@@ -71,7 +69,6 @@ class Migrator final : public RoomMaker {
   // Constant after construction.
   Heap& heap_;
   Migrations* const migrations_;
-  Stats& stats_;
   const MigratorConfig config_;
   const uint64_t headroom_bytes_;
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -188,9 +189,22 @@ Result<Extent*> Heap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
   return extent;
 }
 
-// The rungs: room under the budget -> what is cached -> evictions -> an error, or over the budget.
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (budget_.try_reserve(bytes)) return Status::ok();
+  const uint64_t begin_ns = now_ns();
+  Status status = climb(bytes, requested_bytes);
+  add(stats_.stall_ns, now_ns() - begin_ns);
+  return status;
+}
+
+void Heap::reserve_or_exceed(uint64_t bytes) {
+  if (budget_.try_reserve(bytes) || climb(bytes, bytes).is_ok()) return;
+  count_over_budget(bytes, budget_.force_reserve(bytes));
+}
+
+// The rungs: what is cached -> evictions -> evictions also of what no op has named yet -> an error,
+// or over the budget.
+Status Heap::climb(uint64_t bytes, uint64_t requested_bytes) {
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
@@ -202,13 +216,23 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
   // kernel killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(requested_bytes, reason);
+  if (count_all_as_seen() && room_maker_->make_room(bytes, &reason)) return Status::ok();
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
 }
 
-void Heap::reserve_or_exceed(uint64_t bytes) {
-  if (reserve(bytes, bytes).is_ok()) return;
-  count_over_budget(bytes, budget_.force_reserve(bytes));
+// Extents from before the hooks were armed are unseen until an op names them. The cold mapping
+// keeps whatever may still use them right, so it is better that they leave than to exceed the
+// budget. Once is enough: all that come later pass the gate.
+bool Heap::count_all_as_seen() {
+  if (all_are_seen_.exchange(true)) return false;
+  bool found = false;
+  for (const ListedExtent& listed : extents()) {
+    if (listed.extent->has(kFlagSeen)) continue;
+    listed.extent->set_flags(kFlagSeen);
+    found = true;
+  }
+  return found;
 }
 
 void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
@@ -218,10 +242,11 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
   if (warned_over_budget_.exchange(true)) return;
   const std::string op = room_maker_->current_op();
   TENCACHE_LOG_WARNING(
-      "%s needs %s more at once than the budget of %s holds, so the budget is exceeded (counted as "
-      "over_budget); a budget of %s would do here",
+      "%s asked for %s, and what it uses at once exceeds the budget of %s by %s (counted as "
+      "over_budget); --device-memory %s would hold it",
       op.empty() ? "the program" : op.c_str(), format_bytes(bytes).c_str(),
-      format_bytes(budget_.limit()).c_str(), format_bytes(budget_.limit() + excess_bytes).c_str());
+      format_bytes(budget_.limit()).c_str(), format_bytes(excess_bytes).c_str(),
+      option_bytes(budget_.limit() + excess_bytes).c_str());
 }
 
 Status Heap::out_of_memory(uint64_t requested_bytes, const Status& reason) const {
@@ -233,11 +258,11 @@ Status Heap::out_of_memory(uint64_t requested_bytes, const Status& reason) const
                      format_bytes(budget_.limit()) + " in use. ";
   if (reason.is_ok()) {
     text += "Strict mode does not spill; the smallest budget that would do here is " +
-            format_bytes(would_do) + ": raise --device-memory or leave out --strict.";
+            option_bytes(would_do) + ": raise --device-memory or leave out --strict.";
   } else {
     text += "Nothing can be spilled: " + reason.clause() +
             ". The smallest budget that would do here without spilling more is " +
-            format_bytes(would_do) + ".";
+            option_bytes(would_do) + ".";
   }
   return Status(StatusCode::kOutOfMemory, std::move(text));
 }

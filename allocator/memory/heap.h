@@ -98,8 +98,10 @@ class Heap {
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Reserves room for bytes on the device tier: the ladder. kOutOfMemory as its last rung.
+  /// The wait counts as a stall.
   Status reserve(uint64_t bytes, uint64_t requested_bytes);
   /// The same for what cannot be refused (a fetch): goes over the budget instead, and counts it.
+  /// The wait is part of the fetch's, which its caller counts.
   void reserve_or_exceed(uint64_t bytes);
 
   /// In a forked child: malloc only from now on, nothing of the parent's is given back.
@@ -129,6 +131,8 @@ class Heap {
   Result<Allocation> allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes);
   Result<Extent*> make_extent(uint64_t requested_bytes, uint64_t bytes);
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
+  Status climb(uint64_t bytes, uint64_t requested_bytes);
+  bool count_all_as_seen();
   Status out_of_memory(uint64_t requested_bytes, const Status& reason) const;
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
   void free_cold(Extent* extent);
@@ -156,6 +160,7 @@ class Heap {
   std::atomic<uint64_t> cached_bytes_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};
+  std::atomic<bool> all_are_seen_{false};
   std::atomic<bool> warned_over_budget_{false};
   std::atomic<bool> warned_extent_count_{false};
 

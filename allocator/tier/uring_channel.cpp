@@ -5,8 +5,9 @@
 //
 // Choices. IORING_SETUP_SINGLE_ISSUER and a registered ring descriptor bind a ring to one thread,
 // and channels are lent to different threads over time. Registered buffers save pinning pages for
-// buffers that are used again and again; here the memory is the extent itself, another one each
-// time, and registering it would pin it once more and count against the memlock limit. Polling for
+// buffers that are used again and again. Reads go to fresh pages each time, so there is nothing to
+// register; writes come from the copy rings of evictions, which would cost their 32 MiB for good
+// where now only the pages in use are there. Polling for
 // completion (IOPOLL, SQPOLL) takes a core from the training program.
 //
 // Invariant: outside transfer() the ring holds no request. When a submission fails for good, its

@@ -12,6 +12,7 @@ Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -41,9 +42,17 @@ def format_seconds(seconds: float) -> str:
 
 
 def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
-    """The file of this rank: run.json becomes run.rank1.json where there is more than one rank."""
+    """The file of this process among those that one launch starts.
+
+    Where there is more than one rank, run.json becomes run.rank1.json; in a process that
+    multiprocessing started, run.pid4711.json, since its parent writes run.json.
+    """
     rank = rank_of(environment)
-    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    if rank is not None:
+        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    if multiprocessing.parent_process() is not None:
+        path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+    return path
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -70,7 +79,7 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     moved = stats["bytes"]
     lines = [_first_line(stats)]
     if moved["evicted"] == 0 and moved["fetched"] == 0:
-        lines[0] += "; everything fitted and nothing was evicted"
+        lines[0] += "; nothing was evicted"
     else:
         lines.append(
             f"evicted {format_bytes(moved['evicted'])}, fetched {format_bytes(moved['fetched'])}; "
@@ -138,7 +147,7 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
         need = stats["budget"]["device"] + over["peak_bytes"]
         lines.append(
             f"over budget {_count(over['events'], 'time')}, by up to "
-            f"{format_bytes(over['peak_bytes'])}, since single ops needed more: "
+            f"{format_bytes(over['peak_bytes'])}, by what ops used at once: "
             f"--device-memory {_option_bytes(need)} would hold them"
         )
     unannounced = stats["unannounced"]

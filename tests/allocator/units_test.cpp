@@ -84,6 +84,15 @@ TEST(UnitsTest, FormatsThreeSignificantDigits) {
   EXPECT_EQ(format_bytes(UINT64_MAX), "16.0 EiB");
 }
 
+TEST(UnitsTest, SizesForOptionsAreEnough) {
+  EXPECT_EQ(option_bytes(0), "0MiB");
+  EXPECT_EQ(option_bytes(1), "1MiB");
+  EXPECT_EQ(option_bytes(kMiB), "1MiB");
+  EXPECT_EQ(option_bytes(50 * kMiB + 100 * kKiB), "51MiB");
+  EXPECT_EQ(option_bytes(3 * kGiB), "3072MiB");
+  EXPECT_EQ(option_bytes(UINT64_MAX), "17592186044416MiB");
+}
+
 TEST(UnitsTest, RoundsUpToPowersOfTwo) {
   EXPECT_EQ(round_up(0, 4096), 0U);
   EXPECT_EQ(round_up(1, 4096), 4096U);

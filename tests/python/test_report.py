@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,14 @@ def test_each_rank_has_its_own_file():
     assert _report.ranked_path(path, {"RANK": "1", "WORLD_SIZE": "4"}) == Path("/x/run.rank1.json")
     assert _report.ranked_path(path, {"RANK": "0", "WORLD_SIZE": "1"}) == path
     assert _report.ranked_path(path, {}) == path
+
+
+def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch):
+    path = Path("/x/run.json")
+    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    assert _report.ranked_path(path, {}) == Path(f"/x/run.pid{os.getpid()}.json")
+    ranked = _report.ranked_path(path, {"RANK": "1", "WORLD_SIZE": "2"})
+    assert ranked == Path(f"/x/run.rank1.pid{os.getpid()}.json")
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path):
