@@ -246,7 +246,9 @@ def test_op_that_needs_more_than_the_budget_goes_over_it_and_says_so(run_python:
         env={**ON, "TENCACHE_DEVICE_MEMORY": "10MiB"},
     )
     (warning,) = lines_of(done, "warning:")
-    assert "10.0 MiB" in warning and "over_budget" in warning and "--device-memory" in warning, warning
+    assert "10.0 MiB" in warning and "over_budget" in warning and "--device-memory" in warning, (
+        warning
+    )
 
 
 # ---- Calls at the wrong time --------------------------------------------------------------------
