@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/bound.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace tencache {
+namespace {
+
+// Repetitions that are played; the later ones tell the steady state.
+constexpr uint32_t kPeriods = 4;
+constexpr uint32_t kWarmUpPeriods = 2;
+
+class FractionalBelady {
+ public:
+  FractionalBelady(const Trace& trace, uint64_t budget_bytes)
+      : trace_(trace),
+        periods_(idle_periods(trace)),
+        bytes_by_tick_(trace.bytes_by_tick()),
+        starting_(trace.tick_count()),
+        budget_bytes_(budget_bytes) {
+    for (uint32_t index = 0; index < periods_.size(); ++index) {
+      starting_[(periods_[index].after + 1) % trace.tick_count()].push_back(index);
+    }
+  }
+
+  uint64_t bytes_read_per_period() {
+    const uint64_t count = trace_.tick_count();
+    for (uint64_t tick = 0; tick < count * kPeriods; ++tick) {
+      end_periods(tick);
+      for (const uint32_t index : starting_[tick % count]) begin_period(tick, index);
+      const uint64_t bytes = bytes_by_tick_[tick % count];
+      if (bytes > budget_bytes_ + away_bytes_) push_out(bytes - budget_bytes_ - away_bytes_);
+    }
+    return read_bytes_ / (kPeriods - kWarmUpPeriods);
+  }
+
+ private:
+  /// An idle period under way. Sorted by its end: the last tick of it, unrolled.
+  struct Running {
+    uint64_t end_tick;
+    uint32_t number;  // tells apart those with one end
+    uint32_t period;
+    bool operator<(const Running& other) const {
+      return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
+    }
+  };
+
+  void begin_period(uint64_t tick, uint32_t index) {
+    const IdlePeriod& period = periods_[index];
+    const uint64_t count = trace_.tick_count();
+    const uint64_t length = (period.until + count - (period.after + 1) % count) % count + 1;
+    const Running running{tick + length - 1, next_number_++, index};
+    gone_bytes_.push_back(0);
+    all_.insert(running);
+    if (period.comes_back()) {
+      with_room_.insert(running);
+    } else {
+      move_out(running, trace_.tensors[period.tensor].bytes);
+    }
+  }
+
+  void end_periods(uint64_t tick) {
+    while (!all_.empty() && all_.begin()->end_tick < tick) {
+      const Running running = *all_.begin();
+      all_.erase(all_.begin());
+      with_room_.erase(running);
+      const uint64_t bytes = gone_bytes_[running.number];
+      away_bytes_ -= bytes;
+      const bool counts = tick >= uint64_t{trace_.tick_count()} * kWarmUpPeriods;
+      if (counts && periods_[running.period].comes_back()) read_bytes_ += bytes;
+    }
+  }
+
+  void push_out(uint64_t bytes) {
+    while (bytes > 0 && !with_room_.empty()) {
+      const Running last = *with_room_.rbegin();
+      const uint64_t all = trace_.tensors[periods_[last.period].tensor].bytes;
+      const uint64_t moved = std::min(bytes, all - gone_bytes_[last.number]);
+      move_out(last, moved);
+      bytes -= moved;
+      if (gone_bytes_[last.number] == all) with_room_.erase(last);
+    }
+  }
+
+  void move_out(const Running& running, uint64_t bytes) {
+    gone_bytes_[running.number] += bytes;
+    away_bytes_ += bytes;
+  }
+
+  const Trace& trace_;
+  const std::vector<IdlePeriod> periods_;
+  const std::vector<uint64_t> bytes_by_tick_;
+  std::vector<std::vector<uint32_t>> starting_;  // by tick
+  const uint64_t budget_bytes_;
+  std::set<Running> all_;
+  std::set<Running> with_room_;       // of them those that may still leave, at least in part
+  std::vector<uint64_t> gone_bytes_;  // by number
+  uint32_t next_number_ = 0;
+  uint64_t away_bytes_ = 0;
+  uint64_t read_bytes_ = 0;
+};
+
+}  // namespace
+
+uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
+  return FractionalBelady(trace, budget_bytes).bytes_read_per_period();
+}
+
+uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
+  const double read_ns = static_cast<double>(bound_bytes_read(trace, machine.budget_bytes)) /
+                         machine.read_bytes_per_s * 1e9;
+  return std::max(trace.compute_ns(), static_cast<uint64_t>(read_ns));
+}
+
+}  // namespace tencache

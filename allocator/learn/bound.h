@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bound: how fast a period can be at best, whoever plans it; what a measured step is compared with.
+#pragma once
+
+#include <cstdint>
+
+#include "learn/plan.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// The fewest bytes per period that any schedule must read back under this budget. Tensors may
+/// leave in part here, which makes the problem exactly solvable: whenever bytes are over the
+/// budget, those leave that are needed last (Belady's rule, fraction by fraction); what is freed
+/// before its next use leaves first, because it never comes back.
+uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
+
+/// No schedule can be faster than this: the larger of the compute time and the time to read those
+/// bytes. Writes and waiting for the first of them are not counted.
+uint64_t bound_step_ns(const Trace& trace, const Machine& machine);
+
+}  // namespace tencache

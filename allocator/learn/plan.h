@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plan: for a trace, which tensor leaves the device after which op and begins to come back at which
+// other one, so that it is there before it is named. And what moving costs, which planner and
+// simulator share.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "learn/trace.h"
+
+namespace tencache {
+
+struct PlannedMove {
+  uint32_t tensor = 0;
+  Tick evict_after = 0;     // at the end of this op
+  Tick fetch_at = kNoTick;  // may start at the begin of this op; kNoTick: freed before its next use
+  Tick needed_at = kNoTick;  // the op that names it next
+};
+
+/// Who leaves when room is short and no planned move makes it.
+enum class Victim : uint8_t {
+  kLeastRecentlyUsed,  // what the engine does without a plan
+  kFarthestNextUse,    // Belady's rule: the best for blocks of one size that need no write
+};
+
+struct Plan {
+  std::vector<PlannedMove> moves;
+  Victim otherwise = Victim::kFarthestNextUse;
+};
+
+/// What the machine offers. Bytes are bytes, times nanoseconds.
+struct Machine {
+  uint64_t budget_bytes = 0;
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
+  bool is_half_duplex =
+      false;                   // reads and writes take turns (one disk), else each has its own link
+  uint64_t read_fixed_ns = 0;  // for each migration, besides its bytes
+  uint64_t write_fixed_ns = 0;
+
+  uint64_t read_ns(uint64_t bytes) const {
+    return read_fixed_ns +
+           static_cast<uint64_t>(static_cast<double>(bytes) / read_bytes_per_s * 1e9);
+  }
+  uint64_t write_ns(uint64_t bytes) const {
+    return write_fixed_ns +
+           static_cast<uint64_t>(static_cast<double>(bytes) / write_bytes_per_s * 1e9);
+  }
+};
+
+}  // namespace tencache

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/planner.h"
+
+#include <algorithm>
+#include <array>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "learn/slot_timeline.h"
+
+namespace tencache {
+namespace {
+
+// How much earlier than the links ask for a fetch may start where there is room, as a multiple of
+// the time that it takes.
+constexpr std::array<double, 3> kLeads = {1.0, 2.0, 6.0};
+constexpr int kFeedbackRounds = 3;
+
+/// What the choice of idle periods works on: how far each slot is over the budget, and the links.
+class Selection {
+ public:
+  Selection(const Trace& trace, const Machine& machine, const SlotTimeline& timeline)
+      : trace_(trace),
+        machine_(machine),
+        timeline_(timeline),
+        periods_(idle_periods(trace)),
+        excess_(timeline.maxima(trace.bytes_by_tick())),
+        read_link_(timeline),
+        write_link_(timeline) {
+    for (uint64_t& bytes : excess_) bytes -= std::min(bytes, machine.budget_bytes);
+    for (const uint64_t bytes : excess_) excess_slots_ += bytes > 0 ? 1 : 0;
+    chosen_.assign(periods_.size(), false);
+  }
+
+  /// First what the links can hide, then whatever takes most excess away for its cost.
+  std::vector<IdlePeriod> choose() {
+    choose_by_value(true);
+    choose_by_value(false);
+    std::vector<IdlePeriod> result;
+    for (size_t index = 0; index < periods_.size(); ++index) {
+      if (chosen_[index]) result.push_back(periods_[index]);
+    }
+    return result;
+  }
+
+ private:
+  /// The slots in which the tensor is away, and what its moves take.
+  struct Candidate {
+    SlotTimeline::Range away;
+    uint64_t write_ns = 0;
+    uint64_t read_ns = 0;
+    double value = 0;
+  };
+  struct Entry {
+    double value;
+    uint32_t period;
+    bool operator<(const Entry& other) const { return value < other.value; }
+  };
+
+  LinkTime& link_for_writes() { return machine_.is_half_duplex ? read_link_ : write_link_; }
+
+  // Values only fall while others are chosen, so one that is still the largest after it was worked
+  // out anew is the largest of all.
+  void choose_by_value(bool only_hidden) {
+    std::priority_queue<Entry> queue;
+    for (uint32_t index = 0; index < periods_.size(); ++index) {
+      if (chosen_[index]) continue;
+      const double value = evaluate(periods_[index], only_hidden).value;
+      if (value > 0) queue.push({value, index});
+    }
+    while (!queue.empty() && excess_slots_ > 0) {
+      const Entry top = queue.top();
+      queue.pop();
+      const Candidate candidate = evaluate(periods_[top.period], only_hidden);
+      if (candidate.value <= 0) continue;
+      if (!queue.empty() && candidate.value < queue.top().value) {
+        queue.push({candidate.value, top.period});
+        continue;
+      }
+      take(top.period, candidate);
+    }
+  }
+
+  Candidate evaluate(const IdlePeriod& period, bool only_hidden) {
+    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
+    const SlotTimeline::Range idle = timeline_.inside(period);
+    Candidate candidate;
+    candidate.write_ns = period.was_written ? machine_.write_ns(bytes) : 0;
+    candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
+    candidate.away = idle;
+    if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
+    double benefit = 0;
+    uint32_t slot = candidate.away.first;
+    for (uint32_t walked = 0; walked < candidate.away.count; ++walked) {
+      benefit += static_cast<double>(std::min(bytes, excess_[slot])) *
+                 static_cast<double>(timeline_.duration_ns(slot) + 1);
+      slot = timeline_.next(slot);
+    }
+    candidate.value = benefit / static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
+    return candidate;
+  }
+
+  // Takes off the slots in which it is still leaving or already coming back. False when the links
+  // do not give the time.
+  bool shrink_to_hidden(Candidate* candidate) {
+    SlotTimeline::Range& away = candidate->away;
+    if (away.count == 0) return false;
+    if (candidate->write_ns > 0) {
+      const auto leaving =
+          link_for_writes().slots_forward(away.first, away.count, candidate->write_ns);
+      if (!leaving || *leaving >= away.count) return false;
+      away.first = (away.first + *leaving) % timeline_.count();
+      away.count -= *leaving;
+    }
+    if (candidate->read_ns > 0) {
+      const auto coming = read_link_.slots_backward(away.first, away.count, candidate->read_ns);
+      if (!coming || *coming >= away.count) return false;
+      away.count -= *coming;
+    }
+    return true;
+  }
+
+  void take(uint32_t index, const Candidate& candidate) {
+    const IdlePeriod& period = periods_[index];
+    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
+    chosen_[index] = true;
+    uint32_t slot = candidate.away.first;
+    for (uint32_t walked = 0; walked < candidate.away.count; ++walked) {
+      const uint64_t taken = std::min(bytes, excess_[slot]);
+      excess_slots_ -= taken > 0 && taken == excess_[slot] ? 1 : 0;
+      excess_[slot] -= taken;
+      slot = timeline_.next(slot);
+    }
+    const SlotTimeline::Range idle = timeline_.inside(period);
+    link_for_writes().take_forward(idle.first, idle.count, candidate.write_ns);
+    read_link_.take_backward(idle.first, idle.count, candidate.read_ns);
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const SlotTimeline& timeline_;
+  const std::vector<IdlePeriod> periods_;
+  std::vector<uint64_t> excess_;  // by slot, above the budget
+  uint32_t excess_slots_ = 0;     // slots with excess
+  std::vector<bool> chosen_;
+  LinkTime read_link_;
+  LinkTime write_link_;
+};
+
+/// Gives every chosen period the op at which its fetch may start.
+class FetchSchedule {
+ public:
+  FetchSchedule(const Trace& trace, const Machine& machine, const SlotTimeline& timeline,
+                std::vector<IdlePeriod> chosen)
+      : trace_(trace), machine_(machine), timeline_(timeline), chosen_(std::move(chosen)) {
+    leads_.assign(chosen_.size(), 1.0);
+    // From the last deadline backwards, so that each takes the latest time that is left.
+    std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
+      return left.before > right.before;
+    });
+  }
+
+  Plan make(double lead) const {
+    std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
+    for (const IdlePeriod& period : chosen_)
+      add(period, -trace_.tensors[period.tensor].bytes, &used);
+    LinkTime link(timeline_);
+    Plan plan;
+    plan.moves.reserve(chosen_.size());
+    for (size_t index = 0; index < chosen_.size(); ++index) {
+      const IdlePeriod& period = chosen_[index];
+      PlannedMove move{period.tensor, period.after, kNoTick, period.before};
+      if (period.comes_back()) move.fetch_at = place(period, lead * leads_[index], &used, &link);
+      plan.moves.push_back(move);
+    }
+    return plan;
+  }
+
+  /// Lets what an op waited for start earlier; false when nothing was late.
+  bool learn(const Simulation& simulation) {
+    bool was_late = false;
+    for (size_t index = 0; index < chosen_.size(); ++index) {
+      const IdlePeriod& period = chosen_[index];
+      if (!period.comes_back() || simulation.stall_ns[period.before] == 0) continue;
+      leads_[index] *= 2;
+      was_late = true;
+    }
+    return was_late;
+  }
+
+ private:
+  void add(const IdlePeriod& period, uint64_t bytes, std::vector<uint64_t>* used) const {
+    const SlotTimeline::Range idle = timeline_.inside(period);
+    uint32_t slot = idle.first;
+    for (uint32_t walked = 0; walked < idle.count; ++walked) {
+      (*used)[slot] += bytes;
+      slot = timeline_.next(slot);
+    }
+  }
+
+  // Walks back from the deadline: as far as the link needs, further by the lead, never into a slot
+  // without room.
+  Tick place(const IdlePeriod& period, double lead, std::vector<uint64_t>* used,
+             LinkTime* link) const {
+    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
+    const SlotTimeline::Range idle = timeline_.inside(period);
+    if (idle.count == 0) return period.before;
+    const uint64_t read_ns = machine_.read_ns(bytes);
+    const uint32_t least =
+        link->slots_backward(idle.first, idle.count, read_ns).value_or(idle.count);
+    const uint64_t lead_ns = static_cast<uint64_t>((lead - 1) * static_cast<double>(read_ns));
+    uint64_t gone_ns = 0;
+    uint32_t slot = (idle.first + idle.count - 1) % timeline_.count();
+    Tick fetch_at = period.before;
+    for (uint32_t walked = 1; walked <= idle.count; ++walked) {
+      if ((*used)[slot] + bytes > machine_.budget_bytes) break;
+      if (walked > least) gone_ns += timeline_.duration_ns(slot);
+      if (walked > least && gone_ns > lead_ns) break;
+      (*used)[slot] += bytes;
+      fetch_at = timeline_.first_tick(slot);
+      slot = timeline_.previous(slot);
+    }
+    link->take_backward(idle.first, idle.count, read_ns);
+    return fetch_at;
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const SlotTimeline& timeline_;
+  std::vector<IdlePeriod> chosen_;
+  std::vector<double> leads_;
+};
+
+bool is_better(const Simulation& left, const Simulation& right) {
+  if (left.over_budget_bytes != right.over_budget_bytes) {
+    return left.over_budget_bytes < right.over_budget_bytes;
+  }
+  if (left.step_ns != right.step_ns) return left.step_ns < right.step_ns;
+  return left.bytes_read + left.bytes_written < right.bytes_read + right.bytes_written;
+}
+
+void try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
+                  Planned* best) {
+  for (int round = 0; round < kFeedbackRounds; ++round) {
+    Plan plan = schedule.make(lead);
+    Simulation simulation = simulate(trace, plan, machine);
+    const bool was_late = schedule.learn(simulation);
+    if (is_better(simulation, best->simulation)) *best = {std::move(plan), std::move(simulation)};
+    if (!was_late) return;
+  }
+}
+
+// The idle periods that somebody used who did not plan.
+std::vector<IdlePeriod> periods_of(const Trace& trace, const std::vector<PlannedMove>& moves) {
+  std::vector<std::pair<uint32_t, Tick>> used;
+  used.reserve(moves.size());
+  for (const PlannedMove& move : moves) used.emplace_back(move.tensor, move.evict_after);
+  std::sort(used.begin(), used.end());
+  std::vector<IdlePeriod> periods = idle_periods(trace);
+  std::erase_if(periods, [&](const IdlePeriod& period) {
+    return !std::binary_search(used.begin(), used.end(), std::pair(period.tensor, period.after));
+  });
+  return periods;
+}
+
+}  // namespace
+
+Planned make_plan(const Trace& trace, const Machine& machine) {
+  const Plan by_next_use = {{}, Victim::kFarthestNextUse};
+  const Plan by_last_use = {{}, Victim::kLeastRecentlyUsed};
+  Planned best = {by_next_use, simulate(trace, by_next_use, machine)};
+  if (best.simulation.moves.empty()) return best;  // everything fits
+  const SlotTimeline timeline(trace);
+  const std::array<std::vector<IdlePeriod>, 2> choices = {
+      Selection(trace, machine, timeline).choose(), periods_of(trace, best.simulation.moves)};
+  Simulation reactive = simulate(trace, by_last_use, machine);
+  if (is_better(reactive, best.simulation)) best = {by_last_use, std::move(reactive)};
+  for (const std::vector<IdlePeriod>& chosen : choices) {
+    for (const double lead : kLeads) {
+      try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, &best);
+    }
+  }
+  return best;
+}
+
+}  // namespace tencache

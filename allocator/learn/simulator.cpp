@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/simulator.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <queue>
+
+#include "base/check.h"
+
+namespace tencache {
+namespace {
+
+// Periods that are replayed before the one that is measured: what the first leaves where the
+// second finds it is the steady state.
+constexpr int kWarmUpPeriods = 2;
+
+enum class Place : uint8_t { kAbsent, kResident, kEvicting, kCold, kFetching };
+
+struct TensorState {
+  Place place = Place::kAbsent;
+  bool has_copy = false;     // its slot holds its bytes
+  uint64_t done_ns = 0;      // of the eviction or fetch under way
+  uint64_t move_number = 0;  // tells an eviction that was called off from the one after it
+  uint64_t last_use = 0;     // ticks since the begin of the simulation
+  size_t open_move = kNone;  // in Simulation::moves, waiting for its return
+
+  static constexpr size_t kNone = ~size_t{0};
+};
+
+class Replay {
+ public:
+  Replay(const Trace& trace, const Plan& plan, const Machine& machine);
+  Simulation run();
+
+ private:
+  struct Eviction {
+    uint64_t done_ns;
+    uint32_t tensor;
+    uint64_t move_number;
+    bool operator>(const Eviction& other) const { return done_ns > other.done_ns; }
+  };
+
+  void begin_life();
+  void run_tick(Tick tick);
+  void start_planned_fetches(Tick tick);
+  void advance(uint64_t until_ns);
+  bool finish_next_eviction(uint64_t until_ns);
+  bool start_next_fetch(uint64_t until_ns);
+  void make_room(uint64_t bytes);
+  std::optional<uint32_t> choose_victim() const;
+  void evict(uint32_t tensor, Tick last_use);
+  void start_fetch(uint32_t tensor, uint64_t not_before_ns);
+  void allocate(uint32_t tensor);
+  void release(uint32_t tensor);
+  void require(const TraceOp& op);
+  Tick next_use(uint32_t tensor) const;
+  uint64_t ticks_to_next_use(uint32_t tensor) const;
+  void take(uint64_t bytes);
+  void leave_excess();
+  Tick last_use_of(uint32_t tensor) const;
+  void stay(uint32_t tensor);
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const Victim victim_;
+  const std::vector<std::vector<Tick>> uses_;
+  std::vector<std::vector<uint32_t>> evictions_after_;  // by tick
+  std::vector<std::vector<uint32_t>> fetches_at_;
+  std::vector<std::vector<uint32_t>> born_at_;
+  std::vector<std::vector<uint32_t>> freed_at_;
+
+  std::vector<TensorState> states_;
+  std::priority_queue<Eviction, std::vector<Eviction>, std::greater<>> evictions_;
+  std::deque<uint32_t> fetch_queue_;
+  std::vector<bool> is_needed_now_;
+  uint64_t now_ns_ = 0;        // of the program
+  uint64_t mover_ns_ = 0;      // up to which evictions and fetches have been played
+  uint64_t read_free_ns_ = 0;  // when the link is free
+  uint64_t write_free_ns_ = 0;
+  uint64_t used_bytes_ = 0;
+  uint64_t used_most_ = 0;
+  uint64_t leaving_bytes_ = 0;  // of used_bytes_, what is being evicted
+  uint64_t number_ = 0;
+  uint64_t tick_number_ = 0;
+  Tick tick_ = 0;
+  Simulation result_;
+};
+
+Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
+    : trace_(trace),
+      machine_(machine),
+      victim_(plan.otherwise),
+      uses_(uses_by_tensor(trace)),
+      evictions_after_(trace.tick_count()),
+      fetches_at_(trace.tick_count()),
+      born_at_(trace.tick_count()),
+      freed_at_(trace.tick_count()),
+      states_(trace.tensors.size()),
+      is_needed_now_(trace.tensors.size(), false) {
+  // Fetches that may start at the same op: first the one that is needed first.
+  std::vector<const PlannedMove*> returning;
+  for (const PlannedMove& move : plan.moves) {
+    evictions_after_[move.evict_after].push_back(move.tensor);
+    if (move.fetch_at != kNoTick) returning.push_back(&move);
+  }
+  const Tick count = trace.tick_count();
+  std::stable_sort(returning.begin(), returning.end(),
+                   [count](const PlannedMove* left, const PlannedMove* right) {
+                     const auto lead = [count](const PlannedMove* move) {
+                       return (move->needed_at + count - move->fetch_at) % count;
+                     };
+                     return lead(left) < lead(right);
+                   });
+  for (const PlannedMove* move : returning) fetches_at_[move->fetch_at].push_back(move->tensor);
+  for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
+    if (trace.tensors[tensor].is_persistent()) continue;
+    born_at_[trace.tensors[tensor].allocated_at].push_back(tensor);
+    freed_at_[trace.tensors[tensor].freed_at].push_back(tensor);
+  }
+}
+
+Simulation Replay::run() {
+  begin_life();
+  for (int period = 0; period <= kWarmUpPeriods; ++period) {
+    const uint64_t begin_ns = now_ns_;
+    result_ = {};
+    for (TensorState& state : states_) state.open_move = TensorState::kNone;
+    for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
+    result_.step_ns = now_ns_ - begin_ns;
+    for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
+  }
+  result_.compute_ns = trace_.compute_ns();
+  return result_;
+}
+
+// Before the first period: what is always there is on the device while it fits, else has a copy.
+void Replay::begin_life() {
+  used_bytes_ = trace_.fixed_bytes;
+  for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
+    if (!trace_.tensors[tensor].is_persistent()) continue;
+    const uint64_t bytes = trace_.tensors[tensor].bytes;
+    const bool is_fixed = uses_[tensor].empty();  // never named: it cannot leave
+    if (is_fixed || used_bytes_ + bytes <= machine_.budget_bytes) {
+      states_[tensor].place = Place::kResident;
+      used_bytes_ += bytes;
+    } else {
+      states_[tensor].place = Place::kCold;
+      states_[tensor].has_copy = true;
+    }
+  }
+}
+
+void Replay::run_tick(Tick tick) {
+  const TraceOp& op = trace_.ops[tick];
+  tick_ = tick;
+  ++tick_number_;
+  const uint64_t arrived_ns = now_ns_;
+  used_most_ = used_bytes_;
+  for (const TraceAccess& access : op.accesses) is_needed_now_[access.tensor] = true;
+  for (const uint32_t tensor : born_at_[tick]) is_needed_now_[tensor] = true;
+  start_planned_fetches(tick);
+  advance(now_ns_);
+  require(op);
+  for (const uint32_t tensor : born_at_[tick]) allocate(tensor);
+  result_.begin_ns.push_back(now_ns_);
+  result_.stall_ns.push_back(now_ns_ - arrived_ns);
+  for (const TraceAccess& access : op.accesses) {
+    states_[access.tensor].last_use = tick_number_;
+    if (access.is_write) states_[access.tensor].has_copy = false;
+  }
+  now_ns_ += op.compute_ns;
+  advance(now_ns_);
+  for (const TraceAccess& access : op.accesses) is_needed_now_[access.tensor] = false;
+  for (const uint32_t tensor : born_at_[tick]) is_needed_now_[tensor] = false;
+  for (const uint32_t tensor : freed_at_[tick]) release(tensor);
+  for (const uint32_t tensor : evictions_after_[tick]) {
+    if (states_[tensor].place == Place::kResident) evict(tensor, tick);
+  }
+  leave_excess();
+  result_.used_bytes.push_back(used_most_);
+  if (used_most_ > machine_.budget_bytes) {
+    result_.over_budget_bytes =
+        std::max(result_.over_budget_bytes, used_most_ - machine_.budget_bytes);
+  }
+}
+
+void Replay::start_planned_fetches(Tick tick) {
+  for (const uint32_t tensor : fetches_at_[tick]) {
+    TensorState& state = states_[tensor];
+    if (state.place == Place::kEvicting) {
+      stay(tensor);
+    } else if (state.place == Place::kCold) {
+      fetch_queue_.push_back(tensor);
+    }
+  }
+}
+
+// Plays evictions and fetches up to a time at which the program does nothing else.
+void Replay::advance(uint64_t until_ns) {
+  while (start_next_fetch(until_ns) || finish_next_eviction(until_ns)) {
+  }
+  mover_ns_ = std::max(mover_ns_, until_ns);
+}
+
+bool Replay::start_next_fetch(uint64_t until_ns) {
+  while (!fetch_queue_.empty() && states_[fetch_queue_.front()].place != Place::kCold) {
+    fetch_queue_.pop_front();  // freed, or fetched on demand
+  }
+  if (fetch_queue_.empty()) return false;
+  const uint32_t tensor = fetch_queue_.front();
+  if (used_bytes_ + trace_.tensors[tensor].bytes > machine_.budget_bytes) return false;
+  if (std::max(mover_ns_, read_free_ns_) > until_ns) return false;
+  fetch_queue_.pop_front();
+  start_fetch(tensor, mover_ns_);
+  return true;
+}
+
+bool Replay::finish_next_eviction(uint64_t until_ns) {
+  if (evictions_.empty() || evictions_.top().done_ns > until_ns) return false;
+  const Eviction eviction = evictions_.top();
+  evictions_.pop();
+  mover_ns_ = std::max(mover_ns_, eviction.done_ns);
+  TensorState& state = states_[eviction.tensor];
+  if (state.place == Place::kEvicting && state.move_number == eviction.move_number) {
+    state.place = Place::kCold;
+    state.has_copy = true;
+    used_bytes_ -= trace_.tensors[eviction.tensor].bytes;
+    leaving_bytes_ -= trace_.tensors[eviction.tensor].bytes;
+  }
+  return true;
+}
+
+void Replay::evict(uint32_t tensor, Tick last_use) {
+  TensorState& state = states_[tensor];
+  const uint64_t bytes = trace_.tensors[tensor].bytes;
+  state.open_move = result_.moves.size();
+  result_.moves.push_back({tensor, last_use, kNoTick, next_use(tensor)});
+  if (state.has_copy) {
+    result_.bytes_dropped += bytes;
+    state.place = Place::kCold;
+    used_bytes_ -= bytes;
+    return;
+  }
+  result_.bytes_written += bytes;
+  uint64_t& link_free_ns = machine_.is_half_duplex ? read_free_ns_ : write_free_ns_;
+  link_free_ns = std::max(link_free_ns, mover_ns_) + machine_.write_ns(bytes);
+  state.place = Place::kEvicting;
+  leaving_bytes_ += bytes;
+  state.done_ns = link_free_ns;
+  state.move_number = ++number_;
+  evictions_.push({state.done_ns, tensor, state.move_number});
+}
+
+void Replay::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
+  TensorState& state = states_[tensor];
+  const uint64_t bytes = trace_.tensors[tensor].bytes;
+  read_free_ns_ = std::max(read_free_ns_, not_before_ns) + machine_.read_ns(bytes);
+  state.place = Place::kFetching;
+  state.done_ns = read_free_ns_;
+  result_.bytes_read += bytes;
+  if (state.open_move != TensorState::kNone) result_.moves[state.open_move].fetch_at = tick_;
+  state.open_move = TensorState::kNone;
+  take(bytes);
+}
+
+void Replay::take(uint64_t bytes) {
+  used_bytes_ += bytes;
+  used_most_ = std::max(used_most_, used_bytes_);
+}
+
+// What an op needed beyond the budget leaves when it has ended, while the program goes on.
+void Replay::leave_excess() {
+  while (used_bytes_ > machine_.budget_bytes + leaving_bytes_) {
+    const std::optional<uint32_t> victim = choose_victim();
+    if (!victim) return;
+    evict(*victim, last_use_of(*victim));
+  }
+}
+
+Tick Replay::last_use_of(uint32_t tensor) const {
+  const std::vector<Tick>& uses = uses_[tensor];
+  const auto later = std::upper_bound(uses.begin(), uses.end(), tick_);
+  return later == uses.begin() ? uses.back() : *(later - 1);
+}
+
+// What the program waits for: evictions under way first, then somebody has to leave, and when
+// nobody can the budget is exceeded.
+void Replay::make_room(uint64_t bytes) {
+  while (used_bytes_ + bytes > machine_.budget_bytes) {
+    if (finish_next_eviction(~uint64_t{0})) {
+      now_ns_ = std::max(now_ns_, mover_ns_);
+      continue;
+    }
+    const std::optional<uint32_t> victim = choose_victim();
+    if (!victim) return;
+    evict(*victim, last_use_of(*victim));
+  }
+}
+
+std::optional<uint32_t> Replay::choose_victim() const {
+  std::optional<uint32_t> best;
+  uint64_t best_score = 0;
+  for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
+    if (states_[tensor].place != Place::kResident || is_needed_now_[tensor]) continue;
+    if (uses_[tensor].empty()) continue;
+    const uint64_t score = victim_ == Victim::kFarthestNextUse
+                               ? ticks_to_next_use(tensor)
+                               : tick_number_ - states_[tensor].last_use;
+    if (!best || score > best_score) {
+      best = tensor;
+      best_score = score;
+    }
+  }
+  return best;
+}
+
+Tick Replay::next_use(uint32_t tensor) const {
+  const std::vector<Tick>& uses = uses_[tensor];
+  const TraceTensor& life = trace_.tensors[tensor];
+  const auto later = std::upper_bound(uses.begin(), uses.end(), tick_);
+  const Tick next = later == uses.end() ? uses.front() : *later;
+  // The next time it is named may be in its next life.
+  return !life.is_persistent() && next == life.allocated_at ? kNoTick : next;
+}
+
+uint64_t Replay::ticks_to_next_use(uint32_t tensor) const {
+  const Tick next = next_use(tensor);
+  const uint64_t count = trace_.tick_count();
+  if (next == kNoTick) return 2 * count;
+  return (next + count - tick_) % count;
+}
+
+void Replay::require(const TraceOp& op) {
+  for (const TraceAccess& access : op.accesses) {
+    TensorState& state = states_[access.tensor];
+    if (state.place == Place::kEvicting) stay(access.tensor);
+    if (state.place != Place::kCold) continue;
+    const uint64_t bytes = trace_.tensors[access.tensor].bytes;
+    make_room(bytes);
+    start_fetch(access.tensor, now_ns_);
+  }
+  for (const TraceAccess& access : op.accesses) {
+    TensorState& state = states_[access.tensor];
+    if (state.place == Place::kFetching) {
+      if (state.done_ns > now_ns_) result_.bytes_late += trace_.tensors[access.tensor].bytes;
+      now_ns_ = std::max(now_ns_, state.done_ns);
+      state.place = Place::kResident;
+      state.has_copy = true;
+    }
+    TENCACHE_DCHECK(state.place == Place::kResident || state.place == Place::kAbsent);
+  }
+  advance(now_ns_);
+}
+
+void Replay::allocate(uint32_t tensor) {
+  TensorState& state = states_[tensor];
+  if (state.place != Place::kAbsent) release(tensor);
+  make_room(trace_.tensors[tensor].bytes);
+  take(trace_.tensors[tensor].bytes);
+  state.place = Place::kResident;
+  state.has_copy = false;
+  state.last_use = tick_number_;
+}
+
+// Its eviction is called off: it never left.
+void Replay::stay(uint32_t tensor) {
+  states_[tensor].place = Place::kResident;
+  leaving_bytes_ -= trace_.tensors[tensor].bytes;
+}
+
+void Replay::release(uint32_t tensor) {
+  TensorState& state = states_[tensor];
+  if (state.place == Place::kEvicting) stay(tensor);
+  if (state.place != Place::kAbsent && state.place != Place::kCold) {
+    used_bytes_ -= trace_.tensors[tensor].bytes;
+  }
+  state.place = Place::kAbsent;
+  state.has_copy = false;
+  state.open_move = TensorState::kNone;
+}
+
+}  // namespace
+
+Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine) {
+  return Replay(trace, plan, machine).run();
+}
+
+}  // namespace tencache

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Simulator: what a plan would do. It replays a trace period after period against a machine, moves
+// what the plan says, does at an op what the engine does there (wait for fetches, make room, fetch
+// on demand what is missing), and tells time, stalls and traffic of a period in steady state. A
+// pure function: the same arguments always give the same result.
+//
+// The model: one fetch at a time and one eviction at a time (or one of both on a half-duplex
+// machine), in the order in which they were asked for; a demand fetch goes to the front. Room is
+// taken when a fetch starts and free when an eviction has ended.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "learn/plan.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+struct Simulation {
+  uint64_t step_ns = 0;     // of one period
+  uint64_t compute_ns = 0;  // the part that no schedule can save
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t bytes_dropped = 0;        // left the device without a write
+  uint64_t bytes_late = 0;           // of bytes_read, what an op waited for
+  uint64_t over_budget_bytes = 0;    // the most by which the budget was exceeded
+  std::vector<uint64_t> begin_ns;    // when each op began to compute; since the begin of the period
+  std::vector<uint64_t> stall_ns;    // what each op waited before
+  std::vector<uint64_t> used_bytes;  // the most on the device from the begin of each op to the next
+  /// Every departure of the period, planned or not, and the return that followed it.
+  std::vector<PlannedMove> moves;
+
+  uint64_t total_stall_ns() const { return step_ns - compute_ns; }
+};
+
+/// REQUIRES: trace.validate() is ok and the plan's numbers are the trace's.
+Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine);
+
+}  // namespace tencache

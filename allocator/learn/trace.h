@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trace: one period of a program, for example a training step: its ops in order, which tensors each
+// reads and writes, how long it computes, and when tensors come and go. It repeats for ever: after
+// the last tick comes the first. A value type without pointers into the running program, so that
+// planner and simulator are functions of it, and so that it can be stored.
+//
+// A tick is the number of an op in the period. A tensor that is allocated at tick a and freed at
+// tick f is there from the begin of op a to the end of op f, inclusive; f < a when it is freed in
+// the next repetition (gradients, say). A tensor without those ticks is always there (parameters).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace tencache {
+
+using Tick = uint32_t;
+inline constexpr Tick kNoTick = ~Tick{0};
+
+struct TraceAccess {
+  uint32_t tensor = 0;
+  bool is_write = false;
+};
+
+struct TraceOp {
+  uint32_t name = 0;        // in Trace::op_names
+  uint64_t compute_ns = 0;  // to the begin of the next op, without waiting for memory
+  std::vector<TraceAccess> accesses;
+};
+
+struct TraceTensor {
+  uint64_t bytes = 0;
+  Tick allocated_at = kNoTick;
+  Tick freed_at = kNoTick;
+
+  bool is_persistent() const { return allocated_at == kNoTick; }
+};
+
+struct Trace {
+  std::vector<std::string> op_names;
+  std::vector<TraceOp> ops;
+  std::vector<TraceTensor> tensors;
+  uint64_t fixed_bytes = 0;  // on the device all the time: small blocks
+
+  Tick tick_count() const { return static_cast<Tick>(ops.size()); }
+  uint64_t compute_ns() const;
+
+  /// kInvalidArgument with the first number that refers to nothing, or access outside of a life.
+  Status validate() const;
+  /// Bytes that exist at each tick, wherever they are; fixed bytes included.
+  std::vector<uint64_t> bytes_by_tick() const;
+  /// When each op begins if nothing ever waits; one more entry for the end of the period.
+  std::vector<uint64_t> begin_ns() const;
+};
+
+/// A time in which a tensor is there and no op names it: from the end of op `after` to the begin of
+/// op `before`, which is in the next repetition when before <= after. It could be elsewhere then.
+struct IdlePeriod {
+  uint32_t tensor = 0;
+  Tick after = 0;
+  Tick before = kNoTick;     // kNoTick: it is freed without having been used again, after `until`
+  Tick until = 0;            // the last tick of the period
+  bool was_written = false;  // between the tensor's previous idle period and this one
+
+  bool comes_back() const { return before != kNoTick; }
+  bool wraps() const { return until < after; }
+};
+
+/// Every idle period of at least one tick, tensor by tensor, in order of time.
+std::vector<IdlePeriod> idle_periods(const Trace& trace);
+
+/// The ticks at which each tensor is named or allocated, ascending, without repetition.
+std::vector<std::vector<Tick>> uses_by_tensor(const Trace& trace);
+
+}  // namespace tencache

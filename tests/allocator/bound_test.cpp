@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bound: small cases by hand, never above what the simulator reaches on random traces, and
+// equal to the best of all schedules where tensors have one size and Belady's rule is exact.
+#include "learn/bound.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "learn/planner.h"
+#include "support/random_trace.h"
+
+namespace tencache {
+namespace {
+
+Trace three_in_turn() {
+  Trace trace;
+  trace.op_names = {"op"};
+  for (uint32_t tensor = 0; tensor < 3; ++tensor) {
+    trace.ops.push_back({0, 100, {{tensor, false}}});
+    trace.tensors.push_back({10, kNoTick, kNoTick});
+  }
+  return trace;
+}
+
+TEST(BoundTest, NothingHasToBeReadWhenAllFits) {
+  EXPECT_EQ(bound_bytes_read(three_in_turn(), 30), 0u);
+  EXPECT_EQ(bound_step_ns(three_in_turn(), {30, 1e9, 1e9}), 300u);
+}
+
+TEST(BoundTest, ThreeInTurnOnTwoPlaces) {
+  // Two of them keep their places for two ops of three: 15 bytes a period on average, since what is
+  // needed next but one always leaves.
+  EXPECT_EQ(bound_bytes_read(three_in_turn(), 20), 15u);
+  EXPECT_EQ(bound_bytes_read(three_in_turn(), 25), 7u);
+}
+
+TEST(BoundTest, ThreeInTurnOnOnePlaceAreAllRead) {
+  EXPECT_EQ(bound_bytes_read(three_in_turn(), 10), 30u);
+  EXPECT_EQ(bound_step_ns(three_in_turn(), {10, 1e7, 1e9}), 3000u) << "the link is slower";
+  EXPECT_EQ(bound_step_ns(three_in_turn(), {10, 1e9, 1e9}), 300u) << "computing is slower";
+}
+
+TEST(BoundTest, WhatIsFreedUnusedLeavesFirst) {
+  Trace trace = three_in_turn();
+  trace.tensors.push_back({10, 0, 2});  // there all the time, named by nobody after its birth
+  // Only while it is born somebody else has to be away.
+  EXPECT_EQ(bound_bytes_read(trace, 30), 10u);
+  trace.tensors.back() = {10, kNoTick, kNoTick};  // named by nobody at all: it cannot leave
+  EXPECT_EQ(bound_bytes_read(trace, 30), 15u);
+}
+
+TEST(BoundTest, NoScheduleIsFaster) {
+  Random random;
+  for (int round = 0; round < 500; ++round) {
+    const Trace trace = random_trace(random, {.ops = 14, .tensors = 8});
+    const std::vector<uint64_t> bytes = trace.bytes_by_tick();
+    const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
+    const Machine machine{.budget_bytes = random.between(most / 2, most),
+                          .read_bytes_per_s = 1e9,
+                          .write_bytes_per_s = 1e9};
+    const Planned planned = make_plan(trace, machine);
+    if (planned.simulation.over_budget_bytes > 0) continue;  // not a schedule within the budget
+    // Fractions of periods are rounded down, by less than one byte a period.
+    EXPECT_LE(bound_bytes_read(trace, machine.budget_bytes), planned.simulation.bytes_read)
+        << "round " << round;
+    EXPECT_LE(bound_step_ns(trace, machine), planned.simulation.step_ns) << "round " << round;
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tencache
