@@ -198,8 +198,10 @@ void poll_collectives() {
       if (!entry.kept) entry.kept = entry.work.lock();
       if (is_finished(entry.kept)) give_up_hold(&entry);
     }
-    // An entry without a hold stays for as long as it has a reference to be dropped elsewhere.
-    if (entry.hold != nullptr || entry.kept) remaining.push_back(std::move(entry));
+    // All of them stay until a thread of the program looks: dropping a reference, even a weak one,
+    // may destroy the Work and its tensors, which takes the GIL, and whoever has the GIL may be
+    // waiting for this thread to make room.
+    remaining.push_back(std::move(entry));
   }
   if (!remaining.empty()) put_back(std::move(remaining));
 }

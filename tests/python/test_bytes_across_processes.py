@@ -308,8 +308,7 @@ def tight(budget: str, chaos: bool) -> dict[str, str]:
     return {**variables, "TENCACHE_CHAOS": CHAOS_SEED} if chaos else variables
 
 
-# FSDP2 is part of the full matrix only: on two cores its ranks take minutes, and on torch 2.15
-# longer than the time given to them.
+# FSDP2 is part of the full matrix only, which runs on one version of torch.
 @pytest.mark.parametrize("program", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_ranks_over_gloo(tmp_path: Path, program: str) -> None:
     stock, _ = run_ranks(program, tmp_path / "stock", {})
