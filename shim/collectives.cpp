@@ -52,7 +52,8 @@ bool is_python_work(const Work& work) {
 }
 
 struct Pending {
-  // Weak, so that tensors held by a Work live no longer than without tencache.
+  // Weak, so that the Work counts as finished once nobody else refers to it. Its destructor, and
+  // the tensors it holds, wait for this reference too: until the next collective looks at the list.
   c10::weak_intrusive_ptr<Work> work;
   // A reference that the migrator's thread took to ask, and must not drop.
   WorkPointer kept;

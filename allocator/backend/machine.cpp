@@ -141,7 +141,7 @@ DefaultBudget default_device_budget(const MachineMemory& memory) {
   reason << format_bytes(memory.available_bytes) << " available";
   if (memory.cgroup_limit_bytes) {
     const uint64_t limit = *memory.cgroup_limit_bytes;
-    const uint64_t cgroup_left = limit - std::min(limit, memory.cgroup_used_bytes);
+    const uint64_t cgroup_left = left_in({limit, memory.cgroup_used_bytes});
     if (cgroup_left < left) {
       left = cgroup_left;
       reason.str("");

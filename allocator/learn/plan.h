@@ -35,9 +35,8 @@ struct Machine {
   uint64_t budget_bytes = 0;
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
-  bool is_half_duplex =
-      false;                   // reads and writes take turns (one disk), else each has its own link
-  uint64_t read_fixed_ns = 0;  // for each migration, besides its bytes
+  bool is_half_duplex = false;  // reads and writes take turns, as on one disk
+  uint64_t read_fixed_ns = 0;   // for each migration, besides its bytes
   uint64_t write_fixed_ns = 0;
 
   uint64_t read_ns(uint64_t bytes) const {

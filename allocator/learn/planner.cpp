@@ -20,11 +20,12 @@ constexpr int kFeedbackRounds = 3;
 /// What the choice of idle periods works on: how far each slot is over the budget, and the links.
 class Selection {
  public:
-  Selection(const Trace& trace, const Machine& machine, const SlotTimeline& timeline)
+  Selection(const Trace& trace, const Machine& machine, const SlotTimeline& timeline,
+            const std::vector<IdlePeriod>& periods)
       : trace_(trace),
         machine_(machine),
         timeline_(timeline),
-        periods_(idle_periods(trace)),
+        periods_(periods),
         excess_(timeline.maxima(trace.bytes_by_tick())),
         read_link_(timeline),
         write_link_(timeline) {
@@ -91,12 +92,10 @@ class Selection {
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
     double benefit = 0;
-    uint32_t slot = candidate.away.first;
-    for (uint32_t walked = 0; walked < candidate.away.count; ++walked) {
+    timeline_.for_each(candidate.away, [&](uint32_t slot) {
       benefit += static_cast<double>(std::min(bytes, excess_[slot])) *
                  static_cast<double>(timeline_.duration_ns(slot) + 1);
-      slot = timeline_.next(slot);
-    }
+    });
     candidate.value = benefit / static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
     return candidate;
   }
@@ -125,13 +124,11 @@ class Selection {
     const IdlePeriod& period = periods_[index];
     const uint64_t bytes = trace_.tensors[period.tensor].bytes;
     chosen_[index] = true;
-    uint32_t slot = candidate.away.first;
-    for (uint32_t walked = 0; walked < candidate.away.count; ++walked) {
+    timeline_.for_each(candidate.away, [&](uint32_t slot) {
       const uint64_t taken = std::min(bytes, excess_[slot]);
       excess_slots_ -= taken > 0 && taken == excess_[slot] ? 1 : 0;
       excess_[slot] -= taken;
-      slot = timeline_.next(slot);
-    }
+    });
     const SlotTimeline::Range idle = timeline_.inside(period);
     link_for_writes().take_forward(idle.first, idle.count, candidate.write_ns);
     read_link_.take_backward(idle.first, idle.count, candidate.read_ns);
@@ -140,7 +137,7 @@ class Selection {
   const Trace& trace_;
   const Machine& machine_;
   const SlotTimeline& timeline_;
-  const std::vector<IdlePeriod> periods_;
+  const std::vector<IdlePeriod>& periods_;
   std::vector<uint64_t> excess_;  // by slot, above the budget
   uint32_t excess_slots_ = 0;     // slots with excess
   std::vector<bool> chosen_;
@@ -159,12 +156,15 @@ class FetchSchedule {
     std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
       return left.before > right.before;
     });
+    used_ = timeline_.maxima(trace_.bytes_by_tick());
+    for (const IdlePeriod& period : chosen_) {
+      const uint64_t bytes = trace_.tensors[period.tensor].bytes;
+      timeline_.for_each(timeline_.inside(period), [&](uint32_t slot) { used_[slot] -= bytes; });
+    }
   }
 
   Plan make(double lead) const {
-    std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
-    for (const IdlePeriod& period : chosen_)
-      add(period, -trace_.tensors[period.tensor].bytes, &used);
+    std::vector<uint64_t> used = used_;
     LinkTime link(timeline_);
     Plan plan;
     plan.moves.reserve(chosen_.size());
@@ -190,15 +190,6 @@ class FetchSchedule {
   }
 
  private:
-  void add(const IdlePeriod& period, uint64_t bytes, std::vector<uint64_t>* used) const {
-    const SlotTimeline::Range idle = timeline_.inside(period);
-    uint32_t slot = idle.first;
-    for (uint32_t walked = 0; walked < idle.count; ++walked) {
-      (*used)[slot] += bytes;
-      slot = timeline_.next(slot);
-    }
-  }
-
   // Walks back from the deadline: as far as the link needs, further by the lead, never into a slot
   // without room.
   Tick place(const IdlePeriod& period, double lead, std::vector<uint64_t>* used,
@@ -230,6 +221,7 @@ class FetchSchedule {
   const SlotTimeline& timeline_;
   std::vector<IdlePeriod> chosen_;
   std::vector<double> leads_;
+  std::vector<uint64_t> used_;  // by slot, while everything chosen is away
 };
 
 bool is_better(const Simulation& left, const Simulation& right) {
@@ -252,12 +244,12 @@ void try_schedule(const Trace& trace, const Machine& machine, FetchSchedule sche
 }
 
 // The idle periods that somebody used who did not plan.
-std::vector<IdlePeriod> periods_of(const Trace& trace, const std::vector<PlannedMove>& moves) {
+std::vector<IdlePeriod> periods_of(std::vector<IdlePeriod> periods,
+                                   const std::vector<PlannedMove>& moves) {
   std::vector<std::pair<uint32_t, Tick>> used;
   used.reserve(moves.size());
   for (const PlannedMove& move : moves) used.emplace_back(move.tensor, move.evict_after);
   std::sort(used.begin(), used.end());
-  std::vector<IdlePeriod> periods = idle_periods(trace);
   std::erase_if(periods, [&](const IdlePeriod& period) {
     return !std::binary_search(used.begin(), used.end(), std::pair(period.tensor, period.after));
   });
@@ -272,8 +264,10 @@ Planned make_plan(const Trace& trace, const Machine& machine) {
   Planned best = {by_next_use, simulate(trace, by_next_use, machine)};
   if (best.simulation.moves.empty()) return best;  // everything fits
   const SlotTimeline timeline(trace);
+  const std::vector<IdlePeriod> periods = idle_periods(trace);
   const std::array<std::vector<IdlePeriod>, 2> choices = {
-      Selection(trace, machine, timeline).choose(), periods_of(trace, best.simulation.moves)};
+      Selection(trace, machine, timeline, periods).choose(),
+      periods_of(periods, best.simulation.moves)};
   Simulation reactive = simulate(trace, by_last_use, machine);
   if (is_better(reactive, best.simulation)) best = {by_last_use, std::move(reactive)};
   for (const std::vector<IdlePeriod>& chosen : choices) {

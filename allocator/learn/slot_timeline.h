@@ -37,6 +37,13 @@ class SlotTimeline {
   };
   Range inside(const IdlePeriod& period) const;
 
+  /// Calls visit(slot) for each slot of a range, in order of time.
+  template <typename Visit>
+  void for_each(const Range& range, Visit visit) const {
+    uint32_t slot = range.first;
+    for (uint32_t walked = 0; walked < range.count; ++walked, slot = next(slot)) visit(slot);
+  }
+
  private:
   uint32_t ticks_per_slot_ = 1;
   Tick tick_count_ = 0;

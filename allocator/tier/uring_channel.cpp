@@ -7,8 +7,8 @@
 // and channels are lent to different threads over time. Registered buffers save pinning pages for
 // buffers that are used again and again. Reads go to fresh pages each time, so there is nothing to
 // register; writes come from the copy rings of evictions, which would cost their 32 MiB for good
-// where now only the pages in use are there. Polling for
-// completion (IOPOLL, SQPOLL) takes a core from the training program.
+// where now only the pages in use are there. Polling for completion (IOPOLL, SQPOLL) takes a core
+// from the training program.
 //
 // Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
 // entry stays in the submission queue and would be submitted later with memory that may be gone by

@@ -15,14 +15,6 @@
 namespace tencache {
 namespace {
 
-// One byte takes one nanosecond.
-Machine machine(uint64_t budget_bytes, bool is_half_duplex = false) {
-  return {.budget_bytes = budget_bytes,
-          .read_bytes_per_s = 1e9,
-          .write_bytes_per_s = 1e9,
-          .is_half_duplex = is_half_duplex};
-}
-
 uint64_t peak_bytes(const Trace& trace) {
   const std::vector<uint64_t> bytes = trace.bytes_by_tick();
   return *std::max_element(bytes.begin(), bytes.end());
@@ -31,7 +23,7 @@ uint64_t peak_bytes(const Trace& trace) {
 TEST(PlannerTest, WhatFitsNeedsNoPlan) {
   Random random;
   const Trace trace = random_trace(random, {});
-  const Planned planned = make_plan(trace, machine(peak_bytes(trace)));
+  const Planned planned = make_plan(trace, byte_per_ns(peak_bytes(trace)));
   EXPECT_TRUE(planned.plan.moves.empty());
   EXPECT_EQ(planned.simulation.step_ns, trace.compute_ns());
 }
@@ -44,7 +36,7 @@ TEST(PlannerTest, WhatCanBeHiddenIsHidden) {
     trace.tensors.push_back({10, kNoTick, kNoTick});
   }
   for (const bool is_half_duplex : {false, true}) {
-    const Planned planned = make_plan(trace, machine(30, is_half_duplex));
+    const Planned planned = make_plan(trace, byte_per_ns(30, is_half_duplex));
     EXPECT_EQ(planned.simulation.step_ns, 400u);
     EXPECT_EQ(planned.simulation.bytes_late, 0u);
     EXPECT_EQ(planned.simulation.over_budget_bytes, 0u);
@@ -57,7 +49,7 @@ TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
   trace.op_names = {"op"};
   trace.ops = {{0, 100, {{0, true}, {1, false}}}, {0, 100, {{2, true}}}, {0, 100, {}}};
   trace.tensors = {{10, kNoTick, kNoTick}, {10, kNoTick, kNoTick}, {10, 1, 1}};
-  const Planned planned = make_plan(trace, machine(20));
+  const Planned planned = make_plan(trace, byte_per_ns(20));
   ASSERT_EQ(planned.plan.moves.size(), 1u);
   EXPECT_EQ(planned.plan.moves[0].tensor, 1u);
   EXPECT_EQ(planned.simulation.bytes_written, 0u);
@@ -68,7 +60,7 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   for (int round = 0; round < 300; ++round) {
     const Trace trace = random_trace(random, {.ops = 30, .tensors = 15});
     const Machine limits =
-        machine(random.between(peak_bytes(trace) / 3, peak_bytes(trace)), random.chance(0.5));
+        byte_per_ns(random.between(peak_bytes(trace) / 3, peak_bytes(trace)), random.chance(0.5));
     const Planned planned = make_plan(trace, limits);
     for (const Victim victim : {Victim::kLeastRecentlyUsed, Victim::kFarthestNextUse}) {
       const Simulation reactive = simulate(trace, Plan{{}, victim}, limits);
@@ -158,8 +150,8 @@ TEST(PlannerTest, CloseToTheBestOfAllPlans) {
   for (int tries = 0; tries < 2000 && count < 100; ++tries) {
     const Trace trace =
         random_trace(random, {.ops = 8, .tensors = 5, .bytes_max = 8, .compute_ns_max = 20});
-    const Machine limits = machine(random.between(peak_bytes(trace) * 2 / 3, peak_bytes(trace) - 1),
-                                   random.chance(0.5));
+    const Machine limits = byte_per_ns(
+        random.between(peak_bytes(trace) * 2 / 3, peak_bytes(trace) - 1), random.chance(0.5));
     Exhaustive exhaustive(trace, limits);
     if (exhaustive.plan_count() > 5000) continue;
     const Simulation best = exhaustive.best();

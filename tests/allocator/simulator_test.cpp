@@ -13,14 +13,6 @@
 namespace tencache {
 namespace {
 
-// One byte takes one nanosecond on each link.
-Machine machine(uint64_t budget_bytes, bool is_half_duplex = false) {
-  return {.budget_bytes = budget_bytes,
-          .read_bytes_per_s = 1e9,
-          .write_bytes_per_s = 1e9,
-          .is_half_duplex = is_half_duplex};
-}
-
 const Plan kNoPlan = {{}, Victim::kLeastRecentlyUsed};
 
 // Two tensors of 10 bytes, each named by one op of 100 ns; the first is written.
@@ -33,7 +25,7 @@ Trace two_in_turn() {
 }
 
 TEST(SimulatorTest, WhatFitsNeverWaits) {
-  const Simulation result = simulate(two_in_turn(), kNoPlan, machine(20));
+  const Simulation result = simulate(two_in_turn(), kNoPlan, byte_per_ns(20));
   EXPECT_EQ(result.step_ns, 200u);
   EXPECT_EQ(result.total_stall_ns(), 0u);
   EXPECT_EQ(result.bytes_read + result.bytes_written + result.bytes_dropped, 0u);
@@ -42,7 +34,7 @@ TEST(SimulatorTest, WhatFitsNeverWaits) {
 }
 
 TEST(SimulatorTest, WithoutAPlanOpsWaitForRoomAndBytes) {
-  const Simulation result = simulate(two_in_turn(), kNoPlan, machine(10));
+  const Simulation result = simulate(two_in_turn(), kNoPlan, byte_per_ns(10));
   // Before op 0 tensor 1 is dropped, for it has a copy, and 0 is read; before op 1 tensor 0 is
   // written, then 1 is read.
   EXPECT_EQ(result.stall_ns, (std::vector<uint64_t>{10, 20}));
@@ -57,7 +49,7 @@ TEST(SimulatorTest, WithoutAPlanOpsWaitForRoomAndBytes) {
 TEST(SimulatorTest, OneOpMayExceedTheBudgetAndIsTold) {
   Trace trace = two_in_turn();
   trace.ops[0].accesses.push_back({1, false});
-  const Simulation result = simulate(trace, kNoPlan, machine(15));
+  const Simulation result = simulate(trace, kNoPlan, byte_per_ns(15));
   EXPECT_EQ(result.over_budget_bytes, 5u);
   EXPECT_EQ(result.used_bytes, (std::vector<uint64_t>{20, 20})) << "leaves as soon as it may";
 }
@@ -73,13 +65,13 @@ TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
     // Gone after its op; comes back while the op before its own runs.
     plan.moves.push_back({tensor, tensor, (tensor + 2) % 3, tensor});
   }
-  const Simulation planned = simulate(trace, plan, machine(20));
+  const Simulation planned = simulate(trace, plan, byte_per_ns(20));
   EXPECT_EQ(planned.step_ns, 300u);
   EXPECT_EQ(planned.bytes_read, 30u);
   EXPECT_EQ(planned.bytes_late, 0u);
   EXPECT_EQ(planned.bytes_written, 30u);
   EXPECT_EQ(planned.over_budget_bytes, 0u);
-  const Simulation reactive = simulate(trace, kNoPlan, machine(20));
+  const Simulation reactive = simulate(trace, kNoPlan, byte_per_ns(20));
   EXPECT_EQ(reactive.step_ns, 300u + 3 * 20);
 }
 
@@ -90,7 +82,7 @@ TEST(SimulatorTest, AHalfDuplexLinkTakesTurns) {
   const auto step_ns = [&](bool is_half_duplex) {
     Plan plan;
     plan.moves = {{0, 0, 1, 0}, {1, 1, 0, 1}};
-    return simulate(trace, plan, machine(20, is_half_duplex)).step_ns;
+    return simulate(trace, plan, byte_per_ns(20, is_half_duplex)).step_ns;
   };
   EXPECT_GE(step_ns(true), step_ns(false));
 }
@@ -118,7 +110,7 @@ TEST(SimulatorTest, InvariantsHoldForAnyPlan) {
     const Plan plan = random_plan(random, trace);
     const std::vector<uint64_t> bytes = trace.bytes_by_tick();
     const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
-    const Machine limits = machine(random.between(most / 3, most), random.chance(0.5));
+    const Machine limits = byte_per_ns(random.between(most / 3, most), random.chance(0.5));
     const Simulation result = simulate(trace, plan, limits);
     SCOPED_TRACE(round);
     ASSERT_EQ(result.stall_ns.size(), trace.ops.size());

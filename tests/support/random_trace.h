@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Traces for tests: small random ones with persistent tensors, tensors that come and go within a
-// period and tensors that live across its border; and training steps of a transformer of any size.
+// period and tensors that live across its border; and training steps of a transformer of any
+// size. And the machine that makes their times easy to work out by hand.
 #pragma once
 
 #include <cstdint>
 
+#include "learn/plan.h"
 #include "learn/trace.h"
 #include "support/random.h"
 
@@ -30,6 +32,14 @@ struct TransformerShape {
   uint64_t op_ns = 20'000'000;
   uint64_t optimizer_op_ns = 5'000'000;
 };
+
+/// A machine on whose links one byte takes one nanosecond.
+inline Machine byte_per_ns(uint64_t budget_bytes, bool is_half_duplex = false) {
+  return {.budget_bytes = budget_bytes,
+          .read_bytes_per_s = 1e9,
+          .write_bytes_per_s = 1e9,
+          .is_half_duplex = is_half_duplex};
+}
 
 /// Forward, backward, and an AdamW step that updates one weight with two states at a time.
 Trace transformer_trace(const TransformerShape& shape);
