@@ -102,6 +102,7 @@ Result<EngineConfig> Runtime::engine_config(std::string* origin) const {
     *origin = budget.reason;
   }
   config.arm_at = options_.arm_at;
+  config.plans = options_.plan;
   config.heap.extent_min_bytes = options_.extent_min_bytes;
   config.heap.strict = options_.strict;
   config.heap.request_bytes_max = memory.total_bytes + memory.swap_bytes;

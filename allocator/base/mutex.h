@@ -12,6 +12,7 @@
 //   5. leaf locks                 log, recorder registry, operator names, retired slots
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -67,6 +68,13 @@ class CondVar {
   void wait(Mutex& mutex) TENCACHE_REQUIRES(mutex) TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     condition_.wait(lock);
+    lock.release();
+  }
+  /// Returns after `timeout` at the latest.
+  void wait_for(Mutex& mutex, std::chrono::nanoseconds timeout)
+      TENCACHE_REQUIRES(mutex) TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait_for(lock, timeout);
     lock.release();
   }
   void notify_one() { condition_.notify_one(); }

@@ -165,7 +165,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 15> kRows = {{
+constexpr std::array<Row, 16> kRows = {{
     {{"device_memory", "bytes", "", "auto",
       "Budget of the device tier (on the cpu backend: DRAM for tensors); auto takes what the "
       "cgroup "
@@ -192,6 +192,11 @@ constexpr std::array<Row, 15> kRows = {{
       "Raise an out-of-memory error at the budget instead of spilling."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
      [](const Options& o) { return format_flag(o.strict); }},
+    {{"plan", "flag", "", "on",
+      "Learn what the program repeats and move tensors ahead of use; off moves those that were not "
+      "used for the longest time, when room is short."},
+     [](Options& o, std::string_view t) { return parse_flag(t, o.plan); },
+     [](const Options& o) { return format_flag(o.plan); }},
     {{"quiet", "flag", "", "off",
       "Print warnings and errors only: no line at the start, none at the first spill, no summary."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.quiet); },

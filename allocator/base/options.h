@@ -29,6 +29,7 @@ struct Options {
   std::string stats_path;                       // stats: JSON written at exit; empty = none
   std::string trace_path;                       // trace: events written at exit; empty = none
   bool strict = false;                          // strict: out of memory at the budget, never spill
+  bool plan = true;                             // plan: learn what repeats and move ahead of use
   bool quiet = false;                           // quiet: no start line, no summary
   LogLevel log_level = LogLevel::kInfo;         // log_level: error|warning|info|debug
   uint64_t extent_min_bytes = 1 << 20;          // extent_min: smaller allocations never go cold

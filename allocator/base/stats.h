@@ -33,6 +33,8 @@ struct Stats {
   Counter early_fetches{0};        // done before the op that needed it
   Counter late_fetches{0};         // the op waited
   Counter wasted_fetches{0};       // evicted again unused
+  Counter early_fetched_bytes{0};
+  Counter wasted_fetched_bytes{0};
   Counter stall_ns{0};             // threads waited for a fetch or for room
   Counter unannounced_reads{0};    // cold periods in which bytes were read without a gate
   Counter unannounced_writes{0};   // cold periods in which bytes were written without a gate

@@ -15,6 +15,11 @@ namespace {
 std::atomic<Engine*> g_engine{nullptr};
 std::atomic<const ExtentTable*> g_table{nullptr};
 
+// What a disk is taken to give before anything was moved.
+constexpr double kUnknownBytesPerS = 1e9;
+// System calls and table entries of one migration, besides its bytes.
+constexpr uint64_t kFixedNs = 50'000;
+
 FaultVerdict judge_fault(const void* address) {
   const ExtentTable* table = g_table.load(std::memory_order_acquire);
   const Extent* extent = table != nullptr ? table->find(address) : nullptr;
@@ -88,17 +93,20 @@ void Engine::wire() {
   heap_ = std::make_unique<Heap>(config_.heap, *arena_, *table_, page_map_.get(), disk_.get(),
                                  *budget_, stats_);
   if (disk_) migrations_ = std::make_unique<Migrations>(*heap_, *disk_, *page_map_, stats_);
-  Gate::Config gate_config;
-  if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
-  gate_ =
-      std::make_unique<Gate>(*heap_, migrations_.get(), recorder_, stats_, std::move(gate_config));
+  if (migrations_ && config_.plans) wire_plans();
   MigratorConfig migrator_config;
   migrator_config.on_arm = config_.on_arm;
   migrator_config.before_pass = config_.before_pass;
   migrator_config.on_first_spill = config_.on_first_spill;
   migrator_config.current_op = [this] { return gate_->current_op(); };
+  migrator_config.on_wait = [this](uint64_t ns) { gate_->on_wait(ns); };
+  if (cursor_) {
+    migrator_config.on_room = [this] { prefetcher_->on_room(); };
+    migrator_config.next_uses = [this] { return cursor_->next_uses(); };
+  }
   migrator_ = std::make_unique<Migrator>(*heap_, migrations_.get(), std::move(migrator_config));
   heap_->set_room_maker(migrator_.get());
+  wire_gate();
   WriteBarrier::configure(arena_->base(), arena_->bytes(), &judge_fault);
   g_table.store(table_.get(), std::memory_order_release);
   g_engine.store(this, std::memory_order_release);
@@ -106,6 +114,49 @@ void Engine::wire() {
   std::call_once(fork_handlers_installed,
                  [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
   if (migrations_) migrator_->start();
+  if (prefetcher_) prefetcher_->start();
+  if (learner_) learner_->start();
+}
+
+void Engine::wire_plans() {
+  prefetcher_ = std::make_unique<Prefetcher>(*heap_, *migrations_);
+  PlanCursor::Config cursor_config;
+  cursor_config.evict = [this](std::span<const Order> orders) { migrator_->order(orders); };
+  cursor_config.fetch = [this](std::span<const Order> orders) { prefetcher_->order(orders); };
+  cursor_config.forget_fetches = [this] { prefetcher_->forget(); };
+  cursor_config.on_period = [this] { learner_->nudge(); };
+  cursor_ = std::make_unique<PlanCursor>(std::move(cursor_config));
+  LearnerConfig learner_config;
+  learner_config.measure = [this](uint64_t* fixed_bytes) { return measure(fixed_bytes); };
+  learner_config.peak_bytes_min = config_.budget_bytes / 2;
+  learner_ = std::make_unique<Learner>(recorder_, *cursor_, std::move(learner_config));
+}
+
+void Engine::wire_gate() {
+  Gate::Config gate_config;
+  if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
+  if (learner_) gate_config.on_events = [this] { learner_->nudge(); };
+  gate_ = std::make_unique<Gate>(*heap_, migrations_.get(), cursor_.get(), recorder_, stats_,
+                                 std::move(gate_config));
+}
+
+// A plan leaves the migrator its headroom, so that passes only have to make up for deviations.
+Machine Engine::measure(uint64_t* fixed_bytes) {
+  uint64_t fixed = heap_->small_blocks().used();
+  for (const ListedExtent& listed : heap_->extents()) {
+    const uint64_t word = listed.extent->load();
+    if (Extent::state_of(word) != ExtentState::kResident) continue;
+    const bool may_leave = (word & (kFlagSeen | kFlagKeepResident)) == kFlagSeen;
+    if (!may_leave) fixed += listed.bytes;
+  }
+  *fixed_bytes = fixed;
+  Machine machine;
+  machine.budget_bytes = config_.budget_bytes - migrator_->headroom_bytes();
+  machine.read_bytes_per_s = migrations_->read_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.write_bytes_per_s = migrations_->write_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.read_fixed_ns = kFixedNs;
+  machine.write_fixed_ns = kFixedNs;
+  return machine;
 }
 
 void Engine::maybe_cause_chaos() {

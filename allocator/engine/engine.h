@@ -18,8 +18,11 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/gate.h"
+#include "engine/learner.h"
 #include "engine/migrations.h"
 #include "engine/migrator.h"
+#include "engine/plan_cursor.h"
+#include "engine/prefetcher.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
@@ -38,6 +41,7 @@ struct EngineConfig {
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
   std::optional<ChaosConfig> chaos;
+  bool plans = true;  // learn what repeats and move by plan; else by last use alone
   std::function<void()> on_arm;          // once, from an allocating thread, no lock held
   std::function<void()> before_pass;     // often, from the migrator
   std::function<void()> on_first_spill;  // once, from the migrator
@@ -70,6 +74,8 @@ class Engine {
   Recorder& recorder() { return recorder_; }
   Stats& stats() { return stats_; }
   DiskTier* disk() { return disk_.get(); }
+  /// Null where nothing is planned.
+  Learner* learner() { return learner_.get(); }
   const AddressArena& arena() const { return *arena_; }
 
   /// Whether this process is a child of the one that made the engine.
@@ -79,6 +85,9 @@ class Engine {
   explicit Engine(EngineConfig config);
   Status open_tiers();
   void wire();
+  void wire_plans();
+  void wire_gate();
+  Machine measure(uint64_t* fixed_bytes);
   void maybe_cause_chaos();
 
   static void before_fork();
@@ -95,7 +104,11 @@ class Engine {
   std::unique_ptr<Budget> budget_;
   std::unique_ptr<Heap> heap_;
   std::unique_ptr<Migrations> migrations_;
+  // Their threads use what stands above them.
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<Migrator> migrator_;
+  std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;
   std::atomic<uint64_t> chaos_draws_{0};
   std::atomic<bool> is_passive_{false};

@@ -97,7 +97,9 @@ Status Migrations::write_batch(std::span<const Eviction> evictions) {
   extents.reserve(evictions.size());
   for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
   EvictionWriter writer(extents, *ring.value());
+  const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
+  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
   bounce_rings_.give_back(std::move(ring).value());
   add(stats_.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) return transfer.status;
@@ -119,6 +121,10 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
         heap_.budget().release(bytes);
         add(stats_.evicted_bytes, bytes);
         if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
+        if (extent->take_ahead()) {
+          add(stats_.wasted_fetches, 1);
+          add(stats_.wasted_fetched_bytes, bytes);
+        }
         result->count += 1;
         result->bytes += bytes;
         break;

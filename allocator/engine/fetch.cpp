@@ -3,9 +3,12 @@
 // The phases of a fetch (engine/migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <utility>
 
 #include "backend/write_barrier.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/racy_access.h"
 #include "engine/migration_permit.h"
@@ -18,27 +21,33 @@ namespace {
 // not match never gets better.
 constexpr int kReadTriesMax = 3;
 
-/// Hashes what has arrived, piece by piece, while later pieces are in flight.
+/// Hashes what has arrived, piece by piece, while later pieces are in flight, and hands on each
+/// segment as soon as all of it is there.
 class HashingReader final : public PieceObserver {
  public:
-  explicit HashingReader(std::span<const IoSegment> segments)
-      : segments_(segments), hashers_(segments.size()) {}
+  HashingReader(std::span<const IoSegment> segments,
+                std::function<void(size_t segment, const ContentHash& hash)> on_segment)
+      : segments_(segments), hashers_(segments.size()), on_segment_(std::move(on_segment)) {}
 
   bool before_submit(size_t, uint64_t, size_t) override { return true; }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
-    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
+    const IoSegment& whole = segments_[segment];
+    hashers_[segment].append(whole.memory_at(offset), bytes);
+    if (offset + bytes == whole.offset + whole.bytes) {
+      on_segment_(segment, hashers_[segment].finish());
+    }
   }
-
-  ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }
 
  private:
   std::span<const IoSegment> segments_;
   std::vector<ContentHasher> hashers_;
+  std::function<void(size_t segment, const ContentHash& hash)> on_segment_;
 };
 
 }  // namespace
 
 void Migrations::fetch(std::span<Extent* const> extents) {
+  demand_count_.fetch_add(1, std::memory_order_relaxed);
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<Fetch> fetches = claim_fetches(extents);
   std::vector<const Extent*> left_cold;
@@ -47,15 +56,8 @@ void Migrations::fetch(std::span<Extent* const> extents) {
     uint64_t bytes = 0;
     for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
     heap_.reserve_or_exceed(bytes);
-    // Whoever calls waits: no fetch is early as long as nothing predicts ops.
     add(stats_.late_fetches, fetches.size());
-    MigrationPermit permit(gate_);
-    // Phase 3: bytes, into pages that nobody sees.
-    make_scratch(fetches, &left_cold);
-    read_slots(fetches);
-    verify(fetches);
-    // Phase 4: the pages take their place.
-    for (const Fetch& fetch : fetches) merge_and_move(fetch, &left_cold);
+    move_in(std::move(fetches), &left_cold);
   }
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
@@ -74,14 +76,50 @@ void Migrations::fetch(std::span<Extent* const> extents) {
                      "an op uses freed memory at %p", static_cast<void*>(extent->address));
       extent->wait_while(word);
     }
+    // It was on its way already, and not early enough.
+    if (extent->take_ahead()) add(stats_.late_fetches, 1);
   }
+  demand_count_.fetch_sub(1, std::memory_order_relaxed);
   if (!cold_again.empty()) fetch(cold_again);
+}
+
+size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
+  std::vector<Fetch> fetches;
+  size_t carried_out = 0;
+  *lacking_bytes = 0;
+  for (const Order& order : orders) {
+    if (order.is_current() && order.extent->claim_for_fetch()) {
+      const uint64_t bytes = order.extent->bytes;
+      if (!heap_.budget().try_reserve(bytes)) {
+        order.extent->abandon_fetch();
+        *lacking_bytes = bytes;
+        break;
+      }
+      fetches.push_back({order.extent, nullptr, true});
+    }
+    ++carried_out;
+  }
+  std::vector<const Extent*> left_cold;
+  if (!fetches.empty()) move_in(std::move(fetches), &left_cold);
+  return carried_out;
+}
+
+void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+  const uint64_t begin_ns = now_ns();
+  uint64_t bytes = 0;
+  MigrationPermit permit(gate_);
+  // Phase 3: bytes, into pages that nobody sees.
+  make_scratch(fetches, left_cold);
+  for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
+  // Phase 4, as soon as all of an extent is there: its pages take their place.
+  read_slots(std::move(fetches), left_cold);
+  read_speed_.add(bytes, now_ns() - begin_ns);
 }
 
 std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const> extents) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
-    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, {}});
+    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, false});
   }
   return fetches;
 }
@@ -102,44 +140,41 @@ void Migrations::make_scratch(std::vector<Fetch>& fetches, std::vector<const Ext
   fetches = std::move(ready);
 }
 
-void Migrations::read_slots(std::vector<Fetch>& fetches) {
-  std::vector<IoSegment> segments;
-  segments.reserve(fetches.size());
-  for (const Fetch& fetch : fetches) {
-    segments.push_back({fetch.scratch, fetch.extent->slot.offset, fetch.extent->bytes});
-  }
-  for (int tries = 1;; ++tries) {
-    HashingReader reader(segments);
+void Migrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+  for (int tries = 1; !fetches.empty(); ++tries) {
+    std::vector<IoSegment> segments;
+    segments.reserve(fetches.size());
+    for (const Fetch& fetch : fetches) {
+      segments.push_back({fetch.scratch, fetch.extent->slot.offset, fetch.extent->bytes});
+    }
+    size_t done = 0;
+    HashingReader reader(segments, [&](size_t segment, const ContentHash& hash) {
+      verify(*fetches[segment].extent, hash);
+      merge_and_move(fetches[segment], left_cold);
+      done = segment + 1;
+    });
     const TransferResult transfer = disk_.read(segments, &reader);
     add(stats_.disk_read_bytes, transfer.bytes);
-    if (transfer.status.is_ok()) {
-      for (size_t index = 0; index < fetches.size(); ++index) {
-        fetches[index].hash = reader.hash(index);
-      }
-      return;
-    }
-    if (tries == kReadTriesMax) {
+    if (!transfer.status.is_ok() && tries == kReadTriesMax) {
       fatal(
           "tensors cannot be read back from the spill file in %s: %s. The program is stopped so "
           "that it does not go on with wrong numbers; check the disk or choose another one with "
           "--spill-dir",
           disk_.directory().c_str(), transfer.status.clause().c_str());
     }
+    fetches.erase(fetches.begin(), fetches.begin() + static_cast<std::ptrdiff_t>(done));
   }
 }
 
-void Migrations::verify(std::span<const Fetch> fetches) const {
-  for (const Fetch& fetch : fetches) {
-    const Extent* extent = fetch.extent;
-    if (fetch.hash == extent->slot_hash) continue;
-    fatal(
-        "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
-        "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
-        "numbers; check the disk or choose another one with --spill-dir",
-        disk_.directory().c_str(), static_cast<unsigned long long>(extent->id),
-        static_cast<void*>(extent->address), static_cast<unsigned long long>(extent->bytes),
-        static_cast<unsigned long long>(extent->slot.offset));
-  }
+void Migrations::verify(const Extent& extent, const ContentHash& hash) const {
+  if (hash == extent.slot_hash) return;
+  fatal(
+      "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
+      "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
+      "numbers; check the disk or choose another one with --spill-dir",
+      disk_.directory().c_str(), static_cast<unsigned long long>(extent.id),
+      static_cast<void*>(extent.address), static_cast<unsigned long long>(extent.bytes),
+      static_cast<unsigned long long>(extent.slot.offset));
 }
 
 void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
@@ -163,6 +198,8 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   if (!touched.written.empty()) extent->set_flags(kFlagDirty);
   // Only now are the pages of the page cache no longer mapped and can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
+  // Who waits for it already counts it as late, so the mark has to be there first.
+  if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   extent->become_resident();
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "learn/tick_digest.h"
 
 namespace tencache {
 namespace {
@@ -12,6 +13,8 @@ namespace {
 // Room for an ordinary op with its inputs before the first growth.
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kFramesReserved = 64;
+// Events are told of well before the ring is full.
+constexpr uint64_t kEventsPerTelling = kRingEvents / 8;
 
 std::atomic<uint64_t> g_generation{0};
 
@@ -31,9 +34,10 @@ struct Gate::ThreadOps {
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
+  uint64_t events_told = 0;  // events of the ring at the last on_events()
 
   void record(EventKind kind, uint64_t at_ticks, uint32_t op, const Extent* extent) const {
-    ring->append({at_ticks, extent != nullptr ? extent->id : 0,
+    ring->append({at_ticks, extent != nullptr ? extent->id.load() : 0,
                   extent != nullptr ? extent->bytes : 0, op, kind});
   }
 };
@@ -66,9 +70,11 @@ pthread_key_t Gate::thread_key() {
   return key;
 }
 
-Gate::Gate(Heap& heap, Migrations* migrations, Recorder& recorder, Stats& stats, Config config)
+Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder,
+           Stats& stats, Config config)
     : heap_(heap),
       migrations_(migrations),
+      cursor_(cursor),
       recorder_(recorder),
       stats_(stats),
       config_(std::move(config)),
@@ -97,6 +103,7 @@ TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
   ops->inner_pins.reserve(kPinsReserved);
   ops->recorder = &recorder_;
   ops->ring = recorder_.acquire_ring();
+  ops->events_told = ops->ring->count();
   delete static_cast<ThreadOps*>(t_ops);  // of an earlier gate
   t_ops = ops.get();
   pthread_setspecific(thread_key(), t_ops);
@@ -113,6 +120,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
   thread.record(EventKind::kOpBegin, now_ticks, op, nullptr);
   add(stats_.ops, 1);
   bool all_usable = true;
+  TickDigest digest(op);
   for (const Access& access : accesses) {
     Extent* extent = heap_.find(access.address);
     if (extent == nullptr) continue;
@@ -123,11 +131,16 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
     const uint64_t word = extent->pin();
     thread.pins.push_back(extent);
     extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
-    const uint64_t flags = kFlagSeen | (is_write(access.mode) ? kFlagDirty : 0);
+    const bool writes = is_write(access.mode);
+    const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
-    thread.record(is_write(access.mode) ? EventKind::kWrite : EventKind::kRead, now_ticks, op,
-                  extent);
+    if ((word & kFlagAhead) != 0) [[unlikely]] count_early(extent);
+    thread.record(writes ? EventKind::kWrite : EventKind::kRead, now_ticks, op, extent);
+    digest.add(extent->bytes, writes);
     all_usable &= Extent::usable_in(Extent::state_of(word));
+  }
+  if (cursor_ != nullptr && cursor_->is_active() && thread.pins.size() > first_pin) {
+    cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
   }
   if (!all_usable) [[unlikely]] {
     fetch_slow(thread, first_pin);
@@ -147,7 +160,15 @@ void Gate::fetch(const std::vector<Extent*>& missing) {
   if (missing.empty()) return;
   const uint64_t begin_ns = now_ns();
   migrations_->fetch(missing);
-  add(stats_.stall_ns, now_ns() - begin_ns);
+  const uint64_t waited_ns = now_ns() - begin_ns;
+  add(stats_.stall_ns, waited_ns);
+  on_wait(waited_ns);
+}
+
+TENCACHE_SLOW void Gate::count_early(Extent* extent) {
+  if (!extent->take_ahead()) return;
+  add(stats_.early_fetches, 1);
+  add(stats_.early_fetched_bytes, extent->bytes);
 }
 
 void Gate::open_transparent() {
@@ -168,6 +189,11 @@ void Gate::close() {
   thread.record(EventKind::kOpEnd, now_ticks, frame.op, nullptr);
   if (--thread.op_depth > 0) return;
   unpin_down_to(thread.inner_pins, 0, now_ticks);
+  if (cursor_ != nullptr) cursor_->on_outermost_close();
+  if (thread.ring->count() - thread.events_told >= kEventsPerTelling) [[unlikely]] {
+    thread.events_told = thread.ring->count();
+    if (config_.on_events) config_.on_events();
+  }
   if (heap_.budget().needs_attention()) heap_.call_attention();
   if (config_.on_outermost_close) config_.on_outermost_close();
 }
@@ -201,6 +227,12 @@ void Gate::on_step() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   thread_ops().record(EventKind::kStep, ticks(), 0, nullptr);
   add(stats_.steps, 1);
+  if (config_.on_events) config_.on_events();
+}
+
+void Gate::on_wait(uint64_t ns) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().ring->append({ticks(), 0, ns, 0, EventKind::kWait});
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {

@@ -8,7 +8,7 @@
 // Each thread keeps a stack of frames (one per open event) and two lists of pins, the ops' inputs
 // and the inner allocations; they keep their capacity, so an op costs no heap allocation. The hot
 // path is one clock reading, and per extent a table load, an atomic add, a store and a record of
-// the event.
+// the event; while plans are followed (engine/plan_cursor.h), also a look at the next tick of one.
 //
 // Threads: a frame stack belongs to its thread. Holds (pins that outlive their op) may be given up
 // anywhere. Callbacks given at construction run on the thread that closes an op, with no lock held.
@@ -25,6 +25,7 @@
 
 #include "base/stats.h"
 #include "engine/migrations.h"
+#include "engine/plan_cursor.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
 
@@ -57,10 +58,14 @@ class Gate {
   struct Config {
     /// Called after a thread's outermost op has closed; empty outside chaos mode.
     std::function<void()> on_outermost_close;
+    /// A step ended, or the thread recorded many events since the last call.
+    std::function<void()> on_events;
   };
 
-  /// `migrations` is null where nothing ever goes cold (strict mode).
-  Gate(Heap& heap, Migrations* migrations, Recorder& recorder, Stats& stats, Config config);
+  /// `migrations` is null where nothing ever goes cold (strict mode), `cursor` where nothing is
+  /// planned.
+  Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder, Stats& stats,
+       Config config);
   ~Gate();
 
   void open(uint32_t op, std::span<const Access> accesses);
@@ -72,6 +77,8 @@ class Gate {
   void on_allocate(Extent* extent);
   void on_free(const Extent* extent);
   void on_step();
+  /// The calling thread has waited for room.
+  void on_wait(uint64_t ns);
 
   /// Null when nothing is to be held.
   Hold* hold(std::span<const Access> accesses, bool and_inner);
@@ -93,11 +100,13 @@ class Gate {
   ThreadOps& thread_ops_slow();
   void fetch_slow(ThreadOps& thread, size_t first_pin);
   void fetch(const std::vector<Extent*>& missing);
+  void count_early(Extent* extent);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 
   // Constant after construction.
   Heap& heap_;
   Migrations* const migrations_;
+  PlanCursor* const cursor_;
   Recorder& recorder_;
   Stats& stats_;
   const Config config_;

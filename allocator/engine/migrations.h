@@ -16,7 +16,8 @@
 //
 // A fetch claims E, reads its slot into scratch pages and compares the hash, then write-protects
 // the cold mapping, copies over the pages that were written behind the gate's back, and moves the
-// scratch pages onto the address.
+// scratch pages onto the address. Each extent of a batch is usable as soon as its own bytes are
+// there. An op waits for a fetch on demand; fetches ahead of use (plans) never exceed the budget.
 //
 // Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
 // lock is held across a copy, an I/O or a mapping. A MigrationPermit is held for each batch: a
@@ -33,6 +34,8 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/eviction_writer.h"
+#include "engine/link_speed.h"
+#include "engine/order.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
 
@@ -73,6 +76,17 @@ class Migrations {
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
   void fetch(std::span<Extent* const> extents);
 
+  /// Fetches ahead of use, in order, as far as there is room. Returns how many orders are done with,
+  /// those included that came to nothing because the extent is not cold any more; `lacking_bytes`
+  /// is what the next one needs and does not find.
+  size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes);
+
+  /// Whether an op waits for a fetch right now.
+  bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
+
+  const LinkSpeed& read_speed() const { return read_speed_; }
+  const LinkSpeed& write_speed() const { return write_speed_; }
+
   MigrationGate& gate() { return gate_; }
 
  private:
@@ -100,12 +114,13 @@ class Migrations {
   struct Fetch {
     Extent* extent = nullptr;
     char* scratch = nullptr;
-    ContentHash hash;  // of what was read
+    bool is_ahead = false;  // nobody waits for it
   };
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
+  void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
-  void read_slots(std::vector<Fetch>& fetches);
-  void verify(std::span<const Fetch> fetches) const;
+  void read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void verify(const Extent& extent, const ContentHash& hash) const;
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   void leave_cold(const Fetch& fetch, const Status& reason);
@@ -116,6 +131,9 @@ class Migrations {
   Stats& stats_;
   MigrationGate gate_;
   BounceRings bounce_rings_;
+  LinkSpeed read_speed_;
+  LinkSpeed write_speed_;
+  std::atomic<uint32_t> demand_count_{0};
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/migrator.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 
+#include "base/service_thread.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -16,6 +14,8 @@ constexpr uint64_t kHeadroomShare = 16;
 constexpr uint64_t kHeadroomBytesMax = kGiB;
 // Room appears in steps of about this size, early enough for those who wait for less.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
+// A plan counts with the room soon after it gave the order.
+constexpr uint64_t kOrderBatchBytes = 16 * kMiB;
 
 uint64_t headroom_for(uint64_t budget_bytes) {
   return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
@@ -54,15 +54,7 @@ Migrator::~Migrator() {
 }
 
 void Migrator::start() {
-  // Signals are for the program's threads: a handler that runs here could wait for a window that
-  // only this thread can close.
-  sigset_t all;
-  sigset_t old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  worker_ = std::thread([this] { work(); });
-  pthread_setname_np(worker_.native_handle(), "tencache");
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  worker_ = start_service_thread("tencache", [this] { work(); });
 }
 
 void Migrator::on_attention() {
@@ -112,13 +104,19 @@ uint64_t Migrator::evict_all() {
 void Migrator::work() {
   for (;;) {
     uint64_t pass = 0;
+    std::vector<Order> orders;
     {
       MutexLock lock(mutex_);
-      while (!is_stopping_ && demand_bytes_ == 0 && !is_nudged_.load()) {
+      while (!is_stopping_ && demand_bytes_ == 0 && orders_.empty() && !is_nudged_.load()) {
         work_arrived_.wait(mutex_);
       }
       if (is_stopping_) return;
-      pass = ++passes_begun_;
+      orders.swap(orders_);
+      if (orders.empty()) pass = ++passes_begun_;
+    }
+    if (!orders.empty()) {
+      carry_out(orders);
+      continue;
     }
     is_nudged_.store(false);
     const std::optional<EvictionResult> result = run_pass();
@@ -133,6 +131,29 @@ void Migrator::work() {
     // Who waits finds room, or finds that another took it: then this pass says nothing about what
     // can be evicted, and the next one follows at once.
     if (!result) std::this_thread::yield();
+  }
+}
+
+void Migrator::order(std::span<const Order> evictions) {
+  if (!may_evict()) return;
+  MutexLock lock(mutex_);
+  orders_.insert(orders_.end(), evictions.begin(), evictions.end());
+  work_arrived_.notify_one();
+}
+
+void Migrator::carry_out(std::span<const Order> orders) {
+  std::vector<Extent*> batch;
+  uint64_t batch_bytes = 0;
+  for (const Order& order : orders) {
+    if (order.is_current()) {
+      batch.push_back(order.extent);
+      batch_bytes += order.bytes;
+    }
+    if (batch_bytes < kOrderBatchBytes && &order != &orders.back()) continue;
+    note_spill(migrations_->evict(batch));
+    publish();
+    batch.clear();
+    batch_bytes = 0;
   }
 }
 
@@ -173,21 +194,29 @@ uint64_t Migrator::wanted_bytes() {
 
 std::vector<ListedExtent> Migrator::victims(uint64_t wanted_bytes) const {
   struct Candidate {
+    uint64_t ticks_to_next_use;
     uint64_t last_use_ticks;
     ListedExtent listed;
   };
+  std::unordered_map<const Extent*, uint64_t> next_uses;
+  if (config_.next_uses) next_uses = config_.next_uses();
   std::vector<Candidate> candidates;
   for (const ListedExtent& listed : heap_.extents()) {
     if (!listed.extent->may_be_evicted()) continue;
-    candidates.push_back({listed.extent->last_use_ticks.load(std::memory_order_relaxed), listed});
+    const auto known = next_uses.find(listed.extent);
+    candidates.push_back({known != next_uses.end() ? known->second : ~uint64_t{0},
+                          listed.extent->last_use_ticks.load(std::memory_order_relaxed), listed});
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    if (a.ticks_to_next_use != b.ticks_to_next_use) {
+      return a.ticks_to_next_use > b.ticks_to_next_use;
+    }
     return a.last_use_ticks < b.last_use_ticks;
   });
   std::vector<ListedExtent> chosen;
   chosen.reserve(candidates.size());
   for (const Candidate& candidate : candidates) chosen.push_back(candidate.listed);
-  put_clean_first(chosen, wanted_bytes);
+  if (next_uses.empty()) put_clean_first(chosen, wanted_bytes);
   return chosen;
 }
 
@@ -197,6 +226,7 @@ void Migrator::note_spill(const EvictionResult& result) {
 }
 
 void Migrator::publish() {
+  if (config_.on_room) config_.on_room();
   MutexLock lock(mutex_);
   room_changed_.notify_all();
 }

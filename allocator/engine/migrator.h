@@ -10,10 +10,13 @@
 // If such a pass freed nothing, nothing may be evicted now, and the allocation takes the next rung
 // of its ladder (memory/heap.cpp).
 //
+// Orders of a plan (engine/plan_cursor.h) go before passes. While a plan is followed a pass chooses
+// by it, too: first what it does not know, then what it needs last.
+//
 // It also arms: when use passes the watermark for the first time the shim is told to report ops.
 // Before that nothing has been seen by a gate, so nothing could be evicted.
 //
-// Threads: one worker; make_room(), on_attention(), evict_all() from any thread. mutex_ guards the
+// Threads: one worker; make_room(), on_attention(), order(), evict_all() from any thread. mutex_ guards the
 // demand and the outcome of passes and is never held while anything moves.
 #pragma once
 
@@ -21,12 +24,15 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
 #include "engine/migrations.h"
+#include "engine/order.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -36,6 +42,10 @@ struct MigratorConfig {
   std::function<void()> before_pass;     // time to give up pins that outlived their op
   std::function<void()> on_first_spill;  // called once, from the worker
   std::function<std::string()> current_op;
+  std::function<void()> on_room;  // often, from the worker: something was evicted
+  std::function<void(uint64_t ns)> on_wait;  // from a thread that has waited for room
+  /// Ticks until extents are used next, as far as a plan knows.
+  std::function<std::unordered_map<const Extent*, uint64_t>()> next_uses;
 };
 
 class Migrator final : public RoomMaker {
@@ -50,14 +60,22 @@ class Migrator final : public RoomMaker {
   bool make_room(uint64_t bytes, Status* reason) override TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
   std::string current_op() const override { return config_.current_op(); }
+  void on_wait(uint64_t ns) override { config_.on_wait(ns); }
+
+  /// Evicts these soon, in order.
+  void order(std::span<const Order> evictions) TENCACHE_EXCLUDES(mutex_);
 
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
   /// Evicts whatever may be evicted, on the calling thread; returns how many went cold.
   uint64_t evict_all();
 
+  /// What passes keep free of the budget.
+  uint64_t headroom_bytes() const { return headroom_bytes_; }
+
  private:
   void work();
+  void carry_out(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
   /// Nullopt when there was room enough already.
   std::optional<EvictionResult> run_pass();
   bool may_evict() const { return migrations_ != nullptr; }
@@ -85,6 +103,7 @@ class Migrator final : public RoomMaker {
   uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the pass that freed nothing
   Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<Order> orders_ TENCACHE_GUARDED_BY(mutex_);
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

@@ -23,6 +23,8 @@ std::string_view event_kind_name(EventKind kind) {
       return "free";
     case EventKind::kStep:
       return "step";
+    case EventKind::kWait:
+      return "wait";
   }
   return "unknown";
 }
@@ -34,9 +36,9 @@ EventRing::EventRing(uint32_t thread_index)
   TENCACHE_CHECK(words_ != nullptr, "no memory for an event ring");
 }
 
-std::vector<Event> EventRing::snapshot(uint64_t* lost_count) const {
+std::vector<Event> EventRing::events_since(uint64_t position, uint64_t* lost_count) const {
   const uint64_t end = count_.load(std::memory_order_acquire);
-  const uint64_t begin = end > kRingEvents ? end - kRingEvents : 0;
+  const uint64_t begin = std::max(position, end > kRingEvents ? end - kRingEvents : 0);
   std::vector<Event> events;
   events.reserve(end - begin);
   for (uint64_t index = begin; index < end; ++index) {
@@ -52,7 +54,7 @@ std::vector<Event> EventRing::snapshot(uint64_t* lost_count) const {
   const uint64_t room = kRingEvents - (end - begin);
   const uint64_t torn = appended > room ? std::min<uint64_t>(appended - room, events.size()) : 0;
   events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(torn));
-  *lost_count = begin + torn;
+  *lost_count = begin + torn - position;
   return events;
 }
 
@@ -93,8 +95,21 @@ std::vector<ThreadEvents> Recorder::snapshot() const {
   for (const std::unique_ptr<EventRing>& ring : rings_) {
     ThreadEvents thread;
     thread.thread_index = ring->thread_index_;
-    thread.events = ring->snapshot(&thread.lost_count);
+    thread.events = ring->events_since(0, &thread.lost_count);
     threads.push_back(std::move(thread));
+  }
+  return threads;
+}
+
+std::vector<ThreadEvents> Recorder::drain(std::vector<uint64_t>* positions) const {
+  MutexLock lock(mutex_);
+  positions->resize(rings_.size(), 0);
+  std::vector<ThreadEvents> threads(rings_.size());
+  for (size_t index = 0; index < rings_.size(); ++index) {
+    ThreadEvents& thread = threads[index];
+    thread.thread_index = rings_[index]->thread_index_;
+    thread.events = rings_[index]->events_since((*positions)[index], &thread.lost_count);
+    (*positions)[index] += thread.lost_count + thread.events.size();
   }
   return threads;
 }

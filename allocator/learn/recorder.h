@@ -34,6 +34,7 @@ enum class EventKind : uint8_t {
   kAllocate = 4,
   kFree = 5,
   kStep = 6,  // Optimizer.step
+  kWait = 7,  // the thread has just waited for a fetch or for room, for `bytes` nanoseconds
 };
 
 std::string_view event_kind_name(EventKind kind);
@@ -41,7 +42,7 @@ std::string_view event_kind_name(EventKind kind);
 struct Event {
   uint64_t ticks = 0;
   uint64_t extent_id = 0;  // kRead, kWrite, kAllocate, kFree
-  uint64_t bytes = 0;      // of that extent
+  uint64_t bytes = 0;      // of that extent; of kWait, nanoseconds
   uint32_t op = 0;         // kOpBegin, kOpEnd
   EventKind kind = EventKind::kOpBegin;
 };
@@ -60,8 +61,9 @@ class EventRing {
     count_.store(index + 1, std::memory_order_release);
   }
 
-  /// The events that are still there, oldest first, and how many came before them.
-  std::vector<Event> snapshot(uint64_t* lost_count) const;
+  /// The events from number `position` on that are still there, oldest first, and how many from
+  /// there on are not.
+  std::vector<Event> events_since(uint64_t position, uint64_t* lost_count) const;
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
 
  private:
@@ -88,7 +90,7 @@ class EventRing {
 
 struct ThreadEvents {
   uint32_t thread_index = 0;
-  uint64_t lost_count = 0;  // overwritten before the snapshot
+  uint64_t lost_count = 0;  // overwritten before they were read
   std::vector<Event> events;
 };
 
@@ -104,6 +106,9 @@ class Recorder {
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
+  /// What was recorded since `positions` (by ring; it grows with the rings), which move on.
+  std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const
+      TENCACHE_EXCLUDES(mutex_);
   const TickConverter& clock() const { return clock_; }
 
  private:

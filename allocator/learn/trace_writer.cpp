@@ -25,6 +25,8 @@ nlohmann::ordered_json to_json(const ThreadEvent& entry, const TickLine& clock,
                                  {"kind", event_kind_name(event.kind)}};
   if (names_op(event.kind)) {
     line["op"] = recorder.op_name(event.op);
+  } else if (event.kind == EventKind::kWait) {
+    line["waited_ns"] = event.bytes;
   } else if (event.kind != EventKind::kStep) {
     line["extent"] = event.extent_id;
     line["bytes"] = event.bytes;

@@ -54,7 +54,8 @@ inline constexpr uint64_t kFlagBusy = 1u << 4;          // one thread migrates o
 inline constexpr uint64_t kFlagSeen = 1u << 5;          // an op has named it: it may go cold
 inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed
 inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op has announced a write since the slot
-inline constexpr uint64_t kUseFlags = kFlagSeen | kFlagKeepResident | kFlagDirty;
+inline constexpr uint64_t kFlagAhead = 1u << 8;  // fetched ahead of use and not used since
+inline constexpr uint64_t kUseFlags = kFlagSeen | kFlagKeepResident | kFlagDirty | kFlagAhead;
 inline constexpr uint64_t kStateMask = 0xf;
 inline constexpr uint64_t kOnePin = uint64_t{1} << 32;
 
@@ -63,7 +64,7 @@ class Extent {
   // Constant while the extent is not Vacant; written by Heap.
   char* address = nullptr;
   uint64_t bytes = 0;  // multiple of kPageBytes
-  uint64_t id = 0;     // a new one for every allocation
+  std::atomic<uint64_t> id{0};  // a new one for every allocation; read by anyone
   uint64_t requested_bytes = 0;
 
   /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
@@ -93,6 +94,10 @@ class Extent {
     return state == ExtentState::kResident || state == ExtentState::kEvicting;
   }
   void set_flags(uint64_t flags) { word_.fetch_or(flags, std::memory_order_relaxed); }
+  /// Whether the extent was fetched ahead of this use; true for one caller only.
+  bool take_ahead() {
+    return (word_.fetch_and(~kFlagAhead, std::memory_order_relaxed) & kFlagAhead) != 0;
+  }
   void clear_dirty() { word_.fetch_and(~kFlagDirty, std::memory_order_relaxed); }
 
   /// Blocks until the word differs from `seen`.

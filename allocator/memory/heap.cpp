@@ -193,7 +193,9 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (budget_.try_reserve(bytes)) return Status::ok();
   const uint64_t begin_ns = now_ns();
   Status status = climb(bytes, requested_bytes);
-  add(stats_.stall_ns, now_ns() - begin_ns);
+  const uint64_t waited_ns = now_ns() - begin_ns;
+  add(stats_.stall_ns, waited_ns);
+  room_maker_->on_wait(waited_ns);
   return status;
 }
 

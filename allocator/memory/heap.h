@@ -55,6 +55,8 @@ class RoomMaker {
   virtual void on_attention() = 0;
   /// The op this thread is in, for messages; "" when none is known.
   virtual std::string current_op() const = 0;
+  /// The calling thread has waited for room.
+  virtual void on_wait(uint64_t ns) = 0;
 };
 
 struct Allocation {

@@ -31,6 +31,7 @@ class PlayedRoomMaker final : public RoomMaker {
   }
   void on_attention() override { ++attentions; }
   std::string current_op() const override { return op; }
+  void on_wait(uint64_t) override {}
 
   std::function<bool(uint64_t)> on_ask;
   Status failure;

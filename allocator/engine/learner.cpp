@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/learner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_thread.h"
+#include "learn/bound.h"
+
+namespace tencache {
+namespace {
+
+constexpr size_t kKindsMax = 16;
+// A search for repetitions costs time in proportion to the ticks it looks at, so the next one waits
+// until there are half as many again.
+constexpr uint64_t kFirstSearchTicks = 64;
+// A program that marks its steps repeats something else only if it goes on for much longer.
+constexpr uint64_t kSegmentsBeforeSearch = 2;
+// A kind is planned anew after this many periods, then after twice as many, and so on.
+constexpr uint64_t kFirstReplanPeriods = 2;
+
+}  // namespace
+
+Learner::~Learner() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    nudged_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void Learner::start() {
+  worker_ = start_service_thread("tencache-learn", [this] { work(); });
+}
+
+void Learner::nudge() {
+  if (is_nudged_.exchange(true)) return;
+  MutexLock lock(mutex_);
+  nudged_.notify_one();
+}
+
+LearnerSummary Learner::summary() const {
+  MutexLock lock(mutex_);
+  LearnerSummary summary = summary_;
+  summary.following = cursor_.following();
+  return summary;
+}
+
+void Learner::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && !is_nudged_.load()) nudged_.wait(mutex_);
+      if (is_stopping_) return;
+    }
+    is_nudged_.store(false);
+    look();
+  }
+}
+
+void Learner::look() {
+  ++look_count_;
+  stream_.append(recorder_.drain(&positions_));
+  const Following following = cursor_.following();
+  if (following.script_number != 0) {
+    repeats_from_ = stream_.end();
+    next_search_at_ = repeats_from_ + kFirstSearchTicks;
+    for (Kind& kind : kinds_) {
+      if (kind.script->number == following.script_number) kind.used_at = look_count_;
+    }
+    plan_again();
+    return;
+  }
+  look_at_marks();
+  look_for_repeats();
+}
+
+void Learner::look_at_marks() {
+  if (stream_.marks().empty() || stream_.marks().back() == mark_seen_) return;
+  mark_seen_ = stream_.marks().back();
+  repeats_from_ = mark_seen_;
+  next_search_at_ = mark_seen_ + kFirstSearchTicks;
+  if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) learn(*place, 0);
+}
+
+void Learner::look_for_repeats() {
+  const std::deque<uint64_t>& marks = stream_.marks();
+  for (size_t index = 1; index < marks.size(); ++index) {
+    const uint64_t segment = marks[index] - marks[index - 1];
+    next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * segment);
+  }
+  if (stream_.end() < next_search_at_) return;
+  for (const uint64_t length : find_repeats(stream_, repeats_from_)) {
+    if (learn({stream_.end() - length, length}, config_.peak_bytes_min)) break;
+  }
+  const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
+  next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
+}
+
+// True when the place holds a period worth planning, also one that is known.
+bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (!period || peak_bytes(period->trace) < peak_bytes_min) return false;
+  for (const Kind& kind : kinds_) {
+    if (kind.script->period->is_same_kind(*period)) return true;
+  }
+  drop_least_used();
+  kinds_.push_back({nullptr, 0, look_count_});
+  make_script(next_number_++, std::move(*period));
+  return true;
+}
+
+void Learner::drop_least_used() {
+  if (kinds_.size() < kKindsMax) return;
+  kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
+    return a.used_at < b.used_at;
+  }));
+}
+
+// With the times and speeds of periods that were followed: those before were reactive.
+void Learner::plan_again() {
+  const Following following = cursor_.following();
+  for (Kind& kind : kinds_) {
+    if (kind.script->number != following.script_number) continue;
+    const uint64_t due = std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at);
+    if (following.periods < due) return;
+    kind.periods_planned_at = following.periods;
+    const std::optional<PeriodPlace> place = find_copies(stream_, kind.script->period->digests);
+    if (!place) return;
+    std::optional<Period> period = build_period(stream_, *place, recorder_);
+    if (!period || !period->is_same_kind(*kind.script->period)) return;
+    make_script(kind.script->number, std::move(*period));
+    return;
+  }
+}
+
+void Learner::make_script(uint64_t number, Period period) {
+  const uint64_t begin_ns = now_ns();
+  const Machine machine = config_.measure(&period.trace.fixed_bytes);
+  auto shared = std::make_shared<const Period>(std::move(period));
+  Planned planned = make_plan(shared->trace, machine);
+  const uint64_t bound_ns = bound_step_ns(shared->trace, machine);
+  auto script = std::make_shared<const Script>(number, std::move(shared), std::move(planned),
+                                               bound_ns);
+  std::vector<std::shared_ptr<const Script>> scripts;
+  bool is_replan = false;
+  for (Kind& kind : kinds_) {
+    is_replan |= kind.script != nullptr && kind.script->number == number;
+    if (kind.script == nullptr || kind.script->number == number) kind.script = script;
+    scripts.push_back(kind.script);
+  }
+  const uint64_t planning_ns = now_ns() - begin_ns;
+  TENCACHE_LOG_DEBUG(
+      "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
+      "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
+      "MiB, written %.0f MiB; planned in %.0f ms",
+      static_cast<unsigned long long>(number), script->tick_count(),
+      script->period->trace.tensors.size(), script->planned.plan.moves.size(),
+      static_cast<double>(machine.budget_bytes) / 1048576.0,
+      static_cast<double>(script->period->trace.fixed_bytes) / 1048576.0,
+      machine.read_bytes_per_s / 1e9, machine.write_bytes_per_s / 1e9,
+      static_cast<double>(script->planned.simulation.step_ns) / 1e6,
+      static_cast<double>(script->planned.simulation.compute_ns) / 1e6,
+      static_cast<double>(bound_ns) / 1e6,
+      static_cast<double>(script->planned.simulation.bytes_read) / 1048576.0,
+      static_cast<double>(script->planned.simulation.bytes_written) / 1048576.0,
+      static_cast<double>(planning_ns) / 1e6);
+  cursor_.install(std::move(scripts));
+  MutexLock lock(mutex_);
+  summary_.kinds = kinds_.size();
+  summary_.replans += is_replan ? 1 : 0;
+  summary_.planning_ns += planning_ns;
+  summary_.script = std::move(script);
+}
+
+}  // namespace tencache

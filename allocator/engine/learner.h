@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learner: watches what the recorder saw, finds what repeats, and makes plans for it. It keeps the
+// library of scripts, one per kind of period (training step, evaluation step, prefill, decode,
+// another batch shape), and gives the cursor what to follow. A kind that was followed for some
+// periods is planned again with what was measured meanwhile, at ever longer intervals.
+//
+// A failure to learn or to plan leaves the engine reactive.
+//
+// Threads: one worker does everything, so that no step is delayed by planning; nudge() and summary()
+// from any thread. mutex_ guards what both sides see and is held for copies only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/plan_cursor.h"
+#include "engine/script.h"
+#include "learn/period.h"
+#include "learn/recorder.h"
+#include "learn/tick_stream.h"
+
+namespace tencache {
+
+struct LearnerConfig {
+  /// What the plan may count with, for a trace: the machine, and into `fixed_bytes` what is on the
+  /// device besides the trace's tensors.
+  std::function<Machine(uint64_t* fixed_bytes)> measure;
+  /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
+  uint64_t peak_bytes_min = 0;
+};
+
+/// For statistics: the script that was followed last.
+struct LearnerSummary {
+  uint64_t kinds = 0;    // scripts in the library
+  uint64_t replans = 0;  // plans made for a kind that had one
+  uint64_t planning_ns = 0;
+  Following following;
+  std::shared_ptr<const Script> script;  // null: nothing was learned yet
+};
+
+class Learner {
+ public:
+  Learner(const Recorder& recorder, PlanCursor& cursor, LearnerConfig config)
+      : recorder_(recorder), cursor_(cursor), config_(std::move(config)) {}
+  ~Learner();
+
+  void start();
+  /// There is something to look at: a step ended, a ring fills, a period was followed.
+  void nudge();
+
+  LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  void work();
+  void look();
+  void look_at_marks();
+  void look_for_repeats();
+  void plan_again();
+  bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
+  void make_script(uint64_t number, Period period);
+  void drop_least_used();
+
+  const Recorder& recorder_;
+  PlanCursor& cursor_;
+  const LearnerConfig config_;
+
+  // Of the worker.
+  std::vector<uint64_t> positions_;  // in the recorder's rings
+  TickStream stream_;
+  uint64_t mark_seen_ = 0;      // the last one that was looked at
+  uint64_t repeats_from_ = 0;   // where the search for repetitions begins
+  uint64_t next_search_at_ = 0;  // the tick at which it is worth another try
+  struct Kind {
+    std::shared_ptr<const Script> script;
+    uint64_t periods_planned_at = 0;  // followed in a row when it was planned last
+    uint64_t used_at = 0;             // the newest look at which it was followed
+  };
+  std::vector<Kind> kinds_;
+  uint64_t next_number_ = 1;
+  uint64_t look_count_ = 0;
+
+  std::atomic<bool> is_nudged_{false};
+  mutable Mutex mutex_;
+  CondVar nudged_;
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);
+  std::thread worker_;
+};
+
+}  // namespace tencache

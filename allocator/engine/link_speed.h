@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LinkSpeed: bytes per second that migrations in one direction really got, hashing, copying and
+// mapping included, weighted towards the newest. This is what planning counts with.
+//
+// Threads: any; lock-free. Additions that race may lose each other, which only costs precision.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace tencache {
+
+class LinkSpeed {
+ public:
+  void add(uint64_t bytes, uint64_t ns) {
+    uint64_t all_bytes = bytes_.load(std::memory_order_relaxed) + bytes;
+    uint64_t all_ns = ns_.load(std::memory_order_relaxed) + ns;
+    if (all_bytes > kWindowBytes) {
+      all_bytes /= 2;
+      all_ns /= 2;
+    }
+    bytes_.store(all_bytes, std::memory_order_relaxed);
+    ns_.store(all_ns, std::memory_order_relaxed);
+  }
+
+  /// `unknown` as long as there is too little to tell.
+  double bytes_per_s(double unknown) const {
+    const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
+    const uint64_t ns = ns_.load(std::memory_order_relaxed);
+    if (bytes < kBytesMin || ns == 0) return unknown;
+    return static_cast<double>(bytes) / static_cast<double>(ns) * 1e9;
+  }
+
+ private:
+  static constexpr uint64_t kWindowBytes = uint64_t{2} << 30;
+  static constexpr uint64_t kBytesMin = uint64_t{16} << 20;
+
+  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> ns_{0};
+};
+
+}  // namespace tencache

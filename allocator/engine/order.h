@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Order: an extent that a plan wants moved. Extents are recycled, so an order names the one that is
+// meant, too; whoever carries it out drops it when another extent has taken its place.
+#pragma once
+
+#include <cstdint>
+
+#include "memory/extent.h"
+
+namespace tencache {
+
+struct Order {
+  Extent* extent = nullptr;
+  uint64_t extent_id = 0;
+  uint64_t bytes = 0;
+
+  /// A guess as long as nobody has claimed the extent; moving another one instead does no harm.
+  bool is_current() const { return extent->id == extent_id; }
+};
+
+}  // namespace tencache

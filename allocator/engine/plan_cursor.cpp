@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan_cursor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "learn/tick_digest.h"
+
+namespace tencache {
+namespace {
+
+// Ticks that may be missing before one that is expected, and that may come in between.
+constexpr Tick kSkippedMax = 8;
+constexpr uint32_t kMissesMax = 16;
+// Places that share a gram; more of them tell nothing.
+constexpr size_t kPlacesMax = 64;
+
+}  // namespace
+
+void PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents) {
+  MutexLock lock(mutex_);
+  ++following_.ticks_seen;
+  remember(digest);
+  if (current_ != nullptr && !follow(digest, extents)) get_lost();
+  if (current_ == nullptr) find_place(digest, extents);
+  if (!fetches_.empty()) {
+    config_.fetch(fetches_);
+    fetches_.clear();
+  }
+}
+
+bool PlanCursor::agrees(const Role& role, Tick tick, uint64_t digest,
+                        std::span<Extent* const> extents) const {
+  const Period& period = *role.script->period;
+  if (period.digests[tick] != digest) return false;
+  const std::vector<TraceAccess>& accesses = period.trace.ops[tick].accesses;
+  if (accesses.size() != extents.size()) return false;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    const uint64_t expected_id = period.extent_ids[accesses[index].tensor];
+    if (expected_id != 0 && extents[index]->id != expected_id) return false;
+  }
+  return true;
+}
+
+// False when the tick was one too many.
+bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
+  const Tick count = current_->script->tick_count();
+  const Tick skipped_max = std::min(kSkippedMax, count - 1);
+  for (Tick skipped = 0; skipped <= skipped_max; ++skipped) {
+    const Tick tick = (position_ + skipped) % count;
+    if (!agrees(*current_, tick, digest, extents)) continue;
+    if (tick < position_) end_period();
+    step_on(tick, extents);
+    return true;
+  }
+  return ++misses_ <= kMissesMax;
+}
+
+void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
+  const std::vector<TraceAccess>& accesses = current_->script->period->trace.ops[tick].accesses;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id};
+  }
+  misses_ = 0;
+  ++following_.ticks_followed;
+  append_orders(current_->script->fetches_at.at(tick), &fetches_);
+  append_orders(current_->script->evictions_after.at(tick), &pending_);
+  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+  position_ = tick + 1;
+  if (position_ < current_->script->tick_count()) return;
+  position_ = 0;
+  end_period();
+}
+
+void PlanCursor::end_period() {
+  const uint64_t now = now_ns();
+  if (is_whole_) {
+    ++following_.periods;
+    following_.last_period_ns = now - period_begin_ns_;
+    config_.on_period();
+  }
+  is_whole_ = true;
+  period_begin_ns_ = now;
+}
+
+void PlanCursor::get_lost() {
+  current_ = nullptr;
+  following_.script_number = 0;
+  following_.periods = 0;
+  is_whole_ = false;
+  misses_ = 0;
+  // Evictions stay ordered: what was used for the last time then still is as old as that.
+  config_.forget_fetches();
+}
+
+void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
+  if (history_count_ < kGram) return;
+  const auto found = places_.find(gram());
+  if (found == places_.end()) return;
+  const Place* only = nullptr;
+  for (const Place& place : found->second) {
+    if (!agrees(roles_[place.role], place.tick, digest, extents)) continue;
+    if (only != nullptr) return;
+    only = &place;
+  }
+  if (only == nullptr) return;
+  current_ = &roles_[only->role];
+  following_.script_number = current_->script->number;
+  step_on(only->tick, extents);
+  catch_up();
+}
+
+// What should be on its way here by now.
+void PlanCursor::catch_up() {
+  const Tick count = current_->script->tick_count();
+  std::vector<uint32_t> tensors;
+  for (const PlannedMove& move : current_->script->planned.plan.moves) {
+    if (move.fetch_at == kNoTick) continue;
+    const Tick to_fetch = (position_ + count - move.fetch_at) % count;
+    const Tick window = (move.needed_at + count - move.fetch_at) % count;
+    if (to_fetch < window) tensors.push_back(move.tensor);
+  }
+  append_orders(tensors, &fetches_);
+}
+
+void PlanCursor::append_orders(std::span<const uint32_t> tensors, std::vector<Order>* orders) {
+  for (const uint32_t tensor : tensors) {
+    const Binding& binding = current_->bindings[tensor];
+    if (binding.extent == nullptr) continue;
+    orders->push_back({binding.extent, binding.extent_id,
+                       current_->script->period->trace.tensors[tensor].bytes});
+  }
+}
+
+TENCACHE_SLOW void PlanCursor::give_evictions() {
+  MutexLock lock(mutex_);
+  if (!pending_.empty()) config_.evict(pending_);
+  pending_.clear();
+  has_pending_.store(false, std::memory_order_relaxed);
+}
+
+void PlanCursor::remember(uint64_t digest) {
+  history_[history_count_ % kGram] = digest;
+  ++history_count_;
+}
+
+uint64_t PlanCursor::gram() const {
+  uint64_t value = 0;
+  for (uint64_t age = kGram; age > 0; --age) {
+    value = TickDigest::mix(value ^ history_[(history_count_ - age) % kGram]);
+  }
+  return value;
+}
+
+void PlanCursor::index_places() {
+  places_.clear();
+  for (uint32_t index = 0; index < roles_.size(); ++index) {
+    const std::vector<uint64_t>& digests = roles_[index].script->period->digests;
+    for (size_t tick = 0; tick < digests.size(); ++tick) {
+      uint64_t value = 0;
+      for (size_t age = kGram; age > 0; --age) {
+        const size_t back = (age - 1) % digests.size();
+        value = TickDigest::mix(value ^ digests[(tick + digests.size() - back) % digests.size()]);
+      }
+      std::vector<Place>& places = places_[value];
+      if (places.size() < kPlacesMax) places.push_back({index, static_cast<Tick>(tick)});
+    }
+  }
+}
+
+void PlanCursor::install(std::vector<std::shared_ptr<const Script>> scripts) {
+  MutexLock lock(mutex_);
+  std::vector<Role> roles;
+  for (std::shared_ptr<const Script>& script : scripts) {
+    Role role{script, {}};
+    for (Role& old : roles_) {
+      if (old.script->number == script->number) role.bindings = std::move(old.bindings);
+    }
+    role.bindings.resize(script->period->trace.tensors.size());
+    roles.push_back(std::move(role));
+  }
+  const uint64_t followed = following_.script_number;
+  roles_ = std::move(roles);
+  current_ = nullptr;
+  for (Role& role : roles_) {
+    if (role.script->number == followed) current_ = &role;
+  }
+  if (current_ == nullptr) get_lost();
+  index_places();
+  is_active_.store(!roles_.empty(), std::memory_order_relaxed);
+}
+
+Following PlanCursor::following() const {
+  MutexLock lock(mutex_);
+  return following_;
+}
+
+std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
+  MutexLock lock(mutex_);
+  std::unordered_map<const Extent*, uint64_t> uses;
+  if (current_ == nullptr) return uses;
+  for (uint32_t tensor = 0; tensor < current_->bindings.size(); ++tensor) {
+    const Binding& binding = current_->bindings[tensor];
+    if (binding.extent == nullptr || binding.extent->id != binding.extent_id) continue;
+    if (current_->script->uses[tensor].empty()) continue;
+    uses[binding.extent] = current_->script->ticks_to_next_use(tensor, position_);
+  }
+  return uses;
+}
+
+}  // namespace tencache

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PlanCursor: where in which script the program is. It is told every tick, i.e. every op that names
+// an extent, compares it with the one that the script expects, and while they agree gives the
+// script's orders: evictions after a tick's outermost op has closed, fetches when a tick begins.
+//
+// A tick agrees when op and sizes do (TickDigest) and every extent that is always there is the very
+// one. Which extent stands for a tensor that is allocated in the period tells its place among the
+// accesses. A few ticks too many or too few are passed over; then the cursor is lost: nothing is
+// ordered, the engine is reactive, and the last ticks are looked up in all scripts until exactly one
+// place fits.
+//
+// Threads: any. mutex_ is held while orders are given, so that they arrive in order: it is taken
+// before the locks of those who receive them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/order.h"
+#include "engine/script.h"
+#include "memory/extent.h"
+
+namespace tencache {
+
+/// How well one script was followed.
+struct Following {
+  uint64_t script_number = 0;  // 0: none is followed now
+  uint64_t periods = 0;        // whole ones in a row
+  uint64_t last_period_ns = 0;
+  uint64_t ticks_followed = 0;  // of all scripts, since the start
+  uint64_t ticks_seen = 0;
+};
+
+class PlanCursor {
+ public:
+  struct Config {
+    std::function<void(std::span<const Order>)> evict;
+    std::function<void(std::span<const Order>)> fetch;
+    std::function<void()> forget_fetches;  // what was ordered is not expected any more
+    std::function<void()> on_period;       // a whole period was followed
+  };
+
+  explicit PlanCursor(Config config) : config_(std::move(config)) {}
+
+  /// Whether there is anything to follow: else the calls below need not be made.
+  bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
+
+  /// An op opened and pinned these extents, in order; `digest` is of the op and them.
+  void on_tick(uint64_t digest, std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
+  /// No op is open on the calling thread any more.
+  void on_outermost_close() {
+    if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
+  }
+
+  /// Replaces all scripts. Whoever is followed goes on with the script of the same number.
+  void install(std::vector<std::shared_ptr<const Script>> scripts) TENCACHE_EXCLUDES(mutex_);
+
+  Following following() const TENCACHE_EXCLUDES(mutex_);
+
+  /// Ticks until each known extent is used next; empty while lost.
+  std::unordered_map<const Extent*, uint64_t> next_uses() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  static constexpr size_t kGram = 4;  // ticks that name a place
+
+  struct Binding {
+    Extent* extent = nullptr;
+    uint64_t extent_id = 0;
+  };
+  /// A script and which extents stand for its tensors.
+  struct Role {
+    std::shared_ptr<const Script> script;
+    std::vector<Binding> bindings;
+  };
+  struct Place {
+    uint32_t role = 0;
+    Tick tick = 0;
+  };
+
+  bool agrees(const Role& role, Tick tick, uint64_t digest, std::span<Extent* const> extents) const
+      TENCACHE_REQUIRES(mutex_);
+  bool follow(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void find_place(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void catch_up() TENCACHE_REQUIRES(mutex_);
+  void end_period() TENCACHE_REQUIRES(mutex_);
+  void get_lost() TENCACHE_REQUIRES(mutex_);
+  void index_places() TENCACHE_REQUIRES(mutex_);
+  void append_orders(std::span<const uint32_t> tensors, std::vector<Order>* orders)
+      TENCACHE_REQUIRES(mutex_);
+  void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
+  uint64_t gram() const TENCACHE_REQUIRES(mutex_);
+  void give_evictions() TENCACHE_EXCLUDES(mutex_);
+
+  const Config config_;
+  std::atomic<bool> is_active_{false};
+  std::atomic<bool> has_pending_{false};
+
+  mutable Mutex mutex_;
+  std::vector<Role> roles_ TENCACHE_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<Place>> places_ TENCACHE_GUARDED_BY(mutex_);  // by gram
+  Role* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
+  Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;        // expected next
+  uint32_t misses_ TENCACHE_GUARDED_BY(mutex_) = 0;      // unexpected ticks since the last expected
+  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
+  uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
+  uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  Following following_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<Order> pending_ TENCACHE_GUARDED_BY(mutex_);  // evictions, until their op has closed
+  std::vector<Order> fetches_ TENCACHE_GUARDED_BY(mutex_);  // kept for its capacity
+};
+
+}  // namespace tencache

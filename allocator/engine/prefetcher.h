@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prefetcher: carries out the fetches that a plan orders, in order, ahead of use. It takes room only
+// where there is some: from what is free, then from cached extents; else it waits for an eviction.
+// While an op waits for a fetch on demand it begins nothing new, so that the op has the disk alone.
+//
+// Threads: one worker; the rest from any thread. mutex_ is never held while anything moves.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/migrations.h"
+#include "engine/order.h"
+#include "memory/heap.h"
+
+namespace tencache {
+
+class Prefetcher {
+ public:
+  Prefetcher(Heap& heap, Migrations& migrations) : heap_(heap), migrations_(migrations) {}
+  /// Stops the worker after the batch under way.
+  ~Prefetcher();
+
+  void start();
+
+  void order(std::span<const Order> fetches) TENCACHE_EXCLUDES(mutex_);
+  /// Drops every order that has not begun.
+  void forget() TENCACHE_EXCLUDES(mutex_);
+  /// Something was evicted.
+  void on_room() TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  void work();
+  std::vector<Order> next_batch() TENCACHE_REQUIRES(mutex_);
+
+  Heap& heap_;
+  Migrations& migrations_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Order> orders_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t generation_ TENCACHE_GUARDED_BY(mutex_) = 0;  // grows when orders are forgotten
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  std::thread worker_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/script.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tencache {
+
+Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period, Planned with_plan,
+               uint64_t bound)
+    : number(script_number),
+      period(std::move(of_period)),
+      planned(std::move(with_plan)),
+      bound_ns(bound),
+      uses(uses_by_tensor(period->trace)),
+      evictions_after(tick_count()),
+      fetches_at(tick_count()) {
+  // Fetches that may start at the same op: first the one that is needed first.
+  std::vector<PlannedMove> moves = planned.plan.moves;
+  const Tick count = tick_count();
+  std::stable_sort(moves.begin(), moves.end(),
+                   [count](const PlannedMove& left, const PlannedMove& right) {
+                     const auto lead = [count](const PlannedMove& move) {
+                       return (move.needed_at + count - move.fetch_at) % count;
+                     };
+                     return lead(left) < lead(right);
+                   });
+  std::vector<std::pair<Tick, uint32_t>> evictions;
+  std::vector<std::pair<Tick, uint32_t>> fetches;
+  for (const PlannedMove& move : moves) {
+    evictions.emplace_back(move.evict_after, move.tensor);
+    if (move.fetch_at != kNoTick) fetches.emplace_back(move.fetch_at, move.tensor);
+  }
+  evictions_after.fill(evictions);
+  fetches_at.fill(fetches);
+}
+
+uint64_t Script::ticks_to_next_use(uint32_t tensor, Tick position) const {
+  const std::vector<Tick>& ticks = uses[tensor];
+  const uint64_t count = tick_count();
+  const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
+  const Tick next = later == ticks.end() ? ticks.front() : *later;
+  const TraceTensor& life = period->trace.tensors[tensor];
+  if (!life.is_persistent() && next == life.allocated_at) return 2 * count;
+  return (next + count - position) % count;
+}
+
+}  // namespace tencache

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/period.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+namespace tencache {
+namespace {
+
+// Steps that may make up one period: optimizers that take turns, accumulation patterns.
+constexpr size_t kMarksMax = 8;
+// Repetitions that are looked at; more come from loops within loops.
+constexpr size_t kRepeatsMax = 16;
+
+bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
+  for (uint64_t number = place.begin; number < place.begin + place.length; ++number) {
+    if (stream.tick(number).digest != stream.tick(number - place.length).digest) return false;
+  }
+  return true;
+}
+
+/// Turns the extents of a copy into tensors. `Key` is what corresponds between copies.
+class Copy {
+ public:
+  Copy(const TickStream& stream, const PeriodPlace& place) : stream_(stream), place_(place) {}
+
+  struct Key {
+    uint64_t born = 0;     // in ticks from the begin of a copy; 0 for an old extent
+    uint64_t ordinal = 0;  // among the births of that tick; the number of an old extent
+    bool is_old = false;   // allocated before this copy and the one before it
+    auto operator<=>(const Key&) const = default;
+  };
+
+  Key key(uint64_t extent_id) const {
+    const ExtentLife* life = stream_.life(extent_id);
+    if (life == nullptr || life->born == kUnknownTick || life->born + place_.length < place_.begin) {
+      return {0, extent_id, true};
+    }
+    if (life->born >= place_.begin) return {life->born - place_.begin, life->ordinal, false};
+    return {life->born + place_.length - place_.begin, life->ordinal, false};
+  }
+
+ private:
+  const TickStream& stream_;
+  const PeriodPlace place_;
+};
+
+class PeriodBuilder {
+ public:
+  PeriodBuilder(const TickStream& stream, const PeriodPlace& place, const Recorder& recorder)
+      : stream_(stream),
+        place_(place),
+        recorder_(recorder),
+        clock_(recorder.clock().line()),
+        later_(stream, place),
+        earlier_(stream, {place.begin - place.length, place.length}) {}
+
+  std::optional<Period> build() {
+    add_born_tensors();
+    for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
+      if (!add_tick(number)) return std::nullopt;
+    }
+    if (!period_.trace.validate().is_ok()) return std::nullopt;
+    return std::move(period_);
+  }
+
+ private:
+  using Key = Copy::Key;
+
+  // Also those that no op names: they take room.
+  void add_born_tensors() {
+    for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
+      for (const uint64_t extent_id : stream_.births(number)) add_born(extent_id);
+    }
+  }
+
+  void add_born(uint64_t extent_id) {
+    const ExtentLife& life = *stream_.life(extent_id);
+    const Key key = later_.key(extent_id);
+    const Tick born = static_cast<Tick>(key.born);
+    tensors_[key] = static_cast<uint32_t>(period_.trace.tensors.size());
+    period_.trace.tensors.push_back({life.bytes, born, freed_at(life, born)});
+    period_.extent_ids.push_back(0);
+  }
+
+  // From this copy when it has ended here, else from the one before, which had more time.
+  Tick freed_at(const ExtentLife& life, Tick born) const {
+    const auto length = static_cast<Tick>(place_.length);
+    uint64_t lasted = kUnknownTick;
+    if (life.freed != kUnknownTick) {
+      lasted = life.freed - life.born;
+    } else if (const auto before = stream_.born_at(life.born - place_.length, life.ordinal)) {
+      const ExtentLife& earlier = *stream_.life(*before);
+      if (earlier.freed != kUnknownTick) lasted = earlier.freed - earlier.born;
+    }
+    // What outlives a whole period is there all the time but for the tick in which it is replaced.
+    lasted = std::min<uint64_t>(lasted, length - 1);
+    return static_cast<Tick>((born + lasted) % length);
+  }
+
+  bool add_tick(uint64_t number) {
+    const StreamTick& tick = stream_.tick(number);
+    const StreamTick& before = stream_.tick(number - place_.length);
+    TraceOp op;
+    op.name = name(tick.op);
+    op.compute_ns = compute_ns(number);
+    for (size_t index = 0; index < tick.accesses.size(); ++index) {
+      const std::optional<uint32_t> tensor =
+          find_tensor(tick.accesses[index], before.accesses[index]);
+      if (!tensor) return false;
+      op.accesses.push_back({*tensor, tick.accesses[index].is_write});
+    }
+    period_.trace.ops.push_back(std::move(op));
+    period_.digests.push_back(tick.digest);
+    return true;
+  }
+
+  uint32_t name(uint32_t op) {
+    std::vector<std::string>& names = period_.trace.op_names;
+    const auto [entry, is_new] = names_.try_emplace(op, static_cast<uint32_t>(names.size()));
+    if (is_new) names.push_back(recorder_.op_name(op));
+    return entry->second;
+  }
+
+  std::optional<uint32_t> find_tensor(const StreamAccess& access, const StreamAccess& before) {
+    const Key key = later_.key(access.extent_id);
+    if (key.is_old) {
+      if (access.extent_id != before.extent_id) return std::nullopt;
+      const auto [entry, is_new] =
+          tensors_.try_emplace(key, static_cast<uint32_t>(period_.trace.tensors.size()));
+      if (is_new) {
+        period_.trace.tensors.push_back({access.bytes, kNoTick, kNoTick});
+        period_.extent_ids.push_back(access.extent_id);
+      }
+      return entry->second;
+    }
+    // Of an extent from before the earlier copy's predecessor the birth may not be known.
+    const Key expected = earlier_.key(before.extent_id);
+    if (!expected.is_old && expected != key) return std::nullopt;
+    const auto found = tensors_.find(key);
+    if (found == tensors_.end()) return std::nullopt;  // it was not allocated again
+    return found->second;
+  }
+
+  // The lesser of the two copies: what else the machine did only makes it longer.
+  uint64_t compute_ns(uint64_t number) const {
+    const uint64_t earlier = lasted_ns(number - place_.length);
+    if (number + 1 == stream_.end()) return earlier;
+    return std::min(earlier, lasted_ns(number));
+  }
+
+  uint64_t lasted_ns(uint64_t number) const {
+    const StreamTick& tick = stream_.tick(number);
+    const uint64_t lasted = clock_.ns_since_start(stream_.tick(number + 1).begin_ticks) -
+                            clock_.ns_since_start(tick.begin_ticks);
+    return lasted - std::min(lasted, tick.wait_ns);
+  }
+
+  const TickStream& stream_;
+  const PeriodPlace place_;
+  const Recorder& recorder_;
+  const TickLine clock_;
+  const Copy later_;
+  const Copy earlier_;
+  std::unordered_map<uint32_t, uint32_t> names_;  // by the recorder's number
+  std::map<Key, uint32_t> tensors_;
+  Period period_;
+};
+
+}  // namespace
+
+std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
+  const std::deque<uint64_t>& marks = stream.marks();
+  if (marks.empty()) return std::nullopt;
+  const size_t last = marks.size() - 1;
+  for (size_t steps = 1; steps <= kMarksMax && 2 * steps <= last; ++steps) {
+    const uint64_t length = marks[last] - marks[last - steps];
+    if (length == 0 || marks[last - steps] - marks[last - 2 * steps] != length) continue;
+    const PeriodPlace place = {marks[last - steps], length};
+    if (is_repetition(stream, place)) return place;
+  }
+  return std::nullopt;
+}
+
+// z[p]: how many of the newest digests, counted backwards, equal those p ticks before them.
+std::vector<uint64_t> find_repeats(const TickStream& stream, uint64_t since) {
+  const uint64_t count = stream.end() - std::max(since, stream.begin());
+  const auto newest = [&](uint64_t index) { return stream.tick(stream.end() - 1 - index).digest; };
+  std::vector<uint64_t> z(count, 0);
+  std::vector<uint64_t> lengths;
+  uint64_t left = 0;
+  uint64_t right = 0;
+  for (uint64_t at = 1; at < count && lengths.size() < kRepeatsMax; ++at) {
+    if (at < right) z[at] = std::min(right - at, z[at - left]);
+    while (at + z[at] < count && newest(z[at]) == newest(at + z[at])) ++z[at];
+    if (at + z[at] > right) {
+      left = at;
+      right = at + z[at];
+    }
+    if (z[at] >= at) lengths.push_back(at);
+  }
+  return lengths;
+}
+
+std::optional<PeriodPlace> find_copies(const TickStream& stream,
+                                       const std::vector<uint64_t>& digests) {
+  const uint64_t length = digests.size();
+  for (uint64_t back = 0; back < length; ++back) {
+    if (stream.end() < stream.begin() + 2 * length + back) return std::nullopt;
+    const PeriodPlace place = {stream.end() - length - back, length};
+    bool is_copy = true;
+    for (uint64_t index = length; is_copy && index > 0; --index) {
+      is_copy = stream.tick(place.begin + index - 1).digest == digests[index - 1];
+    }
+    if (is_copy && is_repetition(stream, place)) return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+                                   const Recorder& recorder) {
+  return PeriodBuilder(stream, place, recorder).build();
+}
+
+uint64_t peak_bytes(const Trace& trace) {
+  const std::vector<uint64_t> bytes = trace.bytes_by_tick();
+  return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end());
+}
+
+}  // namespace tencache

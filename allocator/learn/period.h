@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Period: what a stream of ticks repeats. A period is found when the stream ends in two copies of
+// it: the same ops with accesses of the same sizes, and the same extents or extents that were
+// allocated at the same place of their copy. The latter tells a repetition from layers that only
+// look alike: those use different parameters.
+//
+// With step marks a period reaches from mark to mark, over as few steps as repeat (two where two
+// optimizers take turns). Without marks (inference, hand-written updates) it is the shortest
+// repetition at the end of the stream that is worth planning for.
+//
+// In a Period extents have become tensors of a Trace: one that is there all the time, or one for all
+// the extents that are allocated at one place of each copy. Pure functions of the stream.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "learn/recorder.h"
+#include "learn/tick_stream.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+struct Period {
+  Trace trace;                       // accesses in the order in which the gate sees them
+  std::vector<uint64_t> digests;     // by tick
+  std::vector<uint64_t> extent_ids;  // by tensor; 0 for those that are allocated in the period
+
+  /// Whether both are the same ops on the same extents, so that tensors have the same numbers.
+  bool is_same_kind(const Period& other) const {
+    return digests == other.digests && extent_ids == other.extent_ids;
+  }
+};
+
+/// Where the later of two copies is.
+struct PeriodPlace {
+  uint64_t begin = 0;
+  uint64_t length = 0;
+};
+
+/// The period that ends at the last mark; nullopt when no few steps repeat there.
+std::optional<PeriodPlace> find_marked_period(const TickStream& stream);
+
+/// Lengths of repetitions at the end of the stream, ascending, not reaching back before `since`.
+std::vector<uint64_t> find_repeats(const TickStream& stream, uint64_t since);
+
+/// The newest place at which the stream holds two copies of these digests in a row, if it is not
+/// further back than one more copy.
+std::optional<PeriodPlace> find_copies(const TickStream& stream,
+                                       const std::vector<uint64_t>& digests);
+
+/// Nullopt when the extents of the copy and of the one before it do not correspond.
+std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+                                   const Recorder& recorder);
+
+/// The most bytes that exist at one time.
+uint64_t peak_bytes(const Trace& trace);
+
+}  // namespace tencache

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TickDigest: what makes two ticks alike, in 64 bits: the op, and for each of its accesses, in
+// order, whether it writes and how large the extent is, roughly. Sizes are rounded to a quarter of a
+// power of two, so that a cache that grows token by token does not look new at each, while another
+// batch shape does. Which extents they are is compared apart (learn/period.h). Hot path: the gate
+// works one out for every op while plans are followed.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace tencache {
+
+class TickDigest {
+ public:
+  explicit TickDigest(uint32_t op) : value_(mix(op + 1)) {}
+
+  void add(uint64_t bytes, bool is_write) { value_ = extend(value_, bytes, is_write); }
+  uint64_t value() const { return value_; }
+
+  /// The digest of a tick that has one access more than the tick of `digest`.
+  static uint64_t extend(uint64_t digest, uint64_t bytes, bool is_write) {
+    return mix(digest ^ (size_class(bytes) << 1 | (is_write ? 1 : 0)));
+  }
+
+  /// The position of the highest bit and the two bits below it.
+  static uint64_t size_class(uint64_t bytes) {
+    if (bytes < 4) return bytes;
+    const auto top = static_cast<uint64_t>(std::bit_width(bytes) - 1);
+    return top << 2 | ((bytes >> (top - 2)) & 3);
+  }
+
+  static uint64_t mix(uint64_t value) {
+    value *= 0x9e3779b97f4a7c15u;
+    return value ^ (value >> 29);
+  }
+
+ private:
+  uint64_t value_;
+};
+
+}  // namespace tencache

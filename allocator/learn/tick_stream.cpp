@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/tick_stream.h"
+
+#include <algorithm>
+
+#include "learn/tick_digest.h"
+
+namespace tencache {
+
+void TickStream::append(const std::vector<ThreadEvents>& threads) {
+  struct ThreadEvent {
+    uint32_t thread;
+    const Event* event;
+  };
+  std::vector<ThreadEvent> merged;
+  bool is_lost = false;
+  for (const ThreadEvents& thread : threads) {
+    is_lost |= thread.lost_count > 0;
+    for (const Event& event : thread.events) merged.push_back({thread.thread_index, &event});
+  }
+  if (is_lost) clear();
+  std::stable_sort(merged.begin(), merged.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
+    return a.event->ticks < b.event->ticks;
+  });
+  for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
+}
+
+void TickStream::take(uint32_t thread, const Event& event) {
+  switch (event.kind) {
+    case EventKind::kOpBegin:
+      open_[thread] = {event.op, event.ticks, false, 0};
+      return;
+    case EventKind::kRead:
+    case EventKind::kWrite:
+      take_access(open_[thread], event);
+      return;
+    case EventKind::kAllocate: {
+      if (ticks_.empty()) return;
+      std::vector<uint64_t>& births = births_.back();
+      lives_[event.extent_id] = {event.bytes, end() - 1, static_cast<uint32_t>(births.size()),
+                                 kUnknownTick};
+      births.push_back(event.extent_id);
+      return;
+    }
+    case EventKind::kFree: {
+      if (ticks_.empty()) return;
+      ExtentLife& life = lives_[event.extent_id];
+      life.bytes = event.bytes;
+      life.freed = end() - 1;
+      deaths_.back().push_back(event.extent_id);
+      return;
+    }
+    case EventKind::kStep:
+      if (marks_.empty() || marks_.back() != end()) marks_.push_back(end());
+      return;
+    case EventKind::kWait:
+      if (!ticks_.empty()) ticks_.back().wait_ns += event.bytes;
+      return;
+    case EventKind::kOpEnd:
+      return;
+  }
+}
+
+void TickStream::take_access(OpenOp& open, const Event& event) {
+  if (!open.is_tick) {
+    if (ticks_.size() == kTicksMax) forget_oldest();
+    open.is_tick = true;
+    open.number = end();
+    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begin_ticks, 0, {}});
+    births_.emplace_back();
+    deaths_.emplace_back();
+  }
+  if (open.number < first_) return;
+  const bool is_write = event.kind == EventKind::kWrite;
+  StreamTick& tick = ticks_[open.number - first_];
+  tick.digest = TickDigest::extend(tick.digest, event.bytes, is_write);
+  tick.accesses.push_back({event.extent_id, event.bytes, is_write});
+}
+
+const ExtentLife* TickStream::life(uint64_t extent_id) const {
+  const auto found = lives_.find(extent_id);
+  return found == lives_.end() ? nullptr : &found->second;
+}
+
+std::span<const uint64_t> TickStream::births(uint64_t tick) const {
+  if (tick < first_ || tick >= end()) return {};
+  return births_[tick - first_];
+}
+
+std::optional<uint64_t> TickStream::born_at(uint64_t tick, uint32_t ordinal) const {
+  const std::span<const uint64_t> born = births(tick);
+  if (ordinal >= born.size()) return std::nullopt;
+  return born[ordinal];
+}
+
+// What died in the oldest tick is named by none of those that are left.
+void TickStream::forget_oldest() {
+  for (const uint64_t extent_id : deaths_.front()) lives_.erase(extent_id);
+  for (const uint64_t extent_id : births_.front()) {
+    const auto found = lives_.find(extent_id);
+    if (found != lives_.end()) found->second.born = kUnknownTick;
+  }
+  ticks_.pop_front();
+  births_.pop_front();
+  deaths_.pop_front();
+  ++first_;
+  while (!marks_.empty() && marks_.front() < first_) marks_.pop_front();
+}
+
+void TickStream::clear() {
+  first_ = end();
+  ticks_.clear();
+  births_.clear();
+  deaths_.clear();
+  marks_.clear();
+  lives_.clear();
+  open_.clear();
+}
+
+}  // namespace tencache

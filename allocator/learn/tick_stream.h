@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TickStream: the recorder's events of all threads as one row of ticks. A tick is an op that names
+// at least one extent; ops that name none take part only with their time. Kept are the newest
+// kTicksMax ticks, the lives of the extents that were allocated or freed meanwhile, and the step
+// marks.
+//
+// Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick that
+// began last.
+//
+// Threads: belongs to one thread (the learner's).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "learn/recorder.h"
+
+namespace tencache {
+
+inline constexpr uint64_t kTicksMax = uint64_t{1} << 17;
+inline constexpr uint64_t kUnknownTick = ~uint64_t{0};
+
+struct StreamAccess {
+  uint64_t extent_id = 0;
+  uint64_t bytes = 0;
+  bool is_write = false;
+};
+
+struct StreamTick {
+  uint64_t digest = 0;  // TickDigest
+  uint32_t op = 0;
+  uint64_t begin_ticks = 0;  // of the clock
+  uint64_t wait_ns = 0;      // waited for fetches and room from here to the next tick
+  std::vector<StreamAccess> accesses;
+};
+
+/// When an extent was allocated and freed.
+struct ExtentLife {
+  uint64_t bytes = 0;
+  uint64_t born = kUnknownTick;  // unknown: before the stream began
+  uint32_t ordinal = 0;          // among the allocations of that tick
+  uint64_t freed = kUnknownTick;
+};
+
+class TickStream {
+ public:
+  /// Takes in events of all threads, later than those before. Lost events empty the stream.
+  void append(const std::vector<ThreadEvents>& threads);
+
+  uint64_t begin() const { return first_; }
+  uint64_t end() const { return first_ + ticks_.size(); }
+  const StreamTick& tick(uint64_t number) const { return ticks_[number - first_]; }
+  /// Ticks at which a period ended: the first tick after each step, ascending.
+  const std::deque<uint64_t>& marks() const { return marks_; }
+  /// Null when neither its allocation nor its free was seen.
+  const ExtentLife* life(uint64_t extent_id) const;
+  /// The extent that was the `ordinal`-th allocated in a tick; nullopt when there is none.
+  std::optional<uint64_t> born_at(uint64_t tick, uint32_t ordinal) const;
+  /// Extents allocated in a tick, in order.
+  std::span<const uint64_t> births(uint64_t tick) const;
+
+ private:
+  struct OpenOp {
+    uint32_t op = 0;
+    uint64_t begin_ticks = 0;
+    bool is_tick = false;  // its tick is there already
+    uint64_t number = 0;
+  };
+
+  void take(uint32_t thread, const Event& event);
+  void take_access(OpenOp& open, const Event& event);
+  void forget_oldest();
+  void clear();
+
+  uint64_t first_ = 0;
+  std::deque<StreamTick> ticks_;
+  std::deque<std::vector<uint64_t>> births_;  // by tick
+  std::deque<std::vector<uint64_t>> deaths_;
+  std::deque<uint64_t> marks_;
+  std::unordered_map<uint64_t, ExtentLife> lives_;  // by extent
+  std::unordered_map<uint32_t, OpenOp> open_;       // the op that began last, by thread
+};
+
+}  // namespace tencache
