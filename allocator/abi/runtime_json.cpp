@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the runtime tells as JSON: statistics (schema 1) and the findings of `tencache doctor`.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "abi/runtime.h"
@@ -58,6 +59,37 @@ Json probe_json(const DiskProbe& probe) {
           {"io_uring_reason", probe.io_uring_reason}};
 }
 
+// What was learned, and of the script that was learned last what the simulator says of one period.
+Json plan_json(Learner* learner) {
+  if (learner == nullptr) return nullptr;
+  const LearnerSummary summary = learner->summary();
+  const Following& following = summary.following;
+  const double seen = static_cast<double>(std::max<uint64_t>(following.ticks_seen, 1));
+  Json json = {{"kinds", summary.kinds},
+               {"kind", following.script_number},
+               {"periods", following.periods},
+               {"coverage", static_cast<double>(following.ticks_followed) / seen},
+               {"replans", summary.replans},
+               {"planning_s", seconds(summary.planning_ns)},
+               {"step_s", seconds(following.last_period_ns)}};
+  if (summary.script == nullptr) return json;
+  const Simulation& simulation = summary.script->planned.simulation;
+  json["ideal_step_s"] = seconds(simulation.compute_ns);
+  json["bound_step_s"] = seconds(summary.script->bound_ns);
+  json["predicted_step_s"] = seconds(simulation.step_ns);
+  json["simulated"] = {{"ticks", summary.script->tick_count()},
+                       {"tensors", summary.script->period->trace.tensors.size()},
+                       {"moves", simulation.moves.size()},
+                       {"stall_s", seconds(simulation.total_stall_ns())},
+                       {"bytes_read", simulation.bytes_read},
+                       {"bytes_written", simulation.bytes_written},
+                       {"bytes_dropped", simulation.bytes_dropped},
+                       {"peak_bytes", peak_bytes(summary.script->period->trace)},
+                       {"read_bytes_per_s", summary.script->machine.read_bytes_per_s},
+                       {"write_bytes_per_s", summary.script->machine.write_bytes_per_s}};
+  return json;
+}
+
 }  // namespace
 
 std::string Runtime::stats_json() const {
@@ -91,11 +123,14 @@ std::string Runtime::stats_json() const {
                  {"fetched", read(stats.fetched_bytes)},
                  {"disk_written", read(stats.disk_written_bytes)},
                  {"disk_read", read(stats.disk_read_bytes)},
-                 {"clean_dropped", read(stats.clean_dropped_bytes)}}},
+                 {"clean_dropped", read(stats.clean_dropped_bytes)},
+                 {"fetched_early", read(stats.early_fetched_bytes)},
+                 {"fetched_wasted", read(stats.wasted_fetched_bytes)}}},
                {"fetches",
                 {{"early", read(stats.early_fetches)},
                  {"late", read(stats.late_fetches)},
                  {"wasted", read(stats.wasted_fetches)}}},
+               {"plan", is_live ? plan_json(current->learner()) : Json(nullptr)},
                {"stall_s", seconds(read(stats.stall_ns))},
                {"unannounced",
                 {{"reads", read(stats.unannounced_reads) + cold.reads},

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kFramesReserved = 64;
 // Events are told of well before the ring is full.
-constexpr uint64_t kEventsPerTelling = kRingEvents / 8;
+constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
 
 std::atomic<uint64_t> g_generation{0};
 

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/service_thread.h"
-#include "learn/bound.h"
 
 namespace tencache {
 namespace {
@@ -65,9 +64,11 @@ void Learner::look() {
   ++look_count_;
   stream_.append(recorder_.drain(&positions_));
   const Following following = cursor_.following();
-  if (following.script_number != 0) {
+  // Whole periods: parts of one kind may look like parts of another that is not known yet.
+  if (following.periods > 0) {
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
+    if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
     for (Kind& kind : kinds_) {
       if (kind.script->number == following.script_number) kind.used_at = look_count_;
     }
@@ -140,11 +141,8 @@ void Learner::plan_again() {
 void Learner::make_script(uint64_t number, Period period) {
   const uint64_t begin_ns = now_ns();
   const Machine machine = config_.measure(&period.trace.fixed_bytes);
-  auto shared = std::make_shared<const Period>(std::move(period));
-  Planned planned = make_plan(shared->trace, machine);
-  const uint64_t bound_ns = bound_step_ns(shared->trace, machine);
-  auto script = std::make_shared<const Script>(number, std::move(shared), std::move(planned),
-                                               bound_ns);
+  auto script = std::make_shared<const Script>(
+      number, std::make_shared<const Period>(std::move(period)), machine);
   std::vector<std::shared_ptr<const Script>> scripts;
   bool is_replan = false;
   for (Kind& kind : kinds_) {
@@ -164,7 +162,7 @@ void Learner::make_script(uint64_t number, Period period) {
       machine.read_bytes_per_s / 1e9, machine.write_bytes_per_s / 1e9,
       static_cast<double>(script->planned.simulation.step_ns) / 1e6,
       static_cast<double>(script->planned.simulation.compute_ns) / 1e6,
-      static_cast<double>(bound_ns) / 1e6,
+      static_cast<double>(script->bound_ns) / 1e6,
       static_cast<double>(script->planned.simulation.bytes_read) / 1048576.0,
       static_cast<double>(script->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);

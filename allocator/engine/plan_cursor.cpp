@@ -10,9 +10,12 @@
 namespace tencache {
 namespace {
 
-// Ticks that may be missing before one that is expected, and that may come in between.
+// Ticks that may be missing before one that is expected.
 constexpr Tick kSkippedMax = 8;
-constexpr uint32_t kMissesMax = 16;
+// Each surprise adds to the doubt and each expected tick takes from it: a few surprises in a row, or
+// some in every hundred ticks, are passed over; a program that differs all along is not this one.
+constexpr uint32_t kDoubtPerSurprise = 8;
+constexpr uint32_t kDoubtMax = 64;
 // Places that share a gram; more of them tell nothing.
 constexpr size_t kPlacesMax = 64;
 
@@ -43,18 +46,25 @@ bool PlanCursor::agrees(const Role& role, Tick tick, uint64_t digest,
   return true;
 }
 
-// False when the tick was one too many.
+// False when this is another program, or another place of this one.
 bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
   const Tick count = current_->script->tick_count();
+  if (agrees(*current_, position_, digest, extents)) {
+    if (doubt_ > 0) --doubt_;
+    step_on(position_, extents);
+    return true;
+  }
+  doubt_ += kDoubtPerSurprise;
+  if (doubt_ > kDoubtMax || place_of(digest, extents) != nullptr) return false;
   const Tick skipped_max = std::min(kSkippedMax, count - 1);
-  for (Tick skipped = 0; skipped <= skipped_max; ++skipped) {
+  for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
     const Tick tick = (position_ + skipped) % count;
     if (!agrees(*current_, tick, digest, extents)) continue;
     if (tick < position_) end_period();
     step_on(tick, extents);
     return true;
   }
-  return ++misses_ <= kMissesMax;
+  return true;  // one too many
 }
 
 void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
@@ -62,7 +72,6 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
   for (size_t index = 0; index < accesses.size(); ++index) {
     current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id};
   }
-  misses_ = 0;
   ++following_.ticks_followed;
   append_orders(current_->script->fetches_at.at(tick), &fetches_);
   append_orders(current_->script->evictions_after.at(tick), &pending_);
@@ -89,25 +98,32 @@ void PlanCursor::get_lost() {
   following_.script_number = 0;
   following_.periods = 0;
   is_whole_ = false;
-  misses_ = 0;
+  doubt_ = 0;
   // Evictions stay ordered: what was used for the last time then still is as old as that.
   config_.forget_fetches();
 }
 
-void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
-  if (history_count_ < kGram) return;
+// The only place that the last ticks fit; null when there is none or several.
+const PlanCursor::Place* PlanCursor::place_of(uint64_t digest,
+                                              std::span<Extent* const> extents) const {
+  if (history_count_ < kGram) return nullptr;
   const auto found = places_.find(gram());
-  if (found == places_.end()) return;
+  if (found == places_.end()) return nullptr;
   const Place* only = nullptr;
   for (const Place& place : found->second) {
     if (!agrees(roles_[place.role], place.tick, digest, extents)) continue;
-    if (only != nullptr) return;
+    if (only != nullptr) return nullptr;
     only = &place;
   }
-  if (only == nullptr) return;
-  current_ = &roles_[only->role];
+  return only;
+}
+
+void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
+  const Place* place = place_of(digest, extents);
+  if (place == nullptr) return;
+  current_ = &roles_[place->role];
   following_.script_number = current_->script->number;
-  step_on(only->tick, extents);
+  step_on(place->tick, extents);
   catch_up();
 }
 
@@ -186,7 +202,7 @@ void PlanCursor::install(std::vector<std::shared_ptr<const Script>> scripts) {
   for (Role& role : roles_) {
     if (role.script->number == followed) current_ = &role;
   }
-  if (current_ == nullptr) get_lost();
+  if (current_ == nullptr && followed != 0) get_lost();
   index_places();
   is_active_.store(!roles_.empty(), std::memory_order_relaxed);
 }

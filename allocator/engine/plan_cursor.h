@@ -6,9 +6,9 @@
 //
 // A tick agrees when op and sizes do (TickDigest) and every extent that is always there is the very
 // one. Which extent stands for a tensor that is allocated in the period tells its place among the
-// accesses. A few ticks too many or too few are passed over; then the cursor is lost: nothing is
-// ordered, the engine is reactive, and the last ticks are looked up in all scripts until exactly one
-// place fits.
+// accesses. A few ticks too many or too few are passed over. When they are too often others than
+// expected, or fit exactly one other place, the cursor gives up its place: nothing is ordered, the
+// engine is reactive, and the last ticks are looked up in all scripts until exactly one place fits.
 //
 // Threads: any. mutex_ is held while orders are given, so that they arrive in order: it is taken
 // before the locks of those who receive them.
@@ -88,6 +88,8 @@ class PlanCursor {
   bool agrees(const Role& role, Tick tick, uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);
   bool follow(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  const Place* place_of(uint64_t digest, std::span<Extent* const> extents) const
+      TENCACHE_REQUIRES(mutex_);
   void find_place(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void catch_up() TENCACHE_REQUIRES(mutex_);
@@ -109,7 +111,7 @@ class PlanCursor {
   std::unordered_map<uint64_t, std::vector<Place>> places_ TENCACHE_GUARDED_BY(mutex_);  // by gram
   Role* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;        // expected next
-  uint32_t misses_ TENCACHE_GUARDED_BY(mutex_) = 0;      // unexpected ticks since the last expected
+  uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;       // whether this is the right script
   bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};

@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "learn/bound.h"
+
 namespace tencache {
 
-Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period, Planned with_plan,
-               uint64_t bound)
+Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period,
+               const Machine& on_machine)
     : number(script_number),
       period(std::move(of_period)),
-      planned(std::move(with_plan)),
-      bound_ns(bound),
+      machine(on_machine),
+      planned(make_plan(period->trace, machine)),
+      bound_ns(bound_step_ns(period->trace, machine)),
       uses(uses_by_tensor(period->trace)),
       evictions_after(tick_count()),
       fetches_at(tick_count()) {

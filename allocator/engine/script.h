@@ -37,13 +37,14 @@ class TensorsByTick {
 };
 
 struct Script {
-  Script(uint64_t script_number, std::shared_ptr<const Period> of_period, Planned with_plan,
-         uint64_t bound);
+  Script(uint64_t script_number, std::shared_ptr<const Period> of_period,
+         const Machine& on_machine);
 
   const uint64_t number;  // of the kind of period; a better plan for it keeps the number
   const std::shared_ptr<const Period> period;
+  const Machine machine;
   const Planned planned;
-  const uint64_t bound_ns;
+  const uint64_t bound_ns;  // of a period
   const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;

@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, DefaultTextsAreTheDefaults) {
-  ASSERT_EQ(option_table().size(), 15U);
+  ASSERT_EQ(option_table().size(), 16U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
@@ -56,7 +56,7 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
   const std::map<std::string_view, std::string> others = {
       {"device_memory", "3GiB"}, {"spill_dir", "/var/tmp"}, {"disk_space", "1050625"},
       {"stats", "s.json"},       {"trace", "t.jsonl"},      {"strict", "on"},
-      {"quiet", "on"},           {"log_level", "debug"},    {"extent_min", "64KiB"},
+      {"plan", "off"},           {"quiet", "on"},           {"log_level", "debug"},    {"extent_min", "64KiB"},
       {"arm_at", "0.5"},         {"chunk_share", "1"},      {"io_uring", "off"},
       {"direct_io", "on"},       {"chaos", "42"},           {"chaos_probability", "0"}};
   for (const OptionDescription& row : option_table()) {

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What counts as a repetition, and what its tensors are: parameters by identity, activations by
+// their place, gradients that live across the border, layers that look alike and are not the same.
+#include "learn/period.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 1 << 20;
+constexpr uint32_t kForward = 1;
+constexpr uint32_t kBackward = 2;
+constexpr uint32_t kUpdate = 3;
+
+/// Plays programs: writes their events into a stream.
+class PeriodTest : public ::testing::Test {
+ protected:
+  struct Use {
+    uint64_t extent;
+    bool is_write = false;
+    uint64_t bytes = kBytes;
+  };
+
+  void op(uint32_t number, const std::vector<Use>& uses) {
+    record({now_ += 1'000'000, 0, 0, number, EventKind::kOpBegin});
+    for (const Use& use : uses) {
+      record({now_, use.extent, use.bytes, number,
+              use.is_write ? EventKind::kWrite : EventKind::kRead});
+    }
+  }
+  uint64_t allocate(uint64_t bytes = kBytes) {
+    record({now_ += 10, ++last_extent_, bytes, 0, EventKind::kAllocate});
+    return last_extent_;
+  }
+  void free(uint64_t extent) { record({now_ += 10, extent, kBytes, 0, EventKind::kFree}); }
+  void wait(uint64_t ns) { record({now_ += 10, 0, ns, 0, EventKind::kWait}); }
+  void mark() { record({now_ += 10, 0, 0, 0, EventKind::kStep}); }
+  void flush() {
+    stream_.append({events_});
+    events_.events.clear();
+  }
+
+  // A step of a model of layers with one parameter each. Activations die in the backward pass;
+  // gradients are freed at the begin of the next step's backward pass.
+  void train_step(const std::vector<uint64_t>& parameters, uint64_t batch_bytes = kBytes) {
+    std::vector<uint64_t> activations;
+    for (const uint64_t parameter : parameters) {
+      op(kForward, {{parameter}});
+      activations.push_back(allocate(batch_bytes));
+    }
+    for (const uint64_t gradient : gradients_) free(gradient);
+    gradients_.clear();
+    for (size_t layer = parameters.size(); layer-- > 0;) {
+      op(kBackward, {{activations[layer], false, batch_bytes}, {parameters[layer]}});
+      gradients_.push_back(allocate());
+      free(activations[layer]);
+    }
+    for (size_t layer = 0; layer < parameters.size(); ++layer) {
+      op(kUpdate, {{parameters[layer], true}, {gradients_[parameters.size() - 1 - layer]}});
+    }
+    mark();
+  }
+
+  std::optional<Period> build() {
+    flush();
+    const std::optional<PeriodPlace> place = find_marked_period(stream_);
+    if (!place) return std::nullopt;
+    return build_period(stream_, *place, recorder_);
+  }
+
+  uint64_t now_ = ticks();
+  uint64_t last_extent_ = 100;
+  std::vector<uint64_t> gradients_;
+  Recorder recorder_;
+  TickStream stream_;
+
+ private:
+  void record(const Event& event) { events_.events.push_back(event); }
+  ThreadEvents events_;
+};
+
+TEST_F(PeriodTest, TwoEqualStepsAreAPeriod) {
+  const std::vector<uint64_t> parameters = {1, 2, 3};
+  for (int step = 0; step < 3; ++step) train_step(parameters);
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  EXPECT_EQ(period->trace.tick_count(), 9u);
+  ASSERT_TRUE(period->trace.validate().is_ok()) << period->trace.validate().message();
+  size_t persistent = 0;
+  size_t wrapping = 0;
+  for (size_t index = 0; index < period->trace.tensors.size(); ++index) {
+    const TraceTensor& tensor = period->trace.tensors[index];
+    EXPECT_EQ(tensor.is_persistent(), period->extent_ids[index] != 0);
+    persistent += tensor.is_persistent() ? 1 : 0;
+    wrapping += !tensor.is_persistent() && tensor.freed_at < tensor.allocated_at ? 1 : 0;
+  }
+  EXPECT_EQ(period->trace.tensors.size(), 9u) << "three each of parameter, activation, gradient";
+  EXPECT_EQ(persistent, 3u);
+  EXPECT_EQ(wrapping, 3u) << "gradients live into the next step";
+}
+
+TEST_F(PeriodTest, LivesAreThoseOfTheProgram) {
+  for (int step = 0; step < 3; ++step) train_step({1});
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  // Ticks: 0 forward, 1 backward, 2 update.
+  const uint32_t activation = period->trace.ops[1].accesses[0].tensor;
+  EXPECT_EQ(period->trace.tensors[activation].allocated_at, 0u);
+  EXPECT_EQ(period->trace.tensors[activation].freed_at, 1u);
+  const uint32_t gradient = period->trace.ops[2].accesses[1].tensor;
+  EXPECT_EQ(period->trace.tensors[gradient].allocated_at, 1u);
+  EXPECT_EQ(period->trace.tensors[gradient].freed_at, 0u);
+}
+
+TEST_F(PeriodTest, NothingRepeatsBeforeTheThirdStep) {
+  train_step({1, 2});
+  EXPECT_FALSE(build().has_value());
+  train_step({1, 2});
+  EXPECT_FALSE(build().has_value()) << "the begin of the first step was not marked";
+  train_step({1, 2});
+  EXPECT_TRUE(build().has_value());
+}
+
+TEST_F(PeriodTest, StepsThatTakeTurnsAreOnePeriod) {
+  for (int round = 0; round < 4; ++round) {
+    train_step({1, 2});
+    train_step({3, 4, 5});
+  }
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  EXPECT_EQ(period->trace.tick_count(), 15u);
+}
+
+TEST_F(PeriodTest, AnotherBatchShapeIsAnotherPeriod) {
+  for (int step = 0; step < 3; ++step) train_step({1, 2});
+  const std::optional<Period> small = build();
+  train_step({1, 2}, 2 * kBytes);
+  EXPECT_FALSE(build().has_value());
+  for (int step = 0; step < 3; ++step) train_step({1, 2}, 2 * kBytes);
+  const std::optional<Period> large = build();
+  ASSERT_TRUE(small && large);
+  EXPECT_FALSE(small->is_same_kind(*large));
+}
+
+TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
+  for (uint64_t parameter = 1; parameter <= 16; ++parameter) op(kForward, {{parameter}});
+  flush();
+  const std::vector<uint64_t> lengths = find_repeats(stream_, 0);
+  ASSERT_FALSE(lengths.empty());
+  for (const uint64_t length : lengths) {
+    EXPECT_FALSE(build_period(stream_, {stream_.end() - length, length}, recorder_).has_value())
+        << length;
+  }
+}
+
+TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
+  uint64_t cache = allocate();
+  for (int token = 0; token < 6; ++token) {
+    for (uint64_t parameter = 1; parameter <= 4; ++parameter) op(kForward, {{parameter}});
+    op(kUpdate, {{cache}});
+    const uint64_t grown = allocate(kBytes + static_cast<uint64_t>(token) * 4096);
+    free(cache);
+    cache = grown;
+  }
+  flush();
+  std::optional<Period> found;
+  for (const uint64_t length : find_repeats(stream_, 0)) {
+    found = build_period(stream_, {stream_.end() - length, length}, recorder_);
+    if (found) break;
+  }
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->trace.tick_count(), 5u);
+  EXPECT_EQ(found->trace.tensors.size(), 5u) << "four parameters and a cache that moves";
+}
+
+TEST_F(PeriodTest, CopiesAreFoundWhereverTheStreamEnds) {
+  for (int step = 0; step < 4; ++step) train_step({1, 2});
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  op(kForward, {{1}});
+  flush();
+  const std::optional<PeriodPlace> place = find_copies(stream_, period->digests);
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->begin + place->length, stream_.end() - 1);
+  EXPECT_TRUE(build_period(stream_, *place, recorder_)->is_same_kind(*period));
+}
+
+TEST_F(PeriodTest, WaitingIsNotComputing) {
+  for (int step = 0; step < 3; ++step) {
+    op(kForward, {{1}});
+    wait(uint64_t{1} << 40);
+    op(kBackward, {{2}});
+    op(kUpdate, {{1}});
+    mark();
+  }
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  EXPECT_EQ(period->trace.ops[0].compute_ns, 0u);
+  EXPECT_GT(period->trace.ops[1].compute_ns, 0u);
+  EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the begin of the next step";
+}
+
+}  // namespace
+}  // namespace tencache

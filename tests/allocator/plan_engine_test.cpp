@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learning and following from end to end: a program of gate calls over an engine whose budget is too
+// small. What is expected is that plans are made and fetches come early, and that bytes are right
+// whatever the program does next: another kind of step, freed parameters, chaos, many threads.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "support/test_engine.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 512 * kKiB;
+constexpr size_t kLayers = 12;
+
+class PlanEngineTest : public ::testing::Test {
+ protected:
+  explicit PlanEngineTest(const TestEngine::Adjust& adjust = {})
+      : engine_([&](EngineConfig& config) {
+          config.budget_bytes = kLayers / 2 * kBytes;
+          if (adjust) adjust(config);
+        }) {
+    engine_->migrator().on_attention();
+    for (size_t layer = 0; layer < kLayers; ++layer) add_layer();
+  }
+
+  void add_layer() {
+    parameters_.push_back(engine_.allocate(kBytes));
+    GateScope op(engine_, {parameters_.back()}, AccessMode::kWrite);
+    fill_pattern(parameters_.back(), kBytes, parameters_.size());
+  }
+
+  void op(uint32_t number, char* parameter, AccessMode mode = AccessMode::kRead) {
+    const GateScope scope(engine_, {parameter}, mode, number);
+    // The work of an op, in which others can be fetched.
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+
+  // Forwards and backwards with an activation for each layer, then an update of all.
+  void train_step(uint64_t activation_bytes = kBytes / 4) {
+    std::vector<char*> activations;
+    for (char* parameter : parameters_) {
+      op(1, parameter);
+      activations.push_back(engine_.allocate(activation_bytes));
+      op(2, activations.back(), AccessMode::kWrite);
+    }
+    while (!activations.empty()) {
+      op(3, activations.back());
+      engine_.free(activations.back());
+      activations.pop_back();
+      op(4, parameters_[activations.size()]);
+    }
+    for (char* parameter : parameters_) op(5, parameter, AccessMode::kWrite);
+    engine_->gate().on_step();
+  }
+  void evaluate() {
+    for (int batch = 0; batch < 8; ++batch) {
+      for (char* parameter : parameters_) op(6, parameter);
+    }
+  }
+
+  /// Repeats until what was asked for is true; false when it does not become true.
+  template <typename Step, typename Condition>
+  static bool repeat_until(Step step, Condition condition) {
+    for (int round = 0; round < 60; ++round) {
+      if (condition()) return true;
+      step();
+    }
+    return condition();
+  }
+
+  Following following() { return engine_->learner()->summary().following; }
+
+  void expect_bytes() {
+    for (size_t layer = 0; layer < parameters_.size(); ++layer) {
+      const GateScope op(engine_, {parameters_[layer]});
+      ASSERT_TRUE(has_pattern(parameters_[layer], kBytes, layer + 1)) << "layer " << layer;
+    }
+    EXPECT_EQ(engine_.check_books(), "");
+    EXPECT_EQ(engine_.read(engine_.stats().unannounced_reads), 0u);
+  }
+
+  TestEngine engine_;
+  std::vector<char*> parameters_;
+};
+
+TEST_F(PlanEngineTest, LearnsAndFetchesAhead) {
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] { return engine_.read(engine_.stats().early_fetches) > 20; }));
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 2; }));
+  const LearnerSummary summary = engine_->learner()->summary();
+  ASSERT_NE(summary.script, nullptr);
+  EXPECT_EQ(summary.kinds, 1u);
+  EXPECT_EQ(summary.script->tick_count(), 5 * kLayers);
+  EXPECT_GT(summary.script->planned.simulation.bytes_read, 0u);
+  EXPECT_GE(summary.script->bound_ns, summary.script->planned.simulation.compute_ns);
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, KeepsAPlanForEachKind) {
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
+  const uint64_t training = following().script_number;
+  EXPECT_TRUE(repeat_until([&] { train_step(kBytes / 2); }, [&] {
+    return following().script_number != training && following().periods >= 1;
+  })) << "another batch shape";
+  EXPECT_TRUE(repeat_until([&] { evaluate(); }, [&] {
+    return following().script_number > training + 1 && following().periods >= 1;
+  })) << "evaluation has no steps";
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] {
+    return following().script_number == training && following().periods >= 1;
+  })) << "the first kind is known still";
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
+  for (size_t layer = 0; layer < 4; ++layer) {
+    engine_.free(parameters_[layer]);
+    parameters_[layer] = engine_.allocate(kBytes);
+    GateScope op(engine_, {parameters_[layer]}, AccessMode::kWrite);
+    fill_pattern(parameters_[layer], kBytes, layer + 1);
+  }
+  train_step();
+  const uint64_t first = 1;
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] {
+    return following().script_number > first && following().periods >= 1;
+  }));
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] { return engine_->learner()->summary().replans >= 1; }));
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, ThreadsThatInterleaveAreNotLearnedAndNotHarmed) {
+  auto work = [&](size_t begin) {
+    for (int round = 0; round < 20; ++round) {
+      for (size_t layer = begin; layer < parameters_.size(); layer += 2) op(7, parameters_[layer]);
+    }
+  };
+  for (int step = 0; step < 3; ++step) train_step();
+  std::thread other(work, 1);
+  work(0);
+  other.join();
+  expect_bytes();
+}
+
+class PlanChaosTest : public PlanEngineTest {
+ protected:
+  PlanChaosTest()
+      : PlanEngineTest([](EngineConfig& config) { config.chaos = ChaosConfig{1, 0.3}; }) {}
+};
+
+TEST_F(PlanChaosTest, BytesAreRightWhileChaosWorksAgainstThePlan) {
+  for (int step = 0; step < 8; ++step) train_step();
+  expect_bytes();
+}
+
+class NoPlanTest : public PlanEngineTest {
+ protected:
+  NoPlanTest() : PlanEngineTest([](EngineConfig& config) { config.plans = false; }) {}
+};
+
+TEST_F(NoPlanTest, NothingIsLearnedWhenPlansAreOff) {
+  for (int step = 0; step < 5; ++step) train_step();
+  EXPECT_EQ(engine_->learner(), nullptr);
+  EXPECT_EQ(engine_.read(engine_.stats().early_fetches), 0u);
+  expect_bytes();
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes of events: which ops are ticks, whose accesses are whose, lives of extents, marks,
+// the bound on memory, and a stream whose events were lost.
+#include "learn/tick_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "learn/tick_digest.h"
+
+namespace tencache {
+namespace {
+
+class TickStreamTest : public ::testing::Test {
+ protected:
+  /// Appends to the events of a thread; each is later than all before it.
+  void record(EventKind kind, uint64_t extent = 0, uint64_t bytes = 0, uint32_t op = 0,
+              uint32_t thread = 0) {
+    if (threads_.size() <= thread) threads_.resize(thread + 1);
+    threads_[thread].thread_index = thread;
+    threads_[thread].events.push_back({++now_, extent, bytes, op, kind});
+  }
+  void flush() {
+    stream_.append(threads_);
+    threads_.clear();
+  }
+
+  uint64_t now_ = 0;
+  std::vector<ThreadEvents> threads_;
+  TickStream stream_;
+};
+
+TEST_F(TickStreamTest, OpsThatNameNoExtentAreNoTicks) {
+  record(EventKind::kOpBegin, 0, 0, 1);
+  record(EventKind::kOpEnd, 0, 0, 1);
+  record(EventKind::kOpBegin, 0, 0, 2);
+  record(EventKind::kRead, 7, 4096);
+  record(EventKind::kWrite, 8, 8192);
+  record(EventKind::kOpEnd, 0, 0, 2);
+  flush();
+  ASSERT_EQ(stream_.end(), 1u);
+  const StreamTick& tick = stream_.tick(0);
+  EXPECT_EQ(tick.op, 2u);
+  ASSERT_EQ(tick.accesses.size(), 2u);
+  EXPECT_EQ(tick.accesses[0].extent_id, 7u);
+  EXPECT_FALSE(tick.accesses[0].is_write);
+  EXPECT_TRUE(tick.accesses[1].is_write);
+  TickDigest digest(2);
+  digest.add(4096, false);
+  digest.add(8192, true);
+  EXPECT_EQ(tick.digest, digest.value()) << "the gate works it out in the same way";
+}
+
+TEST_F(TickStreamTest, AccessesBelongToTheOpOfTheirThread) {
+  record(EventKind::kOpBegin, 0, 0, 1, 0);
+  record(EventKind::kOpBegin, 0, 0, 2, 1);
+  record(EventKind::kRead, 20, 4096, 0, 1);
+  record(EventKind::kRead, 10, 4096, 0, 0);
+  record(EventKind::kRead, 11, 4096, 0, 0);
+  flush();
+  ASSERT_EQ(stream_.end(), 2u);
+  EXPECT_EQ(stream_.tick(0).op, 2u);
+  EXPECT_EQ(stream_.tick(1).op, 1u);
+  EXPECT_EQ(stream_.tick(1).accesses.size(), 2u);
+}
+
+TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
+  record(EventKind::kAllocate, 5, 4096);  // before the first tick: not known
+  record(EventKind::kOpBegin, 0, 0, 1);
+  record(EventKind::kRead, 5, 4096);
+  record(EventKind::kWait, 0, 300);
+  record(EventKind::kAllocate, 6, 4096);
+  record(EventKind::kAllocate, 7, 4096);
+  record(EventKind::kWait, 0, 50);
+  record(EventKind::kOpBegin, 0, 0, 1);
+  record(EventKind::kRead, 6, 4096);
+  record(EventKind::kFree, 6, 4096);
+  record(EventKind::kFree, 5, 4096);
+  record(EventKind::kStep);
+  record(EventKind::kStep);
+  flush();
+  EXPECT_EQ(stream_.tick(0).wait_ns, 350u);
+  EXPECT_EQ(stream_.life(5)->born, kUnknownTick);
+  EXPECT_EQ(stream_.life(5)->freed, 1u);
+  EXPECT_EQ(stream_.life(7)->born, 0u);
+  EXPECT_EQ(stream_.life(7)->ordinal, 1u);
+  EXPECT_EQ(stream_.life(7)->freed, kUnknownTick);
+  EXPECT_EQ(stream_.life(99), nullptr);
+  EXPECT_EQ(stream_.born_at(0, 1), 7u);
+  EXPECT_FALSE(stream_.born_at(0, 2).has_value());
+  ASSERT_EQ(stream_.marks().size(), 1u) << "two steps without a tick between them are one mark";
+  EXPECT_EQ(stream_.marks()[0], 2u);
+}
+
+TEST_F(TickStreamTest, ForgetsTheOldestTicksAndWhatDiedInThem) {
+  for (uint64_t number = 0; number < kTicksMax + 10; ++number) {
+    record(EventKind::kOpBegin, 0, 0, 1);
+    record(EventKind::kRead, 1, 4096);
+    record(EventKind::kAllocate, 1000 + number, 4096);
+    if (number > 0) record(EventKind::kFree, 999 + number, 4096);
+    if (number % 1000 == 0) flush();
+  }
+  flush();
+  EXPECT_EQ(stream_.begin(), 10u);
+  EXPECT_EQ(stream_.end(), kTicksMax + 10);
+  EXPECT_EQ(stream_.life(1005), nullptr);
+  EXPECT_EQ(stream_.life(1009)->born, kUnknownTick) << "its tick is gone, its end is not";
+  EXPECT_EQ(stream_.life(1010)->born, 10u);
+}
+
+TEST_F(TickStreamTest, StartsAnewWhenEventsWereLost) {
+  record(EventKind::kOpBegin, 0, 0, 1);
+  record(EventKind::kRead, 1, 4096);
+  record(EventKind::kStep);
+  flush();
+  record(EventKind::kOpBegin, 0, 0, 1);
+  record(EventKind::kRead, 1, 4096);
+  threads_[0].lost_count = 3;
+  flush();
+  EXPECT_EQ(stream_.begin(), 1u);
+  EXPECT_EQ(stream_.end(), 2u);
+  EXPECT_TRUE(stream_.marks().empty());
+}
+
+TEST(TickDigestTest, SizesCountRoughly) {
+  EXPECT_EQ(TickDigest::size_class(1 << 20), TickDigest::size_class((1 << 20) + 4096));
+  EXPECT_NE(TickDigest::size_class(1 << 20), TickDigest::size_class((1 << 20) * 5 / 4));
+  EXPECT_NE(TickDigest::size_class(1 << 20), TickDigest::size_class(1 << 21));
+}
+
+}  // namespace
+}  // namespace tencache
