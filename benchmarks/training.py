@@ -204,6 +204,7 @@ def _train_step(program: Program, number: int) -> float:
 def _counted(before: Any, after: Any) -> Any:
     """after - before for every number of two stats of the same form."""
     if isinstance(after, Mapping):
+        before = before if isinstance(before, Mapping) else {}  # it was not there yet
         return {name: _counted(before.get(name, 0), value) for name, value in after.items()}
     if isinstance(after, bool) or not isinstance(after, (int, float)):
         return after

@@ -76,6 +76,7 @@ Json plan_json(Learner* learner) {
   const Simulation& simulation = summary.script->planned.simulation;
   json["ideal_step_s"] = seconds(simulation.compute_ns);
   json["bound_step_s"] = seconds(summary.script->bound_ns);
+  json["bound_bytes_read"] = summary.script->bound_bytes_read;
   json["predicted_step_s"] = seconds(simulation.step_ns);
   json["simulated"] = {{"ticks", summary.script->tick_count()},
                        {"tensors", summary.script->period->trace.tensors.size()},

@@ -15,6 +15,7 @@ Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period,
       machine(on_machine),
       planned(make_plan(period->trace, machine)),
       bound_ns(bound_step_ns(period->trace, machine)),
+      bound_bytes_read(tencache::bound_bytes_read(period->trace, machine.budget_bytes)),
       uses(uses_by_tensor(period->trace)),
       evictions_after(tick_count()),
       fetches_at(tick_count()) {

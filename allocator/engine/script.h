@@ -44,7 +44,8 @@ struct Script {
   const std::shared_ptr<const Period> period;
   const Machine machine;
   const Planned planned;
-  const uint64_t bound_ns;  // of a period
+  const uint64_t bound_ns;          // of a period: no schedule is faster
+  const uint64_t bound_bytes_read;  // and none reads less
   const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;
