@@ -41,10 +41,12 @@ void Learner::nudge() {
   nudged_.notify_one();
 }
 
+// The cursor nudges the learner with its own lock held, so the two are never held the other way.
 LearnerSummary Learner::summary() const {
+  const Following following = cursor_.following();
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
-  summary.following = cursor_.following();
+  summary.following = following;
   return summary;
 }
 
