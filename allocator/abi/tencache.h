@@ -186,7 +186,7 @@ typedef struct tencache_machine {
  * bytes_dropped (left without a write), bytes_late (of those read, what an op waited for), all of
  * one period; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
  * smallest budget that is never exceeded. 0, or an error code with *error filled. Needs no start;
- * takes the longer, the more ops and tensors there are, and less than a second as a rule. */
+ * milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any thread. */
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 
