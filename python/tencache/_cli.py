@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tencache` command: run, doctor, stats, trace record and dump.
+"""The `tencache` command: run, doctor, stats, trace record and dump, plan.
 
 `run` is a launcher and nothing more: it checks every value, opens the tiers once to be sure that
 they can be opened here, writes the options into the environment and becomes the program through
@@ -26,7 +26,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _doctor, _options, _report, _runtime, _trace
+from tencache import _cli_plan, _doctor, _options, _report, _runtime, _trace
 from tencache._library import TencacheError, core, package_version
 
 _USAGE_STATUS = 2
@@ -93,6 +93,9 @@ def command() -> None:
     tencache run --device-memory 2GiB -- python train.py
     tencache doctor
     """
+
+
+command.add_command(_cli_plan.plan)
 
 
 # ---- run ---------------------------------------------------------------------------------------
