@@ -150,7 +150,7 @@ def prepare(environment: VirtualEnvironment) -> None:
             [MAIN.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"],
         )
     command: list[str | Path] = [UV, "pip", "install", "--python", environment.python]
-    command += ["-r", "pyproject.toml", "--extra", "test"]
+    command += ["-r", "pyproject.toml", "--extra", "test", "--extra", "plot"]
     for file in (f"{environment.torch}.txt", *environment.requirement_files):
         command += ["-r", f"requirements/{file}"]
     run(

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "learn/period_writer.h"
 
 namespace tencache {
 namespace {
@@ -29,6 +30,15 @@ std::vector<std::string> environment_names() {
     }
   }
   return names;
+}
+
+void record_period(const Script& script, const std::string& path) {
+  PeriodInfo info;
+  info.read_bytes_per_s = script.machine.read_bytes_per_s;
+  info.write_bytes_per_s = script.machine.write_bytes_per_s;
+  info.device_budget_bytes = script.machine.budget_bytes;
+  const Status status = write_period(script.period->trace, info, path);
+  if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
 }
 
 }  // namespace
@@ -123,6 +133,15 @@ Result<EngineConfig> Runtime::engine_config(std::string* origin) const {
     if (auto* callback = poll_callback_.load()) callback();
   };
   config.on_first_spill = [this] { announce_first_spill(); };
+  if (!options_.record_path.empty()) {
+    config.on_script = [path = options_.record_path,
+                        peak_bytes = uint64_t{0}](const Script& script) mutable {
+      // Of several kinds the one that needs the most memory is the one to plan for.
+      if (script.period->trace.peak_bytes() < peak_bytes) return;
+      peak_bytes = script.period->trace.peak_bytes();
+      record_period(script, path);
+    };
+  }
   return config;
 }
 

@@ -85,7 +85,7 @@ Json plan_json(Learner* learner) {
                        {"bytes_read", simulation.bytes_read},
                        {"bytes_written", simulation.bytes_written},
                        {"bytes_dropped", simulation.bytes_dropped},
-                       {"peak_bytes", peak_bytes(summary.script->period->trace)},
+                       {"peak_bytes", summary.script->period->trace.peak_bytes()},
                        {"read_bytes_per_s", summary.script->machine.read_bytes_per_s},
                        {"write_bytes_per_s", summary.script->machine.write_bytes_per_s}};
   return json;

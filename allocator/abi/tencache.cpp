@@ -13,6 +13,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "abi/plan_json.h"
 #include "abi/runtime.h"
 #include "learn/trace_writer.h"
 
@@ -181,6 +182,17 @@ int tencache_write_trace(const char* path, tencache_error* error) {
                   error);
   }
   return report(tencache::write_trace(current->recorder(), path), error);
+}
+
+int tencache_plan(const tencache_period* period, const tencache_machine* machine, char* buffer,
+                  size_t bytes, tencache_error* error) {
+  const tencache::Result<std::string> json = tencache::plan_json(*period, *machine);
+  if (!json.is_ok()) return report(json.status(), error);
+  if (copy_text(json.value(), buffer, bytes) <= bytes) return TENCACHE_OK;
+  return report(Status(tencache::StatusCode::kInvalidArgument,
+                       "a buffer of " + std::to_string(bytes) +
+                           " bytes does not hold a prediction; give TENCACHE_PLAN_JSON_BYTES"),
+                error);
 }
 
 uint64_t tencache_evict_all(void) {

@@ -150,6 +150,46 @@ TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);
 
+/* ---- What would be -------------------------------------------------------------------------- */
+
+/* In allocated_at and freed_at of a tensor that is always there. */
+#define TENCACHE_NO_TICK UINT32_MAX
+
+/* One period of a program, as learn/period_writer.h describes it, in flat arrays. */
+typedef struct tencache_period {
+  uint64_t fixed_bytes; /* on the device all the time, besides the tensors */
+  uint32_t tensor_count;
+  const uint64_t* tensor_bytes; /* tensor_count entries, as of the next two */
+  const uint32_t* allocated_at; /* number of the op, or TENCACHE_NO_TICK */
+  const uint32_t* freed_at;
+  uint32_t op_count;
+  const uint64_t* compute_ns;     /* op_count entries, as of the next one */
+  const uint32_t* access_counts;  /* how many tensors the op names */
+  const uint32_t* access_tensors; /* of all ops, one after the other, as the next one */
+  const uint8_t* access_writes;   /* 1: the op writes the tensor, 0: it only reads */
+} tencache_period;
+
+typedef struct tencache_machine {
+  uint64_t budget_bytes;
+  double read_bytes_per_s;
+  double write_bytes_per_s;
+  uint64_t read_fixed_ns; /* for each move, besides its bytes */
+  uint64_t write_fixed_ns;
+  int is_half_duplex; /* reads and writes take turns */
+} tencache_machine;
+
+/* Large enough for what tencache_plan writes. */
+#define TENCACHE_PLAN_JSON_BYTES 1024
+
+/* Plans the period for the machine and writes what is predicted into `buffer` as JSON: step_ns,
+ * compute_ns, bound_step_ns (which no schedule can beat), stall_ns; bytes_read, bytes_written,
+ * bytes_dropped (left without a write), bytes_late (of those read, what an op waited for), all of
+ * one period; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
+ * smallest budget that is never exceeded. 0, or an error code with *error filled. Needs no start;
+ * milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any thread. */
+TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
+                               char* buffer, size_t bytes, tencache_error* error);
+
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
 /* Evicts every extent that may be evicted, on this thread; returns how many went cold. */

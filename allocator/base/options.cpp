@@ -165,7 +165,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 16> kRows = {{
+constexpr std::array<Row, 17> kRows = {{
     {{"device_memory", "bytes", "", "auto",
       "Budget of the device tier (on the cpu backend: DRAM for tensors); auto takes what the "
       "cgroup "
@@ -188,6 +188,10 @@ constexpr std::array<Row, 16> kRows = {{
       "File that receives the recorded events as JSON lines when the program ends."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
+    {{"record", "path", "", "off",
+      "File that receives one learned period of the program as JSON lines, for `tencache plan`."},
+     [](Options& o, std::string_view t) { return parse_path(t, kOff, o.record_path); },
+     [](const Options& o) { return format_path(o.record_path, kOff); }},
     {{"strict", "flag", "", "off",
       "Raise an out-of-memory error at the budget instead of spilling."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },

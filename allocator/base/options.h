@@ -28,6 +28,7 @@ struct Options {
   std::optional<uint64_t> disk_space_bytes;     // disk_space: quota of the disk tier
   std::string stats_path;                       // stats: JSON written at exit; empty = none
   std::string trace_path;                       // trace: events written at exit; empty = none
+  std::string record_path;                      // record: the learned period; empty = none
   bool strict = false;                          // strict: out of memory at the budget, never spill
   bool plan = true;                             // plan: learn what repeats and move ahead of use
   bool quiet = false;                           // quiet: no start line, no summary

@@ -41,10 +41,11 @@ struct EngineConfig {
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
   std::optional<ChaosConfig> chaos;
-  bool plans = true;  // learn what repeats and move by plan; else by last use alone
-  std::function<void()> on_arm;          // once, from an allocating thread, no lock held
-  std::function<void()> before_pass;     // often, from the migrator
-  std::function<void()> on_first_spill;  // once, from the migrator
+  bool plans = true;                  // learn what repeats and move by plan; else by last use alone
+  std::function<void()> on_arm;       // once, from an allocating thread, no lock held
+  std::function<void()> before_pass;  // often, from the migrator
+  std::function<void()> on_first_spill;          // once, from the migrator
+  std::function<void(const Script&)> on_script;  // for every plan, from the learner
 };
 
 class Engine {

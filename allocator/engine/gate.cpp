@@ -70,8 +70,8 @@ pthread_key_t Gate::thread_key() {
   return key;
 }
 
-Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder,
-           Stats& stats, Config config)
+Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder, Stats& stats,
+           Config config)
     : heap_(heap),
       migrations_(migrations),
       cursor_(cursor),
@@ -134,7 +134,8 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
     const bool writes = is_write(access.mode);
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
-    if ((word & kFlagAhead) != 0) [[unlikely]] count_early(extent);
+    if ((word & kFlagAhead) != 0) [[unlikely]]
+      count_early(extent);
     thread.record(writes ? EventKind::kWrite : EventKind::kRead, now_ticks, op, extent);
     digest.add(extent->bytes, writes);
     all_usable &= Extent::usable_in(Extent::state_of(word));

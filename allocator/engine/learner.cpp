@@ -106,7 +106,7 @@ void Learner::look_for_repeats() {
 // True when the place holds a period worth planning, also one that is known.
 bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
   std::optional<Period> period = build_period(stream_, place, recorder_);
-  if (!period || peak_bytes(period->trace) < peak_bytes_min) return false;
+  if (!period || period->trace.peak_bytes() < peak_bytes_min) return false;
   for (const Kind& kind : kinds_) {
     if (kind.script->period->is_same_kind(*period)) return true;
   }
@@ -168,6 +168,7 @@ void Learner::make_script(uint64_t number, Period period) {
       static_cast<double>(script->planned.simulation.bytes_read) / 1048576.0,
       static_cast<double>(script->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);
+  if (config_.on_script) config_.on_script(*script);
   cursor_.install(std::move(scripts));
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();

@@ -7,8 +7,8 @@
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
-// Threads: one worker does everything, so that no step is delayed by planning; nudge() and summary()
-// from any thread. mutex_ guards what both sides see and is held for copies only.
+// Threads: one worker does everything, so that no step is delayed by planning; nudge() and
+// summary() from any thread. mutex_ guards what both sides see and is held for copies only.
 #pragma once
 
 #include <atomic>
@@ -34,6 +34,8 @@ struct LearnerConfig {
   std::function<Machine(uint64_t* fixed_bytes)> measure;
   /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
   uint64_t peak_bytes_min = 0;
+  /// Told of every script, on the learner's thread.
+  std::function<void(const Script&)> on_script;
 };
 
 /// For statistics: the script that was followed last.
@@ -74,8 +76,8 @@ class Learner {
   // Of the worker.
   std::vector<uint64_t> positions_;  // in the recorder's rings
   TickStream stream_;
-  uint64_t mark_seen_ = 0;      // the last one that was looked at
-  uint64_t repeats_from_ = 0;   // where the search for repetitions begins
+  uint64_t mark_seen_ = 0;       // the last one that was looked at
+  uint64_t repeats_from_ = 0;    // where the search for repetitions begins
   uint64_t next_search_at_ = 0;  // the tick at which it is worth another try
   struct Kind {
     std::shared_ptr<const Script> script;

@@ -76,9 +76,9 @@ class Migrations {
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
   void fetch(std::span<Extent* const> extents);
 
-  /// Fetches ahead of use, in order, as far as there is room. Returns how many orders are done with,
-  /// those included that came to nothing because the extent is not cold any more; `lacking_bytes`
-  /// is what the next one needs and does not find.
+  /// Fetches ahead of use, in order, as far as there is room. Returns how many orders are done
+  /// with, those included that came to nothing because the extent is not cold any more;
+  /// `lacking_bytes` is what the next one needs and does not find.
   size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes);
 
   /// Whether an op waits for a fetch right now.

@@ -16,8 +16,8 @@
 // It also arms: when use passes the watermark for the first time the shim is told to report ops.
 // Before that nothing has been seen by a gate, so nothing could be evicted.
 //
-// Threads: one worker; make_room(), on_attention(), order(), evict_all() from any thread. mutex_ guards the
-// demand and the outcome of passes and is never held while anything moves.
+// Threads: one worker; make_room(), on_attention(), order(), evict_all() from any thread. mutex_
+// guards the demand and the outcome of passes and is never held while anything moves.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ struct MigratorConfig {
   std::function<void()> before_pass;     // time to give up pins that outlived their op
   std::function<void()> on_first_spill;  // called once, from the worker
   std::function<std::string()> current_op;
-  std::function<void()> on_room;  // often, from the worker: something was evicted
+  std::function<void()> on_room;             // often, from the worker: something was evicted
   std::function<void(uint64_t ns)> on_wait;  // from a thread that has waited for room
   /// Ticks until extents are used next, as far as a plan knows.
   std::function<std::unordered_map<const Extent*, uint64_t>()> next_uses;

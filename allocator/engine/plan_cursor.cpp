@@ -12,8 +12,9 @@ namespace {
 
 // Ticks that may be missing before one that is expected.
 constexpr Tick kSkippedMax = 8;
-// Each surprise adds to the doubt and each expected tick takes from it: a few surprises in a row, or
-// some in every hundred ticks, are passed over; a program that differs all along is not this one.
+// Each surprise adds to the doubt and each expected tick takes from it: a few surprises in a row,
+// or some in every hundred ticks, are passed over; a program that differs all along is not this
+// one.
 constexpr uint32_t kDoubtPerSurprise = 8;
 constexpr uint32_t kDoubtMax = 64;
 // Places that share a gram; more of them tell nothing.
@@ -144,8 +145,8 @@ void PlanCursor::append_orders(std::span<const uint32_t> tensors, std::vector<Or
   for (const uint32_t tensor : tensors) {
     const Binding& binding = current_->bindings[tensor];
     if (binding.extent == nullptr) continue;
-    orders->push_back({binding.extent, binding.extent_id,
-                       current_->script->period->trace.tensors[tensor].bytes});
+    orders->push_back(
+        {binding.extent, binding.extent_id, current_->script->period->trace.tensors[tensor].bytes});
   }
 }
 

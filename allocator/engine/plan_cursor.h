@@ -112,7 +112,7 @@ class PlanCursor {
   Role* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;        // expected next
   uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;       // whether this is the right script
-  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
+  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;    // this period was followed from its begin
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

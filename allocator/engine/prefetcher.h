@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prefetcher: carries out the fetches that a plan orders, in order, ahead of use. It takes room only
-// where there is some: from what is free, then from cached extents; else it waits for an eviction.
-// While an op waits for a fetch on demand it begins nothing new, so that the op has the disk alone.
+// Prefetcher: carries out the fetches that a plan orders, in order, ahead of use. It takes room
+// only where there is some: from what is free, then from cached extents; else it waits for an
+// eviction. While an op waits for a fetch on demand it begins nothing new, so that the op has the
+// disk alone.
 //
 // Threads: one worker; the rest from any thread. mutex_ is never held while anything moves.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Script: a kind of period with its plan, in the form in which the cursor follows it. Immutable once
-// it is made, and shared between the learner, which makes it, and the cursor.
+// Script: a kind of period with its plan, in the form in which the cursor follows it. Immutable
+// once it is made, and shared between the learner, which makes it, and the cursor.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ struct Script {
   const std::shared_ptr<const Period> period;
   const Machine machine;
   const Planned planned;
-  const uint64_t bound_ns;          // of a period: no schedule is faster
-  const uint64_t bound_bytes_read;  // and none reads less
+  const uint64_t bound_ns;                    // of a period: no schedule is faster
+  const uint64_t bound_bytes_read;            // and none reads less
   const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;

@@ -35,7 +35,8 @@ class Copy {
 
   Key key(uint64_t extent_id) const {
     const ExtentLife* life = stream_.life(extent_id);
-    if (life == nullptr || life->born == kUnknownTick || life->born + place_.length < place_.begin) {
+    if (life == nullptr || life->born == kUnknownTick ||
+        life->born + place_.length < place_.begin) {
       return {0, extent_id, true};
     }
     if (life->born >= place_.begin) return {life->born - place_.begin, life->ordinal, false};
@@ -222,11 +223,6 @@ std::optional<PeriodPlace> find_copies(const TickStream& stream,
 std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
                                    const Recorder& recorder) {
   return PeriodBuilder(stream, place, recorder).build();
-}
-
-uint64_t peak_bytes(const Trace& trace) {
-  const std::vector<uint64_t> bytes = trace.bytes_by_tick();
-  return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end());
 }
 
 }  // namespace tencache

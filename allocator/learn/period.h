@@ -9,8 +9,8 @@
 // optimizers take turns). Without marks (inference, hand-written updates) it is the shortest
 // repetition at the end of the stream that is worth planning for.
 //
-// In a Period extents have become tensors of a Trace: one that is there all the time, or one for all
-// the extents that are allocated at one place of each copy. Pure functions of the stream.
+// In a Period extents have become tensors of a Trace: one that is there all the time, or one for
+// all the extents that are allocated at one place of each copy. Pure functions of the stream.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,5 @@ std::optional<PeriodPlace> find_copies(const TickStream& stream,
 /// Nullopt when the extents of the copy and of the one before it do not correspond.
 std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
                                    const Recorder& recorder);
-
-/// The most bytes that exist at one time.
-uint64_t peak_bytes(const Trace& trace);
 
 }  // namespace tencache

@@ -107,8 +107,7 @@ class Recorder {
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
   /// What was recorded since `positions` (by ring; it grows with the rings), which move on.
-  std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const
-      TENCACHE_EXCLUDES(mutex_);
+  std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const TENCACHE_EXCLUDES(mutex_);
   const TickConverter& clock() const { return clock_; }
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TickDigest: what makes two ticks alike, in 64 bits: the op, and for each of its accesses, in
-// order, whether it writes and how large the extent is, roughly. Sizes are rounded to a quarter of a
-// power of two, so that a cache that grows token by token does not look new at each, while another
-// batch shape does. Which extents they are is compared apart (learn/period.h). Hot path: the gate
-// works one out for every op while plans are followed.
+// order, whether it writes and how large the extent is, roughly. Sizes are rounded to a quarter of
+// a power of two, so that a cache that grows token by token does not look new at each, while
+// another batch shape does. Which extents they are is compared apart (learn/period.h). Hot path:
+// the gate works one out for every op while plans are followed.
 #pragma once
 
 #include <bit>

@@ -5,8 +5,8 @@
 // kTicksMax ticks, the lives of the extents that were allocated or freed meanwhile, and the step
 // marks.
 //
-// Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick that
-// began last.
+// Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick
+// that began last.
 //
 // Threads: belongs to one thread (the learner's).
 #pragma once

@@ -110,6 +110,19 @@ std::vector<uint64_t> Trace::bytes_by_tick() const {
   return bytes;
 }
 
+uint64_t Trace::peak_bytes() const { return std::ranges::max(bytes_by_tick()); }
+
+uint64_t Trace::largest_op_bytes() const {
+  uint64_t resident_bytes = fixed_bytes;
+  std::vector<uint64_t> bytes(ops.size(), 0);
+  const std::vector<std::vector<Tick>> uses = uses_by_tensor(*this);
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    if (uses[index].empty()) resident_bytes += tensors[index].bytes;
+    for (const Tick tick : uses[index]) bytes[tick] += tensors[index].bytes;
+  }
+  return resident_bytes + std::ranges::max(bytes);
+}
+
 std::vector<uint64_t> Trace::begin_ns() const {
   std::vector<uint64_t> begin;
   begin.reserve(ops.size() + 1);

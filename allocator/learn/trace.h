@@ -54,6 +54,11 @@ struct Trace {
   Status validate() const;
   /// Bytes that exist at each tick, wherever they are; fixed bytes included.
   std::vector<uint64_t> bytes_by_tick() const;
+  /// The most bytes that exist at one tick: with this budget nothing ever has to leave.
+  uint64_t peak_bytes() const;
+  /// The smallest budget that is never exceeded: what the op that needs most names and allocates,
+  /// besides the bytes that never leave (fixed ones, and tensors that no op names).
+  uint64_t largest_op_bytes() const;
   /// When each op begins if nothing ever waits; one more entry for the end of the period.
   std::vector<uint64_t> begin_ns() const;
 };

@@ -2,10 +2,9 @@
 #include "learn/trace_writer.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "learn/json_lines.h"
 
 namespace tencache {
 namespace {
@@ -47,30 +46,15 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
   std::stable_sort(entries.begin(), entries.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
     return a.event.ticks < b.event.ticks;
   });
-  const std::string unfinished = path + ".unfinished";
   const TickLine clock = recorder.clock().line();
-  errno = 0;
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << nlohmann::ordered_json{{"format", "tencache-events"},
-                                 {"version", 1},
-                                 {"threads", threads.size()},
-                                 {"events", entries.size()},
-                                 {"lost", lost_count}}
-              .dump()
-       << '\n';
-  for (const ThreadEvent& entry : entries) {
-    // Names come from the program: what is no UTF-8 is replaced, not thrown at.
-    file << to_json(entry, clock, recorder)
-                .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-         << '\n';
-  }
-  file.close();
-  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
-    const int error_number = errno != 0 ? errno : EIO;
-    std::remove(unfinished.c_str());
-    return status_from_errno(error_number, "writing the trace to '" + path + "'");
-  }
-  return Status::ok();
+  return replace_json_lines(path, "the trace", [&](JsonLines& lines) {
+    lines.add({{"format", "tencache-events"},
+               {"version", 1},
+               {"threads", threads.size()},
+               {"events", entries.size()},
+               {"lost", lost_count}});
+    for (const ThreadEvent& entry : entries) lines.add(to_json(entry, clock, recorder));
+  });
 }
 
 }  // namespace tencache

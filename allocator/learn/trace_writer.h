@@ -10,9 +10,9 @@
 // The first line describes the file; "lost" counts events that the rings no longer held. The others
 // are events in order of time: "ns" since the runtime started, "thread" the index of the ring,
 // "kind" one of op_begin, op_end, read, write, allocate, free, step, wait. "op" is there for
-// op_begin and op_end, "extent" (a number that is new for every allocation) and "bytes" for the four
-// that name an extent, "waited_ns" for wait; reads and writes belong to the op_begin before them on
-// the same thread.
+// op_begin and op_end, "extent" (a number that is new for every allocation) and "bytes" for the
+// four that name an extent, "waited_ns" for wait; reads and writes belong to the op_begin before
+// them on the same thread.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tencache` command: run, doctor, stats, trace dump.
+"""The `tencache` command: run, doctor, stats, trace record and dump, plan.
 
 `run` is a launcher and nothing more: it checks every value, opens the tiers once to be sure that
 they can be opened here, writes the options into the environment and becomes the program through
@@ -26,7 +26,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _doctor, _options, _report, _runtime, _trace
+from tencache import _cli_plan, _doctor, _options, _report, _runtime, _trace
 from tencache._library import TencacheError, core, package_version
 
 _USAGE_STATUS = 2
@@ -41,6 +41,7 @@ def main() -> None:
         # Here and not at import: a library that cannot be loaded shall be a message.
         for target in (run, doctor):
             target.params.extend(_option_parameters())
+        record.params.extend(_option_parameters(without="record"))
         command(prog_name="tencache")
     except TencacheError as error:
         _fail(str(error), _USAGE_STATUS)
@@ -55,10 +56,12 @@ def _fail(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _option_parameters() -> list[click.Parameter]:
+def _option_parameters(without: str = "") -> list[click.Parameter]:
     """One flag for each row of the option table; a flag that is not given has the value None."""
     parameters: list[click.Parameter] = []
     for option in _options.table():
+        if option.name == without:
+            continue
         names = [option.flag, option.name]
         keywords: dict[str, Any] = {"help": f"{option.help}  [default: {option.default}]"}
         if option.kind == "flag":
@@ -92,6 +95,9 @@ def command() -> None:
     """
 
 
+command.add_command(_cli_plan.plan)
+
+
 # ---- run ---------------------------------------------------------------------------------------
 
 
@@ -106,7 +112,12 @@ def run(program: tuple[str, ...], **values: object) -> None:
 
     Its exit status and signals are the program's own.
     """
-    texts = _runtime.check_output_files({**_files_off(), **_given_texts(values)})
+    _become(program, values)
+
+
+def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
+    """Checks every value, then becomes the program with the options in its environment."""
+    texts = _runtime.check_output_files({**_output_files(), **_given_texts(values)})
     given = {name: texts[name] for name in texts if values.get(name) is not None}
     executable = _find_program(program[0])
     _check_autoload(os.environ)
@@ -126,10 +137,10 @@ def run(program: tuple[str, ...], **values: object) -> None:
         )
 
 
-def _files_off() -> dict[str, str]:
+def _output_files() -> dict[str, str]:
     """Variables of output files are checked too: at exit it would be too late."""
     texts = _options.texts_in_force({}, os.environ)
-    return {name: texts[name] for name in ("stats", "trace")}
+    return {name: texts[name] for name in _runtime.OUTPUT_OPTIONS}
 
 
 def _find_program(name: str) -> str:
@@ -277,7 +288,30 @@ def _stats_text(group: str, key: str, value: object) -> str:
 
 @command.group("trace")
 def trace() -> None:
-    """Look at a trace: what the program did, op by op."""
+    """Record what a program does, op by op, and look at it."""
+
+
+@trace.command(
+    "record",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a program and record one period of it.",
+)
+@click.option(
+    "-o",
+    "--output",
+    default="period.jsonl",
+    show_default=True,
+    metavar="FILE",
+    help="File that receives the period.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM …")
+def record(program: tuple[str, ...], output: str, **values: object) -> None:
+    """Run PROGRAM as `tencache run` does, and record one period of it for `tencache plan`.
+
+    A period is what the program does again and again, for example a training step. Ops are watched
+    once use comes near the device memory, so give a --device-memory below what the program uses.
+    """
+    _become(program, {**values, "record": output})
 
 
 @trace.command("dump")

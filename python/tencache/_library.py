@@ -27,6 +27,7 @@ REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps 
 
 # The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
+_PLAN_JSON_BYTES = 1024
 
 
 class TencacheError(RuntimeError):
@@ -41,6 +42,36 @@ class _ErrorStruct(ctypes.Structure):
     """tencache_error: the code and a message that ends with a zero byte."""
 
     _fields_ = (("code", ctypes.c_int), ("message", ctypes.c_char * 2048))
+
+
+class PeriodStruct(ctypes.Structure):
+    """tencache_period: one period of a program in flat arrays, which the struct keeps alive."""
+
+    _fields_ = (
+        ("fixed_bytes", ctypes.c_uint64),
+        ("tensor_count", ctypes.c_uint32),
+        ("tensor_bytes", ctypes.POINTER(ctypes.c_uint64)),
+        ("allocated_at", ctypes.POINTER(ctypes.c_uint32)),
+        ("freed_at", ctypes.POINTER(ctypes.c_uint32)),
+        ("op_count", ctypes.c_uint32),
+        ("compute_ns", ctypes.POINTER(ctypes.c_uint64)),
+        ("access_counts", ctypes.POINTER(ctypes.c_uint32)),
+        ("access_tensors", ctypes.POINTER(ctypes.c_uint32)),
+        ("access_writes", ctypes.POINTER(ctypes.c_uint8)),
+    )
+
+
+class MachineStruct(ctypes.Structure):
+    """tencache_machine: a budget and what the disk and the link to it can do."""
+
+    _fields_ = (
+        ("budget_bytes", ctypes.c_uint64),
+        ("read_bytes_per_s", ctypes.c_double),
+        ("write_bytes_per_s", ctypes.c_double),
+        ("read_fixed_ns", ctypes.c_uint64),
+        ("write_fixed_ns", ctypes.c_uint64),
+        ("is_half_duplex", ctypes.c_int),
+    )
 
 
 def package_version() -> str:
@@ -145,6 +176,16 @@ class Core:
         self._stats = _declare(library, "tencache_stats_json", size, text, size)
         self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
         self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
+        self._plan = _declare(
+            library,
+            "tencache_plan",
+            ctypes.c_int,
+            ctypes.POINTER(PeriodStruct),
+            ctypes.POINTER(MachineStruct),
+            ctypes.c_char_p,
+            size,
+            error,
+        )
         # The same library once more, for a call that reads one flag: giving up the GIL for it
         # would cost more than the call.
         self.is_armed: Callable[[], int] = _declare(
@@ -192,6 +233,14 @@ class Core:
     def write_trace(self, path: Path) -> None:
         error = _ErrorStruct()
         _raise_if(self._write_trace(str(path).encode(), error), error)
+
+    def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
+        """What the planner predicts; OptionError for a period or a machine that cannot be."""
+        error = _ErrorStruct()
+        buffer = ctypes.create_string_buffer(_PLAN_JSON_BYTES)
+        _raise_if(self._plan(period, machine, buffer, _PLAN_JSON_BYTES, error), error)
+        result: dict[str, int] = json.loads(buffer.value)
+        return result
 
 
 class Shim:

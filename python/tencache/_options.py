@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -119,9 +120,9 @@ def switch_is_on(value: str | None) -> bool:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size that the core has accepted ("1MiB", "2GB", "8g", "4096")."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
-    if match is None:
+    """Bytes of a size as the core reads it ("1MiB", "2GB", "8g", "4096"); OptionError for none."""
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    if match is None or math.isinf(float(match[1])):
         raise OptionError(f"{text!r} is not a size; write it as 512MiB, 1.5GiB or bytes.")
     number, unit, binary, byte = match.groups()
     base = 1000 if unit and byte and not binary else 1024

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user gets when the program ends: the summary, the stats file and the trace file.
 
+The file of a learned period is written by the core, while the program runs; here it is only looked
+for.
+
 `summary_lines` is a pure function from the stats (schema 1) to a few lines; `finish` prints them on
 stderr and writes the files. Files appear complete or not at all: they are written under a temporary
 name in the same directory and renamed (the trace by the core). In a distributed run each rank
@@ -16,6 +19,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +96,61 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class PeriodFile:
+    """The file that the core writes as soon as it has learned a period, by the option record."""
+
+    path: Path
+    mark_before: tuple[int, int] | None  # of an older file of that name
+
+    @staticmethod
+    def before_run(path: Path) -> PeriodFile:
+        return PeriodFile(path, _mark(path))
+
+    def is_written(self) -> bool:
+        return _mark(self.path) not in (None, self.mark_before)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """Tells a file from the one that replaces it; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def finish(
     stats: Mapping[str, Any],
     *,
     stats_path: Path | None,
     trace_path: Path | None,
     write_trace: Callable[[Path], None],
+    period: PeriodFile | None,
     quiet: bool,
 ) -> None:
-    """Writes the files that were asked for, then prints the summary unless quiet."""
+    """Writes the files that were asked for, then prints the summary unless quiet.
+
+    A period that was asked for and not learned is told in any case.
+    """
     if stats_path is not None:
         text = json.dumps(stats, indent=2) + "\n"
         _write(stats_path, "stats", lambda path: write_atomically(path, text))
     if trace_path is not None:
         _write(trace_path, "trace", write_trace)
-    if quiet:
-        return
     rank = rank_of(os.environ)
     prefix = "" if rank is None else f"rank {rank}: "
+    if period is not None and not period.is_written():
+        _say(
+            f"{prefix}error: {period.path} was not written: no repeating period was seen; run more "
+            "iterations, or with a smaller --device-memory so that tencache arms"
+        )
+    if quiet:
+        return
     for line in summary_lines(stats):
         _say(prefix + line)
+    if period is not None and period.is_written():
+        _say(f"{prefix}one period was recorded: tencache plan {period.path}")
 
 
 def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 from tencache import _inductor, _options, _report
 from tencache._library import Core, OptionError, TencacheError, core, shim
 
-# Options that name a file which is written at exit, and the text that means "none".
-_OUTPUT_OPTIONS = ("stats", "trace")
+# Options that name a file which the program leaves behind, and the text that means "none".
+OUTPUT_OPTIONS = ("stats", "trace", "record")
 _NO_FILE = "off"
 
 
@@ -39,6 +39,7 @@ class _Enabled:
     pid: int
     texts: Mapping[str, str]
     torch_version: str
+    period: _report.PeriodFile | None  # of the option record
 
 
 _lock = threading.Lock()
@@ -117,7 +118,7 @@ def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
     OptionError when one could not be written: after hours of training would be too late.
     """
     result = dict(texts)
-    for name in _OUTPUT_OPTIONS:
+    for name in OUTPUT_OPTIONS:
         if texts[name] == _NO_FILE:
             continue
         path = _output_path(texts[name])
@@ -142,6 +143,13 @@ def _output_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _own_path(name: str, text: str) -> str:
+    """The file of this process. The core writes the period by itself and knows no ranks, so it is
+    given the name with the rank; what is written at exit gets its name there."""
+    path = _output_path(text)
+    return str(_report.ranked_path(path, os.environ) if name == "record" else path)
+
+
 def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     if enabled.pid != os.getpid():
         warnings.warn(
@@ -153,8 +161,8 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
         )
         return
     for name, text in given.items():
-        if name in _OUTPUT_OPTIONS and text != _NO_FILE:
-            text = str(_output_path(text))
+        if name in OUTPUT_OPTIONS and text != _NO_FILE:
+            text = _own_path(name, text)
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 
@@ -168,7 +176,9 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     try:
         set_checked(library, given)
         texts = check_output_files(_options.texts_in_force(given, os.environ))
-        for name in _OUTPUT_OPTIONS:
+        for name in OUTPUT_OPTIONS:
+            if texts[name] != _NO_FILE:
+                texts[name] = _own_path(name, texts[name])
             library.set_option(name, texts[name])
         # Counted first: once the shim is in, new tensors are ours.
         _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
@@ -178,7 +188,9 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
             for name, text in texts_before.items():
                 library.set_option(name, text)
         raise
-    _enabled = _Enabled(os.getpid(), texts, torch_version)
+    is_recorded = texts["record"] != _NO_FILE
+    period = _report.PeriodFile.before_run(Path(texts["record"])) if is_recorded else None
+    _enabled = _Enabled(os.getpid(), texts, torch_version, period)
     _inductor.install(library, doors)
     atexit.register(_at_exit)
 
@@ -189,7 +201,7 @@ def _at_exit() -> None:
         return
     files = {
         name: Path(_enabled.texts[name])
-        for name in _OUTPUT_OPTIONS
+        for name in OUTPUT_OPTIONS
         if _enabled.texts[name] != _NO_FILE
     }
     _report.finish(
@@ -197,6 +209,7 @@ def _at_exit() -> None:
         stats_path=files.get("stats"),
         trace_path=files.get("trace"),
         write_trace=core().write_trace,
+        period=_enabled.period,
         quiet=_options.is_true(_enabled.texts["quiet"]),
     )
 

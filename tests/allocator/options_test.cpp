@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, DefaultTextsAreTheDefaults) {
-  ASSERT_EQ(option_table().size(), 16U);
+  ASSERT_EQ(option_table().size(), 17U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
@@ -54,11 +54,15 @@ TEST(OptionsTest, DefaultTextsAreTheDefaults) {
 
 TEST(OptionsTest, EveryRowTakesItsOwnText) {
   const std::map<std::string_view, std::string> others = {
-      {"device_memory", "3GiB"}, {"spill_dir", "/var/tmp"}, {"disk_space", "1050625"},
-      {"stats", "s.json"},       {"trace", "t.jsonl"},      {"strict", "on"},
-      {"plan", "off"},           {"quiet", "on"},           {"log_level", "debug"},    {"extent_min", "64KiB"},
-      {"arm_at", "0.5"},         {"chunk_share", "1"},      {"io_uring", "off"},
-      {"direct_io", "on"},       {"chaos", "42"},           {"chaos_probability", "0"}};
+      {"device_memory", "3GiB"}, {"spill_dir", "/var/tmp"},
+      {"disk_space", "1050625"}, {"stats", "s.json"},
+      {"trace", "t.jsonl"},      {"strict", "on"},
+      {"plan", "off"},           {"quiet", "on"},
+      {"log_level", "debug"},    {"extent_min", "64KiB"},
+      {"arm_at", "0.5"},         {"chunk_share", "1"},
+      {"io_uring", "off"},       {"direct_io", "on"},
+      {"chaos", "42"},           {"chaos_probability", "0"},
+      {"record", "period.jsonl"}};
   for (const OptionDescription& row : option_table()) {
     const std::string& text = others.at(row.name);
     Options options = options_with(row.name, text);
@@ -77,6 +81,7 @@ TEST(OptionsTest, SetsTheMembers) {
   EXPECT_EQ(options_with("spill_dir", "auto").spill_dir, "");
   EXPECT_EQ(options_with("stats", "run.json").stats_path, "run.json");
   EXPECT_EQ(options_with("trace", "off").trace_path, "");
+  EXPECT_EQ(options_with("record", "period.jsonl").record_path, "period.jsonl");
   EXPECT_EQ(options_with("log_level", "Warning").log_level, LogLevel::kWarning);
   EXPECT_EQ(options_with("io_uring", "off").io_uring, Choice::kOff);
   EXPECT_EQ(options_with("direct_io", "on").direct_io, Choice::kOn);

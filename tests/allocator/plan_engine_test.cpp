@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Learning and following from end to end: a program of gate calls over an engine whose budget is too
-// small. What is expected is that plans are made and fetches come early, and that bytes are right
-// whatever the program does next: another kind of step, freed parameters, chaos, many threads.
+// Learning and following from end to end: a program of gate calls over an engine whose budget is
+// too small. What is expected is that plans are made and fetches come early, and that bytes are
+// right whatever the program does next: another kind of step, freed parameters, chaos, many
+// threads.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -104,15 +105,18 @@ TEST_F(PlanEngineTest, LearnsAndFetchesAhead) {
 TEST_F(PlanEngineTest, KeepsAPlanForEachKind) {
   EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
   const uint64_t training = following().script_number;
-  EXPECT_TRUE(repeat_until([&] { train_step(kBytes / 2); }, [&] {
-    return following().script_number != training && following().periods >= 1;
-  })) << "another batch shape";
-  EXPECT_TRUE(repeat_until([&] { evaluate(); }, [&] {
-    return following().script_number > training + 1 && following().periods >= 1;
-  })) << "evaluation has no steps";
-  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] {
-    return following().script_number == training && following().periods >= 1;
-  })) << "the first kind is known still";
+  EXPECT_TRUE(repeat_until(
+      [&] { train_step(kBytes / 2); },
+      [&] { return following().script_number != training && following().periods >= 1; }))
+      << "another batch shape";
+  EXPECT_TRUE(repeat_until(
+      [&] { evaluate(); },
+      [&] { return following().script_number > training + 1 && following().periods >= 1; }))
+      << "evaluation has no steps";
+  EXPECT_TRUE(repeat_until(
+      [&] { train_step(); },
+      [&] { return following().script_number == training && following().periods >= 1; }))
+      << "the first kind is known still";
   expect_bytes();
 }
 
@@ -126,9 +130,9 @@ TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
   }
   train_step();
   const uint64_t first = 1;
-  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] {
-    return following().script_number > first && following().periods >= 1;
-  }));
+  EXPECT_TRUE(
+      repeat_until([&] { train_step(); },
+                   [&] { return following().script_number > first && following().periods >= 1; }));
   expect_bytes();
 }
 
@@ -154,7 +158,9 @@ TEST_F(PlanEngineTest, ThreadsThatInterleaveAreNotLearnedAndNotHarmed) {
 class PlanChaosTest : public PlanEngineTest {
  protected:
   PlanChaosTest()
-      : PlanEngineTest([](EngineConfig& config) { config.chaos = ChaosConfig{1, 0.3}; }) {}
+      : PlanEngineTest([](EngineConfig& config) {
+          config.chaos = ChaosConfig{1, 0.3};
+        }) {}
 };
 
 TEST_F(PlanChaosTest, BytesAreRightWhileChaosWorksAgainstThePlan) {

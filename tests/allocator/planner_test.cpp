@@ -15,15 +15,10 @@
 namespace tencache {
 namespace {
 
-uint64_t peak_bytes(const Trace& trace) {
-  const std::vector<uint64_t> bytes = trace.bytes_by_tick();
-  return *std::max_element(bytes.begin(), bytes.end());
-}
-
 TEST(PlannerTest, WhatFitsNeedsNoPlan) {
   Random random;
   const Trace trace = random_trace(random, {});
-  const Planned planned = make_plan(trace, byte_per_ns(peak_bytes(trace)));
+  const Planned planned = make_plan(trace, byte_per_ns(trace.peak_bytes()));
   EXPECT_TRUE(planned.plan.moves.empty());
   EXPECT_EQ(planned.simulation.step_ns, trace.compute_ns());
 }
@@ -60,7 +55,7 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   for (int round = 0; round < 300; ++round) {
     const Trace trace = random_trace(random, {.ops = 30, .tensors = 15});
     const Machine limits =
-        byte_per_ns(random.between(peak_bytes(trace) / 3, peak_bytes(trace)), random.chance(0.5));
+        byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()), random.chance(0.5));
     const Planned planned = make_plan(trace, limits);
     for (const Victim victim : {Victim::kLeastRecentlyUsed, Victim::kFarthestNextUse}) {
       const Simulation reactive = simulate(trace, Plan{{}, victim}, limits);
@@ -74,7 +69,7 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
 TEST(PlannerTest, TrainingStepsComeCloseToTheBound) {
   for (const uint64_t percent : {75u, 50u, 25u}) {
     const Trace trace = transformer_trace({.layers = 12});
-    Machine limits{.budget_bytes = peak_bytes(trace) * percent / 100,
+    Machine limits{.budget_bytes = trace.peak_bytes() * percent / 100,
                    .read_bytes_per_s = 2e10,
                    .write_bytes_per_s = 2e10};
     const Planned planned = make_plan(trace, limits);
@@ -151,7 +146,7 @@ TEST(PlannerTest, CloseToTheBestOfAllPlans) {
     const Trace trace =
         random_trace(random, {.ops = 8, .tensors = 5, .bytes_max = 8, .compute_ns_max = 20});
     const Machine limits = byte_per_ns(
-        random.between(peak_bytes(trace) * 2 / 3, peak_bytes(trace) - 1), random.chance(0.5));
+        random.between(trace.peak_bytes() * 2 / 3, trace.peak_bytes() - 1), random.chance(0.5));
     Exhaustive exhaustive(trace, limits);
     if (exhaustive.plan_count() > 5000) continue;
     const Simulation best = exhaustive.best();

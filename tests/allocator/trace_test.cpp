@@ -29,6 +29,10 @@ TEST(TraceTest, SumsBytesAndTimes) {
   EXPECT_EQ(trace.bytes_by_tick(), (std::vector<uint64_t>{1011, 111, 111, 1011}));
   EXPECT_EQ(trace.begin_ns(), (std::vector<uint64_t>{0, 10, 20, 30, 40}));
   EXPECT_EQ(trace.compute_ns(), 40u);
+  EXPECT_EQ(trace.peak_bytes(), 1011u);
+  EXPECT_EQ(trace.largest_op_bytes(), 1001u) << "op 3, which allocates what nobody names";
+  trace.tensors.push_back({10000, kNoTick, kNoTick});
+  EXPECT_EQ(trace.largest_op_bytes(), 11001u) << "and what never leaves, since nobody names it";
 }
 
 TEST(TraceTest, FindsWhatIsWrong) {

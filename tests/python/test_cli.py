@@ -300,6 +300,29 @@ def test_stats_and_trace_of_a_run_are_shown(run_tencache, tmp_path):
     assert len(table.stdout.splitlines()) == 6
 
 
+def test_record_says_when_there_was_no_period(run_tencache, tmp_path):
+    (tmp_path / "period.jsonl").write_text("an older one")
+    (tmp_path / "once.py").write_text(
+        "import os, torch\ntorch.ones(1 << 20)\nprint(os.environ['TENCACHE_RECORD'])\n"
+    )
+    done = run_tencache(
+        "trace", "record", "--quiet", "--device-memory=1GiB", "--", sys.executable, "once.py"
+    )
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "period.jsonl"
+    assert done.stdout == f"{path}\n"
+    assert done.stderr == (
+        f"tencache: error: {path} was not written: no repeating period was seen; run more "
+        "iterations, or with a smaller --device-memory so that tencache arms\n"
+    )
+    assert path.read_text() == "an older one"
+
+
+def test_record_refuses_a_file_that_could_not_be_written(run_tencache):
+    done = run_tencache("trace", "record", "-o", "/no/such/p.jsonl", "--", "true")
+    assert_refused(done, "record", "/no/such does not exist")
+
+
 def test_file_that_is_no_stats_is_refused(run_tencache, tmp_path):
     for content in ("hello", "[]", '{"extents": 1}'):
         (tmp_path / "x.json").write_text(content)

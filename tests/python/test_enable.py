@@ -352,6 +352,21 @@ def test_each_rank_writes_its_own_file(run_python, tmp_path):
     assert not (tmp_path / "run.json").exists()
 
 
+def test_core_knows_the_file_of_the_rank_that_it_records(run_python, tmp_path):
+    done = run_python(
+        """
+        import tencache
+        tencache.enable(record="step.jsonl")
+        tencache.enable(record="step.jsonl")
+        print(tencache.options()["record"])
+        """,
+        env={"TENCACHE_DEVICE_MEMORY": "1GiB", "RANK": "1", "WORLD_SIZE": "2"},
+    )
+    path = tmp_path / "step.rank1.jsonl"
+    assert done.stdout == f"{path}\n"
+    assert f"rank 1: error: {path} was not written" in done.stderr
+
+
 def test_program_that_dies_of_an_exception_still_tells(run_python, tmp_path):
     done = run_python(
         SPILL,

@@ -135,6 +135,7 @@ def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, caps
         stats_path=tmp_path / "gone" / "run.json",
         trace_path=None,
         write_trace=Path.touch,
+        period=None,
         quiet=True,
     )
     error = capsys.readouterr().err
@@ -145,7 +146,7 @@ def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, caps
 def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    paths = {"stats_path": None, "trace_path": tmp_path / "run.trace"}
+    paths = {"stats_path": None, "trace_path": tmp_path / "run.trace", "period": None}
     _report.finish(STATS, **paths, write_trace=Path.touch, quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: rank 3: {line}" for line in _report.summary_lines(STATS)]
@@ -158,12 +159,32 @@ def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):
         stats_path=tmp_path / "run.json",
         trace_path=tmp_path / "run.trace",
         write_trace=lambda path: path.write_text('{"kind":"step"}\n'),
+        period=None,
         quiet=False,
     )
     assert json.loads((tmp_path / "run.json").read_text()) == STATS
     assert (tmp_path / "run.trace").read_text() == '{"kind":"step"}\n'
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: {line}" for line in _report.summary_lines(STATS)]
+
+
+def test_a_period_that_was_recorded_is_announced(tmp_path, capsys):
+    path = tmp_path / "period.jsonl"
+    path.write_text("old")
+    period = _report.PeriodFile.before_run(path)
+    assert not period.is_written()
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "new").replace(path)
+    assert period.is_written()
+    _report.finish(
+        stats_with(extents=0),
+        stats_path=None,
+        trace_path=None,
+        write_trace=Path.touch,
+        period=period,
+        quiet=False,
+    )
+    assert capsys.readouterr().err == (f"tencache: one period was recorded: tencache plan {path}\n")
 
 
 def write_trace_file(path, events, **changes):

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "abi/plan_json.h"
+
+#include <algorithm>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "learn/bound.h"
+#include "learn/planner.h"
+
+namespace tencache {
+namespace {
+
+// Sums of bytes and of nanoseconds stay below this, so that nothing wraps.
+constexpr uint64_t kSumMax = uint64_t{1} << 60;
+// The longest time that moving everything once may take; far beyond any use, far below 2^64 ns.
+constexpr double kMoveSecondsMax = 1e6;
+
+static_assert(TENCACHE_NO_TICK == kNoTick);
+
+Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }
+
+Trace to_trace(const tencache_period& period) {
+  Trace trace;
+  trace.op_names = {"op"};  // plans do not depend on names
+  trace.fixed_bytes = period.fixed_bytes;
+  trace.tensors.reserve(period.tensor_count);
+  for (uint32_t index = 0; index < period.tensor_count; ++index) {
+    trace.tensors.push_back(
+        {period.tensor_bytes[index], period.allocated_at[index], period.freed_at[index]});
+  }
+  trace.ops.resize(period.op_count);
+  size_t next = 0;
+  for (uint32_t tick = 0; tick < period.op_count; ++tick) {
+    TraceOp& op = trace.ops[tick];
+    op.compute_ns = period.compute_ns[tick];
+    op.accesses.reserve(period.access_counts[tick]);
+    for (uint32_t index = 0; index < period.access_counts[tick]; ++index, ++next) {
+      op.accesses.push_back({period.access_tensors[next], period.access_writes[next] != 0});
+    }
+  }
+  return trace;
+}
+
+/// Adds `more` to `sum` unless it would pass kSumMax.
+bool add_within_limit(uint64_t more, uint64_t* sum) {
+  if (more > kSumMax - *sum) return false;
+  *sum += more;
+  return true;
+}
+
+/// All bytes of the period. kInvalidArgument when a sum would leave the range that is planned in.
+Result<uint64_t> total_bytes(const Trace& trace) {
+  uint64_t bytes = 0;
+  bool fits = add_within_limit(trace.fixed_bytes, &bytes);
+  for (const TraceTensor& tensor : trace.tensors) {
+    fits = fits && add_within_limit(tensor.bytes, &bytes);
+  }
+  if (!fits) {
+    return invalid("trace: its tensors have more than " + format_bytes(kSumMax) +
+                   " in total; check the unit of their sizes, which is one byte");
+  }
+  uint64_t compute_ns = 0;
+  for (const TraceOp& op : trace.ops) {
+    if (!add_within_limit(op.compute_ns, &compute_ns)) {
+      return invalid(
+          "trace: its ops compute for more than 36 years in total; check the unit of "
+          "their times, which is one nanosecond");
+    }
+  }
+  return bytes;
+}
+
+Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) {
+  for (const double bytes_per_s : {given.read_bytes_per_s, given.write_bytes_per_s}) {
+    // Written so that "not a number" is refused too.
+    if (!(bytes_per_s > 0 && static_cast<double>(trace_bytes) / bytes_per_s <= kMoveSecondsMax)) {
+      return invalid("machine: a bandwidth of " + std::to_string(bytes_per_s) +
+                     " bytes/s cannot be planned with; give that of a disk, such as 2e9");
+    }
+  }
+  for (const uint64_t fixed_ns : {given.read_fixed_ns, given.write_fixed_ns}) {
+    if (fixed_ns > uint64_t{1'000'000'000}) {
+      return invalid("machine: " + std::to_string(fixed_ns) +
+                     " ns for one move cannot be planned with; give at most 1e9");
+    }
+  }
+  // A budget above everything there is changes nothing, and sums with it could wrap.
+  return Machine{.budget_bytes = std::min(given.budget_bytes, trace_bytes),
+                 .read_bytes_per_s = given.read_bytes_per_s,
+                 .write_bytes_per_s = given.write_bytes_per_s,
+                 .is_half_duplex = given.is_half_duplex != 0,
+                 .read_fixed_ns = given.read_fixed_ns,
+                 .write_fixed_ns = given.write_fixed_ns};
+}
+
+std::string to_json(const Trace& trace, const Machine& machine) {
+  const Simulation simulation = make_plan(trace, machine).simulation;
+  const nlohmann::ordered_json json = {{"step_ns", simulation.step_ns},
+                                       {"compute_ns", simulation.compute_ns},
+                                       {"bound_step_ns", bound_step_ns(trace, machine)},
+                                       {"stall_ns", simulation.total_stall_ns()},
+                                       {"bytes_read", simulation.bytes_read},
+                                       {"bytes_written", simulation.bytes_written},
+                                       {"bytes_dropped", simulation.bytes_dropped},
+                                       {"bytes_late", simulation.bytes_late},
+                                       {"over_budget_bytes", simulation.over_budget_bytes},
+                                       {"peak_bytes", trace.peak_bytes()},
+                                       {"largest_op_bytes", trace.largest_op_bytes()}};
+  return json.dump();
+}
+
+}  // namespace
+
+Result<std::string> plan_json(const tencache_period& period, const tencache_machine& machine) {
+  try {
+    const Trace trace = to_trace(period);
+    TENCACHE_RETURN_IF_ERROR(trace.validate());
+    const Result<uint64_t> bytes = total_bytes(trace);
+    if (!bytes.is_ok()) return bytes.status();
+    const Result<Machine> limits = to_machine(machine, bytes.value());
+    if (!limits.is_ok()) return limits.status();
+    return to_json(trace, limits.value());
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kOutOfMemory,
+                  "planning a period of " + std::to_string(period.op_count) +
+                      " ops needs more memory than this machine has left");
+  }
+}
+
+}  // namespace tencache

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/period_writer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "learn/json_lines.h"
+
+namespace tencache {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json header(const Trace& trace, const PeriodInfo& info) {
+  return {{"format", "tencache-period"},
+          {"version", 1},
+          {"ops", trace.ops.size()},
+          {"tensors", trace.tensors.size()},
+          {"fixed_bytes", trace.fixed_bytes},
+          {"peak_bytes", trace.peak_bytes()},
+          {"device_budget_bytes", info.device_budget_bytes},
+          {"read_bytes_per_s", info.read_bytes_per_s},
+          {"write_bytes_per_s", info.write_bytes_per_s}};
+}
+
+Json tensor_line(size_t id, const TraceTensor& tensor) {
+  Json line = {{"id", id}, {"bytes", tensor.bytes}};
+  if (!tensor.is_persistent()) {
+    line["allocated_at"] = tensor.allocated_at;
+    line["freed_at"] = tensor.freed_at;
+  }
+  return line;
+}
+
+Json op_line(const Trace& trace, const TraceOp& op) {
+  Json reads = Json::array();
+  Json writes = Json::array();
+  for (const TraceAccess& access : op.accesses) {
+    (access.is_write ? writes : reads).push_back(access.tensor);
+  }
+  return {{"name", trace.op_names[op.name]},
+          {"compute_ns", op.compute_ns},
+          {"reads", std::move(reads)},
+          {"writes", std::move(writes)}};
+}
+
+}  // namespace
+
+Status write_period(const Trace& trace, const PeriodInfo& info, const std::string& path) {
+  TENCACHE_RETURN_IF_ERROR(trace.validate());
+  return replace_json_lines(path, "the period", [&](JsonLines& lines) {
+    lines.add(header(trace, info));
+    for (size_t id = 0; id < trace.tensors.size(); ++id) {
+      lines.add(tensor_line(id, trace.tensors[id]));
+    }
+    for (const TraceOp& op : trace.ops) lines.add(op_line(trace, op));
+  });
+}
+
+}  // namespace tencache

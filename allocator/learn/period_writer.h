@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writes one learned period of a program as JSON lines, the format that `tencache plan` reads,
+// "tencache-period", version 1. A training step of two ops on two tensors:
+//
+//   {"format":"tencache-period","version":1,"ops":2,"tensors":2,"fixed_bytes":4096,
+//    "peak_bytes":8392704,"device_budget_bytes":6291456,
+//    "read_bytes_per_s":2.1e9,"write_bytes_per_s":4.3e9}                      (one line in the
+//    file)
+//   {"id":0,"bytes":4194304}
+//   {"id":1,"bytes":4194304,"allocated_at":0,"freed_at":1}
+//   {"name":"aten::mm","compute_ns":1200000,"reads":[0],"writes":[1]}
+//   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0]}
+//
+// The first line describes the file. `format` and `version` must be there. `ops` and `tensors`, the
+// number of lines of each kind, let a reader notice a file that was cut short; `fixed_bytes` are on
+// the device all the time, besides the tensors; `peak_bytes` is the most that exists at one time;
+// `device_budget_bytes` is the budget under which the period was seen; the two bandwidths are as
+// measured. A third party's file may leave any of these out, which means 0 = unknown.
+//
+// Then one line a tensor, in any order. `id` is a whole number of its own. It is there from the
+// begin of op number `allocated_at` to the end of op number `freed_at`, counted from 0; freed
+// before it is allocated when it lives on into the next repetition. Both are absent for what is
+// always there. A tensor is whatever moves as a whole: one storage, one allocation.
+//
+// Then one line an op, in order. `compute_ns` is the time from its begin to the begin of the next
+// op without waiting for memory. `reads` and `writes` list ids, and may be absent when empty. What
+// an op writes has to be on the device too, and has to be written out before it leaves again; it
+// need not stand in `reads` as well.
+//
+// The period repeats for ever: after the last op comes the first. Fields that are not named here
+// are to be ignored by readers; a change that readers could not ignore gets a new version.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// Where the period was seen; 0 = unknown.
+struct PeriodInfo {
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
+  uint64_t device_budget_bytes = 0;
+};
+
+/// Replaces the file at `path`, wholly or not at all. kInvalidArgument when the trace is not valid.
+Status write_period(const Trace& trace, const PeriodInfo& info, const std::string& path);
+
+}  // namespace tencache

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `tencache plan`: its flags, and the way from them to a report (_plan.py).
+
+It works where torch is absent: a period recorded elsewhere is predicted with nothing but the core.
+Statuses are those of the other commands (_cli.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tencache import _period_file, _plan, _plan_plot
+from tencache._library import OptionError, core
+
+
+def _parsed_by(parse: Callable[[str], object]) -> Callable[..., object]:
+    """A callback of click that parses the text; what `parse` refuses is a usage error."""
+
+    def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else parse(text)
+        except OptionError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return callback
+
+
+_SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "SPEED"}
+
+
+@click.command("plan")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--device-memory",
+    "budgets",
+    callback=_parsed_by(_plan.parse_budgets),
+    metavar="BUDGETS",
+    default="100%,75%,50%,25%",
+    show_default=True,
+    help="Budgets to predict for: sizes, or shares of the most that exists at one time.",
+)
+@click.option("--disk", **_SPEED, help="How fast the disk reads and writes, as in 5GB/s.")
+@click.option("--disk-read", **_SPEED, help="How fast it reads; wins over --disk.")
+@click.option("--disk-write", **_SPEED, help="How fast it writes; wins over --disk.")
+@click.option("--link", **_SPEED, help="How fast the link to the device is in each direction.")
+@click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw step time over budget into this file, .png or .svg.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def plan(
+    file: Path,
+    budgets: Sequence[_plan.Budget],
+    disk: float | None,
+    disk_read: float | None,
+    disk_write: float | None,
+    link: float | None,
+    half_duplex: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict how long a step of FILE would take with other memory, disks and links.
+
+    FILE is a period that `tencache trace record` wrote, or that another tool wrote in the same
+    format. Without --disk the speeds are those that were measured while it was recorded.
+    """
+    if plot is not None:
+        _plan_plot.check_path(plot)
+    period = _period_file.read_period(file)
+    pipe = _plan.Pipe.of(
+        period,
+        disk_read=disk_read or disk,
+        disk_write=disk_write or disk,
+        link=link,
+        is_half_duplex=half_duplex,
+    )
+    # A large period takes a while; shown on a terminal only.
+    with Console(stderr=True).status(f"planning {period.op_count} ops under several budgets"):
+        planner = _plan.Planner(core(), period, pipe)
+        report = _plan.make_report(planner, file, period, pipe, budgets)
+        if plot is not None:
+            _plan_plot.write_plot(plot, planner, report)
+    if as_json:
+        click.echo(json.dumps(_plan.to_json(report), indent=2))
+    else:
+        _plan.show(report, Console())

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a period file: one period of a program, for example a training step, as JSON lines.
+
+`tencache trace record` writes such files, and other tools may: the format, "tencache-period"
+version 1, is described in allocator/learn/period_writer.h. The file is read line by line into flat
+arrays, the form in which the core plans it, so a period of a million ops takes a few dozen
+megabytes. What a line refers to is checked when it is read: an error names the file, the line,
+what is wrong there and what to write instead. Threads: none of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from ctypes import Array, c_uint8, c_uint32, c_uint64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tencache._library import PeriodStruct, TencacheError
+
+_FORMAT = "tencache-period"
+_VERSION = 1
+_NO_TICK = 2**32 - 1
+_COUNT_MAX = _NO_TICK - 1  # of ops and of tensors: their numbers are 32 bits wide in the core
+_NUMBER_MAX = 2**63 - 1
+_DESCRIPTION = 'The format is described in README.md, "Planning without the machine".'
+
+
+@dataclass(frozen=True)
+class Period:
+    """One period, as the core takes it, and what the file says about the run it was seen in."""
+
+    struct: PeriodStruct
+    op_count: int
+    tensor_count: int
+    # 0 = the file does not say
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    device_budget_bytes: int
+
+
+def read_period(path: Path) -> Period:
+    """The period in the file; TencacheError says which line is wrong, and how."""
+    try:
+        return _Reader(path).read()
+    except OSError as error:
+        raise TencacheError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+class _Reader:
+    """The arrays while they grow, and what is needed to check the next line against them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tensor_lines = array("Q")
+        self._tensor_bytes = array("Q")
+        self._allocated_at = array("I")
+        self._freed_at = array("I")
+        self._compute_ns = array("Q")
+        self._access_counts = array("I")
+        self._access_tensors = array("I")
+        self._access_writes = array("B")
+        self._indices: dict[int, int] = {}  # of tensors, by their id
+
+    def read(self) -> Period:
+        lines = self._lines()
+        header = self._header(lines)
+        for number, line in lines:
+            if "name" in line:
+                self._add_op(number, line)
+            elif "id" in line:
+                self._add_tensor(number, line)
+            else:
+                raise self._refusal(
+                    number, 'it is neither a tensor (with "id") nor an op (with "name")'
+                )
+        self._check_counts(header)
+        self._check_lives()
+        return Period(
+            struct=self._struct(self._whole(1, header, "fixed_bytes", 0)),
+            op_count=len(self._compute_ns),
+            tensor_count=len(self._tensor_bytes),
+            read_bytes_per_s=self._rate(header, "read_bytes_per_s"),
+            write_bytes_per_s=self._rate(header, "write_bytes_per_s"),
+            device_budget_bytes=self._whole(1, header, "device_budget_bytes", 0),
+        )
+
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Number and object of each line; empty lines are skipped."""
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise self._refusal(number, f"it is no JSON ({error})") from error
+                if not isinstance(value, dict):
+                    raise self._refusal(number, "it holds no JSON object")
+                yield number, value
+
+    def _header(self, lines: Iterator[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        number, header = next(lines, (1, {}))
+        if header.get("format") != _FORMAT:
+            raise self._refusal(
+                number,
+                f"the format is not {_FORMAT} but {header.get('format')!r}",
+                "Give a file that `tencache trace record -- python train.py` wrote, or begin it "
+                f'with {{"format": "{_FORMAT}", "version": {_VERSION}}}. {_DESCRIPTION}',
+            )
+        if header.get("version") != _VERSION:
+            raise self._refusal(
+                number,
+                f"this is version {header.get('version')!r} of the format, and this tencache reads "
+                f"version {_VERSION}",
+                "Use the tencache that wrote it, or record the program again.",
+            )
+        return header
+
+    def _add_tensor(self, number: int, line: dict[str, Any]) -> None:
+        if self._compute_ns:
+            raise self._refusal(number, "a tensor comes after the first op", "Put it before.")
+        tensor = self._whole(number, line, "id")
+        if tensor in self._indices:
+            first = self._tensor_lines[self._indices[tensor]]
+            raise self._refusal(
+                number, f"line {first} has a tensor of id {tensor} too", "Give each its own id."
+            )
+        if ("allocated_at" in line) != ("freed_at" in line):
+            raise self._refusal(
+                number,
+                f"tensor {tensor} has only one of allocated_at and freed_at",
+                "Give both, or for a tensor that is always there neither.",
+            )
+        self._indices[tensor] = len(self._indices)
+        self._tensor_lines.append(number)
+        self._tensor_bytes.append(self._whole(number, line, "bytes", least=1))
+        for name, ticks in (("allocated_at", self._allocated_at), ("freed_at", self._freed_at)):
+            is_given = name in line
+            ticks.append(self._whole(number, line, name, most=_COUNT_MAX) if is_given else _NO_TICK)
+
+    def _add_op(self, number: int, line: dict[str, Any]) -> None:
+        tick = len(self._compute_ns)
+        if tick == _COUNT_MAX:
+            raise self._refusal(number, f"there are more than {_COUNT_MAX} ops")
+        self._compute_ns.append(self._whole(number, line, "compute_ns"))
+        count = 0
+        for name, is_write in (("reads", 0), ("writes", 1)):
+            ids = line.get(name, [])
+            if not isinstance(ids, list):
+                raise self._refusal(number, f"{name} is {ids!r}", "Give a list of tensors' ids.")
+            for tensor in ids:
+                self._access_tensors.append(self._living(number, tick, tensor))
+                self._access_writes.append(is_write)
+            count += len(ids)
+        self._access_counts.append(count)
+
+    def _living(self, number: int, tick: int, tensor: object) -> int:
+        """The index of a tensor that is there at that tick."""
+        index = self._indices.get(tensor) if type(tensor) is int else None
+        if index is None:
+            raise self._refusal(
+                number,
+                f"op {tick} names tensor {tensor!r}, which no line above describes",
+                'Add a line {"id": …, "bytes": …} for it before the first op.',
+            )
+        begin, end = self._allocated_at[index], self._freed_at[index]
+        is_there = begin <= tick <= end if begin <= end else tick >= begin or tick <= end
+        if begin != _NO_TICK and not is_there:
+            raise self._refusal(
+                number,
+                f"op {tick} names tensor {tensor}, which is there from op {begin} to op {end} only",
+                f"Correct line {self._tensor_lines[index]} or this one; ops count from 0.",
+            )
+        return index
+
+    def _check_counts(self, header: dict[str, Any]) -> None:
+        found = {"ops": len(self._compute_ns), "tensors": len(self._tensor_bytes)}
+        for name, count in found.items():
+            said = self._whole(1, header, name, count)
+            if said != count:
+                raise self._refusal(
+                    1,
+                    f"it announces {said} {name}, and the file has {count}",
+                    "The file was cut short or edited: record it again, or correct the number.",
+                )
+        if not found["ops"]:
+            raise self._refusal(1, "no ops follow", "Add a line for each op of one period.")
+
+    def _check_lives(self) -> None:
+        op_count = len(self._compute_ns)
+        for number, begin, end in zip(
+            self._tensor_lines, self._allocated_at, self._freed_at, strict=True
+        ):
+            if begin != _NO_TICK and max(begin, end) >= op_count:
+                raise self._refusal(
+                    number,
+                    f"the tensor is there from op {begin} to op {end}, and the file has {op_count} "
+                    "ops",
+                    "Ops count from 0; freed_at is the last op after which it is still there.",
+                )
+
+    def _whole(
+        self,
+        number: int,
+        line: dict[str, Any],
+        name: str,
+        default: int | None = None,
+        *,
+        least: int = 0,
+        most: int = _NUMBER_MAX,
+    ) -> int:
+        value = line.get(name, default)
+        if type(value) is int and least <= value <= most:
+            return value
+        if name not in line:
+            raise self._refusal(number, f"it lacks {name}")
+        raise self._refusal(
+            number, f"{name} is {value!r}", f"Give a whole number from {least} to {most}."
+        )
+
+    def _rate(self, header: dict[str, Any], name: str) -> float:
+        value = header.get(name, 0)
+        if type(value) in (int, float) and 0 <= value < math.inf:
+            return float(value)
+        raise self._refusal(1, f"{name} is {value!r}", "Give bytes per second, or 0 for unknown.")
+
+    def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> TencacheError:
+        return TencacheError(f"{self._path}, line {number}: {problem}. {remedy}")
+
+    def _struct(self, fixed_bytes: int) -> PeriodStruct:
+        return PeriodStruct(
+            fixed_bytes,
+            len(self._tensor_bytes),
+            _shared(c_uint64, self._tensor_bytes),
+            _shared(c_uint32, self._allocated_at),
+            _shared(c_uint32, self._freed_at),
+            len(self._compute_ns),
+            _shared(c_uint64, self._compute_ns),
+            _shared(c_uint32, self._access_counts),
+            _shared(c_uint32, self._access_tensors),
+            _shared(c_uint8, self._access_writes),
+        )
+
+
+def _shared(kind: Any, values: array[int]) -> Array[Any]:
+    """The array's memory as ctypes sees it, without a copy; keeps the array alive."""
+    result: Array[Any] = (kind * len(values)).from_buffer(values)
+    return result

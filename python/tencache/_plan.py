@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `tencache plan` says: how long a recorded step would take on a machine that is not there.
+
+The core plans a period for one budget and one disk and predicts what would happen (planner and
+simulator, allocator/learn). Here it is asked for several budgets: those of the command, the
+smallest that is never exceeded, and, by bisection, the cheapest that costs less than 5%. The link
+between device and host and the disk behind it are one pipe, as wide as the narrower of the two.
+
+Units: bytes, nanoseconds and bytes per second; seconds in the JSON. Threads: `predict_all` asks the
+core from several at once; the rest runs on the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tencache import _options
+from tencache._library import Core, MachineStruct, OptionError, TencacheError
+from tencache._period_file import Period
+from tencache._report import format_bytes
+
+NEAR_IDEAL = 1.05
+# How close to the cheapest budget the search comes, as a share of the peak.
+_SEARCH_SHARE = 0.01
+_ANY_BUDGET = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A budget as it was asked for: bytes, or a share of the period's peak."""
+
+    amount: float
+    is_share: bool
+
+    def bytes_of(self, peak_bytes: int) -> int:
+        return max(1, int(self.amount * peak_bytes if self.is_share else self.amount))
+
+
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """ "25%,1GiB" as budgets; OptionError names the part that is none."""
+    return tuple(_parse_budget(part.strip()) for part in text.split(","))
+
+
+def _parse_budget(text: str) -> Budget:
+    percent = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*%", text)
+    try:
+        amount = float(percent[1]) / 100 if percent else _options.parse_bytes(text)
+    except OptionError:
+        amount = 0
+    if not 0 < amount < _ANY_BUDGET:
+        raise OptionError(f"{text!r} is no budget: write a size, as in 1.5GiB, or 50% of the peak.")
+    return Budget(amount, percent is not None)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise."""
+    try:
+        rate = _options.parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text))
+    except OptionError:
+        rate = 0
+    if rate <= 0:
+        raise OptionError(f"{text!r} is no speed: write it as 5GB/s or 800MB/s.")
+    return float(rate)
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """What lies below the device: how fast bytes come and go, and whether they take turns."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    is_half_duplex: bool
+
+    @staticmethod
+    def of(
+        period: Period,
+        *,
+        disk_read: float | None,
+        disk_write: float | None,
+        link: float | None,
+        is_half_duplex: bool,
+    ) -> Pipe:
+        """The disk that was given, else the one of the recording, behind the link if given."""
+        read = disk_read or period.read_bytes_per_s
+        write = disk_write or period.write_bytes_per_s
+        if not read or not write:
+            missing = " and ".join(
+                name for name, rate in (("reads", read), ("writes", write)) if not rate
+            )
+            raise TencacheError(
+                f"how fast the disk {missing} is not known: the period file does not say it. "
+                "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
+            )
+        if link is not None:
+            read, write = min(read, link), min(write, link)
+        return Pipe(read, write, is_half_duplex)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One period in steady state under one budget; the fields are those of tencache_plan()."""
+
+    budget_bytes: int
+    step_ns: int
+    compute_ns: int
+    bound_step_ns: int
+    stall_ns: int
+    bytes_read: int
+    bytes_written: int
+    bytes_dropped: int
+    bytes_late: int
+    over_budget_bytes: int
+    peak_bytes: int
+    largest_op_bytes: int
+
+    @property
+    def share_of_peak(self) -> float:
+        return self.budget_bytes / self.peak_bytes
+
+    @property
+    def versus_ideal(self) -> float | None:
+        """Step time over compute time; None for a period that computes nothing."""
+        return self.step_ns / self.compute_ns if self.compute_ns else None
+
+    @property
+    def versus_bound(self) -> float | None:
+        """Step time over the bound; None where the bound is not one, above the budget."""
+        holds = self.bound_step_ns and not self.over_budget_bytes
+        return self.step_ns / self.bound_step_ns if holds else None
+
+
+class Planner:
+    """Asks the core, once for each budget."""
+
+    def __init__(self, library: Core, period: Period, pipe: Pipe) -> None:
+        self._library = library
+        self._period = period
+        self._pipe = pipe
+        self._known: dict[int, Prediction] = {}
+        # With everything on the device: what is the same under every budget.
+        self.ideal = self.predict(_ANY_BUDGET)
+
+    def predict(self, budget_bytes: int) -> Prediction:
+        if budget_bytes not in self._known:
+            self._known[budget_bytes] = self._ask(budget_bytes)
+        return self._known[budget_bytes]
+
+    def predict_all(self, budgets: Iterable[int]) -> list[Prediction]:
+        """One for each budget, in order; the core plans without the GIL, on every core there is."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(self.predict, budgets))
+
+    def known_budgets(self) -> list[int]:
+        return list(self._known)
+
+    def _ask(self, budget_bytes: int) -> Prediction:
+        machine = MachineStruct(
+            budget_bytes=budget_bytes,
+            read_bytes_per_s=self._pipe.read_bytes_per_s,
+            write_bytes_per_s=self._pipe.write_bytes_per_s,
+            is_half_duplex=self._pipe.is_half_duplex,
+        )
+        return Prediction(budget_bytes, **self._library.plan(self._period.struct, machine))
+
+    def smallest(self) -> Prediction:
+        """Under the smallest budget that is never exceeded: the largest op just fits."""
+        return self.predict(self.ideal.largest_op_bytes)
+
+    def cheapest(self) -> Prediction:
+        """Under the smallest budget found that is within NEAR_IDEAL of computing alone."""
+        limit_ns = self.ideal.compute_ns * NEAR_IDEAL
+        low, high = self.ideal.largest_op_bytes, self.ideal.peak_bytes
+        if self.predict(low).step_ns <= limit_ns:
+            return self.predict(low)
+        while high - low > max(1, self.ideal.peak_bytes * _SEARCH_SHARE):
+            middle = (low + high) // 2
+            if self.predict(middle).step_ns <= limit_ns:
+                high = middle
+            else:
+                low = middle
+        return self.predict(high)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the command shows."""
+
+    file: Path
+    period: Period
+    pipe: Pipe
+    predictions: tuple[Prediction, ...]
+    smallest: Prediction
+    cheapest: Prediction
+
+
+def make_report(
+    planner: Planner, file: Path, period: Period, pipe: Pipe, budgets: Sequence[Budget]
+) -> Report:
+    asked = [budget.bytes_of(planner.ideal.peak_bytes) for budget in budgets]
+    return Report(
+        file=file,
+        period=period,
+        pipe=pipe,
+        predictions=tuple(planner.predict_all(dict.fromkeys(asked))),
+        smallest=planner.smallest(),
+        cheapest=planner.cheapest(),
+    )
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The report as an object, schema 1; bytes and seconds."""
+    period, smallest = report.period, report.smallest
+    return {
+        "schema": 1,
+        "file": str(report.file),
+        "ops": period.op_count,
+        "tensors": period.tensor_count,
+        "peak_bytes": smallest.peak_bytes,
+        "largest_op_bytes": smallest.largest_op_bytes,
+        "ideal_step_s": smallest.compute_ns * 1e-9,
+        "pipe": dataclasses.asdict(report.pipe),
+        "predictions": [_prediction_json(prediction) for prediction in report.predictions],
+        "smallest": _prediction_json(smallest),
+        "cheapest": _prediction_json(report.cheapest),
+    }
+
+
+def _prediction_json(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "budget_bytes": prediction.budget_bytes,
+        "share_of_peak": prediction.share_of_peak,
+        "step_s": prediction.step_ns * 1e-9,
+        "versus_ideal": prediction.versus_ideal,
+        "bound_step_s": prediction.bound_step_ns * 1e-9,
+        "versus_bound": prediction.versus_bound,
+        "stall_s": prediction.stall_ns * 1e-9,
+        "bytes": {
+            "read": prediction.bytes_read,
+            "written": prediction.bytes_written,
+            "clean_dropped": prediction.bytes_dropped,
+            "late": prediction.bytes_late,
+        },
+        "over_budget_bytes": prediction.over_budget_bytes,
+    }
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints one row for each budget, then what follows from them."""
+    console.print(_title(report), markup=False, highlight=False, soft_wrap=True)
+    # Narrow, so that eight columns fit into 80.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in ("budget", "of peak", "step", "vs ideal", "vs bound", "stall", "read", "written"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for prediction in report.predictions:
+        table.add_row(
+            format_bytes(prediction.budget_bytes),
+            f"{prediction.share_of_peak:.0%}",
+            format_time(prediction.step_ns),
+            _times(prediction.versus_ideal),
+            _times(prediction.versus_bound),
+            format_time(prediction.stall_ns),
+            format_bytes(prediction.bytes_read),
+            format_bytes(prediction.bytes_written),
+        )
+    console.print(table)
+    for line in lines_below(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _title(report: Report) -> str:
+    period = report.period
+    title = (
+        f"{report.file}: {period.op_count} ops, {period.tensor_count} tensors, peak "
+        f"{format_bytes(report.smallest.peak_bytes)}; {speeds(report.pipe)}"
+    )
+    if period.device_budget_bytes:
+        title += f"; recorded under {format_bytes(period.device_budget_bytes)}"
+    return title
+
+
+def speeds(pipe: Pipe) -> str:
+    """ "reads 2.10 GB/s, writes 4.30 GB/s"."""
+    text = (
+        f"reads {format_rate(pipe.read_bytes_per_s)}, writes {format_rate(pipe.write_bytes_per_s)}"
+    )
+    return f"{text}, in turn" if pipe.is_half_duplex else text
+
+
+def lines_below(report: Report) -> list[str]:
+    """The budgets that matter, and which of the rows cannot be kept."""
+    lines = [
+        f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",
+        f"smallest budget, which the largest op just fits: {_budget_text(report.smallest)}",
+        f"cheapest budget within {NEAR_IDEAL - 1:.0%} of ideal: {_budget_text(report.cheapest)}",
+    ]
+    lines += [
+        f"a budget of {format_bytes(prediction.budget_bytes)} would be exceeded by "
+        f"{format_bytes(prediction.over_budget_bytes)} while the largest op runs"
+        for prediction in report.predictions
+        if prediction.over_budget_bytes
+    ]
+    return lines
+
+
+def _budget_text(prediction: Prediction) -> str:
+    text = (
+        f"{format_bytes(prediction.budget_bytes)} ({prediction.share_of_peak:.0%} of the peak), "
+        f"a step takes {format_time(prediction.step_ns)}"
+    )
+    ratio = prediction.versus_ideal
+    return text if ratio is None else f"{text}, {_times(ratio)} ideal"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def format_time(ns: float) -> str:
+    """ "230 ns", "1.52 ms", "41.3 s": three digits."""
+    return _scaled(ns, ("ns", "us", "ms", "s"))
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """ "2.10 GB/s", "800 MB/s": powers of 1000, as disks and links are sold."""
+    return _scaled(bytes_per_s, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    unit = 0
+    while value >= 999.5 and unit + 1 < len(units):
+        value, unit = value / 1000, unit + 1
+    decimals = 0 if unit == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{decimals}f} {units[unit]}"

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what `tencache plan` predicts: step time over budget, as PNG or SVG.
+
+One curve is the plan, sampled evenly between the smallest budget and the peak. Two thin lines say
+what it is to be read against: the time of computing alone, and the bound that no schedule beats.
+Each is named where it ends, so there is no legend to look up. The time axis begins at 0: the height
+of the curve over the ideal line is what the missing memory costs.
+
+matplotlib is an extra of the package (`pip install tencache[plot]`) and is loaded only here; it
+needs no display. Threads: none of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from tencache._library import TencacheError
+from tencache._plan import Planner, Prediction, Report, format_time, speeds
+from tencache._report import format_bytes
+
+_SUFFIXES = (".png", ".svg")
+_SAMPLES = 16
+_HEADROOM = 1.25  # above the curve, for a name
+_PLAN_COLOR, _BOUND_COLOR, _IDEAL_COLOR = "#1f5fa8", "#b4552d", "#555555"
+
+
+def check_path(path: Path) -> None:
+    """TencacheError when no plot could be written there: said before the planning, not after."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise TencacheError(
+            f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what a plot can be "
+            f"written as. Write --plot {path.with_suffix('.png')}."
+        )
+    if not path.absolute().parent.is_dir():
+        raise TencacheError(
+            f"{path} cannot be written: the directory {path.absolute().parent} does not exist. "
+            "Make it, or name a file in one that exists with --plot."
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TencacheError(
+            "--plot needs matplotlib, which is not installed here: `pip install 'matplotlib>=3.8'`."
+        )
+
+
+def write_plot(path: Path, planner: Planner, report: Report) -> None:
+    """Draws the report and the budgets between; `check_path` has accepted the path."""
+    from matplotlib.figure import Figure
+
+    curve = sample(planner, report)
+    size_unit, size_name = _unit(curve[-1].budget_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    longest_ns = max(1, *(prediction.step_ns for prediction in curve))
+    time_unit, time_name = _unit(longest_ns, 1000, ("ns", "us", "ms", "s"))
+
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlim(0, report.smallest.peak_bytes / size_unit * 1.02)
+    axes.set_ylim(0, longest_ns / time_unit * _HEADROOM)
+    axes.set_xlabel(f"device budget ({size_name})")
+    axes.set_ylabel(f"time of a step ({time_name})")
+    axes.set_title(f"Predicted step time of {report.file.name}: {speeds(report.pipe)}", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    _add_percent_axis(axes, report.smallest.peak_bytes / size_unit)
+    _draw_lines(axes, report, curve, (size_unit, time_unit))
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise TencacheError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def sample(planner: Planner, report: Report) -> list[Prediction]:
+    """The curve from the smallest budget to the peak, through all that was predicted before."""
+    low, high = report.smallest.largest_op_bytes, report.smallest.peak_bytes
+    even = {low + (high - low) * step // _SAMPLES for step in range(_SAMPLES + 1)}
+    known = {budget for budget in planner.known_budgets() if low <= budget <= high}
+    return planner.predict_all(sorted(even | known))
+
+
+def _unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+    """The largest unit in which the largest value is at least 1."""
+    index = 0
+    while largest >= base ** (index + 1) and index + 1 < len(names):
+        index += 1
+    return float(base**index), names[index]
+
+
+def _draw_lines(
+    axes: Any, report: Report, curve: list[Prediction], units: tuple[float, float]
+) -> None:
+    """The plan, the bound and the ideal, each with its name beside it."""
+    size_unit, time_unit = units
+    sizes = [prediction.budget_bytes / size_unit for prediction in curve]
+    steps = [prediction.step_ns / time_unit for prediction in curve]
+    bounds = [prediction.bound_step_ns / time_unit for prediction in curve]
+    ideal_ns = report.smallest.compute_ns
+    ideal = ideal_ns / time_unit
+
+    axes.axhline(ideal, color=_IDEAL_COLOR, linewidth=0.8)
+    axes.plot(sizes, steps, color=_PLAN_COLOR, marker="o", markersize=3)
+    _name(axes, "planned", (sizes[0], steps[0]), (6, 4), _PLAN_COLOR)
+    ideal_name = f"ideal, computing alone: {format_time(ideal_ns)}"
+    # Where the links are never what decides, the bound is the ideal and needs no line of its own.
+    if max(bounds) > ideal * 1.005:
+        axes.plot(sizes, bounds, color=_BOUND_COLOR, linewidth=0.8, linestyle="--")
+        _name(axes, "lower bound", (sizes[0], bounds[0]), (6, 4), _BOUND_COLOR)
+    else:
+        ideal_name += "; no schedule is faster"
+    _name(axes, ideal_name, (sizes[-1], ideal), (0, -12), _IDEAL_COLOR, ha="right")
+    # Named above the curve, which is highest at the left: nothing else is up there.
+    cheapest = report.cheapest
+    size, top = cheapest.budget_bytes / size_unit, max(steps) * _HEADROOM
+    axes.vlines(size, cheapest.step_ns / time_unit, top, color=_PLAN_COLOR, linewidth=0.8)
+    is_right = cheapest.share_of_peak > 0.5
+    text = f"within 5% of ideal from {format_bytes(cheapest.budget_bytes)}"
+    offset, side = (-4, "right") if is_right else (4, "left")
+    _name(axes, text, (size, top), (offset, -12), _PLAN_COLOR, ha=side)
+
+
+def _name(
+    axes: Any,
+    text: str,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    color: str,
+    **how: Any,
+) -> None:
+    """Writes the text beside a point; the offset is in points of type."""
+    axes.annotate(
+        text, point, xytext=offset, textcoords="offset points", color=color, fontsize=9, **how
+    )
+
+
+def _add_percent_axis(axes: Any, peak: float) -> None:
+    above = axes.secondary_xaxis(
+        "top", functions=(lambda size: size / peak * 100, lambda percent: percent * peak / 100)
+    )
+    above.set_xlabel("% of the peak")

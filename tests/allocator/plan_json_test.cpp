@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Predictions through the C ABI, as ctypes asks for them: figures worked out by hand, the same as
+// those of the planner itself, and refusals that say what is wrong.
+#include "abi/plan_json.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "learn/bound.h"
+#include "learn/planner.h"
+#include "support/random_trace.h"
+
+namespace tencache {
+namespace {
+
+using Json = nlohmann::json;
+
+/// A trace as flat arrays, with the struct that points into them.
+class FlatPeriod {
+ public:
+  explicit FlatPeriod(const Trace& trace) {
+    for (const TraceTensor& tensor : trace.tensors) {
+      tensor_bytes_.push_back(tensor.bytes);
+      allocated_at_.push_back(tensor.allocated_at);
+      freed_at_.push_back(tensor.freed_at);
+    }
+    for (const TraceOp& op : trace.ops) {
+      compute_ns_.push_back(op.compute_ns);
+      access_counts_.push_back(static_cast<uint32_t>(op.accesses.size()));
+      for (const TraceAccess& access : op.accesses) {
+        access_tensors_.push_back(access.tensor);
+        access_writes_.push_back(access.is_write ? 1 : 0);
+      }
+    }
+    period_ = {.fixed_bytes = trace.fixed_bytes,
+               .tensor_count = static_cast<uint32_t>(trace.tensors.size()),
+               .tensor_bytes = tensor_bytes_.data(),
+               .allocated_at = allocated_at_.data(),
+               .freed_at = freed_at_.data(),
+               .op_count = trace.tick_count(),
+               .compute_ns = compute_ns_.data(),
+               .access_counts = access_counts_.data(),
+               .access_tensors = access_tensors_.data(),
+               .access_writes = access_writes_.data()};
+  }
+  const tencache_period* get() const { return &period_; }
+
+ private:
+  std::vector<uint64_t> tensor_bytes_;
+  std::vector<uint32_t> allocated_at_;
+  std::vector<uint32_t> freed_at_;
+  std::vector<uint64_t> compute_ns_;
+  std::vector<uint32_t> access_counts_;
+  std::vector<uint32_t> access_tensors_;
+  std::vector<uint8_t> access_writes_;
+  tencache_period period_ = {};
+};
+
+// Two tensors of 10 bytes, each named by one op of 100 ns; the first is written.
+Trace two_in_turn() {
+  Trace trace;
+  trace.op_names = {"op"};
+  trace.ops = {{0, 100, {{0, true}}}, {0, 100, {{1, false}}}};
+  trace.tensors = {{10, kNoTick, kNoTick}, {10, kNoTick, kNoTick}};
+  return trace;
+}
+
+class PlanJsonTest : public ::testing::Test {
+ protected:
+  Json plan(const Trace& trace, const tencache_machine& machine) {
+    char buffer[TENCACHE_PLAN_JSON_BYTES];
+    const int code =
+        tencache_plan(FlatPeriod(trace).get(), &machine, buffer, sizeof buffer, &error_);
+    EXPECT_EQ(code, TENCACHE_OK) << error_.message;
+    return code == TENCACHE_OK ? Json::parse(buffer) : Json();
+  }
+  void expect_refused(const Trace& trace, const tencache_machine& machine,
+                      const std::string& part) {
+    char buffer[TENCACHE_PLAN_JSON_BYTES];
+    EXPECT_EQ(tencache_plan(FlatPeriod(trace).get(), &machine, buffer, sizeof buffer, &error_),
+              TENCACHE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error_.message).find(part), std::string::npos) << error_.message;
+  }
+  static tencache_machine byte_per_ns(uint64_t budget_bytes) {
+    return machine(budget_bytes, 1e9, 1e9);
+  }
+  static tencache_machine machine(uint64_t budget_bytes, double read_bytes_per_s,
+                                  double write_bytes_per_s) {
+    tencache_machine result = {};
+    result.budget_bytes = budget_bytes;
+    result.read_bytes_per_s = read_bytes_per_s;
+    result.write_bytes_per_s = write_bytes_per_s;
+    return result;
+  }
+
+  tencache_error error_ = {};
+};
+
+TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
+  // Nothing can be done ahead: before op 1 tensor 0 is written and 1 is read, before op 0 tensor 1
+  // is dropped and 0 is read.
+  EXPECT_EQ(plan(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
+      "step_ns": 230, "compute_ns": 200, "bound_step_ns": 200, "stall_ns": 30, "bytes_read": 20,
+      "bytes_written": 10, "bytes_dropped": 10, "bytes_late": 20, "over_budget_bytes": 0,
+      "peak_bytes": 20, "largest_op_bytes": 10})"));
+}
+
+TEST_F(PlanJsonTest, WhatFitsCostsNothingWhateverTheBudget) {
+  for (const uint64_t budget_bytes : {uint64_t{20}, ~uint64_t{0}}) {
+    const Json json = plan(two_in_turn(), byte_per_ns(budget_bytes));
+    EXPECT_EQ(json["step_ns"], 200);
+    EXPECT_EQ(json["bound_step_ns"], 200);
+    EXPECT_EQ(json["bytes_read"], 0);
+  }
+}
+
+TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
+  Random random;
+  for (int round = 0; round < 100; ++round) {
+    const Trace trace = random_trace(random, {.ops = 20, .tensors = 10});
+    const tencache_machine machine = {
+        .budget_bytes = random.between(trace.peak_bytes() / 3, trace.peak_bytes()),
+        .read_bytes_per_s = 2e9,
+        .write_bytes_per_s = 1e9,
+        .read_fixed_ns = random.between(0, 3),
+        .write_fixed_ns = random.between(0, 3),
+        .is_half_duplex = random.chance(0.5) ? 1 : 0};
+    const Machine same = {machine.budget_bytes,      machine.read_bytes_per_s,
+                          machine.write_bytes_per_s, machine.is_half_duplex != 0,
+                          machine.read_fixed_ns,     machine.write_fixed_ns};
+    const Simulation expected = make_plan(trace, same).simulation;
+    const Json json = plan(trace, machine);
+    EXPECT_EQ(json["step_ns"], expected.step_ns);
+    EXPECT_EQ(json["bytes_read"], expected.bytes_read);
+    EXPECT_EQ(json["bytes_written"], expected.bytes_written);
+    EXPECT_EQ(json["bytes_dropped"], expected.bytes_dropped);
+    EXPECT_EQ(json["bytes_late"], expected.bytes_late);
+    EXPECT_EQ(json["over_budget_bytes"], expected.over_budget_bytes);
+    EXPECT_EQ(json["bound_step_ns"], bound_step_ns(trace, same));
+    if (HasFailure()) FAIL() << "round " << round;
+  }
+}
+
+TEST_F(PlanJsonTest, TheLargestOpTellsTheSmallestBudgetThatIsNeverExceeded) {
+  Random random;
+  for (int round = 0; round < 200; ++round) {
+    const Trace trace = random_trace(random, {.ops = 14, .tensors = 8});
+    const uint64_t least_bytes = trace.largest_op_bytes();
+    ASSERT_EQ(plan(trace, byte_per_ns(least_bytes))["over_budget_bytes"], 0) << "round " << round;
+    ASSERT_GT(plan(trace, byte_per_ns(least_bytes - 1))["over_budget_bytes"], 0)
+        << "round " << round;
+  }
+}
+
+TEST_F(PlanJsonTest, APeriodThatIsNotValidIsNamedAsTheTraceNamesIt) {
+  Trace trace = two_in_turn();
+  trace.ops[1].accesses[0].tensor = 7;
+  expect_refused(trace, byte_per_ns(10), trace.validate().message());
+  expect_refused({}, byte_per_ns(10), "it has no ops");
+}
+
+TEST_F(PlanJsonTest, NumbersThatWouldWrapAreRefused) {
+  Trace trace = two_in_turn();
+  trace.tensors[1].bytes = uint64_t{1} << 63;
+  expect_refused(trace, byte_per_ns(10), "more than 1.00 EiB");
+  trace = two_in_turn();
+  trace.ops[1].compute_ns = ~uint64_t{0};
+  expect_refused(trace, byte_per_ns(10), "36 years");
+}
+
+TEST_F(PlanJsonTest, MachinesThatCannotBeAreRefused) {
+  for (const double bytes_per_s : {0.0, -1.0, 1e-9, std::numeric_limits<double>::quiet_NaN()}) {
+    const char* const refusal = "bytes/s cannot be planned with";
+    expect_refused(two_in_turn(), machine(10, bytes_per_s, 1e9), refusal);
+    expect_refused(two_in_turn(), machine(10, 1e9, bytes_per_s), refusal);
+  }
+  tencache_machine slow = byte_per_ns(10);
+  slow.read_fixed_ns = ~uint64_t{0};
+  expect_refused(two_in_turn(), slow, "ns for one move cannot be");
+}
+
+TEST_F(PlanJsonTest, ABufferThatIsTooSmallIsRefused) {
+  char small[16];
+  const tencache_machine machine = byte_per_ns(10);
+  EXPECT_EQ(tencache_plan(FlatPeriod(two_in_turn()).get(), &machine, small, sizeof small, &error_),
+            TENCACHE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_.message).find("TENCACHE_PLAN_JSON_BYTES"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tencache plan`: predictions that can be worked out by hand, and files that are not periods.
+
+Tensors have 10 bytes and the disk moves a byte a nanosecond, so a move takes 10 ns; ops compute for
+100 ns.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli import assert_refused
+
+from tencache import _period_file, _plan, _plan_plot
+from tencache._library import OptionError, TencacheError, core
+
+HEADER = {"format": "tencache-period", "version": 1}
+# Two tensors, each named by one op; the first is written.
+TWO_IN_TURN = """\
+{"format": "tencache-period", "version": 1}
+{"id": 0, "bytes": 10}
+{"id": 1, "bytes": 10}
+{"name": "first", "compute_ns": 100, "writes": [0]}
+{"name": "second", "compute_ns": 100, "reads": [1]}
+"""
+# Four tensors, each written by one op.
+FOUR_IN_TURN = [
+    {**HEADER, "ops": 4, "tensors": 4, "read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9},
+    *({"id": tensor, "bytes": 10} for tensor in range(4)),
+    *({"name": f"op{op}", "compute_ns": 100, "reads": [], "writes": [op]} for op in range(4)),
+]
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def predict(run_tencache, tmp_path):
+    """`predict("50%", "--disk=1GB/s", text=...)`: what the command says as JSON."""
+
+    def run(budgets, *arguments, text=TWO_IN_TURN):
+        (tmp_path / "period.jsonl").write_text(text)
+        done = run_tencache(
+            "plan", "--json", f"--device-memory={budgets}", *arguments, "period.jsonl"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    return run
+
+
+def nanoseconds(seconds):
+    return round(seconds * 1e9)
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def test_two_in_turn_on_one_place(predict):
+    report = predict("50%,20", "--disk=1GB/s")
+    assert report["schema"] == 1
+    assert (report["ops"], report["tensors"]) == (2, 2)
+    assert (report["peak_bytes"], report["largest_op_bytes"]) == (20, 10)
+    assert nanoseconds(report["ideal_step_s"]) == 200
+    half, all_of_it = report["predictions"]
+    # Nothing can be done ahead: before op 1 tensor 0 is written and 1 is read; before op 0 tensor 1
+    # is dropped, for the disk has it, and 0 is read.
+    assert half["budget_bytes"] == 10
+    assert half["share_of_peak"] == 0.5
+    assert nanoseconds(half["step_s"]) == 230
+    assert nanoseconds(half["stall_s"]) == 30
+    assert nanoseconds(half["bound_step_s"]) == 200
+    assert half["versus_ideal"] == half["versus_bound"] == 1.15
+    assert half["bytes"] == {"read": 20, "written": 10, "clean_dropped": 10, "late": 20}
+    assert half["over_budget_bytes"] == 0
+    assert nanoseconds(all_of_it["step_s"]) == 200
+    assert all_of_it["bytes"] == {"read": 0, "written": 0, "clean_dropped": 0, "late": 0}
+    assert report["smallest"] == half
+    assert report["cheapest"] == all_of_it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step_ns"),
+    [
+        (["--disk=500MB/s"], 260),
+        (["--disk=1GB/s", "--disk-write=0.5GB/s"], 240),
+        (["--disk-read=0.5 GB/s", "--disk-write=1GB/s"], 250),
+        (["--disk=1GB/s", "--link=100MB/s"], 500),
+        (["--disk=1GB/s", "--link=50GB/s"], 230),
+        (["--disk=1000000000", "--half-duplex"], 230),
+    ],
+)
+def test_the_narrower_of_disk_and_link_decides(predict, arguments, step_ns):
+    (prediction,) = predict("50%", *arguments)["predictions"]
+    assert nanoseconds(prediction["step_s"]) == step_ns
+
+
+def test_four_in_turn_hide_what_two_places_allow(predict):
+    text = "\n".join(json.dumps(line) for line in FOUR_IN_TURN)
+    report = predict("25%,75%", text=text)
+    one_place, three_places = report["predictions"]
+    # Every op waits until its tensor's predecessor is written and it is read itself.
+    assert nanoseconds(one_place["step_s"]) == 480
+    assert nanoseconds(three_places["step_s"]) == 400
+    assert report["smallest"] == one_place
+    # While one place is computed in, the other is written and read in 20 ns.
+    assert report["cheapest"]["budget_bytes"] == 20
+    assert nanoseconds(report["cheapest"]["step_s"]) == 400
+
+
+def test_a_budget_below_the_largest_op_is_told(predict, run_tencache):
+    report = predict("5", "--disk=1GB/s")
+    (prediction,) = report["predictions"]
+    assert prediction["over_budget_bytes"] > 0
+    assert prediction["versus_bound"] is None
+    done = run_tencache("plan", "--device-memory=5", "--disk=1GB/s", "period.jsonl")
+    assert "a budget of 5 B would be exceeded by" in done.stdout
+
+
+def test_table_shows_each_budget_and_the_two_that_matter(run_tencache, tmp_path):
+    write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
+    done = run_tencache("plan", "period.jsonl")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "budget of peak step vs ideal vs bound stall read written" in lines
+    assert "40 B 100% 400 ns 1.00x 1.00x 0 ns 0 B 0 B" in lines
+    assert "10 B 25% 480 ns 1.20x 1.20x 80 ns 40 B 40 B" in lines
+    for part in (
+        "period.jsonl: 4 ops, 4 tensors, peak 40 B; reads 1.00 GB/s, writes 1.00 GB/s",
+        "ideal step, computing alone: 400 ns",
+        "smallest budget, which the largest op just fits: 10 B (25% of the peak), a step takes "
+        "480 ns, 1.20x ideal",
+        "cheapest budget within 5% of ideal: 20 B (50% of the peak), a step takes 400 ns",
+    ):
+        assert part in done.stdout
+
+
+def test_speeds_that_nobody_knows_have_to_be_given(run_tencache, tmp_path):
+    (tmp_path / "period.jsonl").write_text(TWO_IN_TURN)
+    assert_refused(run_tencache("plan", "period.jsonl"), "reads and writes", "--disk 5GB/s")
+    done = run_tencache("plan", "--disk-read=1GB/s", "period.jsonl")
+    assert_refused(done, "how fast the disk writes is not known")
+
+
+def test_a_period_without_compute_time_has_no_ratio(predict):
+    report = predict("50%,100%", "--disk=1GB/s", text=TWO_IN_TURN.replace("100", "0"))
+    assert [p["versus_ideal"] for p in report["predictions"]] == [None, None]
+    assert nanoseconds(report["predictions"][0]["step_s"]) == 30
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "parts"),
+    [
+        ("--device-memory", "50%,lots", ["'lots' is no budget", "1.5GiB"]),
+        ("--device-memory", "0%", ["'0%' is no budget"]),
+        ("--device-memory", "-5", ["'-5' is no budget"]),
+        ("--disk", "fast", ["'fast' is no speed", "5GB/s"]),
+        ("--link", "0", ["'0' is no speed"]),
+    ],
+)
+def test_value_that_cannot_be_used_is_named(run_tencache, tmp_path, flag, text, parts):
+    (tmp_path / "period.jsonl").write_text(TWO_IN_TURN)
+    assert_refused(run_tencache("plan", flag, text, "period.jsonl"), flag, *parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("5GB/s", 5e9), ("800 MB/s", 8e8), ("1GiB/s", 2.0**30), ("1.5 GB / s", 1.5e9), ("7e", None)],
+)
+def test_speeds_are_read(text, rate):
+    if rate is None:
+        with pytest.raises(OptionError, match="is no speed"):
+            _plan.parse_rate(text)
+    else:
+        assert _plan.parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0 ns"), (999, "999 ns"), (1500, "1.50 us"), (41.25e6, "41.2 ms"), (312e9, "312 s")],
+)
+def test_times_have_three_digits(ns, text):
+    assert _plan.format_time(ns) == text
+
+
+def test_planning_needs_no_torch(run_python, tmp_path):
+    (tmp_path / "period.jsonl").write_text(TWO_IN_TURN)
+    run_python(
+        """
+        import sys
+        from tencache import _cli
+        sys.argv = ["tencache", "plan", "--disk=1GB/s", "period.jsonl"]
+        try:
+            _cli.main()
+        except SystemExit as end:
+            assert end.code == 0, end.code
+        assert not {"torch", "matplotlib"} & set(sys.modules)
+        """
+    )
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+def plan_file(path, budget_bytes):
+    period = _period_file.read_period(path)
+    pipe = _plan.Pipe(1e9, 1e9, is_half_duplex=False)
+    return _plan.Planner(core(), period, pipe).predict(budget_bytes)
+
+
+def test_ids_are_names_and_lives_end(tmp_path):
+    """As another tool may write it: ids of its own, no counts, fields of its own, empty lines."""
+    path = tmp_path / "period.jsonl"
+    path.write_text(
+        '{"format": "tencache-period", "version": 1, "fixed_bytes": 3, "made_by": "hand"}\n\n'
+        '{"id": 140737488355328, "bytes": 10, "shape": [10]}\n'
+        '{"id": 7, "bytes": 100, "allocated_at": 1, "freed_at": 2}\n'
+        '{"id": 9, "bytes": 1000, "allocated_at": 3, "freed_at": 0}\n'
+        '{"name": "a", "compute_ns": 5, "reads": [140737488355328, 9]}\n'
+        '{"name": "b", "compute_ns": 6, "reads": [140737488355328], "writes": [7]}\n'
+        '{"name": "c", "compute_ns": 7, "reads": [7]}\n'
+        '{"name": "d", "compute_ns": 8, "writes": [9, 9]}'
+    )
+    period = _period_file.read_period(path)
+    assert (period.op_count, period.tensor_count) == (4, 3)
+    assert period.read_bytes_per_s == period.device_budget_bytes == 0
+    prediction = plan_file(path, 10_000)
+    assert prediction.compute_ns == prediction.step_ns == 26
+    assert prediction.peak_bytes == 3 + 10 + 1000
+    assert prediction.largest_op_bytes == 3 + 10 + 1000  # op a
+
+
+def test_the_file_in_readme_is_a_whole_one(tmp_path):
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    block = readme.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
+    assert '"tencache-period"' in block
+    path = tmp_path / "period.jsonl"
+    path.write_text(block)
+    prediction = plan_file(path, 8 << 20)
+    assert prediction.step_ns == prediction.compute_ns == 1_500_000
+    assert prediction.largest_op_bytes == prediction.peak_bytes == 8 << 20
+
+
+def test_header_tells_where_it_was_recorded(tmp_path, run_tencache):
+    header = {**FOUR_IN_TURN[0], "device_budget_bytes": 30, "read_bytes_per_s": 2.5e9}
+    write_lines(tmp_path / "period.jsonl", header, *FOUR_IN_TURN[1:])
+    done = run_tencache("plan", "period.jsonl")
+    assert "reads 2.50 GB/s, writes 1.00 GB/s; recorded under 30 B" in done.stdout
+
+
+OP = {"name": "op", "compute_ns": 1, "reads": [0]}
+TENSOR = {"id": 0, "bytes": 10}
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "parts"),
+    [
+        ([], 1, ["not tencache-period but None", "tencache trace record"]),
+        ([{"format": "tencache-events", "version": 1}], 1, ["'tencache-events'"]),
+        ([{**HEADER, "version": 2}], 1, ["version 2", "reads version 1"]),
+        ([HEADER], 1, ["no ops follow"]),
+        ([HEADER, [1]], 2, ["no JSON object"]),
+        ([HEADER, {"bytes": 1}], 2, ["neither a tensor", '"id"', '"name"']),
+        ([HEADER, {"id": 0}], 2, ["it lacks bytes"]),
+        ([HEADER, {"id": 0, "bytes": 0}], 2, ["bytes is 0", "from 1 to"]),
+        ([HEADER, {"id": "a", "bytes": 1}], 2, ["id is 'a'", "whole number"]),
+        ([HEADER, {"id": 0, "bytes": 1.5}], 2, ["bytes is 1.5"]),
+        ([HEADER, {"id": True, "bytes": 1}], 2, ["id is True"]),
+        ([HEADER, TENSOR, TENSOR], 3, ["line 2 has a tensor of id 0 too"]),
+        ([HEADER, {**TENSOR, "freed_at": 1}], 2, ["only one of allocated_at and freed_at"]),
+        ([HEADER, TENSOR, OP, {**TENSOR, "id": 1}], 4, ["after the first op"]),
+        ([HEADER, OP], 2, ["op 0 names tensor 0, which no line above describes"]),
+        ([HEADER, TENSOR, {**OP, "reads": 0}], 3, ["reads is 0", "list of tensors' ids"]),
+        ([HEADER, TENSOR, {**OP, "writes": ["0"]}], 3, ["names tensor '0'"]),
+        ([HEADER, TENSOR, {"name": "op"}], 3, ["it lacks compute_ns"]),
+        ([HEADER, TENSOR, {**OP, "compute_ns": -1}], 3, ["compute_ns is -1", "from 0"]),
+        (
+            [HEADER, {**TENSOR, "allocated_at": 1, "freed_at": 1}, OP, OP],
+            3,
+            ["op 0 names tensor 0, which is there from op 1 to op 1 only", "Correct line 2"],
+        ),
+        (
+            [HEADER, {**TENSOR, "allocated_at": 0, "freed_at": 1}, OP],
+            2,
+            ["from op 0 to op 1, and the file has 1 ops"],
+        ),
+        ([{**HEADER, "ops": 2}, TENSOR, OP], 1, ["announces 2 ops, and the file has 1", "cut"]),
+        ([{**HEADER, "tensors": 0}, TENSOR, OP], 1, ["announces 0 tensors"]),
+        ([{**HEADER, "read_bytes_per_s": "fast"}, TENSOR, OP], 1, ["read_bytes_per_s is 'fast'"]),
+        ([{**HEADER, "fixed_bytes": -1}, TENSOR, OP], 1, ["fixed_bytes is -1"]),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path, lines, line, parts):
+    path = write_lines(tmp_path / "period.jsonl", *lines)
+    with pytest.raises(TencacheError) as caught:
+        _period_file.read_period(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}, line {line}: ")
+    assert message.endswith(".")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("content", [b"hello\n", b"\xff\xfe\x00", b'{"format": "tencache-period"'])
+def test_a_file_that_is_no_json_is_one_message(run_tencache, tmp_path, content):
+    (tmp_path / "period.jsonl").write_bytes(content)
+    done = run_tencache("plan", "--disk=1GB/s", "period.jsonl")
+    assert_refused(done, "period.jsonl, line 1: it is no JSON")
+    assert_refused(run_tencache("plan", "missing.jsonl"), "missing.jsonl", "does not exist")
+
+
+def test_sizes_that_no_machine_has_are_refused_by_the_core(run_tencache, tmp_path):
+    write_lines(tmp_path / "period.jsonl", HEADER, {"id": 0, "bytes": 2**62}, OP)
+    done = run_tencache("plan", "--disk=1GB/s", "period.jsonl")
+    assert_refused(done, "more than 1.00 EiB")
+    (tmp_path / "period.jsonl").write_text(TWO_IN_TURN.replace('"bytes": 10', '"bytes": 100000000'))
+    assert_refused(run_tencache("plan", "--disk=1", "period.jsonl"), "1.000000 bytes/s")
+
+
+# ---- the plot ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "begin"), [("out.png", b"\x89PNG"), ("out.svg", b"<?xml")])
+def test_plot_is_drawn(run_tencache, tmp_path, name, begin):
+    write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
+    done = run_tencache("plan", "period.jsonl", "--plot", name)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+def test_plot_shows_the_curve_from_the_smallest_budget_to_the_peak(tmp_path):
+    path = write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
+    period = _period_file.read_period(path)
+    pipe = _plan.Pipe(1e9, 1e9, is_half_duplex=False)
+    planner = _plan.Planner(core(), period, pipe)
+    budgets = _plan.parse_budgets("5,90%,1GiB")
+    report = _plan.make_report(planner, path, period, pipe, budgets)
+    curve = _plan_plot.sample(planner, report)
+    budgets = [p.budget_bytes for p in curve]
+    assert budgets == sorted(set(budgets))
+    assert {10, 20, 36, 40} < set(budgets)
+    assert len(budgets) >= 16
+    assert (budgets[0], curve[0].step_ns) == (10, 480)
+    assert (budgets[-1], curve[-1].step_ns) == (40, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("out.pdf", [".png", ".svg", "out.png"]), ("no/such/out.png", ["does not exist"])],
+)
+def test_plot_that_cannot_be_written_is_refused_before_planning(
+    run_tencache, tmp_path, name, parts
+):
+    (tmp_path / "period.jsonl").write_text("not even a period\n")
+    assert_refused(run_tencache("plan", "period.jsonl", "--plot", name), name, *parts)
+
+
+def test_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(_plan_plot.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(TencacheError, match="pip install 'matplotlib"):
+        _plan_plot.check_path(tmp_path / "out.png")
