@@ -26,11 +26,15 @@ class Selection {
         machine_(machine),
         timeline_(timeline),
         periods_(periods),
-        excess_(timeline.maxima(trace.bytes_by_tick())),
         read_link_(timeline),
         write_link_(timeline) {
-    for (uint64_t& bytes : excess_) bytes -= std::min(bytes, machine.budget_bytes);
-    for (const uint64_t bytes : excess_) excess_slots_ += bytes > 0 ? 1 : 0;
+    const std::vector<uint64_t> most = timeline.maxima(trace.bytes_by_tick());
+    for (uint32_t slot = 0; slot < timeline.count(); ++slot) {
+      const uint64_t excess = most[slot] - std::min(most[slot], machine.budget_bytes);
+      excess_.push_back(static_cast<double>(excess));
+      excess_slots_ += excess > 0 ? 1 : 0;
+      weights_.push_back(static_cast<double>(timeline.duration_ns(slot) + 1));
+    }
     chosen_.assign(periods_.size(), false);
   }
 
@@ -91,13 +95,25 @@ class Selection {
     candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
-    double benefit = 0;
-    timeline_.for_each(candidate.away, [&](uint32_t slot) {
-      benefit += static_cast<double>(std::min(bytes, excess_[slot])) *
-                 static_cast<double>(timeline_.duration_ns(slot) + 1);
-    });
-    candidate.value = benefit / static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
+    candidate.value = benefit(candidate.away, static_cast<double>(bytes)) /
+                      static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
     return candidate;
+  }
+
+  // Most of the planner's time is spent here. Four sums at a time, so that no addition waits for
+  // the one before.
+  double benefit(const SlotTimeline::Range& away, double bytes) const {
+    constexpr uint32_t kLanes = 4;
+    std::array<double, kLanes> sums = {};
+    timeline_.for_each_span(away, [&](uint32_t begin, uint32_t end) {
+      for (; begin + kLanes <= end; begin += kLanes) {
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+          sums[lane] += std::min(bytes, excess_[begin + lane]) * weights_[begin + lane];
+        }
+      }
+      for (; begin < end; ++begin) sums[0] += std::min(bytes, excess_[begin]) * weights_[begin];
+    });
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
   // Takes off the slots in which it is still leaving or already coming back. False when the links
@@ -122,10 +138,10 @@ class Selection {
 
   void take(uint32_t index, const Candidate& candidate) {
     const IdlePeriod& period = periods_[index];
-    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
+    const double bytes = static_cast<double>(trace_.tensors[period.tensor].bytes);
     chosen_[index] = true;
     timeline_.for_each(candidate.away, [&](uint32_t slot) {
-      const uint64_t taken = std::min(bytes, excess_[slot]);
+      const double taken = std::min(bytes, excess_[slot]);
       excess_slots_ -= taken > 0 && taken == excess_[slot] ? 1 : 0;
       excess_[slot] -= taken;
     });
@@ -138,8 +154,9 @@ class Selection {
   const Machine& machine_;
   const SlotTimeline& timeline_;
   const std::vector<IdlePeriod>& periods_;
-  std::vector<uint64_t> excess_;  // by slot, above the budget
-  uint32_t excess_slots_ = 0;     // slots with excess
+  std::vector<double> excess_;   // by slot, bytes above the budget: whole numbers
+  std::vector<double> weights_;  // by slot: its duration, which is never 0 here
+  uint32_t excess_slots_ = 0;    // slots with excess
   std::vector<bool> chosen_;
   LinkTime read_link_;
   LinkTime write_link_;

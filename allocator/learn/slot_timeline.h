@@ -6,6 +6,7 @@
 // at through its slot, so where a slot holds several ticks everything is rounded to the safe side.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -37,11 +38,19 @@ class SlotTimeline {
   };
   Range inside(const IdlePeriod& period) const;
 
-  /// Calls visit(slot) for each slot of a range, in order of time.
+  /// Calls visit(begin, end) for the slots of a range, in order of time; twice when it wraps.
+  template <typename Visit>
+  void for_each_span(const Range& range, Visit visit) const {
+    const uint32_t first_count = std::min(range.count, count() - range.first);
+    visit(range.first, range.first + first_count);
+    if (range.count > first_count) visit(0u, range.count - first_count);
+  }
+  /// Calls visit(slot) for each of them.
   template <typename Visit>
   void for_each(const Range& range, Visit visit) const {
-    uint32_t slot = range.first;
-    for (uint32_t walked = 0; walked < range.count; ++walked, slot = next(slot)) visit(slot);
+    for_each_span(range, [&](uint32_t begin, uint32_t end) {
+      for (uint32_t slot = begin; slot < end; ++slot) visit(slot);
+    });
   }
 
  private:
