@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "learn/excess_bytes.h"
+#include "learn/link_time.h"
 #include "learn/slot_timeline.h"
 
 namespace tencache {
@@ -26,15 +28,9 @@ class Selection {
         machine_(machine),
         timeline_(timeline),
         periods_(periods),
+        excess_(timeline, trace, machine.budget_bytes),
         read_link_(timeline),
         write_link_(timeline) {
-    const std::vector<uint64_t> most = timeline.maxima(trace.bytes_by_tick());
-    for (uint32_t slot = 0; slot < timeline.count(); ++slot) {
-      const uint64_t excess = most[slot] - std::min(most[slot], machine.budget_bytes);
-      excess_.push_back(static_cast<double>(excess));
-      excess_slots_ += excess > 0 ? 1 : 0;
-      weights_.push_back(static_cast<double>(timeline.duration_ns(slot) + 1));
-    }
     chosen_.assign(periods_.size(), false);
   }
 
@@ -74,7 +70,7 @@ class Selection {
       const double value = evaluate(periods_[index], only_hidden).value;
       if (value > 0) queue.push({value, index});
     }
-    while (!queue.empty() && excess_slots_ > 0) {
+    while (!queue.empty() && !excess_.is_zero()) {
       const Entry top = queue.top();
       queue.pop();
       const Candidate candidate = evaluate(periods_[top.period], only_hidden);
@@ -95,25 +91,9 @@ class Selection {
     candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
-    candidate.value = benefit(candidate.away, static_cast<double>(bytes)) /
+    candidate.value = excess_.benefit(candidate.away, bytes) /
                       static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
     return candidate;
-  }
-
-  // Most of the planner's time is spent here. Four sums at a time, so that no addition waits for
-  // the one before.
-  double benefit(const SlotTimeline::Range& away, double bytes) const {
-    constexpr uint32_t kLanes = 4;
-    std::array<double, kLanes> sums = {};
-    timeline_.for_each_span(away, [&](uint32_t begin, uint32_t end) {
-      for (; begin + kLanes <= end; begin += kLanes) {
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-          sums[lane] += std::min(bytes, excess_[begin + lane]) * weights_[begin + lane];
-        }
-      }
-      for (; begin < end; ++begin) sums[0] += std::min(bytes, excess_[begin]) * weights_[begin];
-    });
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
   // Takes off the slots in which it is still leaving or already coming back. False when the links
@@ -122,14 +102,13 @@ class Selection {
     SlotTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
     if (candidate->write_ns > 0) {
-      const auto leaving =
-          link_for_writes().slots_forward(away.first, away.count, candidate->write_ns);
+      const auto leaving = link_for_writes().slots_forward(away, candidate->write_ns);
       if (!leaving || *leaving >= away.count) return false;
       away.first = (away.first + *leaving) % timeline_.count();
       away.count -= *leaving;
     }
     if (candidate->read_ns > 0) {
-      const auto coming = read_link_.slots_backward(away.first, away.count, candidate->read_ns);
+      const auto coming = read_link_.slots_backward(away, candidate->read_ns);
       if (!coming || *coming >= away.count) return false;
       away.count -= *coming;
     }
@@ -138,25 +117,18 @@ class Selection {
 
   void take(uint32_t index, const Candidate& candidate) {
     const IdlePeriod& period = periods_[index];
-    const double bytes = static_cast<double>(trace_.tensors[period.tensor].bytes);
     chosen_[index] = true;
-    timeline_.for_each(candidate.away, [&](uint32_t slot) {
-      const double taken = std::min(bytes, excess_[slot]);
-      excess_slots_ -= taken > 0 && taken == excess_[slot] ? 1 : 0;
-      excess_[slot] -= taken;
-    });
+    excess_.take(candidate.away, trace_.tensors[period.tensor].bytes);
     const SlotTimeline::Range idle = timeline_.inside(period);
-    link_for_writes().take_forward(idle.first, idle.count, candidate.write_ns);
-    read_link_.take_backward(idle.first, idle.count, candidate.read_ns);
+    link_for_writes().take_forward(idle, candidate.write_ns);
+    read_link_.take_backward(idle, candidate.read_ns);
   }
 
   const Trace& trace_;
   const Machine& machine_;
   const SlotTimeline& timeline_;
   const std::vector<IdlePeriod>& periods_;
-  std::vector<double> excess_;   // by slot, bytes above the budget: whole numbers
-  std::vector<double> weights_;  // by slot: its duration, which is never 0 here
-  uint32_t excess_slots_ = 0;    // slots with excess
+  ExcessBytes excess_;
   std::vector<bool> chosen_;
   LinkTime read_link_;
   LinkTime write_link_;
@@ -215,8 +187,7 @@ class FetchSchedule {
     const SlotTimeline::Range idle = timeline_.inside(period);
     if (idle.count == 0) return period.before;
     const uint64_t read_ns = machine_.read_ns(bytes);
-    const uint32_t least =
-        link->slots_backward(idle.first, idle.count, read_ns).value_or(idle.count);
+    const uint32_t least = link->slots_backward(idle, read_ns).value_or(idle.count);
     const uint64_t lead_ns = static_cast<uint64_t>((lead - 1) * static_cast<double>(read_ns));
     uint64_t gone_ns = 0;
     uint32_t slot = (idle.first + idle.count - 1) % timeline_.count();
@@ -229,7 +200,7 @@ class FetchSchedule {
       fetch_at = timeline_.first_tick(slot);
       slot = timeline_.previous(slot);
     }
-    link->take_backward(idle.first, idle.count, read_ns);
+    link->take_backward(idle, read_ns);
     return fetch_at;
   }
 
