@@ -174,7 +174,8 @@ def main() -> None:
         verdicts=verdicts(results),
         tables=[time_table(results), quality_table(results)],
         notes=[
-            f"Seconds on one core, median of {options.rounds}; memory is the growth of the "
+            f"Seconds of processor time on one core, median of {options.rounds}: planning has one "
+            "thread and never waits. Memory is the growth of the "
             "resident set while planning, the plan included.",
             "Published planning times of TERAIO, on its authors' machine and traces: 31.2 s for "
             "Llama3-8B, 396.6 s for a 70B model.",
