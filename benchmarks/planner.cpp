@@ -129,6 +129,8 @@ void run(const Job& job) {
   print("compute_ns", trace.compute_ns());
   print("bound_ns", bound_step_ns(trace, machine));
   print("step_ns", planned.simulation.step_ns);
+  print("read_ns", machine.read_ns(planned.simulation.bytes_read));
+  print("write_ns", machine.write_ns(planned.simulation.bytes_written));
   print("belady_step_ns", without_plan(Victim::kFarthestNextUse).step_ns);
   print("lru_step_ns", without_plan(Victim::kLeastRecentlyUsed).step_ns);
   std::printf("\"planning_s\": %.6f, \"elapsed_s\": %.6f}\n", planning_s, elapsed.count());

@@ -115,7 +115,12 @@ def time_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
 def quality_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
     table = Table(
         "Steps, by the simulator",
-        ["model", "budget", "step s", "/ compute", "/ bound", "Belady / bound", "LRU / bound"],
+        [
+            "model",
+            "budget",
+            *("step s", "reading s", "writing s"),
+            *("/ compute", "/ bound", "Belady / bound", "LRU / bound"),
+        ],
     )
     for name, by_budget in results.items():
         for budget, runs in by_budget.items():
@@ -124,7 +129,7 @@ def quality_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
                 [
                     name,
                     f"{budget} %",
-                    f"{run['step_ns'] / 1e9:.2f}",
+                    *(f"{run[key] / 1e9:.2f}" for key in ("step_ns", "read_ns", "write_ns")),
                     f"{run['step_ns'] / run['compute_ns']:.2f}",
                     *(
                         f"{run[key] / run['bound_ns']:.2f}"
@@ -179,9 +184,11 @@ def main() -> None:
             "resident set while planning, the plan included.",
             "Published planning times of TERAIO, on its authors' machine and traces: 31.2 s for "
             "Llama3-8B, 396.6 s for a 70B model.",
-            "The bound is the larger of computing and reading the fewest bytes; it takes writing "
-            "for free. These steps mostly write while they go forward and mostly read while they "
-            "go back, so that the two links take turns and the bound is out of reach.",
+            "Reading and writing: how long each link is busy. The bound is the larger of "
+            "computing and reading the fewest bytes; it takes writing for free, and lets "
+            "reading begin before there is room. Going forward a step mostly writes, going back "
+            "it mostly reads, so where moving takes longer than computing the step comes near "
+            "the sum of both.",
             f"Load of the machine before a measurement: median {Spread.of(loads).median:.1f}, at "
             f"most {max(loads):.1f}.",
             support.foreign_note(by_case),
