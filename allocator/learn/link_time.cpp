@@ -37,10 +37,9 @@ std::optional<uint32_t> LinkTime::slots_forward(const SlotTimeline::Range& range
 std::optional<uint32_t> LinkTime::slots_backward(const SlotTimeline::Range& range,
                                                  uint64_t ns) const {
   uint32_t walked = 0;
-  const auto spans = timeline_->spans(range);
-  for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
-    for (uint32_t end = span->end; end > span->begin;) {
-      const bool is_block = end % kBlockSlots == 0 && end - span->begin >= kBlockSlots;
+  for (const SlotTimeline::Span& span : timeline_->spans_backward(range)) {
+    for (uint32_t end = span.end; end > span.begin;) {
+      const bool is_block = end % kBlockSlots == 0 && end - span.begin >= kBlockSlots;
       if (is_block && block_ns_[end / kBlockSlots - 1] < ns) {
         ns -= block_ns_[end / kBlockSlots - 1];
         end -= kBlockSlots;
@@ -62,9 +61,8 @@ void LinkTime::take_forward(const SlotTimeline::Range& range, uint64_t ns) {
 }
 
 void LinkTime::take_backward(const SlotTimeline::Range& range, uint64_t ns) {
-  const auto spans = timeline_->spans(range);
-  for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
-    for (uint32_t end = span->end; end > span->begin && ns > 0; --end) ns -= take(end - 1, ns);
+  for (const SlotTimeline::Span& span : timeline_->spans_backward(range)) {
+    for (uint32_t end = span.end; end > span.begin && ns > 0; --end) ns -= take(end - 1, ns);
   }
 }
 

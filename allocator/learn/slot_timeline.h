@@ -58,6 +58,10 @@ class SlotTimeline {
     const uint32_t first_count = std::min(range.count, count() - range.first);
     return {Span{range.first, range.first + first_count}, Span{0, range.count - first_count}};
   }
+  std::array<Span, 2> spans_backward(const Range& range) const {
+    const std::array<Span, 2> forward = spans(range);
+    return {forward[1], forward[0]};
+  }
 
  private:
   uint32_t ticks_per_slot_ = 1;

@@ -137,7 +137,7 @@ class NaiveCache {
     const Tick count = trace_.tick_count();
     Tick ahead = 1;
     while (!is_named(tensor, (tick_ + ahead) % count)) ++ahead;
-    if (trace_.tensors[tensor].allocated_at == (tick_ + ahead) % count) return 2 * count;
+    if (trace_.tensors[tensor].allocated_at == (tick_ + ahead) % count) return uint64_t{2} * count;
     return ahead % count;  // who is named by this op alone was just needed
   }
 

@@ -67,7 +67,7 @@ class Walk {
 
  private:
   uint64_t ticks_between(Tick now, Tick use) const {
-    if (use == kNoTick) return 2 * tick_count_;
+    if (use == kNoTick) return uint64_t{2} * tick_count_;
     const Tick ticks =
         rule_ == Victim::kFarthestNextUse ? use + tick_count_ - now : now + tick_count_ - use;
     return ticks % tick_count_;

@@ -66,6 +66,7 @@ class TransformerBuilder {
         std::vector<uint32_t> ending = {activations_[layer * activations_per_layer() + index]};
         ending.insert(ending.end(), incoming.begin(), incoming.end());
         std::vector<TraceAccess> accesses;
+        accesses.reserve(ending.size() + 2);
         for (const uint32_t tensor : ending) accesses.push_back({tensor, false});
         std::vector<uint32_t> made;
         if (index < weights_per_layer()) {
