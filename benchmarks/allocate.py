@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -80,20 +79,6 @@ def work(request: Mapping[str, Any]) -> None:
 # ---- The core's program ------------------------------------------------------------------------
 
 
-def build_core_program() -> Path:
-    """Builds allocate_core.cpp with the core, without torch. Raises BenchmarkFailed."""
-    folder = support.ROOT / "build" / "benchmarks"
-    configure = ["cmake", "-S", support.ROOT, "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
-    configure += ["-DTENCACHE_BUILD_BENCHMARKS=ON", "-DTENCACHE_BUILD_TORCH=OFF"]
-    for command in (configure, ["cmake", "--build", folder, "--target", "allocate_core", "-j2"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise support.BenchmarkFailed(
-                f"allocate_core cannot be built:\n{(done.stdout + done.stderr)[-3000:]}"
-            )
-    return folder / "benchmarks" / "allocate_core"
-
-
 def run_core_program(program: Path, rounds: int) -> dict[str, dict[str, list[list[float]]]]:
     """Nanoseconds by variant, way, size and repetition."""
     command = [
@@ -103,13 +88,10 @@ def run_core_program(program: Path, rounds: int) -> dict[str, dict[str, list[lis
         "--benchmark_min_time=0.1",
         "--benchmark_format=json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise support.BenchmarkFailed(f"allocate_core failed:\n{done.stderr[-3000:]}")
     results: dict[str, dict[str, list[list[float]]]] = {
         variant: {way: [[] for _ in SIZES] for way in WAYS} for variant in ("stock", "tencache")
     }
-    for run in json.loads(done.stdout)["benchmarks"]:
+    for run in json.loads(support.run_program(command))["benchmarks"]:
         if run["run_type"] != "iteration":
             continue
         variant, way, size = run["run_name"].split("/")
@@ -138,7 +120,7 @@ def table(title: str, times: Mapping[str, Mapping[str, list[list[float]]]]) -> T
 
 def main() -> None:
     options = support.arguments("Time of allocate + free against stock.", rounds=7).parse_args()
-    program = build_core_program()
+    program = support.build_program("allocate_core")
     variants = [STOCK, Variant("tencache", {"device_memory": BUDGET})]
     runs = support.interleave(
         variants,

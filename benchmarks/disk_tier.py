@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,30 +68,13 @@ WAYS: Mapping[str, Sequence[str]] = {
 # ---- Measurements ------------------------------------------------------------------------------
 
 
-def build_program() -> Path:
-    folder = support.ROOT / "build" / "benchmarks"
-    configure = ["cmake", "-S", support.ROOT, "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
-    configure += ["-DTENCACHE_BUILD_BENCHMARKS=ON", "-DTENCACHE_BUILD_TORCH=OFF"]
-    run(configure)
-    run(["cmake", "--build", folder, "--target", "disk_tier", "-j2"])
-    return folder / "benchmarks" / "disk_tier"
-
-
-def run(command: Sequence[str | Path]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last_words = (done.stdout + done.stderr)[-3000:]
-        raise support.BenchmarkFailed(f"{Path(command[0]).name} failed:\n{last_words}")
-    return done.stdout
-
-
 def run_tier(
     program: Path, directory: Path, pattern: Pattern, flags: Sequence[str]
 ) -> dict[str, float]:
     command = [program, f"--directory={directory}", f"--slots={pattern.slots}"]
     command += [f"--slot={pattern.slot_bytes}", *flags]
     command += [f"--slots-per-transfer={pattern.slots_per_transfer}"]
-    result = json.loads(run(command))
+    result = json.loads(support.run_program(command))
     if not result["direct_io"]:
         raise support.BenchmarkFailed(f"{directory} has no O_DIRECT: choose --directory")
     expected = "threads" if "--threads" in flags else "io_uring"
@@ -133,7 +115,7 @@ def run_fio(directory: Path, total_bytes: int, memory: str = "malloc") -> dict[s
     command += [f"--iomem={memory}"]
     rates = {}
     for name, mode in (("first_write", "write"), ("write", "write"), ("read", "read")):
-        job = json.loads(run([*command, f"--rw={mode}"]))["jobs"][0]
+        job = json.loads(support.run_program([*command, f"--rw={mode}"]))["jobs"][0]
         rates[name] = float(job[mode]["bw_bytes"])
     (directory / "fio").unlink()
     return rates
@@ -221,13 +203,13 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("fio") is None:
         raise support.BenchmarkFailed("fio is missing; on Debian and Ubuntu: apt-get install fio")
-    program = build_program()
+    program = support.build_program("disk_tier")
     with (
         tempfile.TemporaryDirectory(dir=options.directory) as folder,
         reserved_huge_pages(FIO_BUFFER_BYTES) as has_huge_pages,
     ):
         results = measure(program, Path(folder), has_huge_pages, options)
-        file_system = run(["findmnt", "-n", "-o", "FSTYPE", "-T", folder]).strip()
+        file_system = support.run_program(["findmnt", "-n", "-o", "FSTYPE", "-T", folder]).strip()
     first = str(PATTERNS[0])
     report = Report(
         "disk_tier",

@@ -213,6 +213,28 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+# ---- Programs of the core ----------------------------------------------------------------------
+
+
+def build_program(name: str) -> Path:
+    """Builds benchmarks/<name>.cpp with the core, without torch, in build/benchmarks."""
+    folder = ROOT / "build" / "benchmarks"
+    configure = ["cmake", "-S", ROOT, "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
+    configure += ["-DTENCACHE_BUILD_BENCHMARKS=ON", "-DTENCACHE_BUILD_TORCH=OFF"]
+    run_program(configure)
+    run_program(["cmake", "--build", folder, "--target", name, "-j2"])
+    return folder / "benchmarks" / name
+
+
+def run_program(command: Sequence[str | Path]) -> str:
+    """What the program prints. Raises BenchmarkFailed with its last words."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last_words = (done.stdout + done.stderr)[-3000:]
+        raise BenchmarkFailed(f"{Path(command[0]).name} failed:\n{last_words}")
+    return done.stdout
+
+
 # ---- Figures -----------------------------------------------------------------------------------
 
 

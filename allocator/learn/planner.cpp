@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "learn/excess_bytes.h"
+#include "learn/link_time.h"
 #include "learn/slot_timeline.h"
 
 namespace tencache {
@@ -26,11 +28,9 @@ class Selection {
         machine_(machine),
         timeline_(timeline),
         periods_(periods),
-        excess_(timeline.maxima(trace.bytes_by_tick())),
+        excess_(timeline, trace, machine.budget_bytes),
         read_link_(timeline),
         write_link_(timeline) {
-    for (uint64_t& bytes : excess_) bytes -= std::min(bytes, machine.budget_bytes);
-    for (const uint64_t bytes : excess_) excess_slots_ += bytes > 0 ? 1 : 0;
     chosen_.assign(periods_.size(), false);
   }
 
@@ -70,7 +70,7 @@ class Selection {
       const double value = evaluate(periods_[index], only_hidden).value;
       if (value > 0) queue.push({value, index});
     }
-    while (!queue.empty() && excess_slots_ > 0) {
+    while (!queue.empty() && !excess_.is_zero()) {
       const Entry top = queue.top();
       queue.pop();
       const Candidate candidate = evaluate(periods_[top.period], only_hidden);
@@ -91,12 +91,8 @@ class Selection {
     candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
-    double benefit = 0;
-    timeline_.for_each(candidate.away, [&](uint32_t slot) {
-      benefit += static_cast<double>(std::min(bytes, excess_[slot])) *
-                 static_cast<double>(timeline_.duration_ns(slot) + 1);
-    });
-    candidate.value = benefit / static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
+    candidate.value = excess_.benefit(candidate.away, bytes) /
+                      static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
     return candidate;
   }
 
@@ -106,14 +102,13 @@ class Selection {
     SlotTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
     if (candidate->write_ns > 0) {
-      const auto leaving =
-          link_for_writes().slots_forward(away.first, away.count, candidate->write_ns);
+      const auto leaving = link_for_writes().slots_forward(away, candidate->write_ns);
       if (!leaving || *leaving >= away.count) return false;
       away.first = (away.first + *leaving) % timeline_.count();
       away.count -= *leaving;
     }
     if (candidate->read_ns > 0) {
-      const auto coming = read_link_.slots_backward(away.first, away.count, candidate->read_ns);
+      const auto coming = read_link_.slots_backward(away, candidate->read_ns);
       if (!coming || *coming >= away.count) return false;
       away.count -= *coming;
     }
@@ -122,24 +117,18 @@ class Selection {
 
   void take(uint32_t index, const Candidate& candidate) {
     const IdlePeriod& period = periods_[index];
-    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
     chosen_[index] = true;
-    timeline_.for_each(candidate.away, [&](uint32_t slot) {
-      const uint64_t taken = std::min(bytes, excess_[slot]);
-      excess_slots_ -= taken > 0 && taken == excess_[slot] ? 1 : 0;
-      excess_[slot] -= taken;
-    });
+    excess_.take(candidate.away, trace_.tensors[period.tensor].bytes);
     const SlotTimeline::Range idle = timeline_.inside(period);
-    link_for_writes().take_forward(idle.first, idle.count, candidate.write_ns);
-    read_link_.take_backward(idle.first, idle.count, candidate.read_ns);
+    link_for_writes().take_forward(idle, candidate.write_ns);
+    read_link_.take_backward(idle, candidate.read_ns);
   }
 
   const Trace& trace_;
   const Machine& machine_;
   const SlotTimeline& timeline_;
   const std::vector<IdlePeriod>& periods_;
-  std::vector<uint64_t> excess_;  // by slot, above the budget
-  uint32_t excess_slots_ = 0;     // slots with excess
+  ExcessBytes excess_;
   std::vector<bool> chosen_;
   LinkTime read_link_;
   LinkTime write_link_;
@@ -198,8 +187,7 @@ class FetchSchedule {
     const SlotTimeline::Range idle = timeline_.inside(period);
     if (idle.count == 0) return period.before;
     const uint64_t read_ns = machine_.read_ns(bytes);
-    const uint32_t least =
-        link->slots_backward(idle.first, idle.count, read_ns).value_or(idle.count);
+    const uint32_t least = link->slots_backward(idle, read_ns).value_or(idle.count);
     const uint64_t lead_ns = static_cast<uint64_t>((lead - 1) * static_cast<double>(read_ns));
     uint64_t gone_ns = 0;
     uint32_t slot = (idle.first + idle.count - 1) % timeline_.count();
@@ -212,7 +200,7 @@ class FetchSchedule {
       fetch_at = timeline_.first_tick(slot);
       slot = timeline_.previous(slot);
     }
-    link->take_backward(idle.first, idle.count, read_ns);
+    link->take_backward(idle, read_ns);
     return fetch_at;
   }
 

@@ -13,7 +13,7 @@
 //   3. Feedback (Capuchin, section 5): what came late in the simulation is fetched earlier.
 //
 // The time of one call grows with ticks and idle periods about linearly: intervals are looked at
-// through at most kSlotsMax slots of time.
+// through at most kSlotsMax slots of time, most of them kBlockSlots at once. Memory is linear.
 #pragma once
 
 #include <cstdint>

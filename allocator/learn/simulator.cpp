@@ -7,6 +7,7 @@
 #include <queue>
 
 #include "base/check.h"
+#include "learn/victim_order.h"
 
 namespace tencache {
 namespace {
@@ -48,14 +49,15 @@ class Replay {
   bool finish_next_eviction(uint64_t until_ns);
   bool start_next_fetch(uint64_t until_ns);
   void make_room(uint64_t bytes);
-  std::optional<uint32_t> choose_victim() const;
+  void may_leave(uint32_t tensor);
+  void need_now(uint32_t tensor);
+  void need_no_longer(uint32_t tensor);
   void evict(uint32_t tensor, Tick last_use);
   void start_fetch(uint32_t tensor, uint64_t not_before_ns);
   void allocate(uint32_t tensor);
   void release(uint32_t tensor);
   void require(const TraceOp& op);
   Tick next_use(uint32_t tensor) const;
-  uint64_t ticks_to_next_use(uint32_t tensor) const;
   void take(uint64_t bytes);
   void leave_excess();
   Tick last_use_of(uint32_t tensor) const;
@@ -74,6 +76,7 @@ class Replay {
   std::priority_queue<Eviction, std::vector<Eviction>, std::greater<>> evictions_;
   std::deque<uint32_t> fetch_queue_;
   std::vector<bool> is_needed_now_;
+  VictimOrder victims_;        // who is resident and not needed now
   uint64_t now_ns_ = 0;        // of the program
   uint64_t mover_ns_ = 0;      // up to which evictions and fetches have been played
   uint64_t read_free_ns_ = 0;  // when the link is free
@@ -97,7 +100,8 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
       born_at_(trace.tick_count()),
       freed_at_(trace.tick_count()),
       states_(trace.tensors.size()),
-      is_needed_now_(trace.tensors.size(), false) {
+      is_needed_now_(trace.tensors.size(), false),
+      victims_(uses_, trace.tick_count(), plan.otherwise) {
   // Fetches that may start at the same op: first the one that is needed first.
   std::vector<const PlannedMove*> returning;
   for (const PlannedMove& move : plan.moves) {
@@ -122,20 +126,26 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
 
 Simulation Replay::run() {
   begin_life();
+  std::vector<TensorState> begin_states;
   for (int period = 0; period <= kWarmUpPeriods; ++period) {
     const uint64_t begin_ns = now_ns_;
     result_ = {};
+    begin_states = states_;
     for (TensorState& state : states_) state.open_move = TensorState::kNone;
     for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
     result_.step_ns = now_ns_ - begin_ns;
     for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
   }
   result_.compute_ns = trace_.compute_ns();
+  result_.is_steady = std::ranges::equal(states_, begin_states, [](const auto& a, const auto& b) {
+    return a.place == b.place && a.has_copy == b.has_copy;
+  });
   return result_;
 }
 
 // Before the first period: what is always there is on the device while it fits, else has a copy.
 void Replay::begin_life() {
+  tick_ = trace_.tick_count() - 1;
   used_bytes_ = trace_.fixed_bytes;
   for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
     if (!trace_.tensors[tensor].is_persistent()) continue;
@@ -144,6 +154,7 @@ void Replay::begin_life() {
     if (is_fixed || used_bytes_ + bytes <= machine_.budget_bytes) {
       states_[tensor].place = Place::kResident;
       used_bytes_ += bytes;
+      may_leave(tensor);
     } else {
       states_[tensor].place = Place::kCold;
       states_[tensor].has_copy = true;
@@ -157,8 +168,8 @@ void Replay::run_tick(Tick tick) {
   ++tick_number_;
   const uint64_t arrived_ns = now_ns_;
   used_most_ = used_bytes_;
-  for (const TraceAccess& access : op.accesses) is_needed_now_[access.tensor] = true;
-  for (const uint32_t tensor : born_at_[tick]) is_needed_now_[tensor] = true;
+  for (const TraceAccess& access : op.accesses) need_now(access.tensor);
+  for (const uint32_t tensor : born_at_[tick]) need_now(tensor);
   start_planned_fetches(tick);
   advance(now_ns_);
   require(op);
@@ -171,8 +182,8 @@ void Replay::run_tick(Tick tick) {
   }
   now_ns_ += op.compute_ns;
   advance(now_ns_);
-  for (const TraceAccess& access : op.accesses) is_needed_now_[access.tensor] = false;
-  for (const uint32_t tensor : born_at_[tick]) is_needed_now_[tensor] = false;
+  for (const TraceAccess& access : op.accesses) need_no_longer(access.tensor);
+  for (const uint32_t tensor : born_at_[tick]) need_no_longer(tensor);
   for (const uint32_t tensor : freed_at_[tick]) release(tensor);
   for (const uint32_t tensor : evictions_after_[tick]) {
     if (states_[tensor].place == Place::kResident) evict(tensor, tick);
@@ -183,6 +194,16 @@ void Replay::run_tick(Tick tick) {
     result_.over_budget_bytes =
         std::max(result_.over_budget_bytes, used_most_ - machine_.budget_bytes);
   }
+}
+
+void Replay::need_now(uint32_t tensor) {
+  is_needed_now_[tensor] = true;
+  victims_.remove(tensor);
+}
+
+void Replay::need_no_longer(uint32_t tensor) {
+  is_needed_now_[tensor] = false;
+  may_leave(tensor);
 }
 
 void Replay::start_planned_fetches(Tick tick) {
@@ -234,6 +255,7 @@ bool Replay::finish_next_eviction(uint64_t until_ns) {
 void Replay::evict(uint32_t tensor, Tick last_use) {
   TensorState& state = states_[tensor];
   const uint64_t bytes = trace_.tensors[tensor].bytes;
+  victims_.remove(tensor);
   state.open_move = result_.moves.size();
   result_.moves.push_back({tensor, last_use, kNoTick, next_use(tensor)});
   if (state.has_copy) {
@@ -272,7 +294,7 @@ void Replay::take(uint64_t bytes) {
 // What an op needed beyond the budget leaves when it has ended, while the program goes on.
 void Replay::leave_excess() {
   while (used_bytes_ > machine_.budget_bytes + leaving_bytes_) {
-    const std::optional<uint32_t> victim = choose_victim();
+    const std::optional<uint32_t> victim = victims_.first(tick_);
     if (!victim) return;
     evict(*victim, last_use_of(*victim));
   }
@@ -292,27 +314,22 @@ void Replay::make_room(uint64_t bytes) {
       now_ns_ = std::max(now_ns_, mover_ns_);
       continue;
     }
-    const std::optional<uint32_t> victim = choose_victim();
+    const std::optional<uint32_t> victim = victims_.first(tick_);
     if (!victim) return;
     evict(*victim, last_use_of(*victim));
   }
 }
 
-std::optional<uint32_t> Replay::choose_victim() const {
-  std::optional<uint32_t> best;
-  uint64_t best_score = 0;
-  for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
-    if (states_[tensor].place != Place::kResident || is_needed_now_[tensor]) continue;
-    if (uses_[tensor].empty()) continue;
-    const uint64_t score = victim_ == Victim::kFarthestNextUse
-                               ? ticks_to_next_use(tensor)
-                               : tick_number_ - states_[tensor].last_use;
-    if (!best || score > best_score) {
-      best = tensor;
-      best_score = score;
-    }
+// Called when the tensor may have become able to leave.
+void Replay::may_leave(uint32_t tensor) {
+  const TensorState& state = states_[tensor];
+  if (state.place != Place::kResident || is_needed_now_[tensor] || uses_[tensor].empty()) return;
+  if (victim_ == Victim::kFarthestNextUse) {
+    victims_.add(tensor, next_use(tensor));
+  } else {
+    const auto last_use = static_cast<Tick>((state.last_use - 1) % trace_.tick_count());
+    victims_.add(tensor, state.last_use == 0 ? kNoTick : last_use);
   }
-  return best;
 }
 
 Tick Replay::next_use(uint32_t tensor) const {
@@ -322,13 +339,6 @@ Tick Replay::next_use(uint32_t tensor) const {
   const Tick next = later == uses.end() ? uses.front() : *later;
   // The next time it is named may be in its next life.
   return !life.is_persistent() && next == life.allocated_at ? kNoTick : next;
-}
-
-uint64_t Replay::ticks_to_next_use(uint32_t tensor) const {
-  const Tick next = next_use(tensor);
-  const uint64_t count = trace_.tick_count();
-  if (next == kNoTick) return 2 * count;
-  return (next + count - tick_) % count;
 }
 
 void Replay::require(const TraceOp& op) {
@@ -367,6 +377,7 @@ void Replay::allocate(uint32_t tensor) {
 void Replay::stay(uint32_t tensor) {
   states_[tensor].place = Place::kResident;
   leaving_bytes_ -= trace_.tensors[tensor].bytes;
+  may_leave(tensor);
 }
 
 void Replay::release(uint32_t tensor) {
@@ -375,6 +386,7 @@ void Replay::release(uint32_t tensor) {
   if (state.place != Place::kAbsent && state.place != Place::kCold) {
     used_bytes_ -= trace_.tensors[tensor].bytes;
   }
+  victims_.remove(tensor);
   state.place = Place::kAbsent;
   state.has_copy = false;
   state.open_move = TensorState::kNone;

@@ -26,6 +26,7 @@ struct Simulation {
   uint64_t bytes_dropped = 0;        // left the device without a write
   uint64_t bytes_late = 0;           // of bytes_read, what an op waited for
   uint64_t over_budget_bytes = 0;    // the most by which the budget was exceeded
+  bool is_steady = false;            // every tensor ended the period where it began it
   std::vector<uint64_t> begin_ns;    // when each op began to compute; since the begin of the period
   std::vector<uint64_t> stall_ns;    // what each op waited before
   std::vector<uint64_t> used_bytes;  // the most on the device from the begin of each op to the next

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SlotTimeline: a period of time cut into slots of whole ticks, at most kSlotsMax of them, and what
-// is known of each: how long it lasts, how many bytes exceed or are left of the budget, and how
-// much link time is still free. Slots are cyclic: after the last comes the first. A tick is looked
-// at through its slot, so where a slot holds several ticks everything is rounded to the safe side.
+// SlotTimeline: a period of time cut into slots of whole ticks, at most kSlotsMax of them. Slots
+// are cyclic: after the last comes the first. A tick is looked at through its slot, so where a slot
+// holds several ticks everything is rounded to the safe side. What is known of each slot stands in
+// classes of its own: LinkTime and ExcessBytes. Both look at kBlockSlots slots at once where they
+// can, for the planner asks about long ranges far more often than it changes anything.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "learn/trace.h"
@@ -15,58 +17,56 @@
 namespace tencache {
 
 inline constexpr uint32_t kSlotsMax = 4096;
+inline constexpr uint32_t kBlockSlots = 32;
 
 class SlotTimeline {
  public:
   explicit SlotTimeline(const Trace& trace);
 
   uint32_t count() const { return static_cast<uint32_t>(duration_ns_.size()); }
+  uint32_t block_count() const { return (count() + kBlockSlots - 1) / kBlockSlots; }
   uint32_t slot_of(Tick tick) const { return tick / ticks_per_slot_; }
   Tick first_tick(uint32_t slot) const { return slot * ticks_per_slot_; }
   uint64_t duration_ns(uint32_t slot) const { return duration_ns_[slot]; }
-  uint32_t next(uint32_t slot) const { return slot + 1 == count() ? 0 : slot + 1; }
   uint32_t previous(uint32_t slot) const { return slot == 0 ? count() - 1 : slot - 1; }
 
   /// The largest entry of each slot.
   std::vector<uint64_t> maxima(const std::vector<uint64_t>& by_tick) const;
 
-  /// The slots that lie wholly within an idle period, as the first of them and how many.
+  /// Slots, as the first of them and how many.
   struct Range {
     uint32_t first = 0;
     uint32_t count = 0;
   };
+  /// The slots that lie wholly within an idle period.
   Range inside(const IdlePeriod& period) const;
-
   /// Calls visit(slot) for each slot of a range, in order of time.
   template <typename Visit>
   void for_each(const Range& range, Visit visit) const {
-    uint32_t slot = range.first;
-    for (uint32_t walked = 0; walked < range.count; ++walked, slot = next(slot)) visit(slot);
+    for (const Span& span : spans(range)) {
+      for (uint32_t slot = span.begin; slot < span.end; ++slot) visit(slot);
+    }
+  }
+
+  /// Slots in a row.
+  struct Span {
+    uint32_t begin = 0;
+    uint32_t end = 0;
+  };
+  /// A range in order of time: the second part, after the end of the period, is often empty.
+  std::array<Span, 2> spans(const Range& range) const {
+    const uint32_t first_count = std::min(range.count, count() - range.first);
+    return {Span{range.first, range.first + first_count}, Span{0, range.count - first_count}};
+  }
+  std::array<Span, 2> spans_backward(const Range& range) const {
+    const std::array<Span, 2> forward = spans(range);
+    return {forward[1], forward[0]};
   }
 
  private:
   uint32_t ticks_per_slot_ = 1;
   Tick tick_count_ = 0;
   std::vector<uint64_t> duration_ns_;
-};
-
-/// Free time of one link, slot by slot.
-class LinkTime {
- public:
-  explicit LinkTime(const SlotTimeline& timeline);
-
-  /// How many slots, counted from `first` forwards, it takes to get `ns` of free time, within
-  /// `count` slots; the last is used in part.
-  std::optional<uint32_t> slots_forward(uint32_t first, uint32_t count, uint64_t ns) const;
-  /// The same, counted backwards from the last of the `count` slots that begin with `first`.
-  std::optional<uint32_t> slots_backward(uint32_t first, uint32_t count, uint64_t ns) const;
-
-  void take_forward(uint32_t first, uint32_t count, uint64_t ns);
-  void take_backward(uint32_t first, uint32_t count, uint64_t ns);
-
- private:
-  const SlotTimeline* timeline_;
-  std::vector<uint64_t> free_ns_;
 };
 
 }  // namespace tencache

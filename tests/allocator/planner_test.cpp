@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Planner: what can be hidden is hidden, no plan is worse than doing without one, and on small
-// random traces it is compared with the best of all plans, found by trying every one.
+// Planner: what can be hidden is hidden, no plan is worse than doing without one, whatever the
+// trace and the budget are like, and on small random traces it is compared with the best of all
+// plans, found by trying every one.
 #include "learn/planner.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
+#include <string>
 
 #include "learn/bound.h"
+#include "learn/slot_timeline.h"
 #include "support/random_trace.h"
 
 namespace tencache {
@@ -62,6 +66,102 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
       if (reactive.over_budget_bytes > planned.simulation.over_budget_bytes) continue;
       EXPECT_LE(planned.simulation.step_ns, reactive.step_ns) << "round " << round;
     }
+    if (HasFailure()) return;
+  }
+}
+
+/// The plan keeps to the trace, tells what the simulator tells, and beats doing without one.
+void expect_sound(const Trace& trace, const Machine& limits) {
+  ASSERT_TRUE(trace.validate().is_ok()) << trace.validate().message();
+  const Planned planned = make_plan(trace, limits);
+  const auto rank = [](const Simulation& simulation) {
+    return std::pair(simulation.over_budget_bytes, simulation.step_ns);
+  };
+  EXPECT_EQ(rank(simulate(trace, planned.plan, limits)), rank(planned.simulation));
+  for (const Victim victim : {Victim::kLeastRecentlyUsed, Victim::kFarthestNextUse}) {
+    EXPECT_LE(rank(planned.simulation), rank(simulate(trace, Plan{{}, victim}, limits)));
+  }
+  std::set<std::pair<uint32_t, Tick>> idle;
+  for (const IdlePeriod& period : idle_periods(trace)) idle.emplace(period.tensor, period.after);
+  for (const PlannedMove& move : planned.plan.moves) {
+    EXPECT_EQ(idle.erase({move.tensor, move.evict_after}), 1u) << "no idle period, or used twice";
+    EXPECT_EQ(move.fetch_at == kNoTick, move.needed_at == kNoTick);
+  }
+}
+
+/// Every budget from nothing to everything.
+void expect_sound_plans(const Trace& trace) {
+  const uint64_t peak = peak_bytes(trace);
+  for (const uint64_t budget : {uint64_t{0}, uint64_t{1}, peak / 4, peak / 2, peak - 1, peak}) {
+    for (const bool is_half_duplex : {false, true}) {
+      SCOPED_TRACE("budget " + std::to_string(budget) + (is_half_duplex ? ", half duplex" : ""));
+      expect_sound(trace, byte_per_ns(budget, is_half_duplex));
+    }
+  }
+}
+
+TEST(PlannerTest, CopesWithOneOp) {
+  Trace trace;
+  trace.op_names = {"op"};
+  trace.ops = {{0, 100, {{0, true}, {1, false}}}};
+  trace.tensors = {{10, kNoTick, kNoTick}, {20, kNoTick, kNoTick}, {30, 0, 0}};
+  expect_sound_plans(trace);
+}
+
+TEST(PlannerTest, CopesWithTensorsThatNobodyNames) {
+  Random random;
+  Trace trace = random_trace(random, {});
+  trace.tensors.push_back({20, kNoTick, kNoTick});
+  trace.tensors.push_back({20, 3, 7});
+  trace.tensors.push_back({20, 7, 3});
+  expect_sound_plans(trace);
+  trace.tensors = {{20, kNoTick, kNoTick}};
+  for (TraceOp& op : trace.ops) op.accesses.clear();
+  expect_sound_plans(trace);
+  trace.tensors.clear();
+  trace.fixed_bytes = 5;
+  expect_sound_plans(trace);
+}
+
+TEST(PlannerTest, CopesWithATensorAboveTheBudget) {
+  Random random;
+  Trace trace = random_trace(random, {});
+  trace.tensors[0].bytes = 10 * peak_bytes(trace);
+  expect_sound_plans(trace);
+}
+
+TEST(PlannerTest, CopesWithFixedBytesAboveTheBudget) {
+  Random random;
+  Trace trace = random_trace(random, {});
+  trace.fixed_bytes = 10 * peak_bytes(trace);
+  expect_sound_plans(trace);
+}
+
+TEST(PlannerTest, CopesWithOpsThatTakeNoTime) {
+  Random random;
+  expect_sound_plans(random_trace(random, {.compute_ns_max = 0}));
+}
+
+TEST(PlannerTest, CopesWithSeveralOpsPerSlot) {
+  Random random;
+  // A few tensors that nearly every slot names, and some that hardly any does.
+  Trace trace = random_trace(random, {.ops = 3 * kSlotsMax + 1, .tensors = 20, .bytes_max = 1000});
+  for (TraceOp& op : trace.ops) op.accesses.push_back({0, random.chance(0.5)});
+  trace.tensors[0] = {500, kNoTick, kNoTick};
+  expect_sound_plans(trace);
+}
+
+TEST(PlannerTest, CopesWithAllOfItAtRandom) {
+  Random random;
+  for (int round = 0; round < 200; ++round) {
+    const RandomTraceShape shape = {.ops = static_cast<Tick>(random.between(1, 20)),
+                                    .tensors = static_cast<uint32_t>(random.between(1, 12)),
+                                    .bytes_max = random.chance(0.5) ? 8u : 1000u,
+                                    .compute_ns_max = random.chance(0.5) ? 0u : 20u};
+    Trace trace = random_trace(random, shape);
+    trace.fixed_bytes = random.chance(0.5) ? 0 : random.between(0, peak_bytes(trace));
+    SCOPED_TRACE(round);
+    expect_sound_plans(trace);
     if (HasFailure()) return;
   }
 }

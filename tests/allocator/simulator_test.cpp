@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Simulator: small schedules worked out by hand, and invariants on random traces and plans: nothing
-// runs before its bytes are there, the budget holds unless told otherwise, bytes are conserved.
+// Simulator: small schedules worked out by hand, victims against a naive cache's, and invariants on
+// random traces and plans: nothing runs before its bytes are there, the budget holds unless told
+// otherwise, bytes are conserved.
 #include "learn/simulator.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "support/random_trace.h"
 
@@ -85,6 +88,125 @@ TEST(SimulatorTest, AHalfDuplexLinkTakesTurns) {
     return simulate(trace, plan, byte_per_ns(20, is_half_duplex)).step_ns;
   };
   EXPECT_GE(step_ns(true), step_ns(false));
+}
+
+/// Who leaves when no plan says so and moving takes no time: looks at every tensor and every op for
+/// each victim.
+class NaiveCache {
+ public:
+  NaiveCache(const Trace& trace, Victim rule, uint64_t budget_bytes)
+      : trace_(trace),
+        rule_(rule),
+        budget_bytes_(budget_bytes),
+        is_resident_(trace.tensors.size(), false),
+        is_cold_(trace.tensors.size(), false),
+        last_use_(trace.tensors.size(), 0) {}
+
+  /// In order, during the third period.
+  std::vector<uint32_t> victims() {
+    for (uint32_t tensor = 0; tensor < trace_.tensors.size(); ++tensor) {
+      if (!trace_.tensors[tensor].is_persistent()) continue;
+      const bool has_room = used_bytes() + trace_.tensors[tensor].bytes <= budget_bytes_;
+      (has_room ? is_resident_ : is_cold_)[tensor] = true;
+    }
+    for (int period = 0; period < 3; ++period) {
+      victims_.clear();
+      for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
+    }
+    return victims_;
+  }
+
+ private:
+  bool is_named(uint32_t tensor, Tick tick) const {
+    const auto& accesses = trace_.ops[tick].accesses;
+    return trace_.tensors[tensor].allocated_at == tick ||
+           std::any_of(accesses.begin(), accesses.end(),
+                       [&](const TraceAccess& access) { return access.tensor == tensor; });
+  }
+
+  uint64_t used_bytes() const {
+    uint64_t bytes = trace_.fixed_bytes;
+    for (uint32_t tensor = 0; tensor < is_resident_.size(); ++tensor) {
+      if (is_resident_[tensor]) bytes += trace_.tensors[tensor].bytes;
+    }
+    return bytes;
+  }
+
+  uint64_t score(uint32_t tensor) const {
+    if (rule_ == Victim::kLeastRecentlyUsed) return now_ - last_use_[tensor];
+    const Tick count = trace_.tick_count();
+    Tick ahead = 1;
+    while (!is_named(tensor, (tick_ + ahead) % count)) ++ahead;
+    if (trace_.tensors[tensor].allocated_at == (tick_ + ahead) % count) return uint64_t{2} * count;
+    return ahead % count;  // who is named by this op alone was just needed
+  }
+
+  void make_room(uint64_t bytes, bool is_running) {
+    while (used_bytes() + bytes > budget_bytes_) {
+      std::optional<uint32_t> best;
+      for (uint32_t tensor = 0; tensor < is_resident_.size(); ++tensor) {
+        if (!is_resident_[tensor] || (is_running && is_named(tensor, tick_))) continue;
+        if (!best || score(tensor) > score(*best)) best = tensor;
+      }
+      if (!best) return;
+      victims_.push_back(*best);
+      is_resident_[*best] = false;
+      is_cold_[*best] = true;
+    }
+  }
+
+  void come(uint32_t tensor) {
+    make_room(trace_.tensors[tensor].bytes, true);
+    is_resident_[tensor] = true;
+    is_cold_[tensor] = false;
+  }
+
+  void run_tick(Tick tick) {
+    tick_ = tick;
+    ++now_;
+    for (const TraceAccess& access : trace_.ops[tick].accesses) {
+      if (is_cold_[access.tensor]) come(access.tensor);
+    }
+    for (uint32_t tensor = 0; tensor < is_resident_.size(); ++tensor) {
+      if (trace_.tensors[tensor].allocated_at == tick) come(tensor);
+      if (is_named(tensor, tick)) last_use_[tensor] = now_;
+    }
+    for (uint32_t tensor = 0; tensor < is_resident_.size(); ++tensor) {
+      if (trace_.tensors[tensor].freed_at != tick) continue;
+      is_resident_[tensor] = is_cold_[tensor] = false;
+    }
+    make_room(0, false);
+  }
+
+  const Trace& trace_;
+  const Victim rule_;
+  const uint64_t budget_bytes_;
+  std::vector<bool> is_resident_;
+  std::vector<bool> is_cold_;
+  std::vector<uint64_t> last_use_;
+  std::vector<uint32_t> victims_;
+  uint64_t now_ = 0;
+  Tick tick_ = 0;
+};
+
+TEST(SimulatorTest, ChoosesTheVictimsThatALookAtAllChooses) {
+  Random random;
+  for (int round = 0; round < 2000; ++round) {
+    const Trace trace = random_trace(random, {.ops = 12, .tensors = 10});
+    const std::vector<uint64_t> bytes = trace.bytes_by_tick();
+    const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
+    const Machine no_time = {.budget_bytes = random.between(most / 3, most),
+                             .read_bytes_per_s = 1e30,
+                             .write_bytes_per_s = 1e30};
+    for (const Victim rule : {Victim::kLeastRecentlyUsed, Victim::kFarthestNextUse}) {
+      std::vector<uint32_t> victims;
+      for (const PlannedMove& move : simulate(trace, Plan{{}, rule}, no_time).moves) {
+        victims.push_back(move.tensor);
+      }
+      ASSERT_EQ(victims, NaiveCache(trace, rule, no_time.budget_bytes).victims())
+          << "round " << round;
+    }
+  }
 }
 
 Plan random_plan(Random& random, const Trace& trace) {

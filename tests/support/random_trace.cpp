@@ -19,64 +19,123 @@ void name_at(Trace& trace, Tick tick, uint32_t tensor, bool is_write) {
 
 class TransformerBuilder {
  public:
-  explicit TransformerBuilder(const TransformerShape& shape) : shape_(shape) {
+  explicit TransformerBuilder(const TransformerShape& shape)
+      : shape_(shape),
+        weight_count_(shape.layers * weights_per_layer()),
+        gradients_(weight_count_) {
+    TENCACHE_CHECK(weights_per_layer() <= activations_per_layer());
     trace_.op_names = {"forward", "backward", "update"};
   }
 
   Trace build() {
-    const uint32_t weight_count = shape_.layers * shape_.weights_per_layer;
-    for (uint32_t index = 0; index < 3 * weight_count; ++index) {
-      trace_.tensors.push_back({shape_.weight_bytes, kNoTick, kNoTick});
+    // Weight w has its AdamW states at weight_count_ + 2 w and the one after.
+    for (uint32_t weight = 0; weight < weight_count_; ++weight) {
+      trace_.tensors.push_back({weight_bytes(weight), kNoTick, kNoTick});
     }
-    // Weight w has its AdamW states at weight_count + 2 w and the one after.
-    std::vector<uint32_t> activations;
-    for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      for (uint32_t index = 0; index < shape_.activations_per_layer; ++index) {
-        std::vector<TraceAccess> accesses;
-        if (!activations.empty()) accesses.push_back({activations.back(), false});
-        if (index < shape_.weights_per_layer) accesses.push_back({weight(layer, index), false});
-        activations.push_back(born(shape_.activation_bytes));
-        add(0, shape_.op_ns, std::move(accesses));
-      }
+    for (uint32_t weight = 0; weight < weight_count_; ++weight) {
+      const uint64_t bytes = shape_.state_bytes_per_weight_byte * weight_bytes(weight);
+      trace_.tensors.insert(trace_.tensors.end(), 2, {bytes, kNoTick, kNoTick});
     }
-    std::vector<uint32_t> gradients(weight_count);
-    for (uint32_t layer = shape_.layers; layer-- > 0;) {
-      for (uint32_t index = shape_.activations_per_layer; index-- > 0;) {
-        const uint32_t activation = activations[layer * shape_.activations_per_layer + index];
-        std::vector<TraceAccess> accesses = {{activation, false}};
-        if (index < shape_.weights_per_layer) {
-          accesses.push_back({weight(layer, index), false});
-          gradients[layer * shape_.weights_per_layer + index] = born(shape_.weight_bytes);
-        }
-        trace_.tensors[activation].freed_at = trace_.tick_count();
-        add(1, 2 * shape_.op_ns, std::move(accesses));
-      }
+    for (uint32_t batch = 0; batch < shape_.micro_batches; ++batch) {
+      forward();
+      backward(batch == 0);
     }
-    for (uint32_t index = 0; index < weight_count; ++index) {
-      trace_.tensors[gradients[index]].freed_at = trace_.tick_count();
-      add(2, shape_.optimizer_op_ns,
-          {{gradients[index], false},
-           {index, true},
-           {weight_count + 2 * index, true},
-           {weight_count + 2 * index + 1, true}});
-    }
+    update();
     TENCACHE_CHECK(trace_.validate().is_ok());
     return std::move(trace_);
   }
 
  private:
+  void forward() {
+    activations_.clear();
+    for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      for (uint32_t index = 0; index < activations_per_layer(); ++index) {
+        std::vector<TraceAccess> accesses;
+        if (!activations_.empty()) accesses.push_back({activations_.back(), false});
+        if (index < weights_per_layer()) accesses.push_back({weight(layer, index), false});
+        activations_.push_back(born(shape_.activation_bytes[index]));
+        add_ops(0, shape_.op_ns, std::move(accesses), {activations_.back()});
+      }
+    }
+  }
+
+  void backward(bool is_first) {
+    std::vector<uint32_t> incoming;  // the gradient that the ops before made
+    for (uint32_t layer = shape_.layers; layer-- > 0;) {
+      for (uint32_t index = activations_per_layer(); index-- > 0;) {
+        std::vector<uint32_t> ending = {activations_[layer * activations_per_layer() + index]};
+        ending.insert(ending.end(), incoming.begin(), incoming.end());
+        std::vector<TraceAccess> accesses;
+        accesses.reserve(ending.size() + 2);
+        for (const uint32_t tensor : ending) accesses.push_back({tensor, false});
+        std::vector<uint32_t> made;
+        if (index < weights_per_layer()) {
+          uint32_t& gradient = gradients_[weight(layer, index)];
+          accesses.push_back({weight(layer, index), false});
+          if (is_first) {
+            made.push_back(gradient = born(shape_.weight_bytes[index]));
+          } else {
+            accesses.push_back({gradient, true});
+          }
+        }
+        incoming.clear();
+        if (shape_.has_activation_gradients) {
+          incoming.push_back(born(shape_.activation_bytes[index]));
+          made.push_back(incoming.back());
+        }
+        add_ops(1, 2 * shape_.op_ns, std::move(accesses), made);
+        end_with_last_op(ending);
+      }
+    }
+    end_with_last_op(incoming);
+  }
+
+  void update() {
+    for (uint32_t first = 0; first < weight_count_; first += shape_.weights_per_update) {
+      const uint32_t end = std::min(first + shape_.weights_per_update, weight_count_);
+      std::vector<TraceAccess> accesses;
+      for (uint32_t index = first; index < end; ++index) {
+        accesses.push_back({gradients_[index], false});
+        accesses.push_back({index, true});
+        accesses.push_back({weight_count_ + 2 * index, true});
+        accesses.push_back({weight_count_ + 2 * index + 1, true});
+      }
+      trace_.ops.push_back({2, shape_.optimizer_op_ns * (end - first), std::move(accesses)});
+      end_with_last_op({gradients_.begin() + first, gradients_.begin() + end});
+    }
+  }
+
+  uint32_t weights_per_layer() const { return static_cast<uint32_t>(shape_.weight_bytes.size()); }
+  uint32_t activations_per_layer() const {
+    return static_cast<uint32_t>(shape_.activation_bytes.size());
+  }
   uint32_t weight(uint32_t layer, uint32_t index) const {
-    return layer * shape_.weights_per_layer + index;
+    return layer * weights_per_layer() + index;
+  }
+  uint64_t weight_bytes(uint32_t weight) const {
+    return shape_.weight_bytes[weight % weights_per_layer()];
   }
   uint32_t born(uint64_t bytes) {
     trace_.tensors.push_back({bytes, trace_.tick_count(), trace_.tick_count()});
     return static_cast<uint32_t>(trace_.tensors.size() - 1);
   }
-  void add(uint32_t name, uint64_t compute_ns, std::vector<TraceAccess> accesses) {
-    trace_.ops.push_back({name, compute_ns, std::move(accesses)});
+  void end_with_last_op(const std::vector<uint32_t>& tensors) {
+    for (const uint32_t tensor : tensors) trace_.tensors[tensor].freed_at = trace_.tick_count() - 1;
+  }
+
+  // The first op makes tensors, the others name those too.
+  void add_ops(uint32_t name, uint64_t compute_ns, std::vector<TraceAccess> accesses,
+               const std::vector<uint32_t>& made) {
+    trace_.ops.push_back({name, compute_ns, accesses});
+    for (const uint32_t tensor : made) accesses.push_back({tensor, false});
+    trace_.ops.insert(trace_.ops.end(), shape_.ops_per_activation - 1,
+                      {name, compute_ns, std::move(accesses)});
   }
 
   const TransformerShape shape_;
+  const uint32_t weight_count_;
+  std::vector<uint32_t> gradients_;    // by weight
+  std::vector<uint32_t> activations_;  // of the micro-batch, in order
   Trace trace_;
 };
 

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long does planning take, and how good is the plan? One measurement a process: makes the trace
+// of a training step of a Llama-like model, plans it once on this thread, and prints the time, the
+// memory that planning took at most, and what the simulator says of the plan and of evicting
+// without one, as one line of JSON. benchmarks/planner.py runs this for several models and budgets.
+//
+// The trace is synthetic. Layers have Llama's weights and activations in bf16 and fp32 states; op
+// times are those of a GPU at 400 Tflop/s whose optimizer reads and writes memory at 3.3 TB/s.
+#include "learn/planner.h"
+
+#include <malloc.h>
+#include <time.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/units.h"
+#include "learn/bound.h"
+#include "support/random_trace.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kTokensPerMicroBatch = 16384;
+constexpr uint64_t kBf16Bytes = 2;
+constexpr uint64_t kUpdateBytesPerWeight =
+    22;  // two fp32 states and a bf16 weight, read and written
+constexpr double kFlopsPerNs = 4e5;
+constexpr double kUpdateBytesPerNs = 3300;
+
+struct Job {
+  uint32_t layers = 32;
+  uint64_t hidden = 4096;
+  uint64_t key_value = 1024;
+  uint64_t feed_forward = 14336;
+  uint32_t micro_batches = 2;
+  uint64_t budget_percent = 50;  // of the most bytes that exist at once
+  uint64_t link_bytes_per_s = 10'000'000'000;
+};
+
+TransformerShape shape_of(const Job& job) {
+  const uint64_t hidden = job.hidden;
+  const uint64_t narrow = job.key_value;
+  const uint64_t wide = job.feed_forward;
+  TransformerShape shape{.layers = job.layers,
+                         .state_bytes_per_weight_byte = 2,
+                         .micro_batches = job.micro_batches,
+                         .ops_per_activation = 5,
+                         .has_activation_gradients = true,
+                         .weights_per_update = 16};
+  // Query, key, value, output, gate, up, down; and what they make, followed by what two norms (one
+  // in fp32 besides), the rotated query and key, attention, activation, product and two sums make.
+  shape.weight_bytes = {hidden * hidden, hidden * narrow, hidden * narrow, hidden * hidden,
+                        hidden * wide,   hidden * wide,   hidden * wide};
+  shape.activation_bytes = {hidden, narrow, narrow, hidden,     wide,       wide,
+                            hidden, hidden, hidden, 2 * hidden, 2 * hidden, hidden,
+                            narrow, hidden, wide,   wide,       hidden,     hidden};
+  uint64_t weights = 0;
+  for (uint64_t& bytes : shape.weight_bytes) {
+    weights += bytes;
+    bytes *= kBf16Bytes;
+  }
+  for (uint64_t& bytes : shape.activation_bytes) bytes *= kTokensPerMicroBatch * kBf16Bytes;
+  const uint64_t ops = shape.activation_bytes.size() * shape.ops_per_activation;
+  const double flops = 2.0 * static_cast<double>(weights * kTokensPerMicroBatch);
+  shape.op_ns = static_cast<uint64_t>(flops / kFlopsPerNs) / ops;
+  const double update_ns = static_cast<double>(weights * kUpdateBytesPerWeight) / kUpdateBytesPerNs;
+  shape.optimizer_op_ns = static_cast<uint64_t>(update_ns) / shape.weight_bytes.size();
+  return shape;
+}
+
+/// A line of /proc/self/status, in bytes.
+uint64_t status_bytes(std::string_view name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name)) return std::stoull(line.substr(name.size() + 1)) * kKiB;
+  }
+  TENCACHE_CHECK(false, "/proc/self/status has no %s", name.data());
+  return 0;
+}
+
+// Planning never waits, so this is what it takes on a machine that does nothing else.
+double processor_s() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+void run(const Job& job) {
+  const Trace trace = transformer_trace(shape_of(job));
+  const std::vector<uint64_t> bytes = trace.bytes_by_tick();
+  const uint64_t peak_bytes = *std::max_element(bytes.begin(), bytes.end());
+  const double bytes_per_s = static_cast<double>(job.link_bytes_per_s);
+  const Machine machine{.budget_bytes = peak_bytes / 100 * job.budget_percent,
+                        .read_bytes_per_s = bytes_per_s,
+                        .write_bytes_per_s = bytes_per_s};
+
+  malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << "5";  // the most so far becomes what there is now
+  const uint64_t rss_before = status_bytes("VmRSS:");
+  const auto begin = std::chrono::steady_clock::now();
+  const double processor_begin_s = processor_s();
+  const Planned planned = make_plan(trace, machine);
+  const double planning_s = processor_s() - processor_begin_s;
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  const uint64_t rss_most = status_bytes("VmHWM:");
+
+  const auto without_plan = [&](Victim victim) { return simulate(trace, {{}, victim}, machine); };
+  const auto print = [](const char* name, uint64_t value) {
+    std::printf("\"%s\": %" PRIu64 ", ", name, value);
+  };
+  std::printf("{");
+  print("ops", trace.ops.size());
+  print("tensors", trace.tensors.size());
+  print("idle_periods", idle_periods(trace).size());
+  print("peak_bytes", peak_bytes);
+  print("budget_bytes", machine.budget_bytes);
+  print("rss_growth_bytes", rss_most - std::min(rss_most, rss_before));
+  print("over_budget_bytes", planned.simulation.over_budget_bytes);
+  print("moves", planned.plan.moves.size());
+  print("compute_ns", trace.compute_ns());
+  print("bound_ns", bound_step_ns(trace, machine));
+  print("step_ns", planned.simulation.step_ns);
+  print("read_ns", machine.read_ns(planned.simulation.bytes_read));
+  print("write_ns", machine.write_ns(planned.simulation.bytes_written));
+  print("belady_step_ns", without_plan(Victim::kFarthestNextUse).step_ns);
+  print("lru_step_ns", without_plan(Victim::kLeastRecentlyUsed).step_ns);
+  std::printf("\"planning_s\": %.6f, \"elapsed_s\": %.6f}\n", planning_s, elapsed.count());
+}
+
+bool parse(int count, char** words, Job& job) {
+  for (int i = 1; i < count; ++i) {
+    const std::string_view word = words[i];
+    const size_t equals = word.find('=');
+    if (equals == std::string_view::npos) return false;
+    uint64_t number = 0;
+    const auto parsed =
+        std::from_chars(word.data() + equals + 1, word.data() + word.size(), number);
+    if (parsed.ptr != word.data() + word.size() || number == 0) return false;
+    const std::string_view name = word.substr(0, equals);
+    if (name == "--layers") {
+      job.layers = static_cast<uint32_t>(number);
+    } else if (name == "--hidden") {
+      job.hidden = number;
+    } else if (name == "--key-value") {
+      job.key_value = number;
+    } else if (name == "--feed-forward") {
+      job.feed_forward = number;
+    } else if (name == "--micro-batches") {
+      job.micro_batches = static_cast<uint32_t>(number);
+    } else if (name == "--budget-percent") {
+      job.budget_percent = number;
+    } else if (name == "--link-bytes-per-s") {
+      job.link_bytes_per_s = number;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace tencache
+
+int main(int count, char** words) {
+  tencache::Job job;
+  if (!tencache::parse(count, words, job)) {
+    std::fprintf(stderr,
+                 "usage: planner [--layers=32] [--hidden=4096] [--key-value=1024] "
+                 "[--feed-forward=14336] [--micro-batches=2] [--budget-percent=50] "
+                 "[--link-bytes-per-s=10000000000]\n");
+    return 2;
+  }
+  tencache::run(job);
+  return 0;
+}

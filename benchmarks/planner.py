@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long does planning take, and how good is the plan?
+
+Plans synthetic training steps of Llama-like models (AdamW with fp32 states, micro-batches, a
+multi-tensor optimizer) for budgets of 75, 50 and 25 % of the most bytes that exist at once, over
+links of 10 GB/s each way. Shown beside the time: how long the planned step would take by the
+simulator, against computing alone, against a bound that no schedule can beat, and against the same
+machine without a plan, where whoever is needed last or was used longest ago leaves. A plan that is
+slower than one of those two ends the benchmark with an error.
+
+Every measurement is a process of its own that plans once, on one core. The program is built on the
+first run, in build/benchmarks.
+
+    python benchmarks/planner.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reporting import Report, Table
+
+import support
+from support import Spread
+
+BUDGETS = (75, 50, 25)  # percent
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape of trace; `goal_s` is how long planning may take."""
+
+    name: str
+    flags: Sequence[str]
+    goal_s: float | None = None
+
+
+SMALL_FLAGS = ("--layers=32", "--hidden=4096", "--feed-forward=14336")
+MODELS = (
+    Model("8B, 32 layers", (*SMALL_FLAGS, "--micro-batches=2"), 1.0),
+    Model(
+        "70B, 80 layers",
+        ("--layers=80", "--hidden=8192", "--feed-forward=28672", "--micro-batches=2"),
+        5.0,
+    ),
+    # Shows how time and memory grow with the trace.
+    Model("8B, 8 micro-batches", (*SMALL_FLAGS, "--micro-batches=8")),
+)
+
+Runs = list[dict[str, Any]]
+
+
+# ---- Measurements ------------------------------------------------------------------------------
+
+
+def measure(program: Path, model: Model, budget: int, options: Any) -> Runs:
+    runs: Runs = []
+    for number in range(options.rounds):
+        support.wait_for_quiet(options.quiet_wait)
+        command = [program, *model.flags, f"--budget-percent={budget}"]
+        load = os.getloadavg()[0]
+        with support.ForeignShare() as foreign:
+            run = json.loads(support.run_program(command))
+        check(model, budget, run)
+        runs.append({**run, "foreign_share": foreign.share, "load_before": load})
+        support.progress(
+            f"{model.name}, {budget} %  round {number + 1}/{options.rounds}: "
+            f"{run['planning_s']:.3f} s, load before {load:.1f}"
+        )
+    return runs
+
+
+def check(model: Model, budget: int, run: Mapping[str, int]) -> None:
+    """A plan must fit the budget and be no slower than doing without one."""
+    if run["over_budget_bytes"] > 0:
+        raise support.BenchmarkFailed(f"{model.name}, {budget} %: the plan exceeds the budget")
+    for rule in ("belady", "lru"):
+        if run["step_ns"] > run[f"{rule}_step_ns"]:
+            raise support.BenchmarkFailed(f"{model.name}, {budget} %: the plan loses to {rule}")
+
+
+# ---- The report --------------------------------------------------------------------------------
+
+
+def planning_s(runs: Runs) -> Spread:
+    return Spread.of([run["planning_s"] for run in runs])
+
+
+def time_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
+    table = Table(
+        "Planning",
+        ["model", "budget", "ops", "tensors", "idle periods", "seconds", "range", "memory"],
+    )
+    for name, by_budget in results.items():
+        for budget, runs in by_budget.items():
+            spread = planning_s(runs)
+            table.rows.append(
+                [
+                    name,
+                    f"{budget} %",
+                    *(str(runs[0][key]) for key in ("ops", "tensors", "idle_periods")),
+                    f"{spread.median:.2f}",
+                    f"{spread.low:.2f} to {spread.high:.2f}",
+                    support.format_bytes(max(run["rss_growth_bytes"] for run in runs)),
+                ]
+            )
+    return table
+
+
+def quality_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
+    table = Table(
+        "Steps, by the simulator",
+        [
+            "model",
+            "budget",
+            *("step s", "reading s", "writing s"),
+            *("/ compute", "/ bound", "Belady / bound", "LRU / bound"),
+        ],
+    )
+    for name, by_budget in results.items():
+        for budget, runs in by_budget.items():
+            run = runs[0]
+            table.rows.append(
+                [
+                    name,
+                    f"{budget} %",
+                    *(f"{run[key] / 1e9:.2f}" for key in ("step_ns", "read_ns", "write_ns")),
+                    f"{run['step_ns'] / run['compute_ns']:.2f}",
+                    *(
+                        f"{run[key] / run['bound_ns']:.2f}"
+                        for key in ("step_ns", "belady_step_ns", "lru_step_ns")
+                    ),
+                ]
+            )
+    return table
+
+
+def verdicts(results: Mapping[str, Mapping[int, Runs]]) -> list[str]:
+    lines = []
+    for model in MODELS:
+        if model.goal_s is None:
+            continue
+        slowest = max(planning_s(runs).median for runs in results[model.name].values())
+        outcome = "reached" if slowest <= model.goal_s else "missed"
+        lines.append(
+            f"Goal of {model.goal_s:g} s for {model.name} {outcome}: {slowest:.2f} s at most."
+        )
+    return [*lines, "No plan is slower than evicting by next use (Belady) or by last use (LRU)."]
+
+
+def main() -> None:
+    options = support.arguments("Planning time and quality.", rounds=3).parse_args()
+    program = support.build_program("planner")
+    facts = support.machine_facts(())
+    # One core for every measurement; programs that this one starts inherit it.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    results = {
+        model.name: {budget: measure(program, model, budget, options) for budget in BUDGETS}
+        for model in MODELS
+    }
+    by_case = {
+        f"{name}, {budget} %": runs
+        for name, by_budget in results.items()
+        for budget, runs in by_budget.items()
+    }
+    loads = [run["load_before"] for runs in by_case.values() for run in runs]
+    report = Report(
+        "planner",
+        "How long does planning take, and how good is the plan? Synthetic training steps of "
+        "Llama-like models, budgets in percent of the most bytes that exist at once, links of "
+        "10 GB/s each way.",
+        "python benchmarks/planner.py",
+        facts,
+        verdicts=verdicts(results),
+        tables=[time_table(results), quality_table(results)],
+        notes=[
+            f"Seconds of processor time on one core, median of {options.rounds}: planning has one "
+            "thread and never waits. Memory is the growth of the "
+            "resident set while planning, the plan included.",
+            "Published planning times of TERAIO, on its authors' machine and traces: 31.2 s for "
+            "Llama3-8B, 396.6 s for a 70B model.",
+            "Reading and writing: how long each link is busy. The bound is the larger of "
+            "computing and reading the fewest bytes; it takes writing for free, and lets "
+            "reading begin before there is room. Going forward a step mostly writes, going back "
+            "it mostly reads, so where moving takes longer than computing the step comes near "
+            "the sum of both.",
+            f"Load of the machine before a measurement: median {Spread.of(loads).median:.1f}, at "
+            f"most {max(loads):.1f}.",
+            support.foreign_note(by_case),
+        ],
+        data={"runs": by_case},
+    )
+    report.write(options.output)
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    support.run_main(main)
