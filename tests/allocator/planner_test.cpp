@@ -91,7 +91,7 @@ void expect_sound(const Trace& trace, const Machine& limits) {
 
 /// Every budget from nothing to everything.
 void expect_sound_plans(const Trace& trace) {
-  const uint64_t peak = peak_bytes(trace);
+  const uint64_t peak = trace.peak_bytes();
   for (const uint64_t budget : {uint64_t{0}, uint64_t{1}, peak / 4, peak / 2, peak - 1, peak}) {
     for (const bool is_half_duplex : {false, true}) {
       SCOPED_TRACE("budget " + std::to_string(budget) + (is_half_duplex ? ", half duplex" : ""));
@@ -126,14 +126,14 @@ TEST(PlannerTest, CopesWithTensorsThatNobodyNames) {
 TEST(PlannerTest, CopesWithATensorAboveTheBudget) {
   Random random;
   Trace trace = random_trace(random, {});
-  trace.tensors[0].bytes = 10 * peak_bytes(trace);
+  trace.tensors[0].bytes = 10 * trace.peak_bytes();
   expect_sound_plans(trace);
 }
 
 TEST(PlannerTest, CopesWithFixedBytesAboveTheBudget) {
   Random random;
   Trace trace = random_trace(random, {});
-  trace.fixed_bytes = 10 * peak_bytes(trace);
+  trace.fixed_bytes = 10 * trace.peak_bytes();
   expect_sound_plans(trace);
 }
 
@@ -159,7 +159,7 @@ TEST(PlannerTest, CopesWithAllOfItAtRandom) {
                                     .bytes_max = random.chance(0.5) ? 8u : 1000u,
                                     .compute_ns_max = random.chance(0.5) ? 0u : 20u};
     Trace trace = random_trace(random, shape);
-    trace.fixed_bytes = random.chance(0.5) ? 0 : random.between(0, peak_bytes(trace));
+    trace.fixed_bytes = random.chance(0.5) ? 0 : random.between(0, trace.peak_bytes());
     SCOPED_TRACE(round);
     expect_sound_plans(trace);
     if (HasFailure()) return;
