@@ -24,7 +24,7 @@ class HashingReader final : public PieceObserver {
   explicit HashingReader(std::span<const IoSegment> segments)
       : segments_(segments), hashers_(segments.size()) {}
 
-  bool before_submit(size_t, uint64_t, size_t) override { return true; }
+  bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
     hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
   }

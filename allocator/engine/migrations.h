@@ -32,7 +32,6 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
-#include "engine/eviction_writer.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
 
@@ -115,7 +114,6 @@ class Migrations {
   const PageMap& page_map_;
   Stats& stats_;
   MigrationGate gate_;
-  BounceRings bounce_rings_;
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };
