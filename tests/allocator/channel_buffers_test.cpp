@@ -73,16 +73,16 @@ class ChannelBuffersTest : public ::testing::TestWithParam<ChannelKind> {
 };
 
 TEST_P(ChannelBuffersTest, WritesFromItsOwnBuffers) {
-  constexpr size_t kBytes = 80 * kPieceBytes;
+  constexpr size_t kBytes = 44 * kPieceBytes;
   Random random(GetParam().depth);
   AlignedBuffer model(kBytes);
   std::set<char*> buffers;
-  for (int round = 0; round < 4; ++round) {  // io_uring registers them from the second one on
+  for (int round = 0; round < 3; ++round) {  // io_uring registers them from the second one on
     random.fill(model.data(), kBytes);
-    std::vector<IoSegment> segments = {{nullptr, 0, 50 * kPieceBytes},
-                                       {model.data() + 50 * kPieceBytes, 50 * kPieceBytes, 0},
-                                       {nullptr, 50 * kPieceBytes, 3 * kIoAlignment}};
-    for (uint64_t at = 50 * kPieceBytes + 3 * kIoAlignment; at < kBytes;) {
+    std::vector<IoSegment> segments = {{nullptr, 0, 40 * kPieceBytes},
+                                       {model.data() + 40 * kPieceBytes, 40 * kPieceBytes, 0},
+                                       {nullptr, 40 * kPieceBytes, 3 * kIoAlignment}};
+    for (uint64_t at = 40 * kPieceBytes + 3 * kIoAlignment; at < kBytes;) {
       const uint64_t bytes = std::min<uint64_t>(random.between(1, 700) * kIoAlignment, kBytes - at);
       segments.push_back({nullptr, at, bytes});
       at += bytes;
@@ -99,9 +99,9 @@ TEST_P(ChannelBuffersTest, WritesFromItsOwnBuffers) {
 }
 
 TEST_P(ChannelBuffersTest, AForkedChildDoesNotGetTheBuffers) {
-  AlignedBuffer model(70 * kPieceBytes);
+  AlignedBuffer model(40 * kPieceBytes);
   const std::vector<IoSegment> segments = {{nullptr, 0, model.bytes()}};
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 2; ++round) {
     Random(static_cast<uint64_t>(round)).fill(model.data(), model.bytes());
     BringingObserver observer(model);
     ASSERT_TRUE(channel_->transfer(IoDirection::kWrite, segments, &observer).status.is_ok());
@@ -144,7 +144,7 @@ uint64_t pinned_bytes() {
 
 /// Writes the model three times over a channel at depth 16 from its own buffers, and compares.
 void write_from_own_buffers(IoChannel& channel, const UniqueFd& file) {
-  AlignedBuffer model(50 * kPieceBytes);
+  AlignedBuffer model(40 * kPieceBytes);
   const std::vector<IoSegment> segments = {{nullptr, 0, model.bytes()}};
   for (uint64_t round = 0; round < 3; ++round) {
     Random(round).fill(model.data(), model.bytes());
