@@ -9,6 +9,8 @@
 // Transfers are batches of slots, as the engine hands them to the tier, from two buffers in turn,
 // so that the memory is not the cache's. With --hash an observer computes the content hash of each
 // slot and reads are checked against it, as the engine does; then a wrong byte ends the program.
+// With --copy writes go through the tier's own buffers, as evictions do, registered with io_uring
+// unless --plain-buffers is given.
 #include "tier/disk_tier.h"
 
 #include <sys/mman.h>
@@ -36,6 +38,7 @@ struct Job {
   uint64_t slot_bytes = 64 * kMiB;
   uint64_t slots_per_transfer = 1;
   bool hash = false;
+  bool copy = false;
   DiskTierConfig config;
 };
 
@@ -63,27 +66,28 @@ class Buffer {
   char* data_;
 };
 
-class HashingObserver : public PieceObserver {
+/// Copies what is written, if asked to, and hashes what is written or read.
+class Observer : public PieceObserver {
  public:
-  HashingObserver(IoDirection direction, const std::vector<IoSegment>& segments)
-      : direction_(direction), segments_(segments), hashers_(segments.size()) {}
+  Observer(const Job& job, IoDirection direction, const std::vector<IoSegment>& segments)
+      : job_(job), direction_(direction), segments_(segments), hashers_(segments.size()) {}
 
-  bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
-    if (direction_ == IoDirection::kWrite) append(segment, offset, bytes);
+  bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) override {
+    if (direction_ == IoDirection::kRead) return true;
+    if (job_.copy) memcpy(memory, segments_[segment].memory_at(offset), bytes);
+    if (job_.hash) hashers_[segment].append(memory, bytes);
     return true;
   }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
-    if (direction_ == IoDirection::kRead) append(segment, offset, bytes);
+    if (direction_ == IoDirection::kWrite || !job_.hash) return;
+    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
   }
   ContentHash hash(size_t segment) const { return hashers_[segment].finish(); }
 
  private:
-  void append(size_t segment, uint64_t offset, size_t bytes) {
-    hashers_[segment].append(segments_[segment].memory_at(offset), bytes);
-  }
-
-  IoDirection direction_;
-  const std::vector<IoSegment>& segments_;
+  const Job& job_;
+  const IoDirection direction_;
+  const std::vector<IoSegment>& segments_;  // with memory
   std::vector<ContentHasher> hashers_;
 };
 
@@ -99,10 +103,13 @@ double run_pass(DiskTier& tier, const Job& job, IoDirection direction,
       segments.push_back(
           {buffer.data() + i * job.slot_bytes, slots[first + i].offset, slots[first + i].bytes});
     }
-    HashingObserver observer(direction, segments);
-    PieceObserver* const chosen = job.hash ? &observer : nullptr;
-    const TransferResult result = direction == IoDirection::kWrite ? tier.write(segments, chosen)
-                                                                   : tier.read(segments, chosen);
+    Observer observer(job, direction, segments);
+    std::vector<IoSegment> given = segments;
+    if (direction == IoDirection::kWrite && job.copy) {
+      for (IoSegment& segment : given) segment.memory = nullptr;
+    }
+    const TransferResult result = direction == IoDirection::kWrite ? tier.write(given, &observer)
+                                                                   : tier.read(given, &observer);
     TENCACHE_CHECK(result.status.is_ok(), "%s", result.status.message().c_str());
     for (size_t i = 0; job.hash && i < segments.size(); ++i) {
       const ContentHash hash = observer.hash(i);
@@ -161,6 +168,10 @@ bool parse(int count, char** words, Job& job) {
       job.slots_per_transfer = number.value();
     } else if (word == "--hash") {
       job.hash = true;
+    } else if (word == "--copy") {
+      job.copy = true;
+    } else if (word == "--plain-buffers") {
+      job.config.registers_buffers = false;
     } else if (word == "--threads") {
       job.config.io_uring = Choice::kOff;
     } else if (word == "--buffered") {
@@ -179,9 +190,10 @@ bool parse(int count, char** words, Job& job) {
 int main(int count, char** words) {
   tencache::Job job;
   if (!tencache::parse(count, words, job)) {
-    fprintf(stderr,
-            "usage: disk_tier [--directory=DIR] [--slots=64] [--slot=64MiB] "
-            "[--slots-per-transfer=1] [--hash] [--threads] [--buffered]\n");
+    fprintf(
+        stderr,
+        "usage: disk_tier [--directory=DIR] [--slots=64] [--slot=64MiB] "
+        "[--slots-per-transfer=1] [--hash] [--copy] [--plain-buffers] [--threads] [--buffered]\n");
     return 2;
   }
   tencache::run(job);

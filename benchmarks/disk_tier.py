@@ -7,7 +7,8 @@ every advantage it has (registered buffers and file, buffers that are not scramb
 stamps), once with its ordinary buffers and, where root can set some aside, once with huge pages,
 which make most of the difference. All overwrite blocks that were written before. The tier moves
 whole slots as the engine hands them out, 64 MiB a transfer, with and without the content hash that
-an eviction and a fetch compute.
+an eviction and a fetch compute, and with the copy into buffers of its own that an eviction makes,
+registered with io_uring as far as memlock allows, and not registered.
 
 The program is built on the first run, in build/benchmarks. Needs fio, and 5 GiB of disk.
 
@@ -61,6 +62,8 @@ GOAL_WAY = "tier, hash"
 WAYS: Mapping[str, Sequence[str]] = {
     "tier": (),
     GOAL_WAY: ("--hash",),
+    "tier, copy, hash": ("--copy", "--hash"),
+    "tier, copy, hash, plain buffers": ("--copy", "--hash", "--plain-buffers"),
     "tier, hash, threads": ("--hash", "--threads"),
 }
 
@@ -222,9 +225,10 @@ def main() -> None:
         notes=[
             f"Medians of {options.rounds} rounds. The first write goes to blocks that the file "
             "system has reserved and never written.",
-            "fio has registered buffers, which the tier has not: it moves the extents themselves, "
-            "another memory each time, and computes the hash on the submitting thread. Extents of "
-            "2 MiB and more are on huge pages; ratios are to the best fio of the table.",
+            "fio has registered buffers. The tier has them only where it copies, which differs in "
+            "writing alone; else it moves the extents themselves, another memory each time. It "
+            "computes the hash on the submitting thread. Extents of 2 MiB and more are on huge "
+            "pages; ratios are to the best fio of the table.",
             *(f"{pattern}: {support.foreign_note(rounds)}" for pattern, rounds in results.items()),
         ],
         data={"rounds": results},

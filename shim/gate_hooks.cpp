@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -28,11 +29,12 @@ constexpr char kStepPrefix[] = "Optimizer.step#";
 std::atomic<at::CallbackHandle> gate_handle{at::INVALID_CALLBACK_HANDLE};
 std::atomic<bool> is_armed{false};
 
-// A split operator that is called with the key of its splitting kernel excluded will not reach that
-// kernel: then it is an operator like any other. The exclusion is scoped, so it is the same at the
-// end.
-bool opens_its_own_gate(const OperatorInfo& info) {
-  return info.is_split && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);
+// A composite operator leaves the gate to the operators it calls. A split one opens it itself,
+// unless it is called with the key of its splitting kernel excluded: then it will not reach that
+// kernel and is an operator like any other. The exclusion is scoped, so it is the same at the end.
+bool passes_gate(const OperatorInfo& info) {
+  if (info.is_composite) return false;
+  return !info.is_split || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);
 }
 
 // What the operator returns may go on using its inputs.
@@ -51,8 +53,11 @@ __attribute__((noinline, cold)) void keep_inputs(const OperatorInfo& info,
 
 void open_gate(const OperatorInfo& info, const at::RecordFunction& event) {
   AccessList& accesses = cleared_thread_accesses();
-  const auto inputs = event.inputs();
-  add_arguments(info, {inputs.data(), inputs.size()}, accesses);
+  // A boxed call shows its whole stack, on which the arguments are the last values: functorch keeps
+  // the tensors' wrappers below them.
+  const auto stack = event.inputs();
+  const size_t count = std::min(stack.size(), info.argument_count);
+  add_arguments(info, {stack.end() - count, count}, accesses);
   tencache_gate_open(info.number, accesses.data(), accesses.count());
   if (info.keeps_inputs.load(std::memory_order_relaxed)) [[unlikely]] {
     keep_inputs(info, accesses);
@@ -61,7 +66,7 @@ void open_gate(const OperatorInfo& info, const at::RecordFunction& event) {
 
 std::unique_ptr<at::ObserverContext> on_operator_start(const at::RecordFunction& event) noexcept {
   const OperatorInfo* info = find_operator(event);
-  if (info != nullptr && !opens_its_own_gate(*info)) {
+  if (info != nullptr && passes_gate(*info)) {
     open_gate(*info, event);
   }
   return nullptr;
@@ -69,7 +74,7 @@ std::unique_ptr<at::ObserverContext> on_operator_start(const at::RecordFunction&
 
 void on_operator_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
   const OperatorInfo* info = find_operator(event);
-  if (info != nullptr && !opens_its_own_gate(*info)) {
+  if (info != nullptr && passes_gate(*info)) {
     tencache_gate_close();
   }
 }

@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "composite_operators.h"
+
 namespace tencache::shim {
 namespace detail {
 
@@ -126,6 +128,7 @@ OperatorInfo& find_or_add(Table& entries, const char* key, const c10::FunctionSc
   if (entry == nullptr) {
     auto made = std::make_unique<OperatorInfo>();
     describe_operator(schema, made.get());
+    made->is_composite = !contains(kReadersByCustom, schema.name()) && only_calls_operators(schema);
     made->number = tencache_register_op(made->name.c_str());
     entry = made.release();
   }
@@ -157,6 +160,7 @@ void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info) {
   info->is_collective =
       info->name.starts_with("c10d::") || info->name.starts_with("_c10d_functional::");
   info->keeps_inputs = returns_custom_class(schema);
+  info->argument_count = schema.is_vararg() ? SIZE_MAX : schema.arguments().size();
   info->walks_everything = schema.is_vararg() || schema.arguments().size() > kArgumentsMax;
   if (info->walks_everything) return;
 

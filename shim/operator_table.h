@@ -38,11 +38,14 @@ struct TensorArgument {
 };
 
 struct OperatorInfo {
-  std::string name;     // with the overload: "aten::add_.Tensor"
-  uint32_t number = 0;  // tencache_register_op(name)
+  std::string name;           // with the overload: "aten::add_.Tensor"
+  uint32_t number = 0;        // tencache_register_op(name)
+  size_t argument_count = 0;  // SIZE_MAX when the schema leaves it open
   std::vector<TensorArgument> tensor_arguments;
   /// The schema does not say enough: every argument counts as read and written.
   bool walks_everything = false;
+  /// Its kernel only calls other operators (composite_operators.h): these pass the gate, not it.
+  bool is_composite = false;
   /// A kernel of list_split.h opens the gate itself, chunk by chunk.
   bool is_split = false;
   /// A collective (namespace c10d or _c10d_functional): other threads may go on after it returned.
@@ -52,7 +55,7 @@ struct OperatorInfo {
   std::atomic<bool> keeps_inputs{false};
 };
 
-/// What a schema says, without number. Pure.
+/// What a schema says, without number and without is_composite. Pure.
 void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info);
 
 /// Whether values of the type may hold tensors.

@@ -56,7 +56,9 @@ Json probe_json(const DiskProbe& probe) {
           {"direct_io", probe.direct_io},
           {"direct_io_reason", probe.direct_io_reason},
           {"io_uring", probe.io_uring},
-          {"io_uring_reason", probe.io_uring_reason}};
+          {"io_uring_reason", probe.io_uring_reason},
+          {"registered_buffers", probe.registered_buffers},
+          {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
 // What was learned, and of the script that was learned last what the simulator says of one period.

@@ -91,16 +91,13 @@ void Migrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* r
 }
 
 Status Migrations::write_batch(std::span<const Eviction> evictions) {
-  Result<std::unique_ptr<BounceRing>> ring = bounce_rings_.borrow();
-  if (!ring.is_ok()) return ring.status();
   std::vector<const Extent*> extents;
   extents.reserve(evictions.size());
   for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
-  EvictionWriter writer(extents, *ring.value());
+  EvictionWriter writer(extents);
   const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
   write_speed_.add(transfer.bytes, now_ns() - begin_ns);
-  bounce_rings_.give_back(std::move(ring).value());
   add(stats_.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) return transfer.status;
   for (size_t index = 0; index < evictions.size(); ++index) {

@@ -29,7 +29,7 @@ class HashingReader final : public PieceObserver {
                 std::function<void(size_t segment, const ContentHash& hash)> on_segment)
       : segments_(segments), hashers_(segments.size()), on_segment_(std::move(on_segment)) {}
 
-  bool before_submit(size_t, uint64_t, size_t) override { return true; }
+  bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
     const IoSegment& whole = segments_[segment];
     hashers_[segment].append(whole.memory_at(offset), bytes);

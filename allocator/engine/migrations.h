@@ -33,7 +33,6 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
-#include "engine/eviction_writer.h"
 #include "engine/link_speed.h"
 #include "engine/order.h"
 #include "memory/heap.h"
@@ -130,7 +129,6 @@ class Migrations {
   const PageMap& page_map_;
   Stats& stats_;
   MigrationGate gate_;
-  BounceRings bounce_rings_;
   LinkSpeed read_speed_;
   LinkSpeed write_speed_;
   std::atomic<uint32_t> demand_count_{0};

@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "tier/bounce_ring.h"
 #include "tier/spill_file.h"
 
 namespace tencache {
@@ -76,7 +77,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
   Result<std::unique_ptr<IoChannel>> channel = tier->make_channel();
   if (!channel.is_ok()) return channel.status();
   tier->channel_name_ = channel.value()->name();
-  tier->return_channel(std::move(channel).value());
+  tier->return_channel(std::move(channel).value(), /*with_buffers=*/false);
   return tier;
 }
 
@@ -84,8 +85,10 @@ DiskTier::~DiskTier() {
   if (getpid() != owner_pid_) {
     // The rings and threads of the channels belong to the parent; their memory is not even mapped.
     for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
+    for (std::unique_ptr<IoChannel>& channel : idle_buffered_channels_) (void)channel.release();
   }
   idle_channels_.clear();
+  idle_buffered_channels_.clear();
   for (const ForkEpoch& fork : fork_epochs_) {
     if (fork.token_fd >= 0) close(fork.token_fd);
   }
@@ -228,10 +231,11 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
                    static_cast<unsigned long long>(segment.offset),
                    static_cast<unsigned long long>(limit_bytes));
   }
-  Result<std::unique_ptr<IoChannel>> channel = borrow_channel();
+  const bool with_buffers = has_segment_without_memory(segments);
+  Result<std::unique_ptr<IoChannel>> channel = borrow_channel(with_buffers);
   if (!channel.is_ok()) return {channel.status(), false, 0};
   TransferResult result = channel.value()->transfer(direction, segments, observer);
-  return_channel(std::move(channel).value());
+  return_channel(std::move(channel).value(), with_buffers);
 
   if (result.status.is_ok() && !direct_io_) {
     result.status = drop_after_buffered(direction, segments);
@@ -273,7 +277,8 @@ Status DiskTier::drop_after_buffered(IoDirection direction,
 Result<std::unique_ptr<IoChannel>> DiskTier::make_channel() const {
   if (config_.channel_factory) return config_.channel_factory(fd_);
   if (config_.io_uring != Choice::kOff) {
-    Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(fd_, config_.depth);
+    Result<std::unique_ptr<IoChannel>> channel =
+        make_uring_channel(fd_, config_.depth, config_.registers_buffers);
     if (channel.is_ok()) return channel;
     if (config_.io_uring == Choice::kOn) {
       return Status(channel.status().code(),
@@ -284,21 +289,23 @@ Result<std::unique_ptr<IoChannel>> DiskTier::make_channel() const {
   return make_thread_channel(fd_, std::min(config_.depth, kThreadsMax));
 }
 
-Result<std::unique_ptr<IoChannel>> DiskTier::borrow_channel() {
+Result<std::unique_ptr<IoChannel>> DiskTier::borrow_channel(bool with_buffers) {
   {
     MutexLock lock(mutex_);
-    if (!idle_channels_.empty()) {
-      std::unique_ptr<IoChannel> channel = std::move(idle_channels_.back());
-      idle_channels_.pop_back();
+    auto& idle =
+        with_buffers && !idle_buffered_channels_.empty() ? idle_buffered_channels_ : idle_channels_;
+    if (!idle.empty()) {
+      std::unique_ptr<IoChannel> channel = std::move(idle.back());
+      idle.pop_back();
       return channel;
     }
   }
   return make_channel();
 }
 
-void DiskTier::return_channel(std::unique_ptr<IoChannel> channel) {
+void DiskTier::return_channel(std::unique_ptr<IoChannel> channel, bool with_buffers) {
   MutexLock lock(mutex_);
-  idle_channels_.push_back(std::move(channel));
+  (with_buffers ? idle_buffered_channels_ : idle_channels_).push_back(std::move(channel));
 }
 
 }  // namespace tencache

@@ -47,7 +47,8 @@ struct DiskTierConfig {
   uint64_t quota_bytes = 0;  // the file never grows beyond this
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;
-  unsigned depth = 16;  // requests in flight per channel
+  bool registers_buffers = true;  // where the kernel allows it (Note [Registered buffers])
+  unsigned depth = 16;            // requests in flight per channel
   /// Makes a channel for `fd`; empty = io_uring, else threads. Tests put faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
 };
@@ -59,8 +60,10 @@ struct DiskProbe {
   uint64_t free_bytes = 0;
   bool direct_io = false;
   bool io_uring = false;
-  std::string io_uring_reason;   // why not
-  std::string direct_io_reason;  // why not
+  bool registered_buffers = false;
+  std::string io_uring_reason;            // why not
+  std::string direct_io_reason;           // why not
+  std::string registered_buffers_reason;  // why not
 };
 
 /// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
@@ -87,7 +90,8 @@ class DiskTier {
   /// Whether the slot may be overwritten: false once a fork froze it.
   bool is_writable(const Slot& slot) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Moves the segments (offsets are file offsets inside slots the caller holds).
+  /// Moves the segments (offsets are file offsets inside slots the caller holds). Segments that are
+  /// written may have no memory: then `observer` fills buffers of the tier's (io_channel.h).
   TransferResult write(std::span<const IoSegment> segments, PieceObserver* observer);
   TransferResult read(std::span<const IoSegment> segments, PieceObserver* observer);
 
@@ -121,8 +125,9 @@ class DiskTier {
   TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                           PieceObserver* observer);
   Result<std::unique_ptr<IoChannel>> make_channel() const;
-  Result<std::unique_ptr<IoChannel>> borrow_channel() TENCACHE_EXCLUDES(mutex_);
-  void return_channel(std::unique_ptr<IoChannel> channel) TENCACHE_EXCLUDES(mutex_);
+  Result<std::unique_ptr<IoChannel>> borrow_channel(bool with_buffers) TENCACHE_EXCLUDES(mutex_);
+  void return_channel(std::unique_ptr<IoChannel> channel, bool with_buffers)
+      TENCACHE_EXCLUDES(mutex_);
   Status drop_after_buffered(IoDirection direction, std::span<const IoSegment> segments) const;
   Slot take_slot(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   Result<Slot> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -146,7 +151,10 @@ class DiskTier {
   uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;  // grows with each fork that freezes slots
   std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);  // ascending
+  // Those that have buffers of their own are apart, so that there are no more of them than
+  // transfers that need buffers ran at once.
   std::vector<std::unique_ptr<IoChannel>> idle_channels_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<IoChannel>> idle_buffered_channels_ TENCACHE_GUARDED_BY(mutex_);
   void* fork_token_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // mapped only around a fork
 };
 

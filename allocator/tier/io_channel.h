@@ -7,6 +7,10 @@
 //
 // Segments are cut into pieces of at most kPieceBytes. Pieces are submitted in order, complete in
 // any order, and are reported in order, so that a hash can be fed while later pieces are in flight.
+//
+// A write may leave the memory to the channel: a segment without memory is written from buffers of
+// the channel's own (bounce_ring.h), which the observer fills piece by piece. These serve every
+// such write, which lets io_uring keep them pinned.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +26,7 @@ namespace tencache {
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
 /// No piece is submitted before all but this many of the pieces ahead of it have been reported
-/// complete, so a ring of this many buffers is enough for whoever fills them in before_submit().
+/// complete. It bounds the buffers of a channel, 32 MiB, whatever its depth.
 inline constexpr size_t kWindowPiecesMax = 32;
 
 /// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
@@ -31,6 +35,7 @@ inline constexpr size_t kIoAlignment = 4096;
 enum class IoDirection : uint8_t { kRead, kWrite };
 
 /// `bytes` bytes between `memory` and the file at `offset`. All three multiples of kIoAlignment.
+/// Null memory, which only a write may have: the observer brings the bytes.
 struct IoSegment {
   char* memory = nullptr;
   uint64_t offset = 0;
@@ -44,10 +49,10 @@ struct IoSegment {
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
-  /// Just before the piece is submitted (a write may hash it now). Returning false cancels the
-  /// transfer: nothing more is submitted, what is in flight is awaited, transfer() returns ok with
-  /// `cancelled` set.
-  virtual bool before_submit(size_t segment, uint64_t offset, size_t bytes) = 0;
+  /// Just before the piece is submitted from or to `memory` (a write may hash it now, and fills it
+  /// where its segment has no memory). Returning false cancels the transfer: nothing more is
+  /// submitted, what is in flight is awaited, transfer() returns ok with `cancelled` set.
+  virtual bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) = 0;
   /// After the piece and all pieces before it are complete (a read may hash it now).
   virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
 };
@@ -62,15 +67,22 @@ class IoChannel {
  public:
   virtual ~IoChannel() = default;
   /// Moves all segments. Short transfers are continued, EINTR and EAGAIN repeated; end of file in a
-  /// read is kDataLoss. On return no request is in flight, whatever happened.
+  /// read is kDataLoss. On return no request is in flight, whatever happened. `observer` may be
+  /// null where every segment has memory.
   virtual TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                                   PieceObserver* observer) = 0;
   virtual const char* name() const = 0;  // "io_uring" or "threads"
 };
 
 /// A channel over io_uring with `depth` requests in flight; kUnavailable where the kernel or the
-/// container refuses it (EPERM, ENOSYS), with the reason.
-Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth);
+/// container refuses it (EPERM, ENOSYS), with the reason. Its buffers are registered where the
+/// kernel allows it, unless `registers_buffers` is false.
+Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
+                                                      bool registers_buffers = true);
+
+/// Registers buffers like those of a channel of this depth, for a moment. Ok, or why io_uring or
+/// the registration is refused.
+Status try_registered_buffers(int fd, unsigned depth);
 
 /// A channel over `threads` threads that pread and pwrite. Its threads start at the first transfer.
 std::unique_ptr<IoChannel> make_thread_channel(int fd, unsigned threads);

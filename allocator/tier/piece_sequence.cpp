@@ -30,13 +30,20 @@ void check_segment(const IoSegment& segment) {
 }  // namespace
 
 PieceSequence::PieceSequence(IoDirection direction, std::span<const IoSegment> segments,
-                             size_t window, PieceObserver* observer)
+                             size_t window, PieceObserver* observer, BounceRing* bounce_ring)
     : direction_(direction),
       segments_(segments),
       observer_(observer),
+      bounce_ring_(bounce_ring),
       ring_(std::min(window, kWindowPiecesMax)) {
   TENCACHE_CHECK(window > 0);
   for (const IoSegment& segment : segments_) check_segment(segment);
+  if (has_segment_without_memory(segments_)) {
+    TENCACHE_CHECK(direction_ == IoDirection::kWrite && observer_ != nullptr,
+                   "a segment without memory, and nobody who brings or takes the bytes");
+    TENCACHE_CHECK(bounce_ring_ != nullptr && bounce_ring_->pieces() >= ring_.size(),
+                   "no buffers for a window of %zu pieces", ring_.size());
+  }
   while (segment_ < segments_.size() && segments_[segment_].bytes == 0) ++segment_;
 }
 
@@ -52,10 +59,13 @@ Piece* PieceSequence::next() {
   const IoSegment& segment = segments_[segment_];
   Piece piece;
   piece.segment = segment_;
-  piece.memory = segment.memory + segment_done_;
+  piece.is_bounced = segment.memory == nullptr;
+  piece.memory =
+      piece.is_bounced ? bounce_ring_->buffer(handed_out_) : segment.memory + segment_done_;
   piece.offset = segment.offset + segment_done_;
   piece.bytes = static_cast<size_t>(std::min<uint64_t>(kPieceBytes, segment.bytes - segment_done_));
-  if (observer_ != nullptr && !observer_->before_submit(segment_, piece.offset, piece.bytes)) {
+  if (observer_ != nullptr &&
+      !observer_->before_submit(segment_, piece.offset, piece.memory, piece.bytes)) {
     result_.cancelled = true;
     return nullptr;
   }

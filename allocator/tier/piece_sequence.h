@@ -6,7 +6,7 @@
 //
 // Pieces live in a ring of `window` places, at most kWindowPiecesMax: a piece leaves it when it was
 // reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are stable
-// while it is in flight.
+// while it is in flight, and so is its buffer of the bounce ring, which has as many places.
 //
 // Invariants: 1. in_flight() counts the pieces handed out and not yet settled as done or failed.
 // 2. After a failure or a cancellation no piece is handed out. One thread: the caller of
@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "tier/bounce_ring.h"
 #include "tier/io_channel.h"
 
 namespace tencache {
@@ -32,6 +33,7 @@ struct Piece {
   size_t done_bytes = 0;  // a prefix, multiple of kIoAlignment
   unsigned repeats = 0;   // fruitless attempts in a row
   bool is_complete = false;
+  bool is_bounced = false;  // memory is of the bounce ring
 
   char* rest_memory() const { return memory + done_bytes; }
   uint64_t rest_offset() const { return offset + done_bytes; }
@@ -41,9 +43,10 @@ struct Piece {
 class PieceSequence {
  public:
   /// REQUIRES: memory, offset and bytes of every segment are multiples of kIoAlignment; window > 0.
-  /// `observer` may be null.
+  /// `observer` and `bounce_ring` may be null where every segment has memory; else the segments are
+  /// written, and the ring has at least as many buffers as the window has pieces.
   PieceSequence(IoDirection direction, std::span<const IoSegment> segments, size_t window,
-                PieceObserver* observer);
+                PieceObserver* observer, BounceRing* bounce_ring);
 
   /// Whether anything is left to hand out, to await or to report.
   bool is_active() const;
@@ -75,6 +78,7 @@ class PieceSequence {
   const IoDirection direction_;
   const std::span<const IoSegment> segments_;
   PieceObserver* const observer_;
+  BounceRing* const bounce_ring_;
 
   size_t segment_ = 0;         // where the next piece is cut
   uint64_t segment_done_ = 0;  // bytes of it that were cut already

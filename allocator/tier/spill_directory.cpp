@@ -51,6 +51,9 @@ Result<DiskProbe> probe_directory(const std::string& directory) {
   Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(file.value().fd.get(), 1);
   probe.io_uring = channel.is_ok();
   if (!channel.is_ok()) probe.io_uring_reason = channel.status().message();
+  const Status registered = try_registered_buffers(file.value().fd.get(), DiskTierConfig{}.depth);
+  probe.registered_buffers = registered.is_ok();
+  if (!registered.is_ok()) probe.registered_buffers_reason = registered.message();
   return probe;
 }
 

@@ -9,6 +9,7 @@
 // threads. In a forked child the threads do not exist: there the channel is only ever leaked.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <deque>
@@ -19,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "tier/bounce_ring.h"
 #include "tier/io_channel.h"
 #include "tier/piece_sequence.h"
 
@@ -60,7 +62,10 @@ class SignalsBlocked {
 
 class ThreadChannel final : public IoChannel {
  public:
-  ThreadChannel(int fd, unsigned threads) : fd_(fd), thread_count_(threads) {}
+  ThreadChannel(int fd, unsigned threads)
+      : fd_(fd),
+        thread_count_(threads),
+        window_(std::min(size_t{threads} * kWindowPerThread, kWindowPiecesMax)) {}
   ~ThreadChannel() override;
 
   TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
@@ -75,8 +80,10 @@ class ThreadChannel final : public IoChannel {
 
   const int fd_;
   const unsigned thread_count_;
-  pid_t owner_pid_ = 0;               // where the threads run; written by the first transfer
-  std::vector<std::thread> threads_;  // written by the first transfer
+  const size_t window_;                      // pieces
+  pid_t owner_pid_ = 0;                      // where the threads run; written by the first transfer
+  std::vector<std::thread> threads_;         // written by the first transfer
+  std::unique_ptr<BounceRing> bounce_ring_;  // made by the first transfer that needs it
 
   Mutex mutex_;
   CondVar requested_;
@@ -119,7 +126,12 @@ TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const Io
   if (threads_.empty()) {
     if (Status status = start_threads(); !status.is_ok()) return {std::move(status), false, 0};
   }
-  PieceSequence sequence(direction, segments, size_t{thread_count_} * kWindowPerThread, observer);
+  if (bounce_ring_ == nullptr && has_segment_without_memory(segments)) {
+    Result<std::unique_ptr<BounceRing>> ring = BounceRing::create(window_);
+    if (!ring.is_ok()) return {ring.status(), false, 0};
+    bounce_ring_ = std::move(ring).value();
+  }
+  PieceSequence sequence(direction, segments, window_, observer, bounce_ring_.get());
   while (sequence.is_active()) {
     Piece* piece = nullptr;
     while (sequence.in_flight() < thread_count_ && (piece = sequence.next()) != nullptr) {

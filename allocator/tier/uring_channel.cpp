@@ -4,11 +4,20 @@
 // that is submitted as soon as it is cut, so that the disk works while the next piece is hashed.
 //
 // Choices. IORING_SETUP_SINGLE_ISSUER and a registered ring descriptor bind a ring to one thread,
-// and channels are lent to different threads over time. Registered buffers save pinning pages for
-// buffers that are used again and again. Reads go to fresh pages each time, so there is nothing to
-// register; writes come from the copy rings of evictions, which would cost their 32 MiB for good
-// where now only the pages in use are there. Polling for completion (IOPOLL, SQPOLL) takes a core
-// from the training program.
+// and channels are lent to different threads over time. Polling for completion (IOPOLL, SQPOLL)
+// takes a core from the training program.
+//
+// Note [Registered buffers]: the kernel looks up and pins the pages of each request, unless they
+// lie in memory that was registered once. Reads go to fresh pages each time, so there is nothing to
+// register. Writes of the engine come from the bounce ring, which is registered as one buffer.
+// What that costs is bounded: pages stay pinned (not swapped, not migrated) and count against the
+// memlock limit of the user for as long as the channel lives (and a forked child that outlives the
+// process, since it has the ring's descriptor). So the ring is registered only after each of its
+// buffers was used, when with huge pages all of it is there anyway; it has at most kWindowPiecesMax
+// pieces; and a tier keeps no more channels with a ring than evictions ran at once (disk_tier.h).
+// It is all or nothing: half a ring would take the whole of a small limit from the user's other
+// programs. Where it is refused (memlock, seccomp) the same writes go as plain requests. It saves
+// time of the kernel for each request; the disk writes no faster for it.
 //
 // Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
 // entry stays in the submission queue and would be submitted later with memory that may be gone by
@@ -16,11 +25,15 @@
 #include <liburing.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "tier/bounce_ring.h"
 #include "tier/io_channel.h"
 #include "tier/piece_sequence.h"
 
@@ -33,6 +46,9 @@ constexpr unsigned kWindowPerDepth = 2;
 
 // Submissions that the kernel refuses for want of memory are repeated this often.
 constexpr unsigned kSubmitAttemptsMax = 1000;
+
+// The kernel takes at most 1 GiB as one registered buffer.
+static_assert(kWindowPiecesMax * kPieceBytes <= size_t{1} << 30);
 
 Status refused(int error_number, const char* call) {
   const std::string attempt = "io_uring is not available: " + std::string(call);
@@ -47,27 +63,55 @@ Status refused(int error_number, const char* call) {
   return {StatusCode::kUnavailable, std::move(message)};
 }
 
+size_t window_of(unsigned depth) {
+  return std::min(size_t{depth} * kWindowPerDepth, kWindowPiecesMax);
+}
+
+/// Ok, or why the kernel does not keep the ring pinned.
+Status register_memory(io_uring& ring, const BounceRing& bounce_ring) {
+  const iovec memory = {bounce_ring.memory().data(), bounce_ring.memory().size()};
+  const int result = io_uring_register_buffers(&ring, &memory, 1);
+  if (result == 0) return Status::ok();
+  const std::string size = format_bytes(memory.iov_len);
+  std::string message =
+      status_from_errno(-result, "the kernel does not pin " + size + " of buffers").message();
+  if (result == -ENOMEM) {
+    message += "; raise the memlock limit (ulimit -l, LimitMEMLOCK=, --ulimit memlock=)";
+  } else if (result == -EPERM || result == -EACCES) {
+    message += "; the container's seccomp profile forbids io_uring_register";
+  }
+  return {StatusCode::kUnavailable, std::move(message)};
+}
+
 class UringChannel final : public IoChannel {
  public:
-  UringChannel(int fd, unsigned depth) : fd_(fd), depth_(depth) {}
+  UringChannel(int fd, unsigned depth, bool registers_buffers)
+      : fd_(fd), depth_(depth), registers_buffers_(registers_buffers) {}
   ~UringChannel() override { close_ring(); }
 
   Status open_ring();
+  Status try_registration();
   TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                           PieceObserver* observer) override;
   const char* name() const override { return "io_uring"; }
 
  private:
   void close_ring();
+  Status make_bounce_ring();
+  void register_bounce_ring();
   void request(IoDirection direction, Piece& piece, PieceSequence& sequence);
   int submit();
   void reap(IoDirection direction, PieceSequence& sequence, bool waits);
 
   const int fd_;
   const unsigned depth_;
+  const bool registers_buffers_;
   io_uring ring_ = {};
+  std::unique_ptr<BounceRing> bounce_ring_;  // made by the first transfer that needs it
   bool is_open_ = false;
   bool is_file_registered_ = false;
+  bool was_registration_tried_ = false;  // of the bounce ring with this ring
+  bool is_bounce_ring_registered_ = false;
   bool is_spoiled_ = false;  // an entry that must never be submitted is in the submission queue
 };
 
@@ -84,6 +128,7 @@ Status UringChannel::open_ring() {
   if (result < 0) return refused(-result, "io_uring_setup");
   is_open_ = true;
   is_spoiled_ = false;
+  was_registration_tried_ = is_bounce_ring_registered_ = false;
   io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
   const bool has_operations = probe != nullptr &&
                               io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
@@ -104,13 +149,38 @@ void UringChannel::close_ring() {
   is_open_ = false;
 }
 
+Status UringChannel::make_bounce_ring() {
+  if (bounce_ring_ != nullptr) return Status::ok();
+  Result<std::unique_ptr<BounceRing>> made = BounceRing::create(window_of(depth_));
+  if (!made.is_ok()) return made.status();
+  bounce_ring_ = std::move(made).value();
+  return Status::ok();
+}
+
+void UringChannel::register_bounce_ring() {
+  if (!registers_buffers_ || was_registration_tried_ || !bounce_ring_->is_all_used()) return;
+  was_registration_tried_ = true;
+  const Status status = register_memory(ring_, *bounce_ring_);
+  is_bounce_ring_registered_ = status.is_ok();
+  if (!status.is_ok()) TENCACHE_LOG_DEBUG("%s", status.message().c_str());
+}
+
+Status UringChannel::try_registration() {
+  TENCACHE_RETURN_IF_ERROR(make_bounce_ring());
+  return register_memory(ring_, *bounce_ring_);
+}
+
 TransferResult UringChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
                                       PieceObserver* observer) {
   if (is_spoiled_) close_ring();
   if (!is_open_) {
     if (Status status = open_ring(); !status.is_ok()) return {std::move(status), false, 0};
   }
-  PieceSequence sequence(direction, segments, size_t{depth_} * kWindowPerDepth, observer);
+  if (has_segment_without_memory(segments)) {
+    if (Status status = make_bounce_ring(); !status.is_ok()) return {std::move(status), false, 0};
+    register_bounce_ring();
+  }
+  PieceSequence sequence(direction, segments, window_of(depth_), observer, bounce_ring_.get());
   while (sequence.is_active()) {
     Piece* piece = nullptr;
     while (sequence.in_flight() < depth_ && (piece = sequence.next()) != nullptr) {
@@ -130,6 +200,10 @@ void UringChannel::request(IoDirection direction, Piece& piece, PieceSequence& s
   const auto bytes = static_cast<unsigned>(piece.rest_bytes());
   if (direction == IoDirection::kRead) {
     io_uring_prep_read(entry, file, piece.rest_memory(), bytes, piece.rest_offset());
+  } else if (piece.is_bounced && is_bounce_ring_registered_) {
+    constexpr int kOnlyBuffer = 0;
+    io_uring_prep_write_fixed(entry, file, piece.rest_memory(), bytes, piece.rest_offset(),
+                              kOnlyBuffer);
   } else {
     io_uring_prep_write(entry, file, piece.rest_memory(), bytes, piece.rest_offset());
   }
@@ -177,11 +251,18 @@ void UringChannel::reap(IoDirection direction, PieceSequence& sequence, bool wai
 
 }  // namespace
 
-Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth) {
+Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
+                                                      bool registers_buffers) {
   TENCACHE_CHECK(depth > 0);
-  auto channel = std::make_unique<UringChannel>(fd, depth);
+  auto channel = std::make_unique<UringChannel>(fd, depth, registers_buffers);
   TENCACHE_RETURN_IF_ERROR(channel->open_ring());
   return std::unique_ptr<IoChannel>(std::move(channel));
+}
+
+Status try_registered_buffers(int fd, unsigned depth) {
+  UringChannel channel(fd, depth, /*registers_buffers=*/true);
+  TENCACHE_RETURN_IF_ERROR(channel.open_ring());
+  return channel.try_registration();
 }
 
 }  // namespace tencache

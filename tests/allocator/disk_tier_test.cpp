@@ -485,7 +485,7 @@ TEST_F(FaultyDiskTest, AChannelThatCannotBeMadeIsAnError) {
   class Nested : public PieceObserver {
    public:
     explicit Nested(std::function<void()> run) : run_(std::move(run)) {}
-    bool before_submit(size_t, uint64_t, size_t) override {
+    bool before_submit(size_t, uint64_t, char*, size_t) override {
       run_();
       return false;
     }

@@ -17,37 +17,19 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/unique_fd.h"
 #include "support/aligned_buffer.h"
+#include "support/channel_kinds.h"
 #include "support/child_process.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 
 namespace tencache {
 namespace {
-
-struct ChannelKind {
-  const char* name;
-  bool is_uring;
-  unsigned depth;
-};
-
-Result<std::unique_ptr<IoChannel>> make_channel(const ChannelKind& kind, int fd) {
-  if (kind.is_uring) return make_uring_channel(fd, kind.depth);
-  return make_thread_channel(fd, kind.depth);
-}
-
-/// A file without a name; O_DIRECT where the file system allows it.
-UniqueFd make_file(const std::string& directory) {
-  UniqueFd fd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  TENCACHE_CHECK(fd.is_valid(), "no file in %s", directory.c_str());
-  const int flags = fcntl(fd.get(), F_GETFL);
-  if (fcntl(fd.get(), F_SETFL, flags | O_DIRECT) != 0) printf("buffered: no O_DIRECT here\n");
-  return fd;
-}
 
 class IoChannelTest : public ::testing::TestWithParam<ChannelKind> {
  protected:
@@ -103,7 +85,7 @@ class RecordingObserver : public PieceObserver {
 
   explicit RecordingObserver(size_t cancel_at = SIZE_MAX) : cancel_at_(cancel_at) {}
 
-  bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
+  bool before_submit(size_t segment, uint64_t offset, char*, size_t bytes) override {
     EXPECT_EQ(std::this_thread::get_id(), thread_);
     if (submitted.size() == cancel_at_) return false;
     submitted.push_back({segment, offset, bytes});
@@ -225,7 +207,7 @@ TEST_P(IoChannelTest, RunsAheadByNoMoreThanTheWindow) {
 class ComparingObserver : public PieceObserver {
  public:
   ComparingObserver(const char* memory, const char* model) : memory_(memory), model_(model) {}
-  bool before_submit(size_t, uint64_t, size_t) override { return true; }
+  bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
   void after_complete(size_t, uint64_t offset, size_t bytes) override {
     if (memcmp(memory_ + offset, model_ + offset, bytes) != 0) ++different;
     ++reported;
@@ -446,14 +428,8 @@ TEST_P(IoChannelTest, RefusesWhatIsNotAligned) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, IoChannelTest,
-                         ::testing::Values(ChannelKind{"uring_depth_1", true, 1},
-                                           ChannelKind{"uring_depth_16", true, 16},
-                                           ChannelKind{"threads_1", false, 1},
-                                           ChannelKind{"threads_16", false, 16}),
-                         [](const ::testing::TestParamInfo<ChannelKind>& info) {
-                           return info.param.name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Channels, IoChannelTest, ::testing::ValuesIn(kChannelKinds),
+                         name_of_channel_kind);
 
 // ---- What the kernel or the container refuses ------------------------------------------------
 

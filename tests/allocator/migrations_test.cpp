@@ -41,8 +41,8 @@ class HookedChannel final : public IoChannel {
   struct HookedObserver final : PieceObserver {
     HookedObserver(const HookedChannel& to, IoDirection towards, PieceObserver* inner)
         : channel(to), direction(towards), observer(inner) {}
-    bool before_submit(size_t segment, uint64_t offset, size_t bytes) override {
-      const bool goes_on = observer->before_submit(segment, offset, bytes);
+    bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) override {
+      const bool goes_on = observer->before_submit(segment, offset, memory, bytes);
       if (channel.before_) channel.before_(direction);
       return goes_on;
     }

@@ -245,6 +245,8 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
     assert Path(report["disk"]["directory"]).is_dir()
     assert isinstance(report["disk"]["io_uring"], bool)
     assert isinstance(report["disk"]["direct_io"], bool)
+    # Registered, or the reason why not.
+    assert report["disk"]["registered_buffers"] is (not report["disk"]["registered_buffers_reason"])
     assert report["torch"]["fits"] is True
     assert report["torch"]["installed"] == report["torch"]["built_for"]
     assert report["options"]["device_memory"] == "3GiB"
@@ -255,7 +257,8 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
 def test_doctor_as_a_table_shows_the_same(run_tencache):
     done = run_tencache("doctor", env={"COLUMNS": "150"})
     assert done.returncode == 0, done.stderr
-    for part in ("memory", "default device budget", "disk", "io uring", "direct io", "torch"):
+    disk = ("disk", "io uring", "registered buffers", "direct io")
+    for part in ("memory", "default device budget", *disk, "torch"):
         assert part in done.stdout
 
 

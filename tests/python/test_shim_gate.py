@@ -142,6 +142,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
     torch.ones(2048) + 1
 torch.func.vmap(lambda each: each + 1)(make(64, 64))
+brings_back(lambda: torch.func.vjp(lambda each: each.sum(1), dense), dense)
 opaque = dense.to_mkldnn()
 (opaque + opaque).to_dense()
 """,

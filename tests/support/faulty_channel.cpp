@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "tier/bounce_ring.h"
+
 namespace tencache {
 namespace {
 
@@ -44,17 +46,23 @@ class FaultyChannel final : public IoChannel {
 
   std::unique_ptr<IoChannel> channel_;
   std::shared_ptr<FaultPlan> plan_;
+  AlignedMemory buffer_;  // of one piece, for segments without memory
 };
 
 TransferResult FaultyChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
                                        PieceObserver* observer) {
   TransferResult total;
+  if (buffer_ == nullptr && has_segment_without_memory(segments)) {
+    buffer_.reset(static_cast<char*>(std::aligned_alloc(kIoAlignment, kPieceBytes)));
+  }
   for (size_t segment = 0; segment < segments.size(); ++segment) {
     for (uint64_t done = 0; done < segments[segment].bytes; done += kPieceBytes) {
       const uint64_t bytes = std::min<uint64_t>(kPieceBytes, segments[segment].bytes - done);
-      const IoSegment piece = {segments[segment].memory + done, segments[segment].offset + done,
-                               bytes};
-      if (observer != nullptr && !observer->before_submit(segment, piece.offset, bytes)) {
+      char* const own = segments[segment].memory;
+      const IoSegment piece = {own != nullptr ? own + done : buffer_.get(),
+                               segments[segment].offset + done, bytes};
+      if (observer != nullptr &&
+          !observer->before_submit(segment, piece.offset, piece.memory, bytes)) {
         total.cancelled = true;
         return total;
       }

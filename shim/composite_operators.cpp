@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "composite_operators.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace tencache::shim {
+namespace {
+
+// Composite by their registration, but their kernels read or write bytes themselves. A name stands
+// for all overloads unless it has one.
+constexpr std::array<std::string_view, 26> kByteTouchers = {
+    // The number of sequences at each step, of packed sequences.
+    "aten::lstm.data",
+    "aten::gru.data",
+    "aten::rnn_tanh.data",
+    "aten::rnn_relu.data",
+    "aten::_pack_padded_sequence_backward",
+    "aten::_pad_packed_sequence",
+    // Lengths and indices that are given as a tensor.
+    "aten::ctc_loss.Tensor",
+    "aten::tensor_split.tensor_indices_or_sections",
+    // Without gradients it calls its kernel directly.
+    "aten::max_pool1d",
+    "aten::_grid_sampler_2d_cpu_fallback_backward",
+    // Loops over accessors.
+    "aten::_sobol_engine_draw",
+    "aten::_sobol_engine_ff_",
+    "aten::_sobol_engine_initialize_state_",
+    "aten::_sobol_engine_scramble_",
+    "aten::_rowwise_prune",
+    // Quantisation, and FBGEMM's packing and multiplication.
+    "aten::choose_qparams_optimized",
+    "aten::_saturate_weight_to_fp16",
+    "aten::fbgemm_linear_fp16_weight",
+    "aten::fbgemm_linear_fp16_weight_fp32_activation",
+    "aten::fbgemm_linear_int8_weight",
+    "aten::fbgemm_linear_int8_weight_fp32_activation",
+    "aten::fbgemm_linear_quantize_weight",
+    "aten::fbgemm_pack_gemm_matrix_fp16",
+    "aten::fbgemm_pack_quantized_matrix",
+    "aten::_wrapped_linear_prepack",
+    "aten::_wrapped_quantized_linear_prepacked",
+};
+
+// Kernels that the dispatcher prefers to the composite one, for dense tensors on the CPU.
+constexpr std::array kPreferredKeys = {
+    c10::DispatchKey::CPU,
+    c10::DispatchKey::AutogradCPU,
+    c10::DispatchKey::CompositeExplicitAutograd,
+    c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+};
+
+bool is_listed(const c10::FunctionSchema& schema) {
+  const std::string overload = schema.name() + "." + schema.overload_name();
+  return std::any_of(kByteTouchers.begin(), kByteTouchers.end(), [&](std::string_view listed) {
+    return listed == schema.name() || listed == overload;
+  });
+}
+
+}  // namespace
+
+bool only_calls_operators(const c10::FunctionSchema& schema) {
+  if (!schema.name().starts_with("aten::") || is_listed(schema)) return false;
+  const auto op = c10::Dispatcher::singleton().findOp(schema.operator_name());
+  if (!op.has_value()) return false;
+  return op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         std::none_of(kPreferredKeys.begin(), kPreferredKeys.end(),
+                      [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); });
+}
+
+}  // namespace tencache::shim
