@@ -34,6 +34,7 @@ from repository import CPP_SUFFIXES, source_files
 from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
+SHORT = "not slow and not any_torch"  # of the tests in tests/python
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
 
@@ -171,8 +172,8 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-thread-safety", test_thread_safety),
-    # The full matrix of whole programs runs on one torch; what depends on the version is quick.
-    ("test-python-2.15", lambda: test_python(NEWEST_TORCH, ("tests/python", "-m", "not slow"))),
+    # Everything runs on the oldest torch, on the newest one only what may depend on the version.
+    ("test-python-2.15", lambda: test_python(NEWEST_TORCH, ("tests/python", "-m", SHORT))),
     ("test-python", lambda: test_python(MAIN, ())),
 )
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the library's own threads. They block every signal: a handler of the program that ran there
-// could wait for something that only this thread can bring about, and programs expect their signals
-// on their own threads.
+// Starts the library's own threads. They block every signal: a handler of the program that ran
+// there could wait for something that only this thread can bring about, and programs expect their
+// signals on their own threads.
 #pragma once
 
 #include <pthread.h>

@@ -35,9 +35,9 @@ struct Stats {
   Counter wasted_fetches{0};       // evicted again unused
   Counter early_fetched_bytes{0};
   Counter wasted_fetched_bytes{0};
-  Counter stall_ns{0};             // threads waited for a fetch or for room
-  Counter unannounced_reads{0};    // cold periods in which bytes were read without a gate
-  Counter unannounced_writes{0};   // cold periods in which bytes were written without a gate
+  Counter stall_ns{0};            // threads waited for a fetch or for room
+  Counter unannounced_reads{0};   // cold periods in which bytes were read without a gate
+  Counter unannounced_writes{0};  // cold periods in which bytes were written without a gate
   Counter over_budget_events{0};
   Counter over_budget_peak_bytes{0};  // largest excess over the device budget
   Counter eviction_failures{0};       // disk full or failing: the extent stayed resident

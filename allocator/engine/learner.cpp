@@ -169,7 +169,7 @@ void Learner::make_script(uint64_t number, Period period) {
       static_cast<double>(script->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);
   if (config_.on_script) config_.on_script(*script);
-  cursor_.install(std::move(scripts));
+  cursor_.install(scripts);
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();
   summary_.replans += is_replan ? 1 : 0;

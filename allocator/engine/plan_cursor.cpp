@@ -186,10 +186,10 @@ void PlanCursor::index_places() {
   }
 }
 
-void PlanCursor::install(std::vector<std::shared_ptr<const Script>> scripts) {
+void PlanCursor::install(const std::vector<std::shared_ptr<const Script>>& scripts) {
   MutexLock lock(mutex_);
   std::vector<Role> roles;
-  for (std::shared_ptr<const Script>& script : scripts) {
+  for (const std::shared_ptr<const Script>& script : scripts) {
     Role role{script, {}};
     for (Role& old : roles_) {
       if (old.script->number == script->number) role.bindings = std::move(old.bindings);

@@ -61,7 +61,7 @@ class PlanCursor {
   }
 
   /// Replaces all scripts. Whoever is followed goes on with the script of the same number.
-  void install(std::vector<std::shared_ptr<const Script>> scripts) TENCACHE_EXCLUDES(mutex_);
+  void install(const std::vector<std::shared_ptr<const Script>>& scripts) TENCACHE_EXCLUDES(mutex_);
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 

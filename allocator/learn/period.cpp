@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -30,7 +31,10 @@ class Copy {
     uint64_t born = 0;     // in ticks from the begin of a copy; 0 for an old extent
     uint64_t ordinal = 0;  // among the births of that tick; the number of an old extent
     bool is_old = false;   // allocated before this copy and the one before it
-    auto operator<=>(const Key&) const = default;
+    bool operator==(const Key&) const = default;
+    bool operator<(const Key& other) const {
+      return std::tie(born, ordinal, is_old) < std::tie(other.born, other.ordinal, other.is_old);
+    }
   };
 
   Key key(uint64_t extent_id) const {

@@ -63,7 +63,7 @@ class Extent {
  public:
   // Constant while the extent is not Vacant; written by Heap.
   char* address = nullptr;
-  uint64_t bytes = 0;  // multiple of kPageBytes
+  uint64_t bytes = 0;           // multiple of kPageBytes
   std::atomic<uint64_t> id{0};  // a new one for every allocation; read by anyone
   uint64_t requested_bytes = 0;
 

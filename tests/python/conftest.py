@@ -51,9 +51,12 @@ def run_command(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", 'slow: part of the full matrix; -m "not slow" is the smaller selection'
+    markers = (
+        "slow: part of the full matrix, which runs on one version of torch",
+        "any_torch: what it tests does not depend on the torch that is installed",
     )
+    for marker in markers:
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.fixture

@@ -308,8 +308,9 @@ def tight(budget: str, chaos: bool) -> dict[str, str]:
     return {**variables, "TENCACHE_CHAOS": CHAOS_SEED} if chaos else variables
 
 
-# FSDP2 is part of the full matrix only, which runs on one version of torch.
-@pytest.mark.parametrize("program", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+# The collectives themselves are compared on every version of torch in test_shim_collectives.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["ddp", "fsdp2"])
 def test_two_ranks_over_gloo(tmp_path: Path, program: str) -> None:
     stock, _ = run_ranks(program, tmp_path / "stock", {})
     for chaos in (False, True):

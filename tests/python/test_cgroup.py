@@ -21,6 +21,9 @@ from typing import Any
 import pytest
 from differential import assert_budget_kept, environment_for
 
+# What is tested here does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
 SIZE = ("--layers", "8", "--width", "896", "--heads", "14", "--sequence", "64")
 STEPS = ("--batch", "4", "--steps", "4", "--eval-blocks", "4")

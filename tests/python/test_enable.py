@@ -74,12 +74,14 @@ def test_start_first_spill_and_summary_are_told_on_stderr(run_python):
     assert 4 <= len(lines) <= 7
 
 
+@pytest.mark.any_torch
 def test_quiet_prints_neither_start_nor_summary(run_python):
     done = run_python(SPILL, env={**ON, "TENCACHE_QUIET": "1"})
     assert "device peak" not in done.stderr
     assert "budget" not in done.stderr
 
 
+@pytest.mark.any_torch
 def test_program_without_extents_ends_without_a_summary(run_python):
     done = run_python("import torch; torch.ones(3).add_(1)", env=ON)
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -102,6 +104,7 @@ def test_step_count_is_that_of_the_optimizer(run_python):
     assert done.stdout.strip() == "5"
 
 
+@pytest.mark.any_torch
 def test_enable_twice_with_the_same_options_is_fine(run_python):
     run_python(
         """
@@ -113,6 +116,7 @@ def test_enable_twice_with_the_same_options_is_fine(run_python):
     )
 
 
+@pytest.mark.any_torch
 def test_enable_twice_with_other_options_names_both_values(run_python):
     done = run_python(
         """
@@ -132,6 +136,7 @@ def test_enable_twice_with_other_options_names_both_values(run_python):
     assert "64MiB" in done.stdout
 
 
+@pytest.mark.any_torch
 def test_bad_options_are_refused_and_nothing_is_lost(run_python):
     run_python(
         """
@@ -161,6 +166,7 @@ def test_bad_options_are_refused_and_nothing_is_lost(run_python):
     )
 
 
+@pytest.mark.any_torch
 def test_none_means_not_given(run_python):
     run_python(
         """
@@ -172,6 +178,7 @@ def test_none_means_not_given(run_python):
     )
 
 
+@pytest.mark.any_torch
 def test_stats_before_enable_say_what_to_do(run_python):
     run_python(
         """
@@ -209,6 +216,7 @@ def test_tensors_that_exist_already_are_counted_in_one_warning(run_python):
     assert "before the model is built" in done.stdout
 
 
+@pytest.mark.any_torch
 def test_small_tensors_that_exist_already_need_no_warning(run_python):
     run_python(
         """
@@ -255,6 +263,7 @@ def test_environment_enables_when_torch_is_imported(run_python):
     )
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize("value", ["", "0", "off", "no"])
 def test_torch_without_the_switch_loads_nothing_of_ours(run_python, value):
     done = run_python(
@@ -268,6 +277,7 @@ def test_torch_without_the_switch_loads_nothing_of_ours(run_python, value):
     assert done.stderr == ""
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("env", "part"),
     [
@@ -330,6 +340,7 @@ def test_launchers_are_left_alone(command, expected):
 # ---- at exit -----------------------------------------------------------------------------------
 
 
+@pytest.mark.any_torch
 def test_stats_file_is_written_where_it_was_asked_for(run_python, tmp_path):
     run_python(
         "import os; os.mkdir('elsewhere')",
@@ -345,6 +356,7 @@ def test_stats_file_is_written_where_it_was_asked_for(run_python, tmp_path):
     assert head["events"] > 0
 
 
+@pytest.mark.any_torch
 def test_each_rank_writes_its_own_file(run_python, tmp_path):
     env = {**ON, "TENCACHE_STATS": "run.json", "RANK": "1", "WORLD_SIZE": "2"}
     run_python(SPILL, env=env)
@@ -445,6 +457,7 @@ def test_strict_raises_an_out_of_memory_error_at_the_budget(run_python):
     )
 
 
+@pytest.mark.any_torch
 def test_stats_file_that_cannot_be_written_at_exit_does_not_change_the_status(run_python):
     done = run_python(
         """

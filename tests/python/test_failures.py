@@ -22,6 +22,9 @@ from typing import Any
 import pytest
 from conftest import clean_environment
 
+# What is tested here does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 Run = Callable[..., Any]
 ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "32MiB", "OMP_WAIT_POLICY": "PASSIVE"}
 # Twenty tensors of 4 MiB whose every element is known.

@@ -202,6 +202,7 @@ def test_compiled_training_gives_the_same_bits_while_everything_goes_cold(
     assert stats["unannounced"]["reads"] <= weight_count
 
 
+@pytest.mark.slow
 def test_compiled_program_that_fits_passes_no_gate(run_python, tmp_path, stock, compiled_code):
     done = run_python(
         TRAIN,

@@ -11,6 +11,9 @@ import tencache
 from tencache import _options
 from tencache._library import OptionError, core
 
+# What is tested here does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 

@@ -13,6 +13,9 @@ import pytest
 from tencache import _doctor, _report, _trace
 from tencache._library import TencacheError
 
+# What is tested here does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 STATS = {
     "backend": "cpu",
     "budget": {"device": 2 << 30, "host": 0, "disk": 50 << 30},

@@ -96,6 +96,7 @@ def test_one_position_a_run(stock: Report, one_position: Report) -> None:
     assert_same(stock, one_position)
 
 
+@pytest.mark.slow
 def test_few_positions_a_run(stock: Report, one_position: Report, tmp_path: Path) -> None:
     report = call_all(tmp_path, "few", FEW_POSITIONS)
     assert_same(stock, report)

@@ -27,7 +27,9 @@ class Block(nn.Module):
     def forward(self, x, cache=None):
         query, key, value = self.mix(self.norm(x)).chunk(3, dim=-1)
         if cache is not None:
-            key, value = (torch.cat([old, new], 1) for old, new in zip(cache, (key, value)))
+            key, value = (
+                torch.cat([old, new], 1) for old, new in zip(cache, (key, value), strict=True)
+            )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=cache is None)
         x = x + self.out(mixed)
         return x + self.mlp(x), (key, value)
