@@ -83,12 +83,27 @@ void Migrations::fetch(std::span<Extent* const> extents) {
   if (!cold_again.empty()) fetch(cold_again);
 }
 
+// It becomes cold, or resident again, in a moment.
+void Migrations::wait_while_sealing(const Extent& extent) {
+  for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
+       word = extent.load()) {
+    extent.wait_while(word);
+  }
+}
+
 size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   std::vector<Fetch> fetches;
   size_t carried_out = 0;
   *lacking_bytes = 0;
   for (const Order& order : orders) {
-    if (order.is_current() && order.extent->claim_for_fetch()) {
+    if (!order.is_current()) {
+      ++carried_out;
+      continue;
+    }
+    // Before it is cold: then this calls off the eviction that is ordered or under way, like a use.
+    order.extent->last_use_ticks.store(ticks(), std::memory_order_relaxed);
+    wait_while_sealing(*order.extent);
+    if (order.extent->claim_for_fetch()) {
       const uint64_t bytes = order.extent->bytes;
       if (!heap_.budget().try_reserve(bytes)) {
         order.extent->abandon_fetch();

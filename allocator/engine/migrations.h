@@ -115,6 +115,7 @@ class Migrations {
     char* scratch = nullptr;
     bool is_ahead = false;  // nobody waits for it
   };
+  static void wait_while_sealing(const Extent& extent);
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
   void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);

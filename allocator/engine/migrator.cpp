@@ -145,7 +145,7 @@ void Migrator::carry_out(std::span<const Order> orders) {
   std::vector<Extent*> batch;
   uint64_t batch_bytes = 0;
   for (const Order& order : orders) {
-    if (order.is_current()) {
+    if (order.is_current() && !order.is_outdated()) {
       batch.push_back(order.extent);
       batch_bytes += order.bytes;
     }

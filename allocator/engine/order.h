@@ -14,9 +14,14 @@ struct Order {
   Extent* extent = nullptr;
   uint64_t extent_id = 0;
   uint64_t bytes = 0;
+  uint64_t given_at_ticks = 0;  // of the recorder's clock
 
   /// A guess as long as nobody has claimed the extent; moving another one instead does no harm.
   bool is_current() const { return extent->id == extent_id; }
+  /// Whether it was used, or wanted back, since the order was given.
+  bool is_outdated() const {
+    return extent->last_use_ticks.load(std::memory_order_relaxed) > given_at_ticks;
+  }
 };
 
 }  // namespace tencache

@@ -142,16 +142,20 @@ void PlanCursor::catch_up() {
 }
 
 void PlanCursor::append_orders(std::span<const uint32_t> tensors, std::vector<Order>* orders) {
+  if (tensors.empty()) return;
+  const uint64_t now_ticks = ticks();
   for (const uint32_t tensor : tensors) {
     const Binding& binding = current_->bindings[tensor];
     if (binding.extent == nullptr) continue;
-    orders->push_back(
-        {binding.extent, binding.extent_id, current_->script->period->trace.tensors[tensor].bytes});
+    orders->push_back({binding.extent, binding.extent_id,
+                       current_->script->period->trace.tensors[tensor].bytes, now_ticks});
   }
 }
 
 TENCACHE_SLOW void PlanCursor::give_evictions() {
   MutexLock lock(mutex_);
+  // The op that has just closed was a use, too.
+  for (Order& order : pending_) order.given_at_ticks = ticks();
   if (!pending_.empty()) config_.evict(pending_);
   pending_.clear();
   has_pending_.store(false, std::memory_order_relaxed);

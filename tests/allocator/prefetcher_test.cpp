@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -36,7 +37,7 @@ class PrefetcherTest : public ::testing::Test {
   Order order(const void* address) const {
     Extent* extent = engine_.extent(address);
     TENCACHE_CHECK(extent != nullptr, "%p", address);
-    return {extent, extent->id, extent->bytes};
+    return {extent, extent->id, extent->bytes, ticks()};
   }
   template <typename Condition>
   static bool becomes_true(Condition condition) {
@@ -75,6 +76,22 @@ TEST_F(PrefetcherTest, DropsOrdersThatHaveBecomePointless) {
   EXPECT_EQ(engine_->migrations()->prefetch(orders, &lacking_bytes), 2u);
   EXPECT_EQ(lacking_bytes, 0u);
   EXPECT_EQ(engine_.read(engine_.stats().fetched_bytes), kBytes) << "by the use alone";
+}
+
+TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
+  char* address = engine_.allocate(kBytes);
+  engine_.use({address}, AccessMode::kWrite);
+  const std::vector<Order> eviction = {order(address)};
+  const std::vector<Order> fetch = {order(address)};
+  uint64_t lacking_bytes = 0;
+  EXPECT_EQ(engine_->migrations()->prefetch(fetch, &lacking_bytes), 1u);
+  EXPECT_TRUE(eviction[0].is_outdated());
+  engine_->migrator().order(eviction);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(engine_.is_resident(address));
+  const std::vector<Order> later = {order(address)};
+  engine_->migrator().order(later);
+  EXPECT_TRUE(becomes_true([&] { return engine_.is_cold(address); }));
 }
 
 TEST_F(PrefetcherTest, EachFetchIsEarlyLateOrWasted) {
