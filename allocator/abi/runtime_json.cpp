@@ -73,8 +73,11 @@ Json plan_json(Learner* learner) {
                {"coverage", static_cast<double>(following.ticks_followed) / seen},
                {"replans", summary.replans},
                {"planning_s", seconds(summary.planning_ns)},
-               {"step_s", seconds(following.last_period_ns)}};
+               {"step_s", 0.0}};
   if (summary.script == nullptr) return json;
+  if (following.last_period_script == summary.script->number) {
+    json["step_s"] = seconds(following.last_period_ns);
+  }
   const Simulation& simulation = summary.script->planned.simulation;
   json["ideal_step_s"] = seconds(simulation.compute_ns);
   json["bound_step_s"] = seconds(summary.script->bound_ns);

@@ -88,6 +88,7 @@ void PlanCursor::end_period() {
   if (is_whole_) {
     ++following_.periods;
     following_.last_period_ns = now - period_begin_ns_;
+    following_.last_period_script = current_->script->number;
     config_.on_period();
   }
   is_whole_ = true;

@@ -35,7 +35,8 @@ struct Following {
   uint64_t script_number = 0;  // 0: none is followed now
   uint64_t periods = 0;        // whole ones in a row
   uint64_t last_period_ns = 0;
-  uint64_t ticks_followed = 0;  // of all scripts, since the start
+  uint64_t last_period_script = 0;  // whose period that was
+  uint64_t ticks_followed = 0;      // of all scripts, since the start
   uint64_t ticks_seen = 0;
 };
 

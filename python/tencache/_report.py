@@ -92,6 +92,7 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
             f"{format_bytes(moved['clean_dropped'])} clean and not written again"
         )
         lines.append(_wait_line(stats))
+        lines.extend(_plan_lines(stats.get("plan")))
     lines.extend(_trouble_lines(stats))
     return lines
 
@@ -177,6 +178,18 @@ def _wait_line(stats: Mapping[str, Any]) -> str:
         f"threads waited {format_seconds(stall_s)}{share}; "
         f"fetches: {fetches['late']} late, {fetches['early']} early, {fetches['wasted']} wasted"
     )
+
+
+def _plan_lines(plan: Mapping[str, Any] | None) -> list[str]:
+    """How far a period is from the limits; nothing when none was learned or followed."""
+    if not plan or not plan.get("step_s"):
+        return []
+    return [
+        f"plans foresaw {plan['coverage']:.0%} of the ops; the period that was learned last took "
+        f"{format_seconds(plan['step_s'])}, predicted {format_seconds(plan['predicted_step_s'])}; "
+        f"computing alone {format_seconds(plan['ideal_step_s'])}, no schedule could beat "
+        f"{format_seconds(plan['bound_step_s'])}"
+    ]
 
 
 def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:

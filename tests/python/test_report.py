@@ -58,6 +58,22 @@ def test_summary_holds_every_figure():
     assert 2 <= len(_report.summary_lines(STATS)) <= 5
 
 
+def test_summary_tells_what_plans_foresaw():
+    plan = {
+        "coverage": 0.934,
+        "step_s": 5.0,
+        "predicted_step_s": 4.8,
+        "ideal_step_s": 4.5,
+        "bound_step_s": 4.6,
+    }
+    text = "\n".join(_report.summary_lines(stats_with(plan=plan)))
+    assert "foresaw 93% of the ops" in text
+    assert "took 5.00 s, predicted 4.80 s" in text
+    assert "alone 4.50 s, no schedule could beat 4.60 s" in text
+    for nothing in (None, {"kinds": 0, "coverage": 0.0, "step_s": 0.0}):
+        assert _report.summary_lines(stats_with(plan=nothing)) == _report.summary_lines(STATS)
+
+
 def test_summary_is_empty_without_extents():
     assert _report.summary_lines(stats_with(extents=0)) == []
 

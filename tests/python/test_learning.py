@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a training loop to a plan: it is learned, fetched ahead of use, recorded and predicted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = """\
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(12)))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for step in range(16):
+    loss = model(torch.randn(256, 512)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(loss.item().hex())
+"""
+# Half of what twelve matrices of 1 MiB take with gradients, Adam's state and activations.
+BUDGET = "--device-memory=28MiB"
+
+
+@pytest.fixture
+def train(
+    run_tencache: Callable[..., Any], tmp_path: Path
+) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Runs the loop with these arguments of `tencache`; its last loss and the stats."""
+
+    def run(*command: str) -> tuple[str, dict[str, Any]]:
+        (tmp_path / "train.py").write_text(TRAIN)
+        done = run_tencache(
+            *command,
+            BUDGET,
+            "--extent-min=64KiB",
+            "--stats=s.json",
+            "--",
+            sys.executable,
+            "train.py",
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, json.loads((tmp_path / "s.json").read_text())
+
+    return run
+
+
+def test_a_training_loop_is_learned(train: Callable[..., Any]) -> None:
+    reactive_loss, reactive = train("run", "--no-plan")
+    loss, stats = train("run")
+    assert loss == reactive_loss
+    assert reactive["plan"] is None
+    assert reactive["fetches"]["early"] == 0
+    plan = stats["plan"]
+    assert plan["kinds"] >= 1, stats
+    assert plan["coverage"] > 0.3, stats
+    assert plan["ideal_step_s"] <= plan["bound_step_s"] <= plan["predicted_step_s"], stats
+    assert stats["fetches"]["early"] > 0, stats
+    assert 0 < stats["bytes"]["fetched_early"] <= stats["bytes"]["fetched"], stats
+
+
+def test_what_was_recorded_can_be_planned(
+    train: Callable[..., Any], run_tencache: Callable[..., Any]
+) -> None:
+    train("trace", "record", "-o", "period.jsonl")
+    done = run_tencache("plan", "--json", "--device-memory=100%,50%", "period.jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["predictions"]
+    whole, half = rows
+    assert whole["bytes"]["read"] == 0, rows
+    assert half["bytes"]["read"] > 0, rows
+    assert half["step_s"] >= whole["step_s"] > 0, rows
