@@ -49,6 +49,7 @@ class Replay {
   bool finish_next_eviction(uint64_t until_ns);
   bool start_next_fetch(uint64_t until_ns);
   void make_room(uint64_t bytes);
+  bool await_fetch();
   void may_leave(uint32_t tensor);
   void need_now(uint32_t tensor);
   void need_no_longer(uint32_t tensor);
@@ -315,9 +316,27 @@ void Replay::make_room(uint64_t bytes) {
       continue;
     }
     const std::optional<uint32_t> victim = victims_.first(tick_);
-    if (!victim) return;
-    evict(*victim, last_use_of(*victim));
+    if (victim) {
+      evict(*victim, last_use_of(*victim));
+    } else if (!await_fetch()) {
+      return;
+    }
   }
+}
+
+// Who was fetched ahead can leave again once it has arrived. False when nobody is on the way.
+bool Replay::await_fetch() {
+  std::optional<uint32_t> first;
+  for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
+    if (states_[tensor].place != Place::kFetching || is_needed_now_[tensor]) continue;
+    if (!first || states_[tensor].done_ns < states_[*first].done_ns) first = tensor;
+  }
+  if (!first) return false;
+  now_ns_ = std::max(now_ns_, states_[*first].done_ns);
+  states_[*first].place = Place::kResident;
+  states_[*first].has_copy = true;
+  may_leave(*first);
+  return true;
 }
 
 // Called when the tensor may have become able to leave.

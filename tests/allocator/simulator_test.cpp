@@ -57,6 +57,18 @@ TEST(SimulatorTest, OneOpMayExceedTheBudgetAndIsTold) {
   EXPECT_EQ(result.used_bytes, (std::vector<uint64_t>{20, 20})) << "leaves as soon as it may";
 }
 
+TEST(SimulatorTest, WhatWasFetchedTooEarlyLeavesAgain) {
+  // Op 1 needs 20 bytes of 25, and tensor 1 was fetched before it for op 2.
+  Trace trace;
+  trace.op_names = {"op"};
+  trace.ops = {{0, 100, {{0, false}}}, {0, 100, {{2, false}}}, {0, 100, {{1, false}}}};
+  trace.tensors = {{10, kNoTick, kNoTick}, {10, kNoTick, kNoTick}, {20, kNoTick, kNoTick}};
+  const Plan plan = {{{1, 2, 0, 2}}, Victim::kFarthestNextUse};
+  const Simulation result = simulate(trace, plan, byte_per_ns(25));
+  EXPECT_EQ(result.over_budget_bytes, 0u);
+  EXPECT_EQ(result.bytes_read, 50u) << "tensor 1 twice, the others once";
+}
+
 // Three tensors in turn and room for two: the plan has each away while the other two are there.
 TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
   Trace trace;
