@@ -5,8 +5,8 @@
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. None is held across a copy,
 // an I/O, a blocking system call or a callback into PyTorch.
-//   1. Engine::fork_mutex_        a fork waits here until no migration is inside a protected window
-//   2. Migrator::mutex_           demands on the migrator and its passes
+//   1. PlanCursor::mutex_         the place in a script; held while orders are given
+//   2. Migrator, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
 //   3. Heap::mutex_               lists of extents: cached, live; address ranges
 //   4. DiskTier::mutex_           slots and channels
 //   5. leaf locks                 log, recorder registry, operator names, retired slots

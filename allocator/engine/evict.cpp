@@ -112,13 +112,14 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
   for (const Eviction& eviction : evictions) {
     Extent* extent = eviction.extent;
     const uint64_t bytes = extent->bytes;
+    const bool was_fetched_in_vain = extent->has(kFlagAhead);
     Status failure;
     switch (seal_one(eviction, &failure)) {
       case SealOutcome::kCold:
         heap_.budget().release(bytes);
         add(stats_.evicted_bytes, bytes);
         if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
-        if (extent->take_ahead()) {
+        if (was_fetched_in_vain) {
           add(stats_.wasted_fetches, 1);
           add(stats_.wasted_fetched_bytes, bytes);
         }

@@ -47,7 +47,7 @@ class HashingReader final : public PieceObserver {
 }  // namespace
 
 void Migrations::fetch(std::span<Extent* const> extents) {
-  demand_count_.fetch_add(1, std::memory_order_relaxed);
+  begin_demand();
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<Fetch> fetches = claim_fetches(extents);
   std::vector<const Extent*> left_cold;
@@ -79,7 +79,7 @@ void Migrations::fetch(std::span<Extent* const> extents) {
     // It was on its way already, and not early enough.
     if (extent->take_ahead()) add(stats_.late_fetches, 1);
   }
-  demand_count_.fetch_sub(1, std::memory_order_relaxed);
+  end_demand();
   if (!cold_again.empty()) fetch(cold_again);
 }
 
@@ -94,14 +94,13 @@ void Migrations::wait_while_sealing(const Extent& extent) {
 size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   std::vector<Fetch> fetches;
   size_t carried_out = 0;
+  uint64_t bytes_ahead = 0;
   *lacking_bytes = 0;
   for (const Order& order : orders) {
-    if (!order.is_current()) {
+    if (!order.is_current() || order.is_outdated()) {
       ++carried_out;
       continue;
     }
-    // Before it is cold: then this calls off the eviction that is ordered or under way, like a use.
-    order.extent->last_use_ticks.store(ticks(), std::memory_order_relaxed);
     wait_while_sealing(*order.extent);
     if (order.extent->claim_for_fetch()) {
       const uint64_t bytes = order.extent->bytes;
@@ -110,19 +109,22 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
         *lacking_bytes = bytes;
         break;
       }
+      bytes_ahead += bytes;
       fetches.push_back({order.extent, nullptr, true});
     }
     ++carried_out;
   }
   std::vector<const Extent*> left_cold;
+  bytes_ahead_.fetch_add(bytes_ahead, std::memory_order_relaxed);
   if (!fetches.empty()) move_in(std::move(fetches), &left_cold);
+  bytes_ahead_.fetch_sub(bytes_ahead, std::memory_order_relaxed);
   return carried_out;
 }
 
 void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+  MigrationPermit permit(gate_);
   const uint64_t begin_ns = now_ns();
   uint64_t bytes = 0;
-  MigrationPermit permit(gate_);
   // Phase 3: bytes, into pages that nobody sees.
   make_scratch(fetches, left_cold);
   for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
@@ -170,14 +172,25 @@ void Migrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent
     });
     const TransferResult transfer = disk_.read(segments, &reader);
     add(stats_.disk_read_bytes, transfer.bytes);
+    fetches.erase(fetches.begin(), fetches.begin() + static_cast<std::ptrdiff_t>(done));
     if (!transfer.status.is_ok() && tries == kReadTriesMax) {
+      // A guess must not end the program: it may never need these bytes.
+      if (fetches.front().is_ahead) return give_up_fetches(fetches, transfer.status, left_cold);
       fatal(
           "tensors cannot be read back from the spill file in %s: %s. The program is stopped so "
           "that it does not go on with wrong numbers; check the disk or choose another one with "
           "--spill-dir",
           disk_.directory().c_str(), transfer.status.clause().c_str());
     }
-    fetches.erase(fetches.begin(), fetches.begin() + static_cast<std::ptrdiff_t>(done));
+  }
+}
+
+void Migrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+                                 std::vector<const Extent*>* left_cold) {
+  for (const Fetch& fetch : fetches) {
+    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
+    leave_cold(fetch, reason);
+    left_cold->push_back(fetch.extent);
   }
 }
 

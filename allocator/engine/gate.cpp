@@ -134,11 +134,12 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
     const bool writes = is_write(access.mode);
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
-    if ((word & kFlagAhead) != 0) [[unlikely]]
-      count_early(extent);
     thread.record(writes ? EventKind::kWrite : EventKind::kRead, now_ticks, op, extent);
     digest.add(extent->bytes, writes);
-    all_usable &= Extent::usable_in(Extent::state_of(word));
+    const bool is_usable = Extent::usable_in(Extent::state_of(word));
+    if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
+      count_early(extent);
+    all_usable &= is_usable;
   }
   if (cursor_ != nullptr && cursor_->is_active() && thread.pins.size() > first_pin) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
@@ -243,7 +244,11 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
   for (const Access& access : accesses) {
     Extent* extent = heap_.find(access.address);
     if (extent == nullptr || access.mode == AccessMode::kName) continue;
-    if (!Extent::usable_in(Extent::state_of(extent->pin()))) missing.push_back(extent);
+    if (!Extent::usable_in(Extent::state_of(extent->pin()))) {
+      missing.push_back(extent);
+    } else if (extent->has(kFlagAhead)) {
+      count_early(extent);
+    }
     hold->extents.push_back(extent);
   }
   if (and_inner) {

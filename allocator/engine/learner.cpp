@@ -2,6 +2,7 @@
 #include "engine/learner.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/clock.h"
@@ -47,6 +48,11 @@ LearnerSummary Learner::summary() const {
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
   summary.following = following;
+  for (const std::shared_ptr<const Script>& script : scripts_) {
+    if (summary.script == nullptr || script->number == following.last_period_script) {
+      summary.script = script;
+    }
+  }
   return summary;
 }
 
@@ -58,7 +64,15 @@ void Learner::work() {
       if (is_stopping_) return;
     }
     is_nudged_.store(false);
-    look();
+    try {
+      look();
+    } catch (const std::exception& error) {
+      TENCACHE_LOG_WARNING(
+          "learning stopped: %s; from now on tensors leave that were not used for the longest time",
+          error.what());
+      cursor_.install({});
+      return;
+    }
   }
 }
 
@@ -66,15 +80,18 @@ void Learner::look() {
   ++look_count_;
   stream_.append(recorder_.drain(&positions_));
   const Following following = cursor_.following();
+  Kind* followed = count_periods(following);
   // Whole periods: parts of one kind may look like parts of another that is not known yet.
-  if (following.periods > 0) {
+  if (followed != nullptr && following.periods > 0) {
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
-    if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
-    for (Kind& kind : kinds_) {
-      if (kind.script->number == following.script_number) kind.used_at = look_count_;
+    // And a kind may be but a part of what the marks tell.
+    if (followed->script->tick_count() >= last_segment()) {
+      if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
+    } else {
+      look_at_marks();
     }
-    plan_again();
+    plan_again(following.last_period_script);
     return;
   }
   look_at_marks();
@@ -90,14 +107,10 @@ void Learner::look_at_marks() {
 }
 
 void Learner::look_for_repeats() {
-  const std::deque<uint64_t>& marks = stream_.marks();
-  for (size_t index = 1; index < marks.size(); ++index) {
-    const uint64_t segment = marks[index] - marks[index - 1];
-    next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * segment);
-  }
+  next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * last_segment());
   if (stream_.end() < next_search_at_) return;
-  for (const uint64_t length : find_repeats(stream_, repeats_from_)) {
-    if (learn({stream_.end() - length, length}, config_.peak_bytes_min)) break;
+  for (const PeriodPlace& place : find_repeats(stream_, repeats_from_)) {
+    if (learn(place, config_.peak_bytes_min)) break;
   }
   const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
   next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
@@ -108,10 +121,10 @@ bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (!period || period->trace.peak_bytes() < peak_bytes_min) return false;
   for (const Kind& kind : kinds_) {
-    if (kind.script->period->is_same_kind(*period)) return true;
+    if (kind.script->period->is_same_loop(*period)) return true;
   }
   drop_least_used();
-  kinds_.push_back({nullptr, 0, look_count_});
+  kinds_.push_back({nullptr, 0, 0, look_count_});
   make_script(next_number_++, std::move(*period));
   return true;
 }
@@ -123,19 +136,37 @@ void Learner::drop_least_used() {
   }));
 }
 
-// With the times and speeds of periods that were followed: those before were reactive.
-void Learner::plan_again() {
-  const Following following = cursor_.following();
+// The kind that is followed now; null when none is.
+Learner::Kind* Learner::count_periods(const Following& following) {
+  Kind* followed = nullptr;
+  const uint64_t new_periods = following.periods_ever - periods_seen_;
+  periods_seen_ = following.periods_ever;
   for (Kind& kind : kinds_) {
+    if (kind.script->number == following.last_period_script) kind.periods += new_periods;
     if (kind.script->number != following.script_number) continue;
-    const uint64_t due = std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at);
-    if (following.periods < due) return;
-    kind.periods_planned_at = following.periods;
+    kind.used_at = look_count_;
+    followed = &kind;
+  }
+  return followed;
+}
+
+// Ticks between the last two marks.
+uint64_t Learner::last_segment() const {
+  const std::deque<uint64_t>& marks = stream_.marks();
+  return marks.size() < 2 ? 0 : marks.back() - marks[marks.size() - 2];
+}
+
+// With the times and speeds of periods that were followed: those before were reactive.
+void Learner::plan_again(uint64_t number) {
+  for (Kind& kind : kinds_) {
+    if (kind.script->number != number) continue;
+    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
+    kind.periods_planned_at = kind.periods;
     const std::optional<PeriodPlace> place = find_copies(stream_, kind.script->period->digests);
     if (!place) return;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_same_kind(*kind.script->period)) return;
-    make_script(kind.script->number, std::move(*period));
+    make_script(number, std::move(*period));
     return;
   }
 }
@@ -174,7 +205,7 @@ void Learner::make_script(uint64_t number, Period period) {
   summary_.kinds = kinds_.size();
   summary_.replans += is_replan ? 1 : 0;
   summary_.planning_ns += planning_ns;
-  summary_.script = std::move(script);
+  scripts_ = std::move(scripts);
 }
 
 }  // namespace tencache

@@ -38,13 +38,14 @@ struct LearnerConfig {
   std::function<void(const Script&)> on_script;
 };
 
-/// For statistics: the script that was followed last.
+/// For statistics.
 struct LearnerSummary {
   uint64_t kinds = 0;    // scripts in the library
   uint64_t replans = 0;  // plans made for a kind that had one
   uint64_t planning_ns = 0;
   Following following;
-  std::shared_ptr<const Script> script;  // null: nothing was learned yet
+  /// Of the period that was followed last, else the first that was learned; null: none was yet.
+  std::shared_ptr<const Script> script;
 };
 
 class Learner {
@@ -60,11 +61,20 @@ class Learner {
   LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
 
  private:
+  struct Kind {
+    std::shared_ptr<const Script> script;
+    uint64_t periods = 0;             // whole ones that were followed
+    uint64_t periods_planned_at = 0;  // of these, when it was planned last
+    uint64_t used_at = 0;             // the newest look at which it was followed
+  };
+
   void work();
+  Kind* count_periods(const Following& following);
+  uint64_t last_segment() const;
   void look();
   void look_at_marks();
   void look_for_repeats();
-  void plan_again();
+  void plan_again(uint64_t number);
   bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
   void make_script(uint64_t number, Period period);
   void drop_least_used();
@@ -79,20 +89,17 @@ class Learner {
   uint64_t mark_seen_ = 0;       // the last one that was looked at
   uint64_t repeats_from_ = 0;    // where the search for repetitions begins
   uint64_t next_search_at_ = 0;  // the tick at which it is worth another try
-  struct Kind {
-    std::shared_ptr<const Script> script;
-    uint64_t periods_planned_at = 0;  // followed in a row when it was planned last
-    uint64_t used_at = 0;             // the newest look at which it was followed
-  };
   std::vector<Kind> kinds_;
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
+  uint64_t periods_seen_ = 0;  // whole periods of all kinds
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;
   CondVar nudged_;
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
-  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);
+  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);  // without following and script
+  std::vector<std::shared_ptr<const Script>> scripts_ TENCACHE_GUARDED_BY(mutex_);
   std::thread worker_;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LinkSpeed: bytes per second that migrations in one direction really got, hashing, copying and
-// mapping included, weighted towards the newest. This is what planning counts with.
+// LinkSpeed: bytes per second that transfers in one direction really got, with the hashing and
+// copying that goes along with them, weighted towards the newest. This is what planning counts
+// with. Where several run at once each counts the whole time, as if the link were slower.
 //
 // Threads: any; lock-free. Additions that race may lose each other, which only costs precision.
 #pragma once

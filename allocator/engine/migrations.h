@@ -80,8 +80,12 @@ class Migrations {
   /// `lacking_bytes` is what the next one needs and does not find.
   size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes);
 
-  /// Whether an op waits for a fetch right now.
+  /// Whether an op waits for a fetch, or an allocation for room, right now.
   bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
+  void begin_demand() { demand_count_.fetch_add(1, std::memory_order_relaxed); }
+  void end_demand() { demand_count_.fetch_sub(1, std::memory_order_relaxed); }
+  /// Room that fetches ahead of use hold and that can be evicted again once they have ended.
+  uint64_t bytes_ahead() const { return bytes_ahead_.load(std::memory_order_relaxed); }
 
   const LinkSpeed& read_speed() const { return read_speed_; }
   const LinkSpeed& write_speed() const { return write_speed_; }
@@ -116,6 +120,8 @@ class Migrations {
     bool is_ahead = false;  // nobody waits for it
   };
   static void wait_while_sealing(const Extent& extent);
+  void give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+                       std::vector<const Extent*>* left_cold);
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
   void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
@@ -133,6 +139,7 @@ class Migrations {
   LinkSpeed read_speed_;
   LinkSpeed write_speed_;
   std::atomic<uint32_t> demand_count_{0};
+  std::atomic<uint64_t> bytes_ahead_{0};
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };

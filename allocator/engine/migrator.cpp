@@ -2,6 +2,7 @@
 #include "engine/migrator.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/service_thread.h"
 #include "base/units.h"
@@ -16,6 +17,7 @@ constexpr uint64_t kHeadroomBytesMax = kGiB;
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 // A plan counts with the room soon after it gave the order.
 constexpr uint64_t kOrderBatchBytes = 16 * kMiB;
+constexpr std::chrono::microseconds kAheadPoll{100};
 
 uint64_t headroom_for(uint64_t budget_bytes) {
   return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
@@ -74,6 +76,7 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
   bool has_room = false;
+  migrations_->begin_demand();
   MutexLock lock(mutex_);
   demand_bytes_ += bytes;
   const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
@@ -88,6 +91,7 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
     room_changed_.wait(mutex_);
   }
   demand_bytes_ -= bytes;
+  migrations_->end_demand();
   return has_room;
 }
 
@@ -119,10 +123,12 @@ void Migrator::work() {
       continue;
     }
     is_nudged_.store(false);
+    const bool is_somebody_ahead = may_evict() && migrations_->bytes_ahead() > 0;
     const std::optional<EvictionResult> result = run_pass();
     {
       MutexLock lock(mutex_);
-      if (result && result->bytes == 0) {
+      // What is being fetched ahead of use can be evicted in a moment, so this pass proves nothing.
+      if (result && result->bytes == 0 && !is_somebody_ahead) {
         last_fruitless_ = pass;
         fruitless_reason_ = result->failure;
       }
@@ -131,6 +137,9 @@ void Migrator::work() {
     // Who waits finds room, or finds that another took it: then this pass says nothing about what
     // can be evicted, and the next one follows at once.
     if (!result) std::this_thread::yield();
+    if (result && result->bytes == 0 && is_somebody_ahead) {
+      std::this_thread::sleep_for(kAheadPoll);
+    }
   }
 }
 
@@ -225,10 +234,13 @@ void Migrator::note_spill(const EvictionResult& result) {
   if (config_.on_first_spill) config_.on_first_spill();
 }
 
+// Who waits comes before who guesses.
 void Migrator::publish() {
+  {
+    MutexLock lock(mutex_);
+    room_changed_.notify_all();
+  }
   if (config_.on_room) config_.on_room();
-  MutexLock lock(mutex_);
-  room_changed_.notify_all();
 }
 
 }  // namespace tencache

@@ -17,8 +17,8 @@ constexpr Tick kSkippedMax = 8;
 // one.
 constexpr uint32_t kDoubtPerSurprise = 8;
 constexpr uint32_t kDoubtMax = 64;
-// Places that share a gram; more of them tell nothing.
-constexpr size_t kPlacesMax = 64;
+// Places that share a gram; to look at more of them would cost more than it tells.
+constexpr size_t kPlacesMax = 1024;
 
 }  // namespace
 
@@ -61,6 +61,7 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
   for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
     const Tick tick = (position_ + skipped) % count;
     if (!agrees(*current_, tick, digest, extents)) continue;
+    for (Tick back = skipped; back > 0; --back) append_orders_of((tick + count - back) % count);
     if (tick < position_) end_period();
     step_on(tick, extents);
     return true;
@@ -74,9 +75,7 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
     current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id};
   }
   ++following_.ticks_followed;
-  append_orders(current_->script->fetches_at.at(tick), &fetches_);
-  append_orders(current_->script->evictions_after.at(tick), &pending_);
-  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+  append_orders_of(tick);
   position_ = tick + 1;
   if (position_ < current_->script->tick_count()) return;
   position_ = 0;
@@ -87,6 +86,7 @@ void PlanCursor::end_period() {
   const uint64_t now = now_ns();
   if (is_whole_) {
     ++following_.periods;
+    ++following_.periods_ever;
     following_.last_period_ns = now - period_begin_ns_;
     following_.last_period_script = current_->script->number;
     config_.on_period();
@@ -132,14 +132,25 @@ void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
 // What should be on its way here by now.
 void PlanCursor::catch_up() {
   const Tick count = current_->script->tick_count();
-  std::vector<uint32_t> tensors;
+  std::vector<std::pair<Tick, uint32_t>> by_deadline;
   for (const PlannedMove& move : current_->script->planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
     const Tick to_fetch = (position_ + count - move.fetch_at) % count;
     const Tick window = (move.needed_at + count - move.fetch_at) % count;
-    if (to_fetch < window) tensors.push_back(move.tensor);
+    if (to_fetch < window) {
+      by_deadline.emplace_back((move.needed_at + count - position_) % count, move.tensor);
+    }
   }
+  std::sort(by_deadline.begin(), by_deadline.end());
+  std::vector<uint32_t> tensors;
+  for (const auto& [deadline, tensor] : by_deadline) tensors.push_back(tensor);
   append_orders(tensors, &fetches_);
+}
+
+void PlanCursor::append_orders_of(Tick tick) {
+  append_orders(current_->script->fetches_at.at(tick), &fetches_);
+  append_orders(current_->script->evictions_after.at(tick), &pending_);
+  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
 }
 
 void PlanCursor::append_orders(std::span<const uint32_t> tensors, std::vector<Order>* orders) {
@@ -175,41 +186,44 @@ uint64_t PlanCursor::gram() const {
   return value;
 }
 
-void PlanCursor::index_places() {
-  places_.clear();
-  for (uint32_t index = 0; index < roles_.size(); ++index) {
-    const std::vector<uint64_t>& digests = roles_[index].script->period->digests;
+PlanCursor::Places PlanCursor::index_places(
+    const std::vector<std::shared_ptr<const Script>>& scripts) {
+  Places found;
+  for (uint32_t index = 0; index < scripts.size(); ++index) {
+    const std::vector<uint64_t>& digests = scripts[index]->period->digests;
     for (size_t tick = 0; tick < digests.size(); ++tick) {
       uint64_t value = 0;
       for (size_t age = kGram; age > 0; --age) {
         const size_t back = (age - 1) % digests.size();
         value = TickDigest::mix(value ^ digests[(tick + digests.size() - back) % digests.size()]);
       }
-      std::vector<Place>& places = places_[value];
+      std::vector<Place>& places = found[value];
       if (places.size() < kPlacesMax) places.push_back({index, static_cast<Tick>(tick)});
     }
   }
+  return found;
 }
 
+// Ops wait for the lock, so what takes time is done before it is taken and after it is given up.
 void PlanCursor::install(const std::vector<std::shared_ptr<const Script>>& scripts) {
-  MutexLock lock(mutex_);
+  Places places = index_places(scripts);
   std::vector<Role> roles;
-  for (const std::shared_ptr<const Script>& script : scripts) {
-    Role role{script, {}};
+  for (const std::shared_ptr<const Script>& script : scripts) roles.push_back({script, {}});
+  MutexLock lock(mutex_);
+  for (Role& role : roles) {
     for (Role& old : roles_) {
-      if (old.script->number == script->number) role.bindings = std::move(old.bindings);
+      if (old.script->number == role.script->number) role.bindings.swap(old.bindings);
     }
-    role.bindings.resize(script->period->trace.tensors.size());
-    roles.push_back(std::move(role));
+    role.bindings.resize(role.script->period->trace.tensors.size());
   }
   const uint64_t followed = following_.script_number;
-  roles_ = std::move(roles);
+  roles_.swap(roles);
+  places_.swap(places);
   current_ = nullptr;
   for (Role& role : roles_) {
     if (role.script->number == followed) current_ = &role;
   }
   if (current_ == nullptr && followed != 0) get_lost();
-  index_places();
   is_active_.store(!roles_.empty(), std::memory_order_relaxed);
 }
 

@@ -34,6 +34,7 @@ namespace tencache {
 struct Following {
   uint64_t script_number = 0;  // 0: none is followed now
   uint64_t periods = 0;        // whole ones in a row
+  uint64_t periods_ever = 0;   // of all scripts
   uint64_t last_period_ns = 0;
   uint64_t last_period_script = 0;  // whose period that was
   uint64_t ticks_followed = 0;      // of all scripts, since the start
@@ -96,7 +97,9 @@ class PlanCursor {
   void catch_up() TENCACHE_REQUIRES(mutex_);
   void end_period() TENCACHE_REQUIRES(mutex_);
   void get_lost() TENCACHE_REQUIRES(mutex_);
-  void index_places() TENCACHE_REQUIRES(mutex_);
+  using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
+  static Places index_places(const std::vector<std::shared_ptr<const Script>>& scripts);
+  void append_orders_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_orders(std::span<const uint32_t> tensors, std::vector<Order>* orders)
       TENCACHE_REQUIRES(mutex_);
   void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
@@ -109,7 +112,7 @@ class PlanCursor {
 
   mutable Mutex mutex_;
   std::vector<Role> roles_ TENCACHE_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, std::vector<Place>> places_ TENCACHE_GUARDED_BY(mutex_);  // by gram
+  Places places_ TENCACHE_GUARDED_BY(mutex_);
   Role* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;        // expected next
   uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;       // whether this is the right script

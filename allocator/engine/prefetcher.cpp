@@ -12,6 +12,8 @@ namespace {
 
 // Enough to keep the disk busy, and not so much that an op which needs the last of it waits long.
 constexpr uint64_t kBatchBytes = 16 * kMiB;
+// What has waited behind so many others is not worth fetching any more.
+constexpr size_t kOrdersMax = 4096;
 // Room also appears where nobody says so: the program frees. And an op's fetch ends unannounced.
 constexpr std::chrono::microseconds kRoomPoll{500};
 constexpr std::chrono::microseconds kDemandPoll{50};
@@ -32,8 +34,16 @@ void Prefetcher::start() {
 }
 
 void Prefetcher::order(std::span<const Order> fetches) {
+  // Like a use: it calls off an eviction that is ordered or under way.
+  for (const Order& order : fetches) {
+    order.extent->last_use_ticks.store(order.given_at_ticks, std::memory_order_relaxed);
+  }
   MutexLock lock(mutex_);
   orders_.insert(orders_.end(), fetches.begin(), fetches.end());
+  while (orders_.size() > kOrdersMax) {
+    orders_.pop_front();
+    ++generation_;  // the batch under way no longer stands at the front
+  }
   changed_.notify_one();
 }
 

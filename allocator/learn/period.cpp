@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "learn/tick_digest.h"
+
 namespace tencache {
 namespace {
 
@@ -20,6 +22,19 @@ bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
     if (stream.tick(number).digest != stream.tick(number - place.length).digest) return false;
   }
   return true;
+}
+
+/// The digest and which of the extents were there before `since`: what repeats uses the same ones.
+/// So layers that look alike are no repetition.
+uint64_t identity(const TickStream& stream, uint64_t number, uint64_t since) {
+  const StreamTick& tick = stream.tick(number);
+  uint64_t value = tick.digest;
+  for (const StreamAccess& access : tick.accesses) {
+    const ExtentLife* life = stream.life(access.extent_id);
+    const bool is_old = life == nullptr || life->born == kUnknownTick || life->born < since;
+    if (is_old) value = TickDigest::mix(value ^ access.extent_id);
+  }
+  return value;
 }
 
 /// Turns the extents of a copy into tensors. `Key` is what corresponds between copies.
@@ -63,7 +78,7 @@ class PeriodBuilder {
         earlier_(stream, {place.begin - place.length, place.length}) {}
 
   std::optional<Period> build() {
-    add_born_tensors();
+    if (!add_born_tensors()) return std::nullopt;
     for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
       if (!add_tick(number)) return std::nullopt;
     }
@@ -75,14 +90,18 @@ class PeriodBuilder {
   using Key = Copy::Key;
 
   // Also those that no op names: they take room.
-  void add_born_tensors() {
+  bool add_born_tensors() {
     for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
-      for (const uint64_t extent_id : stream_.births(number)) add_born(extent_id);
+      for (const uint64_t extent_id : stream_.births(number)) {
+        const ExtentLife* life = stream_.life(extent_id);
+        if (life == nullptr) return false;  // events of two threads in the wrong order
+        add_born(extent_id, *life);
+      }
     }
+    return true;
   }
 
-  void add_born(uint64_t extent_id) {
-    const ExtentLife& life = *stream_.life(extent_id);
+  void add_born(uint64_t extent_id, const ExtentLife& life) {
     const Key key = later_.key(extent_id);
     const Tick born = static_cast<Tick>(key.born);
     tensors_[key] = static_cast<uint32_t>(period_.trace.tensors.size());
@@ -97,10 +116,12 @@ class PeriodBuilder {
     if (life.freed != kUnknownTick) {
       lasted = life.freed - life.born;
     } else if (const auto before = stream_.born_at(life.born - place_.length, life.ordinal)) {
-      const ExtentLife& earlier = *stream_.life(*before);
-      if (earlier.freed != kUnknownTick) lasted = earlier.freed - earlier.born;
+      const ExtentLife* earlier = stream_.life(*before);
+      if (earlier != nullptr && earlier->freed != kUnknownTick) {
+        lasted = earlier->freed - earlier->born;
+      }
     }
-    // What outlives a whole period is there all the time but for the tick in which it is replaced.
+    // What is kept for longer is there all the time but for the tick in which it is replaced.
     lasted = std::min<uint64_t>(lasted, length - 1);
     return static_cast<Tick>((born + lasted) % length);
   }
@@ -108,12 +129,13 @@ class PeriodBuilder {
   bool add_tick(uint64_t number) {
     const StreamTick& tick = stream_.tick(number);
     const StreamTick& before = stream_.tick(number - place_.length);
+    if (tick.accesses.size() != before.accesses.size()) return false;
     TraceOp op;
     op.name = name(tick.op);
     op.compute_ns = compute_ns(number);
     for (size_t index = 0; index < tick.accesses.size(); ++index) {
       const std::optional<uint32_t> tensor =
-          find_tensor(tick.accesses[index], before.accesses[index]);
+          find_tensor(number, tick.accesses[index], before.accesses[index]);
       if (!tensor) return false;
       op.accesses.push_back({*tensor, tick.accesses[index].is_write});
     }
@@ -129,7 +151,8 @@ class PeriodBuilder {
     return entry->second;
   }
 
-  std::optional<uint32_t> find_tensor(const StreamAccess& access, const StreamAccess& before) {
+  std::optional<uint32_t> find_tensor(uint64_t number, const StreamAccess& access,
+                                      const StreamAccess& before) {
     const Key key = later_.key(access.extent_id);
     if (key.is_old) {
       if (access.extent_id != before.extent_id) return std::nullopt;
@@ -140,6 +163,11 @@ class PeriodBuilder {
         period_.extent_ids.push_back(access.extent_id);
       }
       return entry->second;
+    }
+    // Of an extent that is used for longer than a period there are two at a time.
+    const ExtentLife* life = stream_.life(access.extent_id);
+    if (life != nullptr && life->born < place_.begin && number - place_.begin > key.born) {
+      return std::nullopt;
     }
     // Of an extent from before the earlier copy's predecessor the birth may not be known.
     const Key expected = earlier_.key(before.extent_id);
@@ -176,6 +204,18 @@ class PeriodBuilder {
 
 }  // namespace
 
+bool Period::is_same_loop(const Period& other) const {
+  if (digests.size() != other.digests.size()) return false;
+  const auto sorted = [](std::vector<uint64_t> ids) {
+    std::ranges::sort(ids);
+    return ids;
+  };
+  if (sorted(extent_ids) != sorted(other.extent_ids)) return false;
+  std::vector<uint64_t> twice = digests;
+  twice.insert(twice.end(), digests.begin(), digests.end());
+  return !std::ranges::search(twice, other.digests).empty();
+}
+
 std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
   const std::deque<uint64_t>& marks = stream.marks();
   if (marks.empty()) return std::nullopt;
@@ -190,29 +230,35 @@ std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
 }
 
 // z[p]: how many of the newest digests, counted backwards, equal those p ticks before them.
-std::vector<uint64_t> find_repeats(const TickStream& stream, uint64_t since) {
-  const uint64_t count = stream.end() - std::max(since, stream.begin());
-  const auto newest = [&](uint64_t index) { return stream.tick(stream.end() - 1 - index).digest; };
+std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since) {
+  std::vector<PeriodPlace> places;
+  const uint64_t begin = std::max(since, stream.begin());
+  if (stream.end() <= begin + 1) return places;
+  const uint64_t end = stream.end() - 1;
+  const uint64_t count = end - begin;
+  std::vector<uint64_t> identities;  // the newest first
+  for (uint64_t number = end; number-- > begin;)
+    identities.push_back(identity(stream, number, begin));
+  const auto newest = [&](uint64_t index) { return identities[index]; };
   std::vector<uint64_t> z(count, 0);
-  std::vector<uint64_t> lengths;
   uint64_t left = 0;
   uint64_t right = 0;
-  for (uint64_t at = 1; at < count && lengths.size() < kRepeatsMax; ++at) {
+  for (uint64_t at = 1; at < count && places.size() < kRepeatsMax; ++at) {
     if (at < right) z[at] = std::min(right - at, z[at - left]);
     while (at + z[at] < count && newest(z[at]) == newest(at + z[at])) ++z[at];
     if (at + z[at] > right) {
       left = at;
       right = at + z[at];
     }
-    if (z[at] >= at) lengths.push_back(at);
+    if (z[at] >= at) places.push_back({end - at, at});
   }
-  return lengths;
+  return places;
 }
 
 std::optional<PeriodPlace> find_copies(const TickStream& stream,
                                        const std::vector<uint64_t>& digests) {
   const uint64_t length = digests.size();
-  for (uint64_t back = 0; back < length; ++back) {
+  for (uint64_t back = 1; back <= length; ++back) {
     if (stream.end() < stream.begin() + 2 * length + back) return std::nullopt;
     const PeriodPlace place = {stream.end() - length - back, length};
     bool is_copy = true;

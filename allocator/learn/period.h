@@ -33,6 +33,8 @@ struct Period {
   bool is_same_kind(const Period& other) const {
     return digests == other.digests && extent_ids == other.extent_ids;
   }
+  /// The same, or the same loop seen from another of its ticks.
+  bool is_same_loop(const Period& other) const;
 };
 
 /// Where the later of two copies is.
@@ -44,8 +46,11 @@ struct PeriodPlace {
 /// The period that ends at the last mark; nullopt when no few steps repeat there.
 std::optional<PeriodPlace> find_marked_period(const TickStream& stream);
 
-/// Lengths of repetitions at the end of the stream, ascending, not reaching back before `since`.
-std::vector<uint64_t> find_repeats(const TickStream& stream, uint64_t since);
+// The last tick of a stream may still be running: what its op allocates is not there yet. So the
+// two below look at what comes before it. (A mark comes after its step's last op.)
+
+/// Repetitions at the end of the stream, the shortest first, not reaching back before `since`.
+std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since);
 
 /// The newest place at which the stream holds two copies of these digests in a row, if it is not
 /// further back than one more copy.

@@ -6,6 +6,12 @@
 #include "learn/tick_digest.h"
 
 namespace tencache {
+namespace {
+
+// Allocations of one tick.
+constexpr size_t kBirthsMax = size_t{1} << 16;
+
+}  // namespace
 
 void TickStream::append(const std::vector<ThreadEvents>& threads) {
   struct ThreadEvent {
@@ -37,6 +43,8 @@ void TickStream::take(uint32_t thread, const Event& event) {
     case EventKind::kAllocate: {
       if (ticks_.empty()) return;
       std::vector<uint64_t>& births = births_.back();
+      // A program that allocates on and on and names none of it: nothing to learn from.
+      if (births.size() == kBirthsMax) return clear();
       lives_[event.extent_id] = {event.bytes, end() - 1, static_cast<uint32_t>(births.size()),
                                  kUnknownTick};
       births.push_back(event.extent_id);

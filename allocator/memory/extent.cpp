@@ -46,8 +46,8 @@ void Extent::unseal() {
 }
 
 void Extent::become_cold() {
-  const bool done =
-      transition(bit(ExtentState::kSealing), ExtentState::kCold, 0, 0, kFlagBusy | kFlagDirty);
+  const bool done = transition(bit(ExtentState::kSealing), ExtentState::kCold, 0, 0,
+                               kFlagBusy | kFlagDirty | kFlagAhead);
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 

@@ -82,9 +82,9 @@ TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
   char* address = engine_.allocate(kBytes);
   engine_.use({address}, AccessMode::kWrite);
   const std::vector<Order> eviction = {order(address)};
+  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
   const std::vector<Order> fetch = {order(address)};
-  uint64_t lacking_bytes = 0;
-  EXPECT_EQ(engine_->migrations()->prefetch(fetch, &lacking_bytes), 1u);
+  prefetcher.order(fetch);
   EXPECT_TRUE(eviction[0].is_outdated());
   engine_->migrator().order(eviction);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
