@@ -143,6 +143,7 @@ void PlanCursor::catch_up() {
   }
   std::sort(by_deadline.begin(), by_deadline.end());
   std::vector<uint32_t> tensors;
+  tensors.reserve(by_deadline.size());
   for (const auto& [deadline, tensor] : by_deadline) tensors.push_back(tensor);
   append_orders(tensors, &fetches_);
 }
@@ -208,6 +209,7 @@ PlanCursor::Places PlanCursor::index_places(
 void PlanCursor::install(const std::vector<std::shared_ptr<const Script>>& scripts) {
   Places places = index_places(scripts);
   std::vector<Role> roles;
+  roles.reserve(scripts.size());
   for (const std::shared_ptr<const Script>& script : scripts) roles.push_back({script, {}});
   MutexLock lock(mutex_);
   for (Role& role : roles) {

@@ -213,7 +213,8 @@ bool Period::is_same_loop(const Period& other) const {
   if (sorted(extent_ids) != sorted(other.extent_ids)) return false;
   std::vector<uint64_t> twice = digests;
   twice.insert(twice.end(), digests.begin(), digests.end());
-  return !std::ranges::search(twice, other.digests).empty();
+  return std::search(twice.begin(), twice.end(), other.digests.begin(), other.digests.end()) !=
+         twice.end();
 }
 
 std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
