@@ -230,7 +230,7 @@ std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
   return std::nullopt;
 }
 
-// z[p]: how many of the newest digests, counted backwards, equal those p ticks before them.
+// z[p]: how many of the newest identities, counted backwards, equal those p ticks before them.
 std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since) {
   std::vector<PeriodPlace> places;
   const uint64_t begin = std::max(since, stream.begin());
@@ -238,15 +238,16 @@ std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since) 
   const uint64_t end = stream.end() - 1;
   const uint64_t count = end - begin;
   std::vector<uint64_t> identities;  // the newest first
-  for (uint64_t number = end; number-- > begin;)
-    identities.push_back(identity(stream, number, begin));
-  const auto newest = [&](uint64_t index) { return identities[index]; };
+  identities.reserve(count);
+  for (uint64_t number = end; number > begin; --number) {
+    identities.push_back(identity(stream, number - 1, begin));
+  }
   std::vector<uint64_t> z(count, 0);
   uint64_t left = 0;
   uint64_t right = 0;
   for (uint64_t at = 1; at < count && places.size() < kRepeatsMax; ++at) {
     if (at < right) z[at] = std::min(right - at, z[at - left]);
-    while (at + z[at] < count && newest(z[at]) == newest(at + z[at])) ++z[at];
+    while (at + z[at] < count && identities[z[at]] == identities[at + z[at]]) ++z[at];
     if (at + z[at] > right) {
       left = at;
       right = at + z[at];
