@@ -104,7 +104,10 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
     wait_while_sealing(*order.extent);
     if (order.extent->claim_for_fetch()) {
       const uint64_t bytes = order.extent->bytes;
+      // Told before the room is taken, so that whoever misses the room finds out why.
+      bytes_ahead_.fetch_add(bytes);
       if (!heap_.budget().try_reserve(bytes)) {
+        bytes_ahead_.fetch_sub(bytes);
         order.extent->abandon_fetch();
         *lacking_bytes = bytes;
         break;
@@ -115,9 +118,8 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
     ++carried_out;
   }
   std::vector<const Extent*> left_cold;
-  bytes_ahead_.fetch_add(bytes_ahead, std::memory_order_relaxed);
   if (!fetches.empty()) move_in(std::move(fetches), &left_cold);
-  bytes_ahead_.fetch_sub(bytes_ahead, std::memory_order_relaxed);
+  bytes_ahead_.fetch_sub(bytes_ahead);
   return carried_out;
 }
 
