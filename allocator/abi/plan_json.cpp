@@ -86,13 +86,23 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) 
                      " ns for one move cannot be planned with; give at most 1e9");
     }
   }
+  for (const double work_ns :
+       {given.read_work_ns_per_byte, given.write_work_ns_per_byte, given.drop_work_ns_per_byte}) {
+    if (!(work_ns >= 0 && static_cast<double>(trace_bytes) * work_ns <= kMoveSecondsMax * 1e9)) {
+      return invalid("machine: " + std::to_string(work_ns) +
+                     " ns of processor time for a byte cannot be planned with; give 0 to 10");
+    }
+  }
   // A budget above everything there is changes nothing, and sums with it could wrap.
   return Machine{.budget_bytes = std::min(given.budget_bytes, trace_bytes),
                  .read_bytes_per_s = given.read_bytes_per_s,
                  .write_bytes_per_s = given.write_bytes_per_s,
                  .is_half_duplex = given.is_half_duplex != 0,
                  .read_fixed_ns = given.read_fixed_ns,
-                 .write_fixed_ns = given.write_fixed_ns};
+                 .write_fixed_ns = given.write_fixed_ns,
+                 .read_work_ns_per_byte = given.read_work_ns_per_byte,
+                 .write_work_ns_per_byte = given.write_work_ns_per_byte,
+                 .drop_work_ns_per_byte = given.drop_work_ns_per_byte};
 }
 
 std::string to_json(const Trace& trace, const Machine& machine) {
@@ -101,6 +111,7 @@ std::string to_json(const Trace& trace, const Machine& machine) {
                                        {"compute_ns", simulation.compute_ns},
                                        {"bound_step_ns", bound_step_ns(trace, machine)},
                                        {"stall_ns", simulation.total_stall_ns()},
+                                       {"work_ns", simulation.work_ns},
                                        {"bytes_read", simulation.bytes_read},
                                        {"bytes_written", simulation.bytes_written},
                                        {"bytes_dropped", simulation.bytes_dropped},

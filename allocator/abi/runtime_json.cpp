@@ -87,6 +87,7 @@ Json plan_json(Learner* learner) {
                        {"tensors", summary.script->period->trace.tensors.size()},
                        {"moves", simulation.moves.size()},
                        {"stall_s", seconds(simulation.total_stall_ns())},
+                       {"work_s", seconds(simulation.work_ns)},
                        {"bytes_read", simulation.bytes_read},
                        {"bytes_written", simulation.bytes_written},
                        {"bytes_dropped", simulation.bytes_dropped},

@@ -176,13 +176,18 @@ typedef struct tencache_machine {
   uint64_t read_fixed_ns; /* for each move, besides its bytes */
   uint64_t write_fixed_ns;
   int is_half_duplex; /* reads and writes take turns */
+  /* Processor time that moving takes from a program that computes on all processors; 0: none. */
+  double read_work_ns_per_byte;
+  double write_work_ns_per_byte;
+  double drop_work_ns_per_byte; /* of everything that leaves, written or not */
 } tencache_machine;
 
 /* Large enough for what tencache_plan writes. */
 #define TENCACHE_PLAN_JSON_BYTES 1024
 
 /* Plans the period for the machine and writes what is predicted into `buffer` as JSON: step_ns,
- * compute_ns, bound_step_ns (which no schedule can beat), stall_ns; bytes_read, bytes_written,
+ * compute_ns, bound_step_ns (which no schedule can beat), stall_ns, work_ns (processor time that
+ * moving takes from the program; step = compute + stall + work); bytes_read, bytes_written,
  * bytes_dropped (left without a write), bytes_late (of those read, what an op waited for), all of
  * one period; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
  * smallest budget that is never exceeded. 0, or an error code with *error filled. Needs no start;

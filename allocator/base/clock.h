@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two clocks. ticks() is for the hot path: the processor's time stamp counter where there is one
+// Clocks. ticks() is for the hot path: the processor's time stamp counter where there is one
 // (about 8 ns), comparable between threads, of unknown rate. now_ns() is CLOCK_MONOTONIC (about
-// 25 ns). TickConverter turns the first into the second.
+// 25 ns). TickConverter turns the first into the second. thread_work_ns() and process_work_ns() are
+// processor time (some 200 ns).
 #pragma once
 
 #include <time.h>
@@ -15,11 +16,18 @@
 
 namespace tencache {
 
-inline uint64_t now_ns() {
+inline uint64_t read_clock_ns(clockid_t clock) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock, &time);
   return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(time.tv_nsec);
 }
+
+inline uint64_t now_ns() { return read_clock_ns(CLOCK_MONOTONIC); }
+
+/// What the calling thread has computed, and the kernel for it.
+inline uint64_t thread_work_ns() { return read_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+/// The same of all threads of the process.
+inline uint64_t process_work_ns() { return read_clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
 
 inline uint64_t ticks() {
 #if defined(__x86_64__)

@@ -157,6 +157,10 @@ Machine Engine::measure(uint64_t* fixed_bytes) {
   machine.write_bytes_per_s = migrations_->write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
+  const double share = processors_.used_share();
+  machine.read_work_ns_per_byte = share * migrations_->read_work().ns_per_byte(0);
+  machine.write_work_ns_per_byte = share * migrations_->write_work().ns_per_byte(0);
+  machine.drop_work_ns_per_byte = share * migrations_->drop_work().ns_per_byte(0);
   return machine;
 }
 

@@ -23,6 +23,7 @@
 #include "engine/migrator.h"
 #include "engine/plan_cursor.h"
 #include "engine/prefetcher.h"
+#include "engine/processor_use.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
@@ -111,6 +112,7 @@ class Engine {
   std::unique_ptr<Migrator> migrator_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;
+  ProcessorUse processors_;
   std::atomic<uint64_t> chaos_draws_{0};
   std::atomic<bool> is_passive_{false};
 };

@@ -96,8 +96,10 @@ Status Migrations::write_batch(std::span<const Eviction> evictions) {
   for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
   EvictionWriter writer(extents);
   const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
   write_speed_.add(transfer.bytes, now_ns() - begin_ns);
+  write_work_.add(transfer.bytes, thread_work_ns() - begin_work_ns);
   add(stats_.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) return transfer.status;
   for (size_t index = 0; index < evictions.size(); ++index) {
@@ -109,10 +111,13 @@ Status Migrations::write_batch(std::span<const Eviction> evictions) {
 
 void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
                               std::vector<Eviction>* differing) {
+  const uint64_t begin_work_ns = thread_work_ns();
+  uint64_t tried_bytes = 0;
   for (const Eviction& eviction : evictions) {
     Extent* extent = eviction.extent;
     const uint64_t bytes = extent->bytes;
     const bool was_fetched_in_vain = extent->has(kFlagAhead);
+    tried_bytes += bytes;
     Status failure;
     switch (seal_one(eviction, &failure)) {
       case SealOutcome::kCold:
@@ -138,6 +143,7 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
         break;
     }
   }
+  drop_work_.add(tried_bytes, thread_work_ns() - begin_work_ns);
 }
 
 // The protected window: from seal() to become_cold() or the way back.

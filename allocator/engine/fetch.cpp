@@ -126,6 +126,7 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
 void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
   MigrationPermit permit(gate_);
   const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
   uint64_t bytes = 0;
   // Phase 3: bytes, into pages that nobody sees.
   make_scratch(fetches, left_cold);
@@ -133,6 +134,7 @@ void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>*
   // Phase 4, as soon as all of an extent is there: its pages take their place.
   read_slots(std::move(fetches), left_cold);
   read_speed_.add(bytes, now_ns() - begin_ns);
+  read_work_.add(bytes, thread_work_ns() - begin_work_ns);
 }
 
 std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const> extents) {

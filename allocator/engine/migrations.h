@@ -33,7 +33,7 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
-#include "engine/link_speed.h"
+#include "engine/move_rate.h"
 #include "engine/order.h"
 #include "memory/heap.h"
 #include "tier/disk_tier.h"
@@ -87,8 +87,12 @@ class Migrations {
   /// Room that fetches ahead of use hold and that can be evicted again once they have ended.
   uint64_t bytes_ahead() const { return bytes_ahead_.load(std::memory_order_relaxed); }
 
-  const LinkSpeed& read_speed() const { return read_speed_; }
-  const LinkSpeed& write_speed() const { return write_speed_; }
+  const MoveRate& read_speed() const { return read_speed_; }
+  const MoveRate& write_speed() const { return write_speed_; }
+  /// Processor time of the threads that move.
+  const MoveRate& read_work() const { return read_work_; }
+  const MoveRate& write_work() const { return write_work_; }
+  const MoveRate& drop_work() const { return drop_work_; }
 
   MigrationGate& gate() { return gate_; }
 
@@ -136,8 +140,11 @@ class Migrations {
   const PageMap& page_map_;
   Stats& stats_;
   MigrationGate gate_;
-  LinkSpeed read_speed_;
-  LinkSpeed write_speed_;
+  MoveRate read_speed_;
+  MoveRate write_speed_;
+  MoveRate read_work_;
+  MoveRate write_work_;
+  MoveRate drop_work_;  // the proof and the mapping of whatever leaves, written or not
   std::atomic<uint32_t> demand_count_{0};
   std::atomic<uint64_t> bytes_ahead_{0};
   std::atomic<bool> warned_failure_{false};

@@ -45,7 +45,10 @@ uint64_t Script::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
   const Tick next = later == ticks.end() ? ticks.front() : *later;
   const TraceTensor& life = period->trace.tensors[tensor];
-  if (!life.is_persistent() && next == life.allocated_at) return 2 * count;
+  // Not used again in this life: its room is wanted until it is freed.
+  if (!life.is_persistent() && next == life.allocated_at) {
+    return (life.freed_at + count - position) % count;
+  }
   return (next + count - position) % count;
 }
 

@@ -51,7 +51,7 @@ struct Script {
   TensorsByTick fetches_at;
 
   Tick tick_count() const { return period->trace.tick_count(); }
-  /// Ticks from `position` to the next use; twice the period when it is freed before that.
+  /// Ticks from `position` to the next use, or to the end of its life when that comes first.
   uint64_t ticks_to_next_use(uint32_t tensor, Tick position) const;
 };
 

@@ -9,6 +9,8 @@
 namespace tencache {
 namespace {
 
+// Windows begin and end at so many places at most, so that looking at all of them stays cheap.
+constexpr uint32_t kWindowBordersMax = 256;
 // Repetitions that are played; the later ones tell the steady state.
 constexpr uint32_t kPeriods = 4;
 constexpr uint32_t kWarmUpPeriods = 2;
@@ -103,6 +105,71 @@ class FractionalBelady {
   uint64_t read_bytes_ = 0;
 };
 
+/// The longest time that windows of a period take one after the other. A window is a row of ticks:
+/// what they name has to be there in it, and no more than the budget was there when it began.
+class Bursts {
+ public:
+  Bursts(const Trace& trace, const Machine& machine)
+      : trace_(trace),
+        machine_(machine),
+        ticks_per_slot_(trace.tick_count() / kWindowBordersMax + 1),
+        seen_in_(trace.tensors.size(), 0) {}
+
+  uint64_t step_ns() {
+    const uint32_t count = (trace_.tick_count() + ticks_per_slot_ - 1) / ticks_per_slot_;
+    std::vector<uint64_t> least_ns(count + 1, 0);  // until the begin of each slot
+    for (uint32_t first = 0; first < count; ++first) {
+      begin_window(first * ticks_per_slot_);
+      for (uint32_t last = first; last < count; ++last) {
+        extend_window(last);
+        least_ns[last + 1] = std::max(least_ns[last + 1], least_ns[first] + window_ns());
+      }
+    }
+    return least_ns.back();
+  }
+
+ private:
+  void begin_window(Tick first_tick) {
+    ++window_;
+    first_tick_ = first_tick;
+    compute_ns_ = 0;
+    named_bytes_ = trace_.fixed_bytes;
+  }
+
+  void extend_window(uint32_t slot) {
+    const Tick end = std::min((slot + 1) * ticks_per_slot_, trace_.tick_count());
+    for (Tick tick = slot * ticks_per_slot_; tick < end; ++tick) {
+      compute_ns_ += trace_.ops[tick].compute_ns;
+      for (const TraceAccess& access : trace_.ops[tick].accesses) name(access.tensor, tick);
+    }
+  }
+
+  // What is allocated in the window is not read in it.
+  void name(uint32_t tensor, Tick tick) {
+    if (seen_in_[tensor] == window_) return;
+    seen_in_[tensor] = window_;
+    const TraceTensor& life = trace_.tensors[tensor];
+    const bool is_born_in_it =
+        !life.is_persistent() && life.allocated_at >= first_tick_ && life.allocated_at <= tick;
+    if (!is_born_in_it) named_bytes_ += life.bytes;
+  }
+
+  uint64_t window_ns() const {
+    if (named_bytes_ <= machine_.budget_bytes) return compute_ns_;
+    const auto bytes = static_cast<double>(named_bytes_ - machine_.budget_bytes);
+    return std::max(compute_ns_, static_cast<uint64_t>(bytes / machine_.read_bytes_per_s * 1e9));
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const uint32_t ticks_per_slot_;
+  std::vector<uint32_t> seen_in_;  // the last window that named each tensor
+  uint32_t window_ = 0;
+  Tick first_tick_ = 0;       // of the window
+  uint64_t compute_ns_ = 0;   // of the window
+  uint64_t named_bytes_ = 0;  // in it; of what was there when it began
+};
+
 }  // namespace
 
 uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
@@ -112,7 +179,7 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
   const double read_ns = static_cast<double>(bound_bytes_read(trace, machine.budget_bytes)) /
                          machine.read_bytes_per_s * 1e9;
-  return std::max(trace.compute_ns(), static_cast<uint64_t>(read_ns));
+  return std::max(Bursts(trace, machine).step_ns(), static_cast<uint64_t>(read_ns));
 }
 
 }  // namespace tencache

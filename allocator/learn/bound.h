@@ -16,8 +16,9 @@ namespace tencache {
 /// before its next use leaves first, because it never comes back.
 uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 
-/// No schedule can be faster than this: the larger of the compute time and the time to read those
-/// bytes. Writes and waiting for the first of them are not counted.
+/// No schedule can be faster than this: computing takes its time, reading those bytes takes its
+/// time, and so does each part of the period that names more bytes than the budget holds (an
+/// optimizer's step computes little and names everything). Writes are not counted.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);
 
 }  // namespace tencache

@@ -19,7 +19,10 @@ Json header(const Trace& trace, const PeriodInfo& info) {
           {"peak_bytes", trace.peak_bytes()},
           {"device_budget_bytes", info.device_budget_bytes},
           {"read_bytes_per_s", info.read_bytes_per_s},
-          {"write_bytes_per_s", info.write_bytes_per_s}};
+          {"write_bytes_per_s", info.write_bytes_per_s},
+          {"read_work_ns_per_byte", info.read_work_ns_per_byte},
+          {"write_work_ns_per_byte", info.write_work_ns_per_byte},
+          {"drop_work_ns_per_byte", info.drop_work_ns_per_byte}};
 }
 
 Json tensor_line(size_t id, const TraceTensor& tensor) {

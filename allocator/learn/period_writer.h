@@ -5,8 +5,8 @@
 //
 //   {"format":"tencache-period","version":1,"ops":2,"tensors":2,"fixed_bytes":4096,
 //    "peak_bytes":8392704,"device_budget_bytes":6291456,
-//    "read_bytes_per_s":2.1e9,"write_bytes_per_s":4.3e9}                      (one line in the
-//    file)
+//    "read_bytes_per_s":2.1e9,"write_bytes_per_s":4.3e9,"read_work_ns_per_byte":0.3,
+//    "write_work_ns_per_byte":0.15,"drop_work_ns_per_byte":0.07}      (one line in the file)
 //   {"id":0,"bytes":4194304}
 //   {"id":1,"bytes":4194304,"allocated_at":0,"freed_at":1}
 //   {"name":"aten::mm","compute_ns":1200000,"reads":[0],"writes":[1]}
@@ -16,7 +16,9 @@
 // number of lines of each kind, let a reader notice a file that was cut short; `fixed_bytes` are on
 // the device all the time, besides the tensors; `peak_bytes` is the most that exists at one time;
 // `device_budget_bytes` is the budget under which the period was seen; the two bandwidths are as
-// measured. A third party's file may leave any of these out, which means 0 = unknown.
+// measured, and so is the processor time that moving a byte takes from the program: reading it
+// back, writing it, and letting it go, which comes on top of writing. A third party's file may
+// leave any of these out, which means 0 = unknown, for processor time none.
 //
 // Then one line a tensor, in any order. `id` is a whole number of its own. It is there from the
 // begin of op number `allocated_at` to the end of op number `freed_at`, counted from 0; freed
@@ -44,6 +46,9 @@ namespace tencache {
 struct PeriodInfo {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
+  double read_work_ns_per_byte = 0;
+  double write_work_ns_per_byte = 0;
+  double drop_work_ns_per_byte = 0;
   uint64_t device_budget_bytes = 0;
 };
 

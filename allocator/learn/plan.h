@@ -38,6 +38,10 @@ struct Machine {
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
   uint64_t read_fixed_ns = 0;   // for each migration, besides its bytes
   uint64_t write_fixed_ns = 0;
+  // Processor time of a move: a program that computes on all processors goes without it.
+  double read_work_ns_per_byte = 0;
+  double write_work_ns_per_byte = 0;
+  double drop_work_ns_per_byte = 0;  // of everything that leaves, written or not
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns +
@@ -46,6 +50,11 @@ struct Machine {
   uint64_t write_ns(uint64_t bytes) const {
     return write_fixed_ns +
            static_cast<uint64_t>(static_cast<double>(bytes) / write_bytes_per_s * 1e9);
+  }
+  uint64_t work_ns(uint64_t read_bytes, uint64_t written_bytes, uint64_t left_bytes) const {
+    return static_cast<uint64_t>(static_cast<double>(read_bytes) * read_work_ns_per_byte +
+                                 static_cast<double>(written_bytes) * write_work_ns_per_byte +
+                                 static_cast<double>(left_bytes) * drop_work_ns_per_byte);
   }
 };
 

@@ -32,12 +32,14 @@ class Selection {
         read_link_(timeline),
         write_link_(timeline) {
     chosen_.assign(periods_.size(), false);
+    away_.resize(periods_.size());
   }
 
   /// First what the links can hide, then whatever takes most excess away for its cost.
   std::vector<IdlePeriod> choose() {
     choose_by_value(true);
     choose_by_value(false);
+    give_up_needless();
     std::vector<IdlePeriod> result;
     for (size_t index = 0; index < periods_.size(); ++index) {
       if (chosen_[index]) result.push_back(periods_[index]);
@@ -51,6 +53,7 @@ class Selection {
     SlotTimeline::Range away;
     uint64_t write_ns = 0;
     uint64_t read_ns = 0;
+    uint64_t work_ns = 0;
     double value = 0;
   };
   struct Entry {
@@ -89,10 +92,13 @@ class Selection {
     Candidate candidate;
     candidate.write_ns = period.was_written ? machine_.write_ns(bytes) : 0;
     candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
+    candidate.work_ns =
+        machine_.work_ns(period.comes_back() ? bytes : 0, period.was_written ? bytes : 0, bytes);
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
-    candidate.value = excess_.benefit(candidate.away, bytes) /
-                      static_cast<double>(candidate.write_ns + candidate.read_ns + 1);
+    candidate.value =
+        excess_.benefit(candidate.away, bytes) /
+        static_cast<double>(candidate.write_ns + candidate.read_ns + candidate.work_ns + 1);
     return candidate;
   }
 
@@ -118,10 +124,37 @@ class Selection {
   void take(uint32_t index, const Candidate& candidate) {
     const IdlePeriod& period = periods_[index];
     chosen_[index] = true;
+    away_[index] = candidate.away;
     excess_.take(candidate.away, trace_.tensors[period.tensor].bytes);
     const SlotTimeline::Range idle = timeline_.inside(period);
     link_for_writes().take_forward(idle, candidate.write_ns);
     read_link_.take_backward(idle, candidate.read_ns);
+  }
+
+  // What was chosen first may have become needless by what was chosen after it. Short periods are
+  // given up first: they free their room for the least time.
+  void give_up_needless() {
+    std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
+    std::vector<uint32_t> chosen;
+    for (uint32_t index = 0; index < periods_.size(); ++index) {
+      if (!chosen_[index]) continue;
+      chosen.push_back(index);
+      const uint64_t bytes = trace_.tensors[periods_[index].tensor].bytes;
+      timeline_.for_each(away_[index], [&](uint32_t slot) { used[slot] -= bytes; });
+    }
+    std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
+      return away_[left].count < away_[right].count;
+    });
+    for (const uint32_t index : chosen) {
+      const uint64_t bytes = trace_.tensors[periods_[index].tensor].bytes;
+      bool is_needless = true;
+      timeline_.for_each(away_[index], [&](uint32_t slot) {
+        is_needless &= used[slot] + bytes <= machine_.budget_bytes;
+      });
+      if (!is_needless) continue;
+      chosen_[index] = false;
+      timeline_.for_each(away_[index], [&](uint32_t slot) { used[slot] += bytes; });
+    }
   }
 
   const Trace& trace_;
@@ -130,6 +163,7 @@ class Selection {
   const std::vector<IdlePeriod>& periods_;
   ExcessBytes excess_;
   std::vector<bool> chosen_;
+  std::vector<SlotTimeline::Range> away_;  // of what is chosen: where its room counts as free
   LinkTime read_link_;
   LinkTime write_link_;
 };

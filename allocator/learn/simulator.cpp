@@ -29,6 +29,19 @@ struct TensorState {
   static constexpr size_t kNone = ~size_t{0};
 };
 
+// The ticks at which a tensor's room may be wanted again, or is given up: its uses and its end.
+std::vector<std::vector<Tick>> ends_of_idleness(const Trace& trace,
+                                                std::vector<std::vector<Tick>> uses) {
+  for (uint32_t tensor = 0; tensor < uses.size(); ++tensor) {
+    if (trace.tensors[tensor].is_persistent()) continue;
+    std::vector<Tick>& ticks = uses[tensor];
+    const Tick freed_at = trace.tensors[tensor].freed_at;
+    const auto place = std::lower_bound(ticks.begin(), ticks.end(), freed_at);
+    if (place == ticks.end() || *place != freed_at) ticks.insert(place, freed_at);
+  }
+  return uses;
+}
+
 class Replay {
  public:
   Replay(const Trace& trace, const Plan& plan, const Machine& machine);
@@ -59,6 +72,7 @@ class Replay {
   void release(uint32_t tensor);
   void require(const TraceOp& op);
   Tick next_use(uint32_t tensor) const;
+  Tick idle_until(uint32_t tensor) const;
   void take(uint64_t bytes);
   void leave_excess();
   Tick last_use_of(uint32_t tensor) const;
@@ -102,7 +116,7 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
       freed_at_(trace.tick_count()),
       states_(trace.tensors.size()),
       is_needed_now_(trace.tensors.size(), false),
-      victims_(uses_, trace.tick_count(), plan.otherwise) {
+      victims_(ends_of_idleness(trace, uses_), trace.tick_count(), plan.otherwise) {
   // Fetches that may start at the same op: first the one that is needed first.
   std::vector<const PlannedMove*> returning;
   for (const PlannedMove& move : plan.moves) {
@@ -138,6 +152,9 @@ Simulation Replay::run() {
     for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
   }
   result_.compute_ns = trace_.compute_ns();
+  result_.work_ns = machine_.work_ns(result_.bytes_read, result_.bytes_written,
+                                     result_.bytes_written + result_.bytes_dropped);
+  result_.step_ns += result_.work_ns;
   result_.is_steady = std::ranges::equal(states_, begin_states, [](const auto& a, const auto& b) {
     return a.place == b.place && a.has_copy == b.has_copy;
   });
@@ -344,7 +361,7 @@ void Replay::may_leave(uint32_t tensor) {
   const TensorState& state = states_[tensor];
   if (state.place != Place::kResident || is_needed_now_[tensor] || uses_[tensor].empty()) return;
   if (victim_ == Victim::kFarthestNextUse) {
-    victims_.add(tensor, next_use(tensor));
+    victims_.add(tensor, idle_until(tensor));
   } else {
     const auto last_use = static_cast<Tick>((state.last_use - 1) % trace_.tick_count());
     victims_.add(tensor, state.last_use == 0 ? kNoTick : last_use);
@@ -358,6 +375,12 @@ Tick Replay::next_use(uint32_t tensor) const {
   const Tick next = later == uses.end() ? uses.front() : *later;
   // The next time it is named may be in its next life.
   return !life.is_persistent() && next == life.allocated_at ? kNoTick : next;
+}
+
+// Until when its room could be somebody else's: its next use, or its end if it has none.
+Tick Replay::idle_until(uint32_t tensor) const {
+  const Tick next = next_use(tensor);
+  return next == kNoTick ? trace_.tensors[tensor].freed_at : next;
 }
 
 void Replay::require(const TraceOp& op) {

@@ -71,6 +71,9 @@ class MachineStruct(ctypes.Structure):
         ("read_fixed_ns", ctypes.c_uint64),
         ("write_fixed_ns", ctypes.c_uint64),
         ("is_half_duplex", ctypes.c_int),
+        ("read_work_ns_per_byte", ctypes.c_double),
+        ("write_work_ns_per_byte", ctypes.c_double),
+        ("drop_work_ns_per_byte", ctypes.c_double),
     )
 
 

@@ -39,6 +39,9 @@ class Period:
     # 0 = the file does not say
     read_bytes_per_s: float
     write_bytes_per_s: float
+    read_work_ns_per_byte: float
+    write_work_ns_per_byte: float
+    drop_work_ns_per_byte: float
     device_budget_bytes: int
 
 
@@ -85,6 +88,9 @@ class _Reader:
             tensor_count=len(self._tensor_bytes),
             read_bytes_per_s=self._rate(header, "read_bytes_per_s"),
             write_bytes_per_s=self._rate(header, "write_bytes_per_s"),
+            read_work_ns_per_byte=self._work(header, "read_work_ns_per_byte"),
+            write_work_ns_per_byte=self._work(header, "write_work_ns_per_byte"),
+            drop_work_ns_per_byte=self._work(header, "drop_work_ns_per_byte"),
             device_budget_bytes=self._whole(1, header, "device_budget_bytes", 0),
         )
 
@@ -223,10 +229,16 @@ class _Reader:
         )
 
     def _rate(self, header: dict[str, Any], name: str) -> float:
+        return self._number(header, name, "Give bytes per second, or 0 for unknown.")
+
+    def _work(self, header: dict[str, Any], name: str) -> float:
+        return self._number(header, name, "Give nanoseconds of processor time, or 0 for none.")
+
+    def _number(self, header: dict[str, Any], name: str, remedy: str) -> float:
         value = header.get(name, 0)
         if type(value) in (int, float) and 0 <= value < math.inf:
             return float(value)
-        raise self._refusal(1, f"{name} is {value!r}", "Give bytes per second, or 0 for unknown.")
+        raise self._refusal(1, f"{name} is {value!r}", remedy)
 
     def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> TencacheError:
         return TencacheError(f"{self._path}, line {number}: {problem}. {remedy}")

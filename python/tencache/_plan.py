@@ -34,6 +34,7 @@ NEAR_IDEAL = 1.05
 # How close to the cheapest budget the search comes, as a share of the peak.
 _SEARCH_SHARE = 0.01
 _ANY_BUDGET = 2**64 - 1
+_COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", "read", "written")
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Prediction:
     compute_ns: int
     bound_step_ns: int
     stall_ns: int
+    work_ns: int
     bytes_read: int
     bytes_written: int
     bytes_dropped: int
@@ -170,6 +172,9 @@ class Planner:
             read_bytes_per_s=self._pipe.read_bytes_per_s,
             write_bytes_per_s=self._pipe.write_bytes_per_s,
             is_half_duplex=self._pipe.is_half_duplex,
+            read_work_ns_per_byte=self._period.read_work_ns_per_byte,
+            write_work_ns_per_byte=self._period.write_work_ns_per_byte,
+            drop_work_ns_per_byte=self._period.drop_work_ns_per_byte,
         )
         return Prediction(budget_bytes, **self._library.plan(self._period.struct, machine))
 
@@ -245,6 +250,7 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
         "bound_step_s": prediction.bound_step_ns * 1e-9,
         "versus_bound": prediction.versus_bound,
         "stall_s": prediction.stall_ns * 1e-9,
+        "work_s": prediction.work_ns * 1e-9,
         "bytes": {
             "read": prediction.bytes_read,
             "written": prediction.bytes_written,
@@ -258,9 +264,9 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
 def show(report: Report, console: Console) -> None:
     """Prints one row for each budget, then what follows from them."""
     console.print(_title(report), markup=False, highlight=False, soft_wrap=True)
-    # Narrow, so that eight columns fit into 80.
+    # Narrow, so that nine columns fit into 80.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in ("budget", "of peak", "step", "vs ideal", "vs bound", "stall", "read", "written"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for prediction in report.predictions:
         table.add_row(
@@ -270,6 +276,7 @@ def show(report: Report, console: Console) -> None:
             _times(prediction.versus_ideal),
             _times(prediction.versus_bound),
             format_time(prediction.stall_ns),
+            format_time(prediction.work_ns),
             format_bytes(prediction.bytes_read),
             format_bytes(prediction.bytes_written),
         )

@@ -51,6 +51,23 @@ TEST(BoundTest, WhatIsFreedUnusedLeavesFirst) {
   EXPECT_EQ(bound_bytes_read(trace, 30), 15u);
 }
 
+TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
+  // Six tensors of 10 bytes on three places: an op that computes for long names two of them, then
+  // three ops that compute for no time name all six. Of those no more than three can be there when
+  // the three ops begin, so they wait for the other three.
+  Trace trace = three_in_turn();
+  trace.ops = {{0, 1000, {{0, false}, {1, false}}},
+               {0, 0, {{0, false}, {1, false}}},
+               {0, 0, {{2, false}, {3, false}}},
+               {0, 0, {{4, false}, {5, false}}}};
+  trace.tensors.resize(6, {10, kNoTick, kNoTick});
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1030, 1);
+  trace.tensors[2] = trace.tensors[3] = {10, 2, 2};  // allocated there, so not read
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1010, 1);
+  trace.fixed_bytes = 5;
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1015, 1);
+}
+
 // In the long run: a period that ends otherwise than it began may have left work to the next one.
 TEST(BoundTest, NoScheduleIsFaster) {
   Random random;

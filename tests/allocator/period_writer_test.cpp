@@ -40,13 +40,15 @@ TEST_F(PeriodWriterTest, WritesWhatTheHeaderDescribes) {
   trace.ops = {{0, 1200, {{0, false}, {1, true}}}, {1, 300, {{1, false}, {0, true}}}, {0, 5, {}}};
   trace.tensors = {{4096, kNoTick, kNoTick}, {8192, 0, 1}};
   trace.fixed_bytes = 100;
-  const std::vector<Json> lines =
-      write_and_read(trace, {.read_bytes_per_s = 2.5e9, .device_budget_bytes = 9000});
+  const std::vector<Json> lines = write_and_read(
+      trace,
+      {.read_bytes_per_s = 2.5e9, .write_work_ns_per_byte = 0.25, .device_budget_bytes = 9000});
   ASSERT_EQ(lines.size(), 6u);
   EXPECT_EQ(lines[0], Json::parse(R"({"format":"tencache-period","version":1,"ops":3,"tensors":2,)"
                                   R"("fixed_bytes":100,"peak_bytes":12388,)"
                                   R"("device_budget_bytes":9000,"read_bytes_per_s":2.5e9,)"
-                                  R"("write_bytes_per_s":0.0})"));
+                                  R"("write_bytes_per_s":0.0,"read_work_ns_per_byte":0.0,)"
+                                  R"("write_work_ns_per_byte":0.25,"drop_work_ns_per_byte":0.0})"));
   EXPECT_EQ(lines[1], Json::parse(R"({"id":0,"bytes":4096})"));
   EXPECT_EQ(lines[2], Json::parse(R"({"id":1,"bytes":8192,"allocated_at":0,"freed_at":1})"));
   EXPECT_EQ(lines[3],

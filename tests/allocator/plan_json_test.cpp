@@ -105,7 +105,8 @@ TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
   // Nothing can be done ahead: before op 1 tensor 0 is written and 1 is read, before op 0 tensor 1
   // is dropped and 0 is read.
   EXPECT_EQ(plan(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
-      "step_ns": 230, "compute_ns": 200, "bound_step_ns": 200, "stall_ns": 30, "bytes_read": 20,
+      "step_ns": 230, "compute_ns": 200, "bound_step_ns": 200, "stall_ns": 30, "work_ns": 0,
+      "bytes_read": 20,
       "bytes_written": 10, "bytes_dropped": 10, "bytes_late": 20, "over_budget_bytes": 0,
       "peak_bytes": 20, "largest_op_bytes": 10})"));
 }
@@ -129,13 +130,19 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
         .write_bytes_per_s = 1e9,
         .read_fixed_ns = random.between(0, 3),
         .write_fixed_ns = random.between(0, 3),
-        .is_half_duplex = random.chance(0.5) ? 1 : 0};
-    const Machine same = {machine.budget_bytes,      machine.read_bytes_per_s,
-                          machine.write_bytes_per_s, machine.is_half_duplex != 0,
-                          machine.read_fixed_ns,     machine.write_fixed_ns};
+        .is_half_duplex = random.chance(0.5) ? 1 : 0,
+        .read_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
+        .write_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
+        .drop_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9))};
+    const Machine same = {machine.budget_bytes,          machine.read_bytes_per_s,
+                          machine.write_bytes_per_s,     machine.is_half_duplex != 0,
+                          machine.read_fixed_ns,         machine.write_fixed_ns,
+                          machine.read_work_ns_per_byte, machine.write_work_ns_per_byte,
+                          machine.drop_work_ns_per_byte};
     const Simulation expected = make_plan(trace, same).simulation;
     const Json json = plan(trace, machine);
     EXPECT_EQ(json["step_ns"], expected.step_ns);
+    EXPECT_EQ(json["work_ns"], expected.work_ns);
     EXPECT_EQ(json["bytes_read"], expected.bytes_read);
     EXPECT_EQ(json["bytes_written"], expected.bytes_written);
     EXPECT_EQ(json["bytes_dropped"], expected.bytes_dropped);

@@ -127,9 +127,9 @@ def test_table_shows_each_budget_and_the_two_that_matter(run_tencache, tmp_path)
     done = run_tencache("plan", "period.jsonl")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "budget of peak step vs ideal vs bound stall read written" in lines
-    assert "40 B 100% 400 ns 1.00x 1.00x 0 ns 0 B 0 B" in lines
-    assert "10 B 25% 480 ns 1.20x 1.20x 80 ns 40 B 40 B" in lines
+    assert "budget share step / ideal / bound stall moving read written" in lines
+    assert "40 B 100% 400 ns 1.00x 1.00x 0 ns 0 ns 0 B 0 B" in lines
+    assert "10 B 25% 480 ns 1.20x 1.20x 80 ns 0 ns 40 B 40 B" in lines
     for part in (
         "period.jsonl: 4 ops, 4 tensors, peak 40 B; reads 1.00 GB/s, writes 1.00 GB/s",
         "ideal step, computing alone: 400 ns",

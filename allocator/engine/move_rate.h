@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LinkSpeed: bytes per second that transfers in one direction really got, with the hashing and
-// copying that goes along with them, weighted towards the newest. This is what planning counts
-// with. Where several run at once each counts the whole time, as if the link were slower.
+// MoveRate: what moves of one kind really take for their bytes, weighted towards the newest: time
+// that passed, with the hashing and copying that goes along, or processor time. This is what
+// planning counts with. Where several run at once each counts the whole time, as if the link were
+// slower.
 //
 // Threads: any; lock-free. Additions that race may lose each other, which only costs precision.
 #pragma once
@@ -12,7 +13,7 @@
 
 namespace tencache {
 
-class LinkSpeed {
+class MoveRate {
  public:
   void add(uint64_t bytes, uint64_t ns) {
     uint64_t all_bytes = bytes_.load(std::memory_order_relaxed) + bytes;
@@ -31,6 +32,11 @@ class LinkSpeed {
     const uint64_t ns = ns_.load(std::memory_order_relaxed);
     if (bytes < kBytesMin || ns == 0) return unknown;
     return static_cast<double>(bytes) / static_cast<double>(ns) * 1e9;
+  }
+  double ns_per_byte(double unknown) const {
+    const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
+    if (bytes < kBytesMin) return unknown;
+    return static_cast<double>(ns_.load(std::memory_order_relaxed)) / static_cast<double>(bytes);
   }
 
  private:
