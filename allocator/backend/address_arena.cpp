@@ -14,6 +14,11 @@ namespace tencache {
 namespace {
 
 constexpr uint64_t kArenaBytesMin = 64 * kGiB;
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP \
+  4  // <linux/mman.h>; the C library's own header may be older than the kernel
+#endif
+constexpr int kMoveAndKeepSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 
 char* align_to_granule(char* address) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(address), kGranuleBytes));
@@ -32,6 +37,18 @@ Status mapping_error(const char* what, const char* address, uint64_t bytes) {
 // whole gains nothing from the advice.
 void advise_huge_pages(char* address, uint64_t bytes) {
   if (bytes >= kGranuleBytes) madvise(address, bytes, MADV_HUGEPAGE);
+}
+
+// Move one page onto the next.
+bool probe_keeping_the_source() {
+  void* mapped =
+      mmap(nullptr, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return false;
+  char* pages = static_cast<char*>(mapped);
+  const bool can =
+      mremap(pages, kPageBytes, kPageBytes, kMoveAndKeepSource, pages + kPageBytes) != MAP_FAILED;
+  munmap(mapped, 2 * kPageBytes);
+  return can;
 }
 
 }  // namespace
@@ -59,7 +76,8 @@ AddressArena::AddressArena(char* reservation, uint64_t reservation_bytes, char* 
     : reservation_(reservation),
       reservation_bytes_(reservation_bytes),
       base_(base),
-      bytes_(bytes) {}
+      bytes_(bytes),
+      can_keep_source_(probe_keeping_the_source()) {}
 
 AddressArena::~AddressArena() { munmap(reservation_, reservation_bytes_); }
 
@@ -119,6 +137,13 @@ Result<char*> AddressArena::make_scratch(uint64_t bytes) {
 Status AddressArena::move_onto(char* scratch, char* address, uint64_t bytes) {
   const UnchangedByMapping unchanged;
   void* moved = mremap(scratch, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address);
+  if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
+  return Status::ok();
+}
+
+Status AddressArena::move_frames(char* source, char* address, uint64_t bytes) {
+  const UnchangedByMapping unchanged;
+  void* moved = mremap(source, bytes, bytes, kMoveAndKeepSource, address);
   if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
   return Status::ok();
 }

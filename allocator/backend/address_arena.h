@@ -59,6 +59,12 @@ class AddressArena {
   Result<char*> make_scratch(uint64_t bytes);
   /// Moves the scratch pages onto the range, replacing what was there; the scratch is gone.
   Status move_onto(char* scratch, char* address, uint64_t bytes);
+  /// The same from a range of the arena, which stays accessible and is empty then. REQUIRES:
+  /// can_keep_source().
+  Status move_frames(char* source, char* address, uint64_t bytes);
+  /// Whether the kernel can do that (MREMAP_DONTUNMAP, Linux 5.7). Without it the source would be
+  /// free for anybody's mapping for a moment.
+  bool can_keep_source() const { return can_keep_source_; }
   void drop_scratch(char* scratch, uint64_t bytes);
 
  private:
@@ -69,6 +75,7 @@ class AddressArena {
   uint64_t reservation_bytes_;
   char* base_;
   uint64_t bytes_;
+  bool can_keep_source_;
 };
 
 }  // namespace tencache

@@ -54,8 +54,11 @@ void Migrations::fetch(std::span<Extent* const> extents) {
   if (!fetches.empty()) {
     // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
     uint64_t bytes = 0;
-    for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
-    heap_.reserve_or_exceed(bytes);
+    for (Fetch& fetch : fetches) {
+      fetch.frames = heap_.take_frames(fetch.extent->bytes);
+      if (fetch.frames == nullptr) bytes += fetch.extent->bytes;
+    }
+    if (bytes > 0) heap_.reserve_or_exceed(bytes);
     add(stats_.late_fetches, fetches.size());
     move_in(std::move(fetches), &left_cold);
   }
@@ -106,14 +109,15 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
       const uint64_t bytes = order.extent->bytes;
       // Told before the room is taken, so that whoever misses the room finds out why.
       bytes_ahead_.fetch_add(bytes);
-      if (!heap_.budget().try_reserve(bytes)) {
+      Extent* frames = heap_.take_frames(bytes);
+      if (frames == nullptr && !heap_.budget().try_reserve(bytes)) {
         bytes_ahead_.fetch_sub(bytes);
         order.extent->abandon_fetch();
         *lacking_bytes = bytes;
         break;
       }
       bytes_ahead += bytes;
-      fetches.push_back({order.extent, nullptr, true});
+      fetches.push_back({order.extent, nullptr, true, frames});
     }
     ++carried_out;
   }
@@ -140,7 +144,7 @@ void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>*
 std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const> extents) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
-    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, false});
+    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, false, nullptr});
   }
   return fetches;
 }
@@ -149,7 +153,9 @@ void Migrations::make_scratch(std::vector<Fetch>& fetches, std::vector<const Ext
   std::vector<Fetch> ready;
   ready.reserve(fetches.size());
   for (Fetch& fetch : fetches) {
-    Result<char*> scratch = heap_.arena().make_scratch(fetch.extent->bytes);
+    Result<char*> scratch = fetch.frames != nullptr
+                                ? Result<char*>(fetch.frames->address)
+                                : heap_.arena().make_scratch(fetch.extent->bytes);
     if (scratch.is_ok()) {
       fetch.scratch = scratch.value();
       ready.push_back(fetch);
@@ -192,7 +198,7 @@ void Migrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent
 void Migrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
                                  std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
-    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
+    drop_scratch(fetch);
     leave_cold(fetch, reason);
     left_cold->push_back(fetch.extent);
   }
@@ -215,12 +221,15 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   TouchedPages touched;
   Status status = merge_written_pages(fetch, &touched);
   if (status.is_ok()) {
-    status = heap_.arena().move_onto(fetch.scratch, extent->address, extent->bytes);
+    AddressArena& arena = heap_.arena();
+    status = fetch.frames != nullptr
+                 ? arena.move_frames(fetch.scratch, extent->address, extent->bytes)
+                 : arena.move_onto(fetch.scratch, extent->address, extent->bytes);
   }
   if (!status.is_ok()) {
     Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
-    heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
+    drop_scratch(fetch);
     leave_cold(fetch, status);
     left_cold->push_back(extent);
     return;
@@ -233,6 +242,7 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   // Who waits for it already counts it as late, so the mark has to be there first.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   extent->become_resident();
+  if (fetch.frames != nullptr) heap_.give_up_frames(fetch.frames);  // only addresses are left of it
 }
 
 // Pages that were written behind the gate's back win over what the slot holds.
@@ -247,6 +257,14 @@ Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched
     memcpy(fetch.scratch + offset, extent->address + offset, kPageBytes);
   }
   return Status::ok();
+}
+
+void Migrations::drop_scratch(const Fetch& fetch) {
+  if (fetch.frames != nullptr) {
+    heap_.give_up_frames(fetch.frames);
+  } else {
+    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
+  }
 }
 
 void Migrations::leave_cold(const Fetch& fetch, const Status& reason) {

@@ -121,7 +121,8 @@ class Migrations {
   struct Fetch {
     Extent* extent = nullptr;
     char* scratch = nullptr;
-    bool is_ahead = false;  // nobody waits for it
+    bool is_ahead = false;     // nobody waits for it
+    Extent* frames = nullptr;  // whose pages the scratch is, if they are a cached extent's
   };
   static void wait_while_sealing(const Extent& extent);
   void give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
@@ -133,6 +134,7 @@ class Migrations {
   void verify(const Extent& extent, const ContentHash& hash) const;
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
+  void drop_scratch(const Fetch& fetch);
   void leave_cold(const Fetch& fetch, const Status& reason);
 
   Heap& heap_;

@@ -51,6 +51,11 @@ class Budget {
     return bytes < limit_bytes_ ? limit_bytes_ - bytes : 0;
   }
   bool needs_attention() const { return used() > attention_bytes_.load(std::memory_order_relaxed); }
+  /// Whether so many bytes more would call for attention.
+  bool is_scarce(uint64_t bytes) const {
+    const uint64_t attention = attention_bytes_.load(std::memory_order_relaxed);
+    return bytes > attention || used() > attention - bytes;
+  }
   void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
 
  private:

@@ -18,10 +18,6 @@ namespace {
 
 // What PyTorch's kernels expect of CPU memory (c10::gAlignment).
 constexpr size_t kSmallAlignment = 64;
-// A cached extent that this many later frees did not bring back into use belongs to a shape that
-// the program has left behind.
-constexpr uint64_t kCacheAgeMax = 4096;
-constexpr int kOldDropsPerMiss = 8;
 
 }  // namespace
 
@@ -111,26 +107,15 @@ void Heap::free_small(void* address) {
   if (!is_passive_.load(std::memory_order_relaxed)) small_blocks_.remove(usable);
 }
 
-Extent* Heap::pop_cached(uint64_t bytes) {
-  Extent* extent = nullptr;
-  Slot stale_slot;
-  {
-    MutexLock lock(mutex_);
-    auto found = cached_by_size_.find(bytes);
-    if (found == cached_by_size_.end() || found->second.is_empty()) return nullptr;
-    extent = found->second.front();
-    unlink_cached(extent);
-    if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
-  }
-  if (stale_slot.is_valid()) disk_->release(stale_slot);
-  return extent;
-}
-
 Result<Allocation> Heap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {
   // Refused before anything is evicted for it in vain.
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_old_cached();
+  if (Extent* extent = recut_cached(requested_bytes, bytes)) {
+    add(stats_.extents_allocated, 1);
+    return Allocation{extent->address, extent};
+  }
   Status status = reserve(bytes, requested_bytes);
   if (!status.is_ok()) return status;
   Result<Extent*> made = make_extent(requested_bytes, bytes);
@@ -277,29 +262,6 @@ Status Heap::never_fits(uint64_t requested_bytes, uint64_t bytes_max) const {
                     format_bytes(bytes_max) + "; make the tensor smaller.");
 }
 
-void Heap::cache(Extent* extent) {
-  Slot stale_slot;
-  {
-    MutexLock lock(mutex_);
-    extent->retired_at = ++retire_count_;
-    cached_by_age_.push_front(extent);
-    cached_by_size_[extent->bytes].push_front(extent);
-    // The slot of a busy extent belongs to its writer; it is given back when the extent is reused,
-    // trimmed, or when the disk runs short.
-    if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
-    cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
-  }
-  if (stale_slot.is_valid()) disk_->release(stale_slot);
-}
-
-void Heap::unlink_cached(Extent* extent) {
-  cached_by_age_.remove(extent);
-  auto found = cached_by_size_.find(extent->bytes);
-  found->second.remove(extent);
-  if (found->second.is_empty()) cached_by_size_.erase(found);
-  cached_bytes_.fetch_sub(extent->bytes, std::memory_order_relaxed);
-}
-
 void Heap::free_cold(Extent* extent) {
   if (page_map_ != nullptr) {
     TouchedPages touched;
@@ -327,70 +289,6 @@ void Heap::give_back(Extent* extent) {
   granules_.free(static_cast<uint64_t>(extent->address - arena_.base()) / kGranuleBytes,
                  round_up(extent->bytes, kGranuleBytes) / kGranuleBytes);
   vacant_.push_back(extent);
-}
-
-uint64_t Heap::drop_cached(uint64_t bytes) {
-  std::vector<Extent*> dropped;
-  uint64_t dropped_bytes = 0;
-  {
-    MutexLock lock(mutex_);
-    Extent* extent = cached_by_age_.back();
-    while (extent != nullptr && dropped_bytes < bytes) {
-      Extent* newer = AgeList::previous(extent);
-      if (extent->claim_for_trim()) {  // not one that an op still pins or a writer still reads
-        unlink_cached(extent);
-        dropped.push_back(extent);
-        dropped_bytes += extent->bytes;
-      }
-      extent = newer;
-    }
-  }
-  for (Extent* extent : dropped) {
-    const uint64_t extent_bytes = extent->bytes;
-    give_back(extent);
-    budget_.release(extent_bytes);
-  }
-  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim();
-  return dropped_bytes;
-}
-
-void Heap::drop_old_cached() {
-  uint64_t old_bytes = 0;
-  {
-    MutexLock lock(mutex_);
-    int left = kOldDropsPerMiss;
-    for (Extent* extent = cached_by_age_.back();
-         extent != nullptr && left > 0 && retire_count_ - extent->retired_at > kCacheAgeMax;
-         extent = AgeList::previous(extent), --left) {
-      old_bytes += extent->bytes;
-    }
-  }
-  if (old_bytes > 0) drop_cached(old_bytes);
-}
-
-uint64_t Heap::drop_spare_slots(uint64_t bytes) {
-  std::vector<Slot> slots;
-  uint64_t dropped_bytes = 0;
-  {
-    MutexLock lock(mutex_);
-    // Extents that were freed while they were being written.
-    for (Extent* extent = cached_by_age_.back(); extent != nullptr && dropped_bytes < bytes;
-         extent = AgeList::previous(extent)) {
-      if (extent->has(kFlagBusy) || !extent->slot.is_valid()) continue;
-      slots.push_back(take_slot_of(extent));
-      dropped_bytes += slots.back().bytes;
-    }
-  }
-  for (const Slot& slot : slots) disk_->release(slot);
-  for (const ListedExtent& listed : extents()) {
-    if (dropped_bytes >= bytes) break;
-    Extent* extent = listed.extent;
-    if (!extent->try_take_busy()) continue;
-    dropped_bytes += extent->slot.bytes;
-    release_slot_of(extent);
-    extent->release_busy();
-  }
-  return dropped_bytes;
 }
 
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must

@@ -18,9 +18,9 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "backend/address_arena.h"
@@ -94,6 +94,12 @@ class Heap {
   /// blocks, until `bytes` are released or none is left; returns what was released.
   uint64_t drop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
+  /// Where room is short: a cached extent whose pages, `bytes` of them from its address on, are the
+  /// caller's to fill and to move elsewhere, with the room that they are counted with; null when
+  /// none fits. give_up_frames() ends it, wherever the pages are then.
+  Extent* take_frames(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  void give_up_frames(Extent* extent) TENCACHE_EXCLUDES(mutex_);
+
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
   /// `bytes` are given back or none is left; returns what was. Slots that a fork has frozen count,
   /// though they are not free at once.
@@ -140,6 +146,9 @@ class Heap {
   void free_cold(Extent* extent);
   void cache(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
+  Extent* claim_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  void shrink(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Extent* recut_cached(uint64_t requested_bytes, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void drop_old_cached() TENCACHE_EXCLUDES(mutex_);
   static Slot take_slot_of(Extent* extent);
@@ -171,7 +180,7 @@ class Heap {
   std::vector<Extent*> vacant_ TENCACHE_GUARDED_BY(mutex_);
   RangeAllocator granules_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
-  std::unordered_map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t retire_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
 };
 

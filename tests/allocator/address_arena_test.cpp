@@ -153,6 +153,21 @@ TEST_F(AddressArenaTest, ScratchMovesWithItsBytesAndIsGoneAfterwards) {
   EXPECT_FALSE(is_readable(address + kBytes));
 }
 
+TEST_F(AddressArenaTest, FramesMoveAndLeaveTheirOldRangeEmpty) {
+  if (!arena_->can_keep_source()) GTEST_SKIP() << "the kernel has no MREMAP_DONTUNMAP";
+  char* source = arena_->base();
+  char* address = arena_->base() + 8 * kGranuleBytes;
+  ASSERT_TRUE(arena_->commit(source, kBytes).is_ok());
+  ASSERT_TRUE(arena_->commit(address, kBytes).is_ok());
+  memset(source, 2, kBytes);
+  memset(address, 1, kBytes);
+  ASSERT_TRUE(arena_->move_frames(source, address, kBytes).is_ok());
+  for (uint64_t offset = 0; offset < kBytes; offset += kPageBytes) {
+    ASSERT_EQ(address[offset], 2);
+    ASSERT_EQ(source[offset], 0) << "still the arena's, so nobody else is given these addresses";
+  }
+}
+
 // Invariant: there is never a moment at which an address shows wrong bytes.
 TEST_F(AddressArenaTest, ReaderSeesTheSameBytesWhateverStandsBehindThem) {
   const int fd = make_file(9);
