@@ -222,8 +222,8 @@ def main() -> None:
     report.notes = [
         f"{options.rounds} rounds; in each every budget runs once in a process of its own, "
         "8 (gpt-4k) or 12 steps of warm-up, then 3, 4 (gpt-1k) or 6 (cnn) that count. Times: "
-        "median of a process' steps, then of the rounds; ratios are taken round by round (median, lowest-highest). Bytes and "
-        "stall: mean of a step.",
+        "median of a process' steps, then of the rounds; ratios are taken round by round (median, "
+        "lowest-highest). Bytes and stall: mean of a step.",
         "bound: stock's step and the least waiting that any schedule has, by learn/bound.h at the "
         "speed that fetches had; predicted: the simulator's step for "
         "the plan that was followed, and its error.",
