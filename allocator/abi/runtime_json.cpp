@@ -83,6 +83,7 @@ Json plan_json(Learner* learner) {
   json["bound_step_s"] = seconds(summary.script->bound_ns);
   json["bound_bytes_read"] = summary.script->bound_bytes_read;
   json["predicted_step_s"] = seconds(simulation.step_ns);
+  json["stall_free_budget_bytes"] = summary.stall_free_budget_bytes;
   json["simulated"] = {{"ticks", summary.script->tick_count()},
                        {"tensors", summary.script->period->trace.tensors.size()},
                        {"moves", simulation.moves.size()},

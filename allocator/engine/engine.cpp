@@ -128,6 +128,7 @@ void Engine::wire_plans() {
   cursor_ = std::make_unique<PlanCursor>(std::move(cursor_config));
   LearnerConfig learner_config;
   learner_config.measure = [this](uint64_t* fixed_bytes) { return measure(fixed_bytes); };
+  learner_config.budget_bytes = config_.budget_bytes;
   learner_config.peak_bytes_min = config_.budget_bytes / 2;
   learner_config.on_script = config_.on_script;
   learner_ = std::make_unique<Learner>(recorder_, *cursor_, std::move(learner_config));

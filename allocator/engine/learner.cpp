@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/service_thread.h"
+#include "engine/headroom.h"
+#include "learn/stall_free_budget.h"
 
 namespace tencache {
 namespace {
@@ -20,6 +22,10 @@ constexpr uint64_t kFirstSearchTicks = 64;
 constexpr uint64_t kSegmentsBeforeSearch = 2;
 // A kind is planned anew after this many periods, then after twice as many, and so on.
 constexpr uint64_t kFirstReplanPeriods = 2;
+// Of the time that a period computes: whoever waits for less gains nothing by a larger budget.
+constexpr double kStallShareMax = 0.01;
+// The search for a stall-free budget makes some more plans: only where one is this quick.
+constexpr uint64_t kQuickPlanningNs = 200'000'000;
 
 }  // namespace
 
@@ -48,9 +54,10 @@ LearnerSummary Learner::summary() const {
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
   summary.following = following;
-  for (const std::shared_ptr<const Script>& script : scripts_) {
-    if (summary.script == nullptr || script->number == following.last_period_script) {
-      summary.script = script;
+  for (const Kind& kind : published_) {
+    if (summary.script == nullptr || kind.script->number == following.last_period_script) {
+      summary.script = kind.script;
+      summary.stall_free_budget_bytes = kind.stall_free_budget_bytes;
     }
   }
   return summary;
@@ -166,12 +173,14 @@ void Learner::plan_again(uint64_t number) {
     if (!place) return;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_same_kind(*kind.script->period)) return;
-    make_script(number, std::move(*period));
+    const uint64_t planning_ns = make_script(number, std::move(*period));
+    if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
     return;
   }
 }
 
-void Learner::make_script(uint64_t number, Period period) {
+// Returns how long planning took.
+uint64_t Learner::make_script(uint64_t number, Period period) {
   const uint64_t begin_ns = now_ns();
   const Machine machine = config_.measure(&period.trace.fixed_bytes);
   auto script = std::make_shared<const Script>(
@@ -180,7 +189,10 @@ void Learner::make_script(uint64_t number, Period period) {
   bool is_replan = false;
   for (Kind& kind : kinds_) {
     is_replan |= kind.script != nullptr && kind.script->number == number;
-    if (kind.script == nullptr || kind.script->number == number) kind.script = script;
+    if (kind.script == nullptr || kind.script->number == number) {
+      kind.script = script;
+      kind.stall_free_budget_bytes = 0;
+    }
     scripts.push_back(kind.script);
   }
   const uint64_t planning_ns = now_ns() - begin_ns;
@@ -205,7 +217,28 @@ void Learner::make_script(uint64_t number, Period period) {
   summary_.kinds = kinds_.size();
   summary_.replans += is_replan ? 1 : 0;
   summary_.planning_ns += planning_ns;
-  scripts_ = std::move(scripts);
+  published_ = kinds_;
+  return planning_ns;
+}
+
+// The cursor follows the new plan by now, so nobody waits for this but the end of the program.
+void Learner::find_stall_free_budget(Kind& kind) {
+  const uint64_t begin_ns = now_ns();
+  const Script& script = *kind.script;
+  uint64_t bytes = config_.budget_bytes;
+  if (!is_stall_free(script.planned.simulation, kStallShareMax)) {
+    bytes = budget_with_headroom(stall_free_budget(
+        script.period->trace, script.machine, kStallShareMax, [this] { return !is_stopping(); }));
+  }
+  kind.stall_free_budget_bytes = bytes;
+  MutexLock lock(mutex_);
+  summary_.planning_ns += now_ns() - begin_ns;
+  published_ = kinds_;
+}
+
+bool Learner::is_stopping() const {
+  MutexLock lock(mutex_);
+  return is_stopping_;
 }
 
 }  // namespace tencache

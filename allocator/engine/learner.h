@@ -3,7 +3,8 @@
 // Learner: watches what the recorder saw, finds what repeats, and makes plans for it. It keeps the
 // library of scripts, one per kind of period (training step, evaluation step, prefill, decode,
 // another batch shape), and gives the cursor what to follow. A kind that was followed for some
-// periods is planned again with what was measured meanwhile, at ever longer intervals.
+// periods is planned again with what was measured meanwhile, at ever longer intervals. After that,
+// where planning is quick, it is worked out with which budget the kind would hardly wait.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -32,6 +33,8 @@ struct LearnerConfig {
   /// What the plan may count with, for a trace: the machine, and into `fixed_bytes` what is on the
   /// device besides the trace's tensors.
   std::function<Machine(uint64_t* fixed_bytes)> measure;
+  /// Of the device tier, the headroom included.
+  uint64_t budget_bytes = 0;
   /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
   uint64_t peak_bytes_min = 0;
   /// Told of every script, on the learner's thread.
@@ -46,6 +49,9 @@ struct LearnerSummary {
   Following following;
   /// Of the period that was followed last, else the first that was learned; null: none was yet.
   std::shared_ptr<const Script> script;
+  /// The smallest budget known with which that script's period would hardly wait, the headroom
+  /// included; 0: not known.
+  uint64_t stall_free_budget_bytes = 0;
 };
 
 class Learner {
@@ -63,9 +69,10 @@ class Learner {
  private:
   struct Kind {
     std::shared_ptr<const Script> script;
-    uint64_t periods = 0;             // whole ones that were followed
-    uint64_t periods_planned_at = 0;  // of these, when it was planned last
-    uint64_t used_at = 0;             // the newest look at which it was followed
+    uint64_t periods = 0;                  // whole ones that were followed
+    uint64_t periods_planned_at = 0;       // of these, when it was planned last
+    uint64_t used_at = 0;                  // the newest look at which it was followed
+    uint64_t stall_free_budget_bytes = 0;  // of the script; 0: not known
   };
 
   void work();
@@ -76,7 +83,9 @@ class Learner {
   void look_for_repeats();
   void plan_again(uint64_t number);
   bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
-  void make_script(uint64_t number, Period period);
+  uint64_t make_script(uint64_t number, Period period);
+  void find_stall_free_budget(Kind& kind);
+  bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();
 
   const Recorder& recorder_;
@@ -98,8 +107,8 @@ class Learner {
   mutable Mutex mutex_;
   CondVar nudged_;
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
-  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);  // without following and script
-  std::vector<std::shared_ptr<const Script>> scripts_ TENCACHE_GUARDED_BY(mutex_);
+  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);       // what is not of one kind
+  std::vector<Kind> published_ TENCACHE_GUARDED_BY(mutex_);  // kinds_, as summary() sees them
   std::thread worker_;
 };
 

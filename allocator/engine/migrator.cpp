@@ -6,22 +6,16 @@
 
 #include "base/service_thread.h"
 #include "base/units.h"
+#include "engine/headroom.h"
 
 namespace tencache {
 namespace {
 
-// Room that is kept free for the allocations to come, so that they need not wait.
-constexpr uint64_t kHeadroomShare = 16;
-constexpr uint64_t kHeadroomBytesMax = kGiB;
 // Room appears in steps of about this size, early enough for those who wait for less.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 // A plan counts with the room soon after it gave the order.
 constexpr uint64_t kOrderBatchBytes = 16 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
-
-uint64_t headroom_for(uint64_t budget_bytes) {
-  return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
-}
 
 /// Clean drops first, but only among extents that are old anyway: within each run of victims that
 /// would make the wanted room twice over.
@@ -44,7 +38,7 @@ Migrator::Migrator(Heap& heap, Migrations* migrations, MigratorConfig config)
     : heap_(heap),
       migrations_(migrations),
       config_(std::move(config)),
-      headroom_bytes_(headroom_for(heap.budget().limit())) {}
+      headroom_bytes_(headroom_of(heap.budget().limit())) {}
 
 Migrator::~Migrator() {
   {

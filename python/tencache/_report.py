@@ -92,7 +92,7 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
             f"{format_bytes(moved['clean_dropped'])} clean and not written again"
         )
         lines.append(_wait_line(stats))
-        lines.extend(_plan_lines(stats.get("plan")))
+        lines.extend(_plan_lines(stats))
     lines.extend(_trouble_lines(stats))
     return lines
 
@@ -180,16 +180,22 @@ def _wait_line(stats: Mapping[str, Any]) -> str:
     )
 
 
-def _plan_lines(plan: Mapping[str, Any] | None) -> list[str]:
+def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
     """How far a period is from the limits; nothing when none was learned or followed."""
+    plan = stats.get("plan")
     if not plan or not plan.get("step_s"):
         return []
-    return [
+    line = (
         f"plans foresaw {plan['coverage']:.0%} of the ops; the period that was learned last took "
         f"{format_seconds(plan['step_s'])}, predicted {format_seconds(plan['predicted_step_s'])}; "
         f"computing alone {format_seconds(plan['ideal_step_s'])}, no schedule could beat "
         f"{format_seconds(plan['bound_step_s'])}"
-    ]
+    )
+    # The same as the budget when a period hardly waits already, 0 when it is not known.
+    stall_free = plan.get("stall_free_budget_bytes", 0)
+    if stall_free > stats["budget"]["device"]:
+        line += f"; --device-memory {_option_bytes(stall_free)} would remove the waiting"
+    return [line]
 
 
 def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:

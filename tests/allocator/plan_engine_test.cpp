@@ -10,6 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "engine/headroom.h"
+#include "learn/planner.h"
+#include "learn/stall_free_budget.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -139,6 +142,27 @@ TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
 TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
   EXPECT_TRUE(repeat_until([&] { train_step(); },
                            [&] { return engine_->learner()->summary().replans >= 1; }));
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
+  const auto summary = [&] { return engine_->learner()->summary(); };
+  EXPECT_TRUE(
+      repeat_until([&] { train_step(); }, [&] { return summary().stall_free_budget_bytes > 0; }));
+  const LearnerSummary found = summary();
+  EXPECT_GE(found.replans, 1u) << "only with times that were measured while a plan was followed";
+  const uint64_t bytes = found.stall_free_budget_bytes;
+  EXPECT_GE(bytes, engine_->budget().limit());
+  EXPECT_LE(bytes, budget_with_headroom(found.script->period->trace.peak_bytes()));
+  if (is_stall_free(found.script->planned.simulation, 0.01)) {
+    EXPECT_EQ(bytes, engine_->budget().limit());
+  } else {
+    Machine machine = found.script->machine;
+    machine.budget_bytes = bytes - headroom_of(bytes);
+    const Planned planned = make_plan(found.script->period->trace, machine);
+    EXPECT_TRUE(is_stall_free(planned.simulation, 0.01));
+    EXPECT_GT(bytes, engine_->budget().limit());
+  }
   expect_bytes();
 }
 

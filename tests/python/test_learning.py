@@ -75,3 +75,46 @@ def test_what_was_recorded_can_be_planned(
     assert whole["bytes"]["read"] == 0, rows
     assert half["bytes"]["read"] > 0, rows
     assert half["step_s"] >= whole["step_s"] > 0, rows
+
+
+# Twelve matrices used in turn, with room for three of them and nearly nothing to compute. The
+# budget is searched for while the program goes on, so it does until that is there.
+TURNS = """\
+import sys, time
+import torch, tencache
+torch.set_num_threads(1)
+matrices = [torch.full((512, 512), float(index)) for index in range(12)]
+deadline = time.monotonic() + 100
+while time.monotonic() < deadline:
+    matrices[0].neg_()
+    for matrix in matrices:
+        matrix.add_(1)
+    plan = tencache.stats()["plan"]
+    if plan.get("stall_free_budget_bytes"):
+        sys.exit(0)
+sys.exit(f"not found: {plan}")
+"""
+
+
+def test_the_budget_without_waiting_is_found(
+    run_tencache: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "turns.py").write_text(TURNS)
+    done = run_tencache(
+        "run",
+        "--device-memory=4MiB",
+        "--extent-min=64KiB",
+        "--stats=s.json",
+        "--",
+        sys.executable,
+        "turns.py",
+    )
+    assert done.returncode == 0, done.stderr
+    stats = json.loads((tmp_path / "s.json").read_text())
+    plan = stats["plan"]
+    found = plan["stall_free_budget_bytes"]
+    waits = plan["simulated"]["stall_s"] > 0.01 * plan["ideal_step_s"]
+    assert (found > stats["budget"]["device"]) == waits, stats
+    # What plans count with is 15 parts of 16.
+    assert found <= max(plan["simulated"]["peak_bytes"] * 16 / 15, 4 << 20), stats
+    assert ("would remove the waiting" in done.stderr) == waits, done.stderr

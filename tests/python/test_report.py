@@ -67,11 +67,27 @@ def test_summary_tells_what_plans_foresaw():
         "bound_step_s": 4.6,
     }
     text = "\n".join(_report.summary_lines(stats_with(plan=plan)))
+    assert "would remove the waiting" not in text
     assert "foresaw 93% of the ops" in text
     assert "took 5.00 s, predicted 4.80 s" in text
     assert "alone 4.50 s, no schedule could beat 4.60 s" in text
     for nothing in (None, {"kinds": 0, "coverage": 0.0, "step_s": 0.0}):
         assert _report.summary_lines(stats_with(plan=nothing)) == _report.summary_lines(STATS)
+
+
+@pytest.mark.parametrize(
+    ("stall_free_bytes", "clause"),
+    [
+        (0, None),  # not known
+        (2 << 30, None),  # nothing waits with the present budget
+        ((3 << 30) + 1, "; --device-memory 3073MiB would remove the waiting"),
+    ],
+)
+def test_summary_names_the_budget_without_waiting(stall_free_bytes, clause):
+    plan = dict.fromkeys(("coverage", "step_s", "predicted_step_s"), 1.0)
+    plan |= {"ideal_step_s": 0.5, "bound_step_s": 0.5, "stall_free_budget_bytes": stall_free_bytes}
+    line = _report.summary_lines(stats_with(plan=plan))[-1]
+    assert line.endswith(clause or "could beat 0.50 s"), line
 
 
 def test_summary_is_empty_without_extents():
