@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "base/units.h"
 #include "learn/bound.h"
@@ -105,7 +107,7 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) 
                  .drop_work_ns_per_byte = given.drop_work_ns_per_byte};
 }
 
-std::string to_json(const Trace& trace, const Machine& machine) {
+std::string figures_of(const Trace& trace, const Machine& machine) {
   const Simulation simulation = make_plan(trace, machine).simulation;
   const nlohmann::ordered_json json = {{"step_ns", simulation.step_ns},
                                        {"compute_ns", simulation.compute_ns},
@@ -122,9 +124,37 @@ std::string to_json(const Trace& trace, const Machine& machine) {
   return json.dump();
 }
 
-}  // namespace
+nlohmann::ordered_json times_of(const std::vector<Migration>& migrations, bool is_fetch) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  nlohmann::ordered_json begin_ns = tensors;
+  nlohmann::ordered_json end_ns = tensors;
+  for (const Migration& migration : migrations) {
+    if (migration.is_fetch != is_fetch) continue;
+    tensors.push_back(migration.tensor);
+    begin_ns.push_back(migration.begin_ns);
+    end_ns.push_back(migration.end_ns);
+  }
+  return {{"tensors", std::move(tensors)},
+          {"begin_ns", std::move(begin_ns)},
+          {"end_ns", std::move(end_ns)}};
+}
 
-Result<std::string> plan_json(const tencache_period& period, const tencache_machine& machine) {
+std::string course_of(const Trace& trace, const Machine& machine) {
+  const Simulation simulation = make_plan(trace, machine).simulation;
+  const nlohmann::ordered_json json = {{"step_ns", simulation.step_ns},
+                                       {"work_ns", simulation.work_ns},
+                                       {"begin_ns", simulation.begin_ns},
+                                       {"stall_ns", simulation.stall_ns},
+                                       {"used_bytes", simulation.used_bytes},
+                                       {"existing_bytes", trace.bytes_by_tick()},
+                                       {"evictions", times_of(simulation.migrations, false)},
+                                       {"fetches", times_of(simulation.migrations, true)}};
+  return json.dump();
+}
+
+/// Checks what came in and passes it on, as a trace and a machine.
+Result<std::string> ask(const tencache_period& period, const tencache_machine& machine,
+                        std::string (*answer)(const Trace&, const Machine&)) {
   try {
     const Trace trace = to_trace(period);
     TENCACHE_RETURN_IF_ERROR(trace.validate());
@@ -132,12 +162,22 @@ Result<std::string> plan_json(const tencache_period& period, const tencache_mach
     if (!bytes.is_ok()) return bytes.status();
     const Result<Machine> limits = to_machine(machine, bytes.value());
     if (!limits.is_ok()) return limits.status();
-    return to_json(trace, limits.value());
+    return answer(trace, limits.value());
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kOutOfMemory,
                   "planning a period of " + std::to_string(period.op_count) +
                       " ops needs more memory than this machine has left");
   }
+}
+
+}  // namespace
+
+Result<std::string> plan_json(const tencache_period& period, const tencache_machine& machine) {
+  return ask(period, machine, figures_of);
+}
+
+Result<std::string> timeline_json(const tencache_period& period, const tencache_machine& machine) {
+  return ask(period, machine, course_of);
 }
 
 }  // namespace tencache

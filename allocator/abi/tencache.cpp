@@ -195,6 +195,14 @@ int tencache_plan(const tencache_period* period, const tencache_machine* machine
                 error);
 }
 
+size_t tencache_plan_timeline(const tencache_period* period, const tencache_machine* machine,
+                              char* buffer, size_t bytes, tencache_error* error) {
+  const tencache::Result<std::string> json = tencache::timeline_json(*period, *machine);
+  if (json.is_ok()) return copy_text(json.value(), buffer, bytes);
+  report(json.status(), error);
+  return 0;
+}
+
 uint64_t tencache_evict_all(void) {
   return engine()->is_passive() ? 0 : engine()->migrator().evict_all();
 }

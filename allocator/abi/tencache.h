@@ -195,6 +195,19 @@ typedef struct tencache_machine {
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 
+/* Plans as tencache_plan does and writes what happens when, as JSON: step_ns and work_ns; of each
+ * op begin_ns, stall_ns (what it waited before), used_bytes (the most on the device from the end of
+ * the op before it to its own end) and existing_bytes (wherever they are); and, in the order in
+ * which they were asked for, evictions and fetches, each as tensors (their numbers), begin_ns and
+ * end_ns. Times count from the begin of the period; work_ns is in step_ns and in no other of them.
+ * An eviction that ends as it begins needed no write. What was under way when the period began has
+ * a begin below 0, and what does not end in it ends in the next.
+ * Returns the size needed, terminator included: when it is more than `bytes`, call again with a
+ * larger buffer, which plans again and needs as much. 0: an error, with *error filled. */
+TENCACHE_API size_t tencache_plan_timeline(const tencache_period* period,
+                                           const tencache_machine* machine, char* buffer,
+                                           size_t bytes, tencache_error* error);
+
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
 /* Evicts every extent that may be evicted, on this thread; returns how many went cold. */

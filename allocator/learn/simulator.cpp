@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <queue>
+#include <utility>
 
 #include "base/check.h"
 #include "learn/victim_order.h"
@@ -56,6 +57,7 @@ class Replay {
   };
 
   void begin_life();
+  void begin_period();
   void run_tick(Tick tick);
   void start_planned_fetches(Tick tick);
   void advance(uint64_t until_ns);
@@ -73,6 +75,7 @@ class Replay {
   void require(const TraceOp& op);
   Tick next_use(uint32_t tensor) const;
   Tick idle_until(uint32_t tensor) const;
+  void note_migration(uint32_t tensor, bool is_fetch, uint64_t begin_ns, uint64_t end_ns);
   void take(uint64_t bytes);
   void leave_excess();
   Tick last_use_of(uint32_t tensor) const;
@@ -144,12 +147,16 @@ Simulation Replay::run() {
   std::vector<TensorState> begin_states;
   for (int period = 0; period <= kWarmUpPeriods; ++period) {
     const uint64_t begin_ns = now_ns_;
-    result_ = {};
     begin_states = states_;
-    for (TensorState& state : states_) state.open_move = TensorState::kNone;
+    begin_period();
     for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
     result_.step_ns = now_ns_ - begin_ns;
     for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
+    if (period < kWarmUpPeriods) continue;
+    for (Migration& migration : result_.migrations) {
+      migration.begin_ns -= static_cast<int64_t>(begin_ns);
+      migration.end_ns -= static_cast<int64_t>(begin_ns);
+    }
   }
   result_.compute_ns = trace_.compute_ns();
   result_.work_ns = machine_.work_ns(result_.bytes_read, result_.bytes_written,
@@ -178,6 +185,17 @@ void Replay::begin_life() {
       states_[tensor].has_copy = true;
     }
   }
+}
+
+// Forgets what was measured, but for the migrations that are still under way.
+void Replay::begin_period() {
+  std::vector<Migration> under_way = std::move(result_.migrations);
+  std::erase_if(under_way, [this](const Migration& migration) {
+    return migration.end_ns <= static_cast<int64_t>(now_ns_);
+  });
+  result_ = {};
+  result_.migrations = std::move(under_way);
+  for (TensorState& state : states_) state.open_move = TensorState::kNone;
 }
 
 void Replay::run_tick(Tick tick) {
@@ -280,11 +298,14 @@ void Replay::evict(uint32_t tensor, Tick last_use) {
     result_.bytes_dropped += bytes;
     state.place = Place::kCold;
     used_bytes_ -= bytes;
+    note_migration(tensor, false, now_ns_, now_ns_);
     return;
   }
   result_.bytes_written += bytes;
   uint64_t& link_free_ns = machine_.is_half_duplex ? read_free_ns_ : write_free_ns_;
-  link_free_ns = std::max(link_free_ns, mover_ns_) + machine_.write_ns(bytes);
+  const uint64_t begin_ns = std::max(link_free_ns, mover_ns_);
+  link_free_ns = begin_ns + machine_.write_ns(bytes);
+  note_migration(tensor, false, begin_ns, link_free_ns);
   state.place = Place::kEvicting;
   leaving_bytes_ += bytes;
   state.done_ns = link_free_ns;
@@ -295,13 +316,20 @@ void Replay::evict(uint32_t tensor, Tick last_use) {
 void Replay::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
   TensorState& state = states_[tensor];
   const uint64_t bytes = trace_.tensors[tensor].bytes;
-  read_free_ns_ = std::max(read_free_ns_, not_before_ns) + machine_.read_ns(bytes);
+  const uint64_t begin_ns = std::max(read_free_ns_, not_before_ns);
+  read_free_ns_ = begin_ns + machine_.read_ns(bytes);
+  note_migration(tensor, true, begin_ns, read_free_ns_);
   state.place = Place::kFetching;
   state.done_ns = read_free_ns_;
   result_.bytes_read += bytes;
   if (state.open_move != TensorState::kNone) result_.moves[state.open_move].fetch_at = tick_;
   state.open_move = TensorState::kNone;
   take(bytes);
+}
+
+void Replay::note_migration(uint32_t tensor, bool is_fetch, uint64_t begin_ns, uint64_t end_ns) {
+  result_.migrations.push_back(
+      {tensor, is_fetch, static_cast<int64_t>(begin_ns), static_cast<int64_t>(end_ns)});
 }
 
 void Replay::take(uint64_t bytes) {

@@ -19,21 +19,34 @@
 
 namespace tencache {
 
+/// One tensor on its way. Times count from the begin of the period: below 0 it began before.
+struct Migration {
+  uint32_t tensor = 0;
+  bool is_fetch = false;
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;  // equal to begin_ns: it left without a write
+};
+
 struct Simulation {
   uint64_t step_ns = 0;     // of one period
   uint64_t compute_ns = 0;  // of it, what no schedule can save
   uint64_t work_ns = 0;     // of it, processor time that the moves take from the program
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
-  uint64_t bytes_dropped = 0;        // left the device without a write
-  uint64_t bytes_late = 0;           // of bytes_read, what an op waited for
-  uint64_t over_budget_bytes = 0;    // the most by which the budget was exceeded
-  bool is_steady = false;            // every tensor ended the period where it began it
-  std::vector<uint64_t> begin_ns;    // when each op began to compute; since the begin of the period
-  std::vector<uint64_t> stall_ns;    // what each op waited before
-  std::vector<uint64_t> used_bytes;  // the most on the device from the begin of each op to the next
+  uint64_t bytes_dropped = 0;      // left the device without a write
+  uint64_t bytes_late = 0;         // of bytes_read, what an op waited for
+  uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
+  bool is_steady = false;          // every tensor ended the period where it began it
+  std::vector<uint64_t> begin_ns;  // when each op began to compute; since the begin of the period
+  std::vector<uint64_t> stall_ns;  // what each op waited before
+  std::vector<uint64_t>
+      used_bytes;  // the most on the device from the end of an op to the next one's
   /// Every departure of the period, planned or not, and the return that followed it.
   std::vector<PlannedMove> moves;
+  /// What the links carry in the period, in the order in which it was asked for. What was under way
+  /// when it began is there too; what is under way when it ends ends after it. An eviction that was
+  /// called off has kept its time on the link.
+  std::vector<Migration> migrations;
 
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }
 };

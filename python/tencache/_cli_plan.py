@@ -15,8 +15,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tencache import _period_file, _plan, _plan_plot
-from tencache._library import OptionError, core
+from tencache import _drawing, _period_file, _plan, _plan_plot, _plan_timeline
+from tencache._library import OptionError, TencacheError, core
 
 
 def _parsed_by(parse: Callable[[str], object]) -> Callable[..., object]:
@@ -55,6 +55,11 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw step time over budget into this file, .png or .svg.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw memory, moves and stalls of one step under the first budget into this file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def plan(
     file: Path,
@@ -65,6 +70,7 @@ def plan(
     link: float | None,
     half_duplex: bool,
     plot: Path | None,
+    timeline: Path | None,
     as_json: bool,
 ) -> None:
     """Predict how long a step of FILE would take with other memory, disks and links.
@@ -72,8 +78,7 @@ def plan(
     FILE is a period that `tencache trace record` wrote, or that another tool wrote in the same
     format. Without --disk the speeds are those that were measured while it was recorded.
     """
-    if plot is not None:
-        _plan_plot.check_path(plot)
+    _check_drawings(plot, timeline)
     period = _period_file.read_period(file)
     pipe = _plan.Pipe.of(
         period,
@@ -88,7 +93,21 @@ def plan(
         report = _plan.make_report(planner, file, period, pipe, budgets)
         if plot is not None:
             _plan_plot.write_plot(plot, planner, report)
+        if timeline is not None:
+            _plan_timeline.write_timeline(timeline, planner, report)
     if as_json:
         click.echo(json.dumps(_plan.to_json(report), indent=2))
     else:
         _plan.show(report, Console())
+
+
+def _check_drawings(plot: Path | None, timeline: Path | None) -> None:
+    """TencacheError for a file that cannot be drawn into: before the planning, not after."""
+    for path, flag in ((plot, "--plot"), (timeline, "--timeline")):
+        if path is not None:
+            _drawing.check_path(path, flag)
+    if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
+        raise TencacheError(
+            f"{plot} is the file of both --plot and --timeline, and the second drawing would "
+            "replace the first. Name two files."
+        )

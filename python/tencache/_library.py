@@ -28,6 +28,7 @@ REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps 
 # The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
 _PLAN_JSON_BYTES = 1024
+_TIMELINE_BYTES, _TIMELINE_BYTES_PER_OP = 1 << 16, 256
 
 
 class TencacheError(RuntimeError):
@@ -189,6 +190,16 @@ class Core:
             size,
             error,
         )
+        self._plan_timeline = _declare(
+            library,
+            "tencache_plan_timeline",
+            size,
+            ctypes.POINTER(PeriodStruct),
+            ctypes.POINTER(MachineStruct),
+            ctypes.c_char_p,
+            size,
+            error,
+        )
         # The same library once more, for a call that reads one flag: giving up the GIL for it
         # would cost more than the call.
         self.is_armed: Callable[[], int] = _declare(
@@ -245,6 +256,21 @@ class Core:
         result: dict[str, int] = json.loads(buffer.value)
         return result
 
+    def plan_timeline(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, Any]:
+        """What happens when, by the plan; errors as of `plan`."""
+        error = _ErrorStruct()
+
+        def fill(buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
+            needed = int(self._plan_timeline(period, machine, buffer, size, error))
+            if not needed:
+                _raise_if(error.code, error)
+            return needed
+
+        # Enough for most: a second call would plan again.
+        size = _TIMELINE_BYTES + _TIMELINE_BYTES_PER_OP * int(period.op_count)
+        result: dict[str, Any] = json.loads(_read_text(fill, size))
+        return result
+
 
 class Shim:
     """libtencache_torch.so. Use `shim()`, which checks torch's version and loads it once."""
@@ -292,9 +318,8 @@ def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
     return ctypes.c_void_p * count
 
 
-def _read_text(function: Callable[..., Any]) -> str:
+def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:
     """Calls a C function that fills a buffer and returns the size it needs, until it fits."""
-    size = 1 << 14
     while True:
         buffer = ctypes.create_string_buffer(size)
         needed = int(function(buffer, size))

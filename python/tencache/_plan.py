@@ -166,8 +166,16 @@ class Planner:
     def known_budgets(self) -> list[int]:
         return list(self._known)
 
+    def timeline(self, budget_bytes: int) -> dict[str, Any]:
+        """What happens when under that budget, as tencache_plan_timeline() tells it."""
+        return self._library.plan_timeline(self._period.struct, self._machine(budget_bytes))
+
     def _ask(self, budget_bytes: int) -> Prediction:
-        machine = MachineStruct(
+        figures = self._library.plan(self._period.struct, self._machine(budget_bytes))
+        return Prediction(budget_bytes, **figures)
+
+    def _machine(self, budget_bytes: int) -> MachineStruct:
+        return MachineStruct(
             budget_bytes=budget_bytes,
             read_bytes_per_s=self._pipe.read_bytes_per_s,
             write_bytes_per_s=self._pipe.write_bytes_per_s,
@@ -176,7 +184,6 @@ class Planner:
             write_work_ns_per_byte=self._period.write_work_ns_per_byte,
             drop_work_ns_per_byte=self._period.drop_work_ns_per_byte,
         )
-        return Prediction(budget_bytes, **self._library.plan(self._period.struct, machine))
 
     def smallest(self) -> Prediction:
         """Under the smallest budget that is never exceeded: the largest op just fits."""

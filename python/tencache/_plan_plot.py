@@ -6,42 +6,21 @@ what it is to be read against: the time of computing alone, and the bound that n
 Each is named where it ends, so there is no legend to look up. The time axis begins at 0: the height
 of the curve over the ideal line is what the missing memory costs.
 
-matplotlib is an extra of the package (`pip install tencache[plot]`) and is loaded only here; it
-needs no display. Threads: none of its own.
+matplotlib is loaded only when something is drawn (_drawing.py). Threads: none of its own.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
-from tencache._library import TencacheError
+from tencache._drawing import largest_unit, save, write_beside
 from tencache._plan import Planner, Prediction, Report, format_time, speeds
 from tencache._report import format_bytes
 
-_SUFFIXES = (".png", ".svg")
 _SAMPLES = 16
 _HEADROOM = 1.25  # above the curve, for a name
 _PLAN_COLOR, _BOUND_COLOR, _IDEAL_COLOR = "#1f5fa8", "#b4552d", "#555555"
-
-
-def check_path(path: Path) -> None:
-    """TencacheError when no plot could be written there: said before the planning, not after."""
-    if path.suffix.lower() not in _SUFFIXES:
-        raise TencacheError(
-            f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what a plot can be "
-            f"written as. Write --plot {path.with_suffix('.png')}."
-        )
-    if not path.absolute().parent.is_dir():
-        raise TencacheError(
-            f"{path} cannot be written: the directory {path.absolute().parent} does not exist. "
-            "Make it, or name a file in one that exists with --plot."
-        )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TencacheError(
-            "--plot needs matplotlib, which is not installed here: `pip install 'matplotlib>=3.8'`."
-        )
 
 
 def write_plot(path: Path, planner: Planner, report: Report) -> None:
@@ -49,9 +28,11 @@ def write_plot(path: Path, planner: Planner, report: Report) -> None:
     from matplotlib.figure import Figure
 
     curve = sample(planner, report)
-    size_unit, size_name = _unit(curve[-1].budget_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    size_unit, size_name = largest_unit(
+        curve[-1].budget_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB")
+    )
     longest_ns = max(1, *(prediction.step_ns for prediction in curve))
-    time_unit, time_name = _unit(longest_ns, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = largest_unit(longest_ns, 1000, ("ns", "us", "ms", "s"))
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.add_subplot()
@@ -63,10 +44,7 @@ def write_plot(path: Path, planner: Planner, report: Report) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     _add_percent_axis(axes, report.smallest.peak_bytes / size_unit)
     _draw_lines(axes, report, curve, (size_unit, time_unit))
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise TencacheError(f"{path} cannot be written: {error.strerror}.") from error
+    save(figure, path)
 
 
 def sample(planner: Planner, report: Report) -> list[Prediction]:
@@ -75,14 +53,6 @@ def sample(planner: Planner, report: Report) -> list[Prediction]:
     even = {low + (high - low) * step // _SAMPLES for step in range(_SAMPLES + 1)}
     known = {budget for budget in planner.known_budgets() if low <= budget <= high}
     return planner.predict_all(sorted(even | known))
-
-
-def _unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
-    """The largest unit in which the largest value is at least 1."""
-    index = 0
-    while largest >= base ** (index + 1) and index + 1 < len(names):
-        index += 1
-    return float(base**index), names[index]
 
 
 def _draw_lines(
@@ -98,15 +68,15 @@ def _draw_lines(
 
     axes.axhline(ideal, color=_IDEAL_COLOR, linewidth=0.8)
     axes.plot(sizes, steps, color=_PLAN_COLOR, marker="o", markersize=3)
-    _name(axes, "planned", (sizes[0], steps[0]), (6, 4), _PLAN_COLOR)
+    write_beside(axes, "planned", (sizes[0], steps[0]), (6, 4), _PLAN_COLOR)
     ideal_name = f"ideal, computing alone: {format_time(ideal_ns)}"
     # Where the links are never what decides, the bound is the ideal and needs no line of its own.
     if max(bounds) > ideal * 1.005:
         axes.plot(sizes, bounds, color=_BOUND_COLOR, linewidth=0.8, linestyle="--")
-        _name(axes, "lower bound", (sizes[0], bounds[0]), (6, 4), _BOUND_COLOR)
+        write_beside(axes, "lower bound", (sizes[0], bounds[0]), (6, 4), _BOUND_COLOR)
     else:
         ideal_name += "; no schedule is faster"
-    _name(axes, ideal_name, (sizes[-1], ideal), (0, -12), _IDEAL_COLOR, ha="right")
+    write_beside(axes, ideal_name, (sizes[-1], ideal), (0, -12), _IDEAL_COLOR, ha="right")
     # Named above the curve, which is highest at the left: nothing else is up there.
     cheapest = report.cheapest
     size, top = cheapest.budget_bytes / size_unit, max(steps) * _HEADROOM
@@ -114,21 +84,7 @@ def _draw_lines(
     is_right = cheapest.share_of_peak > 0.5
     text = f"within 5% of ideal from {format_bytes(cheapest.budget_bytes)}"
     offset, side = (-4, "right") if is_right else (4, "left")
-    _name(axes, text, (size, top), (offset, -12), _PLAN_COLOR, ha=side)
-
-
-def _name(
-    axes: Any,
-    text: str,
-    point: tuple[float, float],
-    offset: tuple[float, float],
-    color: str,
-    **how: Any,
-) -> None:
-    """Writes the text beside a point; the offset is in points of type."""
-    axes.annotate(
-        text, point, xytext=offset, textcoords="offset points", color=color, fontsize=9, **how
-    )
+    write_beside(axes, text, (size, top), (offset, -12), _PLAN_COLOR, ha=side)
 
 
 def _add_percent_axis(axes: Any, peak: float) -> None:

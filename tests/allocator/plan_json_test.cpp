@@ -8,6 +8,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -79,11 +80,25 @@ class PlanJsonTest : public ::testing::Test {
     EXPECT_EQ(code, TENCACHE_OK) << error_.message;
     return code == TENCACHE_OK ? Json::parse(buffer) : Json();
   }
+  Json timeline(const Trace& trace, const tencache_machine& machine) {
+    const FlatPeriod period(trace);
+    const size_t needed = tencache_plan_timeline(period.get(), &machine, nullptr, 0, &error_);
+    EXPECT_GT(needed, 0u) << error_.message;
+    std::string text(needed, '?');
+    EXPECT_EQ(tencache_plan_timeline(period.get(), &machine, text.data(), needed, &error_), needed);
+    return Json::parse(text.c_str());
+  }
   void expect_refused(const Trace& trace, const tencache_machine& machine,
                       const std::string& part) {
     char buffer[TENCACHE_PLAN_JSON_BYTES];
     EXPECT_EQ(tencache_plan(FlatPeriod(trace).get(), &machine, buffer, sizeof buffer, &error_),
               TENCACHE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error_.message).find(part), std::string::npos) << error_.message;
+    error_ = {};
+    EXPECT_EQ(
+        tencache_plan_timeline(FlatPeriod(trace).get(), &machine, buffer, sizeof buffer, &error_),
+        0u);
+    EXPECT_EQ(error_.code, TENCACHE_INVALID_ARGUMENT);
     EXPECT_NE(std::string(error_.message).find(part), std::string::npos) << error_.message;
   }
   static tencache_machine byte_per_ns(uint64_t budget_bytes) {
@@ -149,6 +164,40 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
     EXPECT_EQ(json["bytes_late"], expected.bytes_late);
     EXPECT_EQ(json["over_budget_bytes"], expected.over_budget_bytes);
     EXPECT_EQ(json["bound_step_ns"], bound_step_ns(trace, same));
+    if (HasFailure()) FAIL() << "round " << round;
+  }
+}
+
+TEST_F(PlanJsonTest, TheTimelineOfTwoInTurnOnOnePlace) {
+  EXPECT_EQ(timeline(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
+      "step_ns": 230, "work_ns": 0, "begin_ns": [10, 130], "stall_ns": [10, 20],
+      "used_bytes": [10, 10], "existing_bytes": [20, 20],
+      "evictions": {"tensors": [1, 0], "begin_ns": [0, 110], "end_ns": [0, 120]},
+      "fetches": {"tensors": [0, 1], "begin_ns": [0, 120], "end_ns": [10, 130]}})"));
+}
+
+TEST_F(PlanJsonTest, TheTimelineOfWhatFitsHasNoMigrations) {
+  const Json json = timeline(two_in_turn(), byte_per_ns(~uint64_t{0}));
+  EXPECT_EQ(json["used_bytes"], json["existing_bytes"]);
+  for (const char* const name : {"evictions", "fetches"}) {
+    EXPECT_EQ(json[name], Json::parse(R"({"tensors": [], "begin_ns": [], "end_ns": []})"));
+  }
+}
+
+TEST_F(PlanJsonTest, TheTimelineIsThatOfTheFigures) {
+  Random random;
+  for (int round = 0; round < 50; ++round) {
+    const Trace trace = random_trace(random, {.ops = 20, .tensors = 10});
+    tencache_machine machine =
+        byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()));
+    machine.read_work_ns_per_byte = 0.5;
+    const Json figures = plan(trace, machine);
+    const Json json = timeline(trace, machine);
+    EXPECT_EQ(json["step_ns"], figures["step_ns"]);
+    EXPECT_EQ(json["work_ns"], figures["work_ns"]);
+    const auto stalls = json["stall_ns"].get<std::vector<uint64_t>>();
+    EXPECT_EQ(std::accumulate(stalls.begin(), stalls.end(), uint64_t{0}), figures["stall_ns"]);
+    EXPECT_EQ(json["existing_bytes"].get<std::vector<uint64_t>>(), trace.bytes_by_tick());
     if (HasFailure()) FAIL() << "round " << round;
   }
 }

@@ -8,8 +8,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
 
 #include "support/random_trace.h"
 
@@ -67,6 +70,36 @@ TEST(SimulatorTest, WhatWasFetchedTooEarlyLeavesAgain) {
   const Simulation result = simulate(trace, plan, byte_per_ns(25));
   EXPECT_EQ(result.over_budget_bytes, 0u);
   EXPECT_EQ(result.bytes_read, 50u) << "tensor 1 twice, the others once";
+}
+
+TEST(SimulatorTest, MigrationsTellWhenTheLinksAreTaken) {
+  const Simulation result = simulate(two_in_turn(), kNoPlan, byte_per_ns(10));
+  ASSERT_EQ(result.begin_ns, (std::vector<uint64_t>{10, 130}));
+  // Tensor 1 is dropped and 0 read before op 0; 0 is written, then 1 read before op 1.
+  const std::vector<std::tuple<uint32_t, bool, int64_t, int64_t>> expected = {
+      {1, false, 0, 0}, {0, true, 0, 10}, {0, false, 110, 120}, {1, true, 120, 130}};
+  std::vector<std::tuple<uint32_t, bool, int64_t, int64_t>> found;
+  for (const Migration& migration : result.migrations) {
+    found.emplace_back(migration.tensor, migration.is_fetch, migration.begin_ns, migration.end_ns);
+  }
+  EXPECT_EQ(found, expected);
+}
+
+TEST(SimulatorTest, WhatIsUnderWayAtTheBorderIsSeenOnBothSides) {
+  // The last op writes tensor 1, which begins to leave as the period ends and comes back in op 1.
+  Trace trace = two_in_turn();
+  trace.ops[1].accesses[0].is_write = true;
+  trace.ops.insert(trace.ops.begin(), {0, 100, {{0, false}}});
+  trace.ops[1].accesses[0].is_write = false;
+  const Plan plan = {{{1, 2, 1, 2}}, Victim::kFarthestNextUse};
+  const Simulation result = simulate(trace, plan, byte_per_ns(20));
+  EXPECT_EQ(result.step_ns, 300u);
+  ASSERT_EQ(result.migrations.size(), 3u);
+  EXPECT_EQ(result.migrations[0].begin_ns, 0);
+  EXPECT_EQ(result.migrations[0].end_ns, 10);
+  EXPECT_TRUE(result.migrations[1].is_fetch);
+  EXPECT_EQ(result.migrations[1].begin_ns, 100);
+  EXPECT_EQ(result.migrations[2].begin_ns, 300);
 }
 
 // Three tensors in turn and room for two: the plan has each away while the other two are there.
@@ -295,6 +328,19 @@ TEST(SimulatorTest, InvariantsHoldForAnyPlan) {
     uint64_t left = 0;
     for (const PlannedMove& move : result.moves) left += trace.tensors[move.tensor].bytes;
     EXPECT_EQ(left, result.bytes_written + result.bytes_dropped);
+    // A link carries one at a time, and all that it read and wrote is there.
+    std::array<int64_t, 2> free_ns = {std::numeric_limits<int64_t>::min(),
+                                      std::numeric_limits<int64_t>::min()};
+    std::array<uint64_t, 2> carried = {0, 0};
+    for (const Migration& migration : result.migrations) {
+      if (migration.begin_ns == migration.end_ns) continue;
+      int64_t& link_free_ns = free_ns[migration.is_fetch && !limits.is_half_duplex ? 1 : 0];
+      EXPECT_GE(migration.begin_ns, link_free_ns) << "two at a time";
+      link_free_ns = migration.end_ns;
+      carried[migration.is_fetch ? 1 : 0] += trace.tensors[migration.tensor].bytes;
+    }
+    EXPECT_GE(carried[0], result.bytes_written);
+    EXPECT_GE(carried[1], result.bytes_read);
     const Simulation again = simulate(trace, plan, limits);
     EXPECT_EQ(again.begin_ns, result.begin_ns) << "not a function of its arguments";
     if (::testing::Test::HasFailure()) return;

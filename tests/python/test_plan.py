@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_cli import assert_refused
 
-from tencache import _period_file, _plan, _plan_plot
+from tencache import _drawing, _period_file, _plan, _plan_plot
 from tencache._library import OptionError, TencacheError, core
 
 HEADER = {"format": "tencache-period", "version": 1}
@@ -349,18 +349,25 @@ def test_plot_shows_the_curve_from_the_smallest_budget_to_the_peak(tmp_path):
     assert (budgets[-1], curve[-1].step_ns) == (40, 400)
 
 
+@pytest.mark.parametrize("flag", ["--plot", "--timeline"])
 @pytest.mark.parametrize(
     ("name", "parts"),
     [("out.pdf", [".png", ".svg", "out.png"]), ("no/such/out.png", ["does not exist"])],
 )
-def test_plot_that_cannot_be_written_is_refused_before_planning(
-    run_tencache, tmp_path, name, parts
+def test_drawing_that_cannot_be_written_is_refused_before_planning(
+    run_tencache, tmp_path, flag, name, parts
 ):
     (tmp_path / "period.jsonl").write_text("not even a period\n")
-    assert_refused(run_tencache("plan", "period.jsonl", "--plot", name), name, *parts)
+    assert_refused(run_tencache("plan", "period.jsonl", flag, name), flag, name, *parts)
 
 
-def test_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(_plan_plot.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(TencacheError, match="pip install 'matplotlib"):
-        _plan_plot.check_path(tmp_path / "out.png")
+def test_two_drawings_need_two_files(run_tencache, tmp_path):
+    (tmp_path / "period.jsonl").write_text("not even a period\n")
+    done = run_tencache("plan", "period.jsonl", "--plot=out.svg", "--timeline=./out.svg")
+    assert_refused(done, "out.svg", "both --plot and --timeline")
+
+
+def test_drawing_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(_drawing.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(TencacheError, match=r"--plot needs .*pip install 'matplotlib"):
+        _drawing.check_path(tmp_path / "out.png", "--plot")

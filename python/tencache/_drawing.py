@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drawings of `tencache plan` share: the check of their path, units, names and the saving.
+
+matplotlib is an extra of the package (`pip install tencache[plot]`) and is loaded only when
+something is drawn; it needs no display. Threads: none of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from tencache._library import TencacheError
+
+_SUFFIXES = (".png", ".svg")
+
+
+def check_path(path: Path, flag: str) -> None:
+    """TencacheError when no drawing could be written there: said before the planning, not after."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise TencacheError(
+            f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what {flag} can "
+            f"write. Write {flag} {path.with_suffix('.png')}."
+        )
+    if not path.absolute().parent.is_dir():
+        raise TencacheError(
+            f"{path} cannot be written: the directory {path.absolute().parent} does not exist. "
+            f"Make it, or name a file in one that exists with {flag}."
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TencacheError(
+            f"{flag} needs matplotlib, which is not installed here: "
+            "`pip install 'matplotlib>=3.8'`."
+        )
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes the drawing as its suffix says; the same drawing always gives the same bytes."""
+    import matplotlib
+
+    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "tencache"}):
+            figure.savefig(path, dpi=150, metadata=metadata)
+    except OSError as error:
+        raise TencacheError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def largest_unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+    """The largest unit in which the largest value is at least 1."""
+    index = 0
+    while largest >= base ** (index + 1) and index + 1 < len(names):
+        index += 1
+    return float(base**index), names[index]
+
+
+def write_beside(
+    axes: Any,
+    text: str,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    color: str,
+    **how: Any,
+) -> None:
+    """Writes the text beside a point; the offset is in points of type."""
+    axes.annotate(
+        text, point, xytext=offset, textcoords="offset points", color=color, fontsize=9, **how
+    )
