@@ -41,16 +41,20 @@ class Subject:
     steps: int
     shares: tuple[int, ...] = (75, 50, 25)
     without_plans: tuple[int, ...] = (50,)
+    with_everything: bool = True
 
 
 SUBJECTS = {
-    "gpt-1k": Subject(GptShape(12, 768, 12, 16384, 256, batch=4), warmup=12, steps=4),
+    "gpt-1k": Subject(
+        GptShape(12, 768, 12, 16384, 256, batch=4), warmup=12, steps=4, shares=(50, 25)
+    ),
     "gpt-4k": Subject(
         GptShape(12, 768, 12, 16384, 256, batch=16),
         warmup=8,
         steps=3,
         shares=(50, 25),
         without_plans=(),
+        with_everything=False,
     ),
     "cnn": Subject(CnnShape(channels=64, blocks=2, pixels=96, batch=32), warmup=12, steps=6),
 }
@@ -77,8 +81,10 @@ def variants(subject: Subject, peak_bytes: int) -> list[Variant]:
     def budget(share: int) -> dict[str, str]:
         return {"device_memory": f"{max(1, peak_bytes * share // 100 // MIB)}MiB"}
 
+    found = [STOCK]
     # Freed blocks of all sizes are kept, so everything is more than the peak.
-    found = [STOCK, Variant(FITS, budget(300))]
+    if subject.with_everything:
+        found.append(Variant(FITS, budget(300)))
     for share in subject.shares:
         found.append(Variant(f"{share} %", budget(share)))
         if share in subject.without_plans:
@@ -208,7 +214,9 @@ def measure(name: str, options: Any, report: Report) -> None:
 
 def main() -> None:
     parser = support.arguments("Step time, stalls and traffic against the budget.", rounds=3)
-    parser.add_argument("--model", choices=[*SUBJECTS], help="measure only this one")
+    parser.add_argument(
+        "--model", action="append", choices=[*SUBJECTS], help="measure only this one (repeatable)"
+    )
     options = parser.parse_args()
     report = Report(
         name="budget_curve",
@@ -217,7 +225,7 @@ def main() -> None:
         command="python benchmarks/budget_curve.py",
         facts=support.machine_facts(("torch", "transformers")),
     )
-    for name in [options.model] if options.model else [*SUBJECTS]:
+    for name in options.model or SUBJECTS:
         measure(name, options, report)
     report.notes = [
         f"{options.rounds} rounds; in each every budget runs once in a process of its own, "

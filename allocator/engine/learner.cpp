@@ -169,7 +169,7 @@ void Learner::plan_again(uint64_t number) {
     if (kind.script->number != number) continue;
     if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
     kind.periods_planned_at = kind.periods;
-    const std::optional<PeriodPlace> place = find_copies(stream_, kind.script->period->digests);
+    const std::optional<PeriodPlace> place = find_copies(stream_, *kind.script->period);
     if (!place) return;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_same_kind(*kind.script->period)) return;

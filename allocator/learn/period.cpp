@@ -202,6 +202,17 @@ class PeriodBuilder {
   Period period_;
 };
 
+// Whether a tick is that of the period, by op and by the extents that are always there.
+bool agrees(const StreamTick& tick, const Period& period, Tick at) {
+  const std::vector<TraceAccess>& accesses = period.trace.ops[at].accesses;
+  if (tick.digest != period.digests[at] || tick.accesses.size() != accesses.size()) return false;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    const uint64_t expected_id = period.extent_ids[accesses[index].tensor];
+    if (expected_id != 0 && tick.accesses[index].extent_id != expected_id) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool Period::is_same_loop(const Period& other) const {
@@ -257,15 +268,14 @@ std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since) 
   return places;
 }
 
-std::optional<PeriodPlace> find_copies(const TickStream& stream,
-                                       const std::vector<uint64_t>& digests) {
-  const uint64_t length = digests.size();
+std::optional<PeriodPlace> find_copies(const TickStream& stream, const Period& period) {
+  const uint64_t length = period.digests.size();
   for (uint64_t back = 1; back <= length; ++back) {
     if (stream.end() < stream.begin() + 2 * length + back) return std::nullopt;
     const PeriodPlace place = {stream.end() - length - back, length};
     bool is_copy = true;
     for (uint64_t index = length; is_copy && index > 0; --index) {
-      is_copy = stream.tick(place.begin + index - 1).digest == digests[index - 1];
+      is_copy = agrees(stream.tick(place.begin + index - 1), period, static_cast<Tick>(index - 1));
     }
     if (is_copy && is_repetition(stream, place)) return place;
   }

@@ -52,10 +52,11 @@ std::optional<PeriodPlace> find_marked_period(const TickStream& stream);
 /// Repetitions at the end of the stream, the shortest first, not reaching back before `since`.
 std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since);
 
-/// The newest place at which the stream holds two copies of these digests in a row, if it is not
-/// further back than one more copy.
-std::optional<PeriodPlace> find_copies(const TickStream& stream,
-                                       const std::vector<uint64_t>& digests);
+/// The newest place at which the stream holds two copies of the period in a row, if it is not
+/// further back than one more copy: the same ops on the same extents, as far as they are always
+/// there. (Layers of one size look alike by their digests, and so does the loop over them when it
+/// is seen from another of its ticks.)
+std::optional<PeriodPlace> find_copies(const TickStream& stream, const Period& period);
 
 /// Nullopt when the extents of the copy and of the one before it do not correspond.
 std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,

@@ -213,13 +213,36 @@ TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
   EXPECT_EQ(found->trace.tensors.size(), 5u) << "four parameters and a cache that moves";
 }
 
+TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
+  for (int round = 0; round < 4; ++round) {
+    for (uint64_t parameter = 1; parameter <= 3; ++parameter) op(kForward, {{parameter}});
+  }
+  flush();
+  std::optional<Period> period;
+  for (const PeriodPlace& place : find_repeats(stream_, 0)) {
+    period = build_period(stream_, place, recorder_);
+    if (period) break;
+  }
+  ASSERT_TRUE(period.has_value());
+  ASSERT_EQ(period->trace.tick_count(), 3u);
+  for (uint64_t parameter = 1; parameter <= 3; ++parameter) {
+    op(kForward, {{parameter}});  // the stream ends with another layer each time
+    flush();
+    const std::optional<PeriodPlace> place = find_copies(stream_, *period);
+    ASSERT_TRUE(place.has_value());
+    const std::optional<Period> again = build_period(stream_, *place, recorder_);
+    ASSERT_TRUE(again.has_value());
+    EXPECT_TRUE(again->is_same_kind(*period)) << parameter;
+  }
+}
+
 TEST_F(PeriodTest, CopiesAreFoundWhereverTheStreamEnds) {
   for (int step = 0; step < 4; ++step) train_step({1, 2});
   const std::optional<Period> period = build();
   ASSERT_TRUE(period.has_value());
   op(kForward, {{1}});
   flush();
-  const std::optional<PeriodPlace> place = find_copies(stream_, period->digests);
+  const std::optional<PeriodPlace> place = find_copies(stream_, *period);
   ASSERT_TRUE(place.has_value());
   EXPECT_EQ(place->begin + place->length, stream_.end() - 1);
   EXPECT_TRUE(build_period(stream_, *place, recorder_)->is_same_kind(*period));
