@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -94,6 +95,14 @@ Status AddressArena::decommit(char* address, uint64_t bytes) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   if (mapped == MAP_FAILED) return mapping_error("giving memory back", address, bytes);
   return Status::ok();
+}
+
+Status AddressArena::cut_off(char* address, uint64_t bytes) {
+  // A huge page of which a part is unmapped stays whole, and counted, until the kernel is short of
+  // memory; MADV_FREE of that part splits it. A kernel without it keeps the rest a little longer.
+  const uint64_t into_page = reinterpret_cast<uintptr_t>(address) % kGranuleBytes;
+  if (into_page > 0) madvise(address, std::min(bytes, kGranuleBytes - into_page), MADV_FREE);
+  return decommit(address, bytes);
 }
 
 Status AddressArena::protect(char* address, uint64_t bytes) {

@@ -48,6 +48,8 @@ class AddressArena {
   Status commit(char* address, uint64_t bytes);
   /// Gives the range's pages back and makes it inaccessible again, whatever stood behind it.
   Status decommit(char* address, uint64_t bytes);
+  /// decommit() of the rear part of a range that stays in use.
+  Status cut_off(char* address, uint64_t bytes);
   /// Makes the range read-only: the protected window of an eviction or a merge.
   Status protect(char* address, uint64_t bytes);
   /// Ends the protected window.

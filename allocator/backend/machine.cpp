@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/machine.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -43,9 +46,9 @@ struct CgroupMemory {
   uint64_t used_bytes = 0;
 };
 
-// The folder of this process' memory cgroup below its mount, e.g. "/user.slice"; v1 lines name the
-// controller, the v2 line names none.
-std::optional<std::string> cgroup_path(bool version_2) {
+// The folder of this process' cgroup below its mount, e.g. "/user.slice"; v1 lines name the
+// controllers, the v2 line, "" here, names none.
+std::optional<std::string> cgroup_path(const std::string& controller) {
   std::ifstream file("/proc/self/cgroup");
   std::string line;
   while (std::getline(file, line)) {
@@ -53,9 +56,8 @@ std::optional<std::string> cgroup_path(bool version_2) {
     const size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool matches =
-        version_2 ? controllers == ",," : controllers.find(",memory,") != std::string::npos;
-    if (matches) return line.substr(second + 1);
+    if (controllers.find("," + controller + ",") != std::string::npos)
+      return line.substr(second + 1);
   }
   return std::nullopt;
 }
@@ -92,11 +94,11 @@ std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
   };
   for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
     // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
-    for (const std::string& path : {cgroup_path(true).value_or("/"), std::string("/")}) {
+    for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
       consider(tightest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
     }
   }
-  for (const std::string& path : {cgroup_path(false).value_or("/"), std::string("/")}) {
+  for (const std::string& path : {cgroup_path("memory").value_or("/"), std::string("/")}) {
     consider(tightest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
                             "memory.usage_in_bytes", "total_inactive_file"));
   }
@@ -118,7 +120,49 @@ uint64_t local_ranks() {
   return text == nullptr ? 1 : std::max<uint64_t>(strtoull(text, nullptr, 10), 1);
 }
 
+// What two files, or two words of one, say of processors: how long of how long it may run.
+std::optional<double> read_quota(const std::string& folder) {
+  double quota = 0;
+  double period = 0;
+  std::ifstream version_2(folder + "/cpu.max");
+  if (!(version_2 >> quota >> period)) {
+    std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+    std::ifstream period_file(folder + "/cpu.cfs_period_us");
+    if (!(quota_file >> quota) || !(period_file >> period)) return std::nullopt;
+  }
+  if (quota <= 0 || period <= 0) return std::nullopt;  // -1 is no limit
+  return quota / period;
+}
+
+// The least of all levels up to the root.
+double tightest_quota(const std::string& mount, std::string path, double processors) {
+  for (;;) {
+    const std::optional<double> quota = read_quota(mount + (path == "/" ? "" : path));
+    if (quota) processors = std::min(processors, *quota);
+    if (path.empty() || path == "/") return processors;
+    path.erase(path.rfind('/'));
+  }
+}
+
 }  // namespace
+
+double usable_processors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  double processors = 1;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    processors = CPU_COUNT(&allowed);
+  } else {  // more than fit into the set
+    processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  }
+  for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
+    processors = tightest_quota("/sys/fs/cgroup", path, processors);
+  }
+  for (const std::string& path : {cgroup_path("cpu").value_or("/"), std::string("/")}) {
+    processors = tightest_quota("/sys/fs/cgroup/cpu", path, processors);
+  }
+  return processors;
+}
 
 MachineMemory probe_memory() {
   MachineMemory memory;

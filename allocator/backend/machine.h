@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Machine: what the machine and the container around this process really leave for it. Read from
-// /proc and the cgroup file systems (v1 and v2); nothing is cached, nothing is changed. Any thread.
+// /proc, the kernel and the cgroup file systems (v1 and v2); nothing is cached, nothing is changed.
+// Any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,10 @@ struct MachineMemory {
 };
 
 MachineMemory probe_memory();
+
+/// Processors that this process may use at once, by its affinity and its cgroup's quota; more than
+/// 0.
+double usable_processors();
 
 /// The default budget of the device tier: what is left now, less a reserve for everything that does
 /// not come from our allocator, shared evenly by the ranks of one launch; and where the figure

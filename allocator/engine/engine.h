@@ -106,13 +106,13 @@ class Engine {
   std::unique_ptr<Budget> budget_;
   std::unique_ptr<Heap> heap_;
   std::unique_ptr<Migrations> migrations_;
+  ProcessorUse processors_;
   // Their threads use what stands above them.
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<Migrator> migrator_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;
-  ProcessorUse processors_;
   std::atomic<uint64_t> chaos_draws_{0};
   std::atomic<bool> is_passive_{false};
 };

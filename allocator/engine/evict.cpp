@@ -112,15 +112,15 @@ Status Migrations::write_batch(std::span<const Eviction> evictions) {
 void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
                               std::vector<Eviction>* differing) {
   const uint64_t begin_work_ns = thread_work_ns();
-  uint64_t tried_bytes = 0;
+  uint64_t proved_bytes = 0;
   for (const Eviction& eviction : evictions) {
     Extent* extent = eviction.extent;
     const uint64_t bytes = extent->bytes;
     const bool was_fetched_in_vain = extent->has(kFlagAhead);
-    tried_bytes += bytes;
     Status failure;
     switch (seal_one(eviction, &failure)) {
       case SealOutcome::kCold:
+        proved_bytes += bytes;
         heap_.budget().release(bytes);
         add(stats_.evicted_bytes, bytes);
         if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
@@ -135,6 +135,7 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
         abandon(eviction);
         break;
       case SealOutcome::kDiffers:
+        proved_bytes += bytes;
         differing->push_back(eviction);
         break;
       case SealOutcome::kFailed:
@@ -143,7 +144,7 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
         break;
     }
   }
-  drop_work_.add(tried_bytes, thread_work_ns() - begin_work_ns);
+  drop_work_.add(proved_bytes, thread_work_ns() - begin_work_ns);
 }
 
 // The protected window: from seal() to become_cold() or the way back.

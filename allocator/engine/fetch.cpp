@@ -220,12 +220,7 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   extent->begin_merge();
   TouchedPages touched;
   Status status = merge_written_pages(fetch, &touched);
-  if (status.is_ok()) {
-    AddressArena& arena = heap_.arena();
-    status = fetch.frames != nullptr
-                 ? arena.move_frames(fetch.scratch, extent->address, extent->bytes)
-                 : arena.move_onto(fetch.scratch, extent->address, extent->bytes);
-  }
+  if (status.is_ok()) status = move_scratch(fetch);
   if (!status.is_ok()) {
     Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
@@ -243,6 +238,24 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   extent->become_resident();
   if (fetch.frames != nullptr) heap_.give_up_frames(fetch.frames);  // only addresses are left of it
+}
+
+Status Migrations::move_scratch(const Fetch& fetch) {
+  AddressArena& arena = heap_.arena();
+  const Extent* extent = fetch.extent;
+  if (fetch.frames == nullptr) {
+    return arena.move_onto(fetch.scratch, extent->address, extent->bytes);
+  }
+  Status status = arena.move_frames(fetch.scratch, extent->address, extent->bytes);
+  if (status.is_ok()) return status;
+  // The program may have split the range's mapping (madvise, mlock of a part), and the kernel moves
+  // only what is one.
+  const Result<char*> fresh = arena.make_scratch(extent->bytes);
+  if (!fresh.is_ok()) return status;
+  memcpy(fresh.value(), fetch.scratch, extent->bytes);
+  status = arena.move_onto(fresh.value(), extent->address, extent->bytes);
+  if (!status.is_ok()) arena.drop_scratch(fresh.value(), extent->bytes);
+  return status;
 }
 
 // Pages that were written behind the gate's back win over what the slot holds.

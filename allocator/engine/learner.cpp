@@ -227,8 +227,11 @@ void Learner::find_stall_free_budget(Kind& kind) {
   const Script& script = *kind.script;
   uint64_t bytes = config_.budget_bytes;
   if (!is_stall_free(script.planned.simulation, kStallShareMax)) {
-    bytes = budget_with_headroom(stall_free_budget(
-        script.period->trace, script.machine, kStallShareMax, [this] { return !is_stopping(); }));
+    bytes = budget_with_headroom(
+        stall_free_budget(script.period->trace, script.machine, kStallShareMax, [this] {
+          stream_.append(recorder_.drain(&positions_));  // the rings go on filling
+          return !is_stopping();
+        }));
   }
   kind.stall_free_budget_bytes = bytes;
   MutexLock lock(mutex_);

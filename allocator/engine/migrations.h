@@ -134,6 +134,7 @@ class Migrations {
   void verify(const Extent& extent, const ContentHash& hash) const;
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
+  Status move_scratch(const Fetch& fetch);
   void drop_scratch(const Fetch& fetch);
   void leave_cold(const Fetch& fetch, const Status& reason);
 

@@ -6,11 +6,10 @@
 // Threads: one, the learner's.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdint>
 
+#include "backend/machine.h"
 #include "base/clock.h"
 
 namespace tencache {
@@ -21,7 +20,7 @@ class ProcessorUse {
   double used_share() {
     const uint64_t now = now_ns();
     const uint64_t work = process_work_ns();
-    const auto passed_ns = static_cast<double>(now - last_ns_) * processor_count();
+    const double passed_ns = static_cast<double>(now - last_ns_) * usable_processors();
     const double share = static_cast<double>(work - last_work_ns_) / std::max(passed_ns, 1.0);
     last_ns_ = now;
     last_work_ns_ = work;
@@ -29,13 +28,6 @@ class ProcessorUse {
   }
 
  private:
-  static double processor_count() {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;  // more than 1024
-    return CPU_COUNT(&allowed);
-  }
-
   uint64_t last_ns_ = now_ns();
   uint64_t last_work_ns_ = process_work_ns();
 };

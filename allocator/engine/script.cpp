@@ -4,9 +4,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/headroom.h"
 #include "learn/bound.h"
 
 namespace tencache {
+namespace {
+
+// A plan leaves the headroom alone, but nothing forbids to use it.
+Machine with_headroom(Machine machine) {
+  machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
+  return machine;
+}
+
+}  // namespace
 
 Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period,
                const Machine& on_machine)
@@ -14,8 +24,9 @@ Script::Script(uint64_t script_number, std::shared_ptr<const Period> of_period,
       period(std::move(of_period)),
       machine(on_machine),
       planned(make_plan(period->trace, machine)),
-      bound_ns(bound_step_ns(period->trace, machine)),
-      bound_bytes_read(tencache::bound_bytes_read(period->trace, machine.budget_bytes)),
+      bound_ns(bound_step_ns(period->trace, with_headroom(machine))),
+      bound_bytes_read(
+          tencache::bound_bytes_read(period->trace, with_headroom(machine).budget_bytes)),
       uses(uses_by_tensor(period->trace)),
       evictions_after(tick_count()),
       fetches_at(tick_count()) {

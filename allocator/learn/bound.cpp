@@ -111,7 +111,9 @@ class Bursts {
  public:
   Bursts(const Trace& trace, const Machine& machine)
       : trace_(trace),
-        machine_(machine),
+        // An op that names more than the budget exceeds it, and what it named may stay.
+        budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
+        read_bytes_per_s_(machine.read_bytes_per_s),
         ticks_per_slot_(trace.tick_count() / kWindowBordersMax + 1),
         seen_in_(trace.tensors.size(), 0) {}
 
@@ -155,13 +157,14 @@ class Bursts {
   }
 
   uint64_t window_ns() const {
-    if (named_bytes_ <= machine_.budget_bytes) return compute_ns_;
-    const auto bytes = static_cast<double>(named_bytes_ - machine_.budget_bytes);
-    return std::max(compute_ns_, static_cast<uint64_t>(bytes / machine_.read_bytes_per_s * 1e9));
+    if (named_bytes_ <= budget_bytes_) return compute_ns_;
+    const auto bytes = static_cast<double>(named_bytes_ - budget_bytes_);
+    return std::max(compute_ns_, static_cast<uint64_t>(bytes / read_bytes_per_s_ * 1e9));
   }
 
   const Trace& trace_;
-  const Machine& machine_;
+  const uint64_t budget_bytes_;
+  const double read_bytes_per_s_;
   const uint32_t ticks_per_slot_;
   std::vector<uint32_t> seen_in_;  // the last window that named each tensor
   uint32_t window_ = 0;

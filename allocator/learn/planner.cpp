@@ -17,7 +17,7 @@ namespace {
 // How much earlier than the links ask for a fetch may start where there is room, as a multiple of
 // the time that it takes. Of equals the first is kept: reality is less punctual than a simulation.
 constexpr std::array<double, 3> kLeads = {6.0, 2.0, 1.0};
-// Steps that differ by less than this part of the computing time are equal.
+// Steps are compared in units of this part of the computing time.
 constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 3;
 

@@ -2,12 +2,14 @@
 //
 // Heap: the front door, allocate() and free(). Requests below the extent threshold go to malloc and
 // are always resident; above it each is an extent. A freed extent keeps its pages and waits in a
-// cache for a request of the same size; the cache, and what malloc keeps likewise, is part of the
-// device tier's use and the first thing that goes when room is needed.
+// cache for a request of the same size, where room is short of another one (memory/heap_cache.cpp);
+// the cache, and what malloc keeps likewise, is part of the device tier's use and the first thing
+// that goes when room is needed.
 //
 // Invariants
 //   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging or Cached, and
-//      of every small block, are reserved in the budget.
+//      of every small block, are reserved in the budget; and for a moment of a Vacant one, whose
+//      pages are on their way elsewhere (take_frames).
 //   2. The table names every extent that is not Vacant.
 //   3. A slot belongs to at most one extent.
 //
@@ -147,7 +149,7 @@ class Heap {
   void cache(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
   Extent* claim_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  void shrink(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool shrink(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Extent* recut_cached(uint64_t requested_bytes, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void drop_old_cached() TENCACHE_EXCLUDES(mutex_);

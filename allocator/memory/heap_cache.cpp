@@ -80,12 +80,16 @@ Extent* Heap::claim_cached(uint64_t bytes) {
   return nullptr;
 }
 
-// REQUIRES: the extent is Vacant, busy and the caller's.
-void Heap::shrink(Extent* extent, uint64_t bytes) {
+// REQUIRES: the extent is Vacant, busy and the caller's. False, and it is gone, when the kernel
+// refuses to cut it (vm.max_map_count).
+bool Heap::shrink(Extent* extent, uint64_t bytes) {
   const uint64_t old_bytes = extent->bytes;
-  if (old_bytes == bytes) return;
-  Status status = arena_.decommit(extent->address + bytes, old_bytes - bytes);
-  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  if (old_bytes == bytes) return true;
+  if (!arena_.cut_off(extent->address + bytes, old_bytes - bytes).is_ok()) {
+    give_back(extent);
+    budget_.release(old_bytes);
+    return false;
+  }
   const uint64_t kept_granules = round_up(bytes, kGranuleBytes) / kGranuleBytes;
   const uint64_t freed_granules =
       round_up(old_bytes, kGranuleBytes) / kGranuleBytes - kept_granules;
@@ -100,13 +104,13 @@ void Heap::shrink(Extent* extent, uint64_t bytes) {
     }
   }
   budget_.release(old_bytes - bytes);
+  return true;
 }
 
 Extent* Heap::recut_cached(uint64_t requested_bytes, uint64_t bytes) {
   if (!budget_.is_scarce(bytes)) return nullptr;
   Extent* extent = claim_cached(bytes);
-  if (extent == nullptr) return nullptr;
-  shrink(extent, bytes);
+  if (extent == nullptr || !shrink(extent, bytes)) return nullptr;
   release_slot_of(extent);
   extent->requested_bytes = requested_bytes;
   extent->id = next_id_.fetch_add(1, std::memory_order_relaxed);
@@ -118,8 +122,7 @@ Extent* Heap::recut_cached(uint64_t requested_bytes, uint64_t bytes) {
 Extent* Heap::take_frames(uint64_t bytes) {
   if (!arena_.can_keep_source() || !budget_.is_scarce(bytes)) return nullptr;
   Extent* extent = claim_cached(bytes);
-  if (extent != nullptr) shrink(extent, bytes);
-  return extent;
+  return extent != nullptr && shrink(extent, bytes) ? extent : nullptr;
 }
 
 void Heap::give_up_frames(Extent* extent) { give_back(extent); }

@@ -24,7 +24,7 @@ class RangeAllocator {
   /// REQUIRES: length > 0.
   std::optional<uint64_t> allocate(uint64_t length);
 
-  /// Returns a range that allocate() gave. Freeing what is not in use aborts.
+  /// Returns a range that allocate() gave, or a part of one. Freeing what is not in use aborts.
   void free(uint64_t offset, uint64_t length);
 
   /// Adds [limit(), new_limit) as free space. REQUIRES: new_limit >= limit().

@@ -9,7 +9,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string>
 
+#include "backend/machine.h"
 #include "memory/heap.h"
 #include "support/accessible.h"
 #include "support/child_process.h"
@@ -141,6 +144,52 @@ TEST(HeapCacheTest, KernelThatCannotKeepTheSourceGetsFreshPages) {
   });
   if (outcome == kSkipped) GTEST_SKIP() << "the kernel allows no seccomp filters";
   EXPECT_EQ(outcome, 0);
+}
+
+// The program may have split a range's mapping, which the kernel then does not move.
+TEST(HeapCacheTest, FramesThatCannotMoveAreCopied) {
+  const int outcome = run_in_child([] {
+    TestEngine engine(small_budget());
+    char* cold = engine.allocate(3 * kMiB);
+    fill_pattern(cold, 3 * kMiB, 1);
+    ASSERT_TRUE(engine.evict(cold));
+    char* cached = engine.allocate(3 * kMiB);
+    fill_up(engine);
+    engine.free(cached);
+    constexpr int kKeepSource = 4;  // MREMAP_DONTUNMAP
+    if (!deny_syscall_when(SYS_mremap, EFAULT, 3, kKeepSource)) _exit(kSkipped);
+    engine.use({cold});
+    EXPECT_TRUE(engine.is_resident(cold));
+    EXPECT_TRUE(has_pattern(cold, 3 * kMiB, 1));
+    EXPECT_EQ(engine->heap().cached_bytes(), 0u);
+    EXPECT_EQ(engine.check_books(), "");
+  });
+  if (outcome == kSkipped) GTEST_SKIP() << "the kernel allows no seccomp filters";
+  EXPECT_EQ(outcome, 0);
+}
+
+uint64_t split_huge_pages() {
+  std::ifstream file("/proc/vmstat");
+  std::string name;
+  uint64_t value = 0;
+  while (file >> name >> value) {
+    if (name == "thp_split_page") return value;
+  }
+  return 0;
+}
+
+// Else the kernel keeps the whole page, and counts it, until it is short of memory.
+TEST(HeapCacheTest, HugePageThatIsCutIsSplit) {
+  TestEngine engine(small_budget());
+  char* larger = engine.allocate(4 * kMiB);
+  memset(larger, 1, 4 * kMiB);
+  fill_up(engine);
+  engine.free(larger);
+  const bool has_huge_pages = probe_memory().huge_pages != "never" && split_huge_pages() > 0;
+  if (!has_huge_pages) GTEST_SKIP() << "no huge page was ever split here";
+  const uint64_t before = split_huge_pages();
+  ASSERT_EQ(engine.allocate(3 * kMiB), larger);
+  EXPECT_GT(split_huge_pages(), before);
 }
 
 // All sizes, little room: whoever takes whose frames, each extent keeps its own bytes.

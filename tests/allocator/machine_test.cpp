@@ -5,11 +5,14 @@
 #include "backend/machine.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/sysinfo.h>
 
 #include <cstdlib>
+#include <thread>
 
 #include "base/units.h"
+#include "support/child_process.h"
 
 namespace tencache {
 namespace {
@@ -40,6 +43,20 @@ TEST(DefaultBudgetTest, LeavesATenthOfWhatIsAvailable) {
   const DefaultBudget budget = default_device_budget(machine(40 * kGiB));
   EXPECT_EQ(budget.bytes, 36 * kGiB);
   EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 4.00 GiB");
+}
+
+TEST(MachineTest, UsableProcessorsAreThoseOfTheAffinity) {
+  const double all = usable_processors();
+  EXPECT_GT(all, 0);
+  EXPECT_LE(all, static_cast<double>(std::thread::hardware_concurrency()));
+  const int outcome = run_in_child([] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    EXPECT_LE(usable_processors(), 1);
+  });
+  EXPECT_EQ(outcome, 0);
 }
 
 TEST(DefaultBudgetTest, LeavesAGibibyteOnSmallMachines) {
