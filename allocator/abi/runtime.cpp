@@ -33,14 +33,7 @@ std::vector<std::string> environment_names() {
 }
 
 void record_period(const Script& script, const std::string& path) {
-  PeriodInfo info;
-  info.read_bytes_per_s = script.machine.read_bytes_per_s;
-  info.write_bytes_per_s = script.machine.write_bytes_per_s;
-  info.read_work_ns_per_byte = script.machine.read_work_ns_per_byte;
-  info.write_work_ns_per_byte = script.machine.write_work_ns_per_byte;
-  info.drop_work_ns_per_byte = script.machine.drop_work_ns_per_byte;
-  info.device_budget_bytes = script.machine.budget_bytes;
-  const Status status = write_period(script.period->trace, info, path);
+  const Status status = write_period(script.period->trace, script.machine, path);
   if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
 }
 

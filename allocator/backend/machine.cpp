@@ -66,13 +66,22 @@ uint64_t left_in(const CgroupMemory& cgroup) {
   return cgroup.limit_bytes - std::min(cgroup.limit_bytes, cgroup.used_bytes);
 }
 
-// Limits bind at every level, so walk to the root and keep the one that leaves least.
-std::optional<CgroupMemory> tightest_limit(const std::string& mount, std::string path,
+// A cgroup's folder and those above it, up to the mount: limits bind at every level.
+std::vector<std::string> levels(const std::string& mount, std::string path) {
+  std::vector<std::string> folders;
+  for (;;) {
+    folders.push_back(mount + (path == "/" ? "" : path));
+    if (path.empty() || path == "/") return folders;
+    path.erase(path.rfind('/'));
+  }
+}
+
+// The one that leaves least.
+std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::string& path,
                                            const char* limit_file, const char* usage_file,
                                            const char* cache_field) {
   std::optional<CgroupMemory> tightest;
-  for (;;) {
-    const std::string folder = mount + (path == "/" ? "" : path);
+  for (const std::string& folder : levels(mount, path)) {
     const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
     if (limit) {
       const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
@@ -80,9 +89,8 @@ std::optional<CgroupMemory> tightest_limit(const std::string& mount, std::string
       const CgroupMemory found{*limit, usage - std::min(usage, cache)};
       if (!tightest || left_in(found) < left_in(*tightest)) tightest = found;
     }
-    if (path.empty() || path == "/") return tightest;
-    path.erase(path.rfind('/'));
   }
+  return tightest;
 }
 
 std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
@@ -134,14 +142,13 @@ std::optional<double> read_quota(const std::string& folder) {
   return quota / period;
 }
 
-// The least of all levels up to the root.
-double tightest_quota(const std::string& mount, std::string path, double processors) {
-  for (;;) {
-    const std::optional<double> quota = read_quota(mount + (path == "/" ? "" : path));
-    if (quota) processors = std::min(processors, *quota);
-    if (path.empty() || path == "/") return processors;
-    path.erase(path.rfind('/'));
+double tightest_quota(const std::string& mount, const std::string& path, double processors) {
+  for (const std::string& folder : levels(mount, path)) {
+    if (const std::optional<double> quota = read_quota(folder)) {
+      processors = std::min(processors, *quota);
+    }
   }
+  return processors;
 }
 
 }  // namespace

@@ -36,15 +36,8 @@ void PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents) {
 
 bool PlanCursor::agrees(const Role& role, Tick tick, uint64_t digest,
                         std::span<Extent* const> extents) const {
-  const Period& period = *role.script->period;
-  if (period.digests[tick] != digest) return false;
-  const std::vector<TraceAccess>& accesses = period.trace.ops[tick].accesses;
-  if (accesses.size() != extents.size()) return false;
-  for (size_t index = 0; index < accesses.size(); ++index) {
-    const uint64_t expected_id = period.extent_ids[accesses[index].tensor];
-    if (expected_id != 0 && extents[index]->id != expected_id) return false;
-  }
-  return true;
+  return role.script->period->agrees(tick, digest, extents.size(),
+                                     [extents](size_t index) { return extents[index]->id.load(); });
 }
 
 // False when this is another program, or another place of this one.

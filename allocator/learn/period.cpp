@@ -202,17 +202,6 @@ class PeriodBuilder {
   Period period_;
 };
 
-// Whether a tick is that of the period, by op and by the extents that are always there.
-bool agrees(const StreamTick& tick, const Period& period, Tick at) {
-  const std::vector<TraceAccess>& accesses = period.trace.ops[at].accesses;
-  if (tick.digest != period.digests[at] || tick.accesses.size() != accesses.size()) return false;
-  for (size_t index = 0; index < accesses.size(); ++index) {
-    const uint64_t expected_id = period.extent_ids[accesses[index].tensor];
-    if (expected_id != 0 && tick.accesses[index].extent_id != expected_id) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 bool Period::is_same_loop(const Period& other) const {
@@ -275,7 +264,9 @@ std::optional<PeriodPlace> find_copies(const TickStream& stream, const Period& p
     const PeriodPlace place = {stream.end() - length - back, length};
     bool is_copy = true;
     for (uint64_t index = length; is_copy && index > 0; --index) {
-      is_copy = agrees(stream.tick(place.begin + index - 1), period, static_cast<Tick>(index - 1));
+      const StreamTick& tick = stream.tick(place.begin + index - 1);
+      is_copy = period.agrees(static_cast<Tick>(index - 1), tick.digest, tick.accesses.size(),
+                              [&](size_t access) { return tick.accesses[access].extent_id; });
     }
     if (is_copy && is_repetition(stream, place)) return place;
   }

@@ -33,6 +33,18 @@ struct Period {
   bool is_same_kind(const Period& other) const {
     return digests == other.digests && extent_ids == other.extent_ids;
   }
+  /// Whether an op is the one at `tick`: by its digest and by the extents that are always there.
+  /// `id_at(index)` is the id of the extent that the op names at that place.
+  template <typename IdAt>
+  bool agrees(Tick tick, uint64_t digest, size_t access_count, IdAt id_at) const {
+    const std::vector<TraceAccess>& accesses = trace.ops[tick].accesses;
+    if (digest != digests[tick] || access_count != accesses.size()) return false;
+    for (size_t index = 0; index < accesses.size(); ++index) {
+      const uint64_t expected_id = extent_ids[accesses[index].tensor];
+      if (expected_id != 0 && id_at(index) != expected_id) return false;
+    }
+    return true;
+  }
   /// The same, or the same loop seen from another of its ticks.
   bool is_same_loop(const Period& other) const;
 };

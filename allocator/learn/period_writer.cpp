@@ -10,19 +10,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json header(const Trace& trace, const PeriodInfo& info) {
+Json header(const Trace& trace, const Machine& machine) {
   return {{"format", "tencache-period"},
           {"version", 1},
           {"ops", trace.ops.size()},
           {"tensors", trace.tensors.size()},
           {"fixed_bytes", trace.fixed_bytes},
           {"peak_bytes", trace.peak_bytes()},
-          {"device_budget_bytes", info.device_budget_bytes},
-          {"read_bytes_per_s", info.read_bytes_per_s},
-          {"write_bytes_per_s", info.write_bytes_per_s},
-          {"read_work_ns_per_byte", info.read_work_ns_per_byte},
-          {"write_work_ns_per_byte", info.write_work_ns_per_byte},
-          {"drop_work_ns_per_byte", info.drop_work_ns_per_byte}};
+          {"device_budget_bytes", machine.budget_bytes},
+          {"read_bytes_per_s", machine.read_bytes_per_s},
+          {"write_bytes_per_s", machine.write_bytes_per_s},
+          {"read_work_ns_per_byte", machine.read_work_ns_per_byte},
+          {"write_work_ns_per_byte", machine.write_work_ns_per_byte},
+          {"drop_work_ns_per_byte", machine.drop_work_ns_per_byte}};
 }
 
 Json tensor_line(size_t id, const TraceTensor& tensor) {
@@ -48,10 +48,10 @@ Json op_line(const Trace& trace, const TraceOp& op) {
 
 }  // namespace
 
-Status write_period(const Trace& trace, const PeriodInfo& info, const std::string& path) {
+Status write_period(const Trace& trace, const Machine& machine, const std::string& path) {
   TENCACHE_RETURN_IF_ERROR(trace.validate());
   return replace_json_lines(path, "the period", [&](JsonLines& lines) {
-    lines.add(header(trace, info));
+    lines.add(header(trace, machine));
     for (size_t id = 0; id < trace.tensors.size(); ++id) {
       lines.add(tensor_line(id, trace.tensors[id]));
     }

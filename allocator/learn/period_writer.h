@@ -34,25 +34,16 @@
 // are to be ignored by readers; a change that readers could not ignore gets a new version.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "base/status.h"
+#include "learn/plan.h"
 #include "learn/trace.h"
 
 namespace tencache {
 
-/// Where the period was seen; 0 = unknown.
-struct PeriodInfo {
-  double read_bytes_per_s = 0;
-  double write_bytes_per_s = 0;
-  double read_work_ns_per_byte = 0;
-  double write_work_ns_per_byte = 0;
-  double drop_work_ns_per_byte = 0;
-  uint64_t device_budget_bytes = 0;
-};
-
 /// Replaces the file at `path`, wholly or not at all. kInvalidArgument when the trace is not valid.
-Status write_period(const Trace& trace, const PeriodInfo& info, const std::string& path);
+/// `machine` is where the period was seen; 0 = unknown.
+Status write_period(const Trace& trace, const Machine& machine, const std::string& path);
 
 }  // namespace tencache

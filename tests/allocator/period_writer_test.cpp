@@ -21,8 +21,8 @@ using Json = nlohmann::json;
 
 class PeriodWriterTest : public ::testing::Test {
  protected:
-  std::vector<Json> write_and_read(const Trace& trace, const PeriodInfo& info = {}) {
-    const Status status = write_period(trace, info, path_);
+  std::vector<Json> write_and_read(const Trace& trace, const Machine& machine = {}) {
+    const Status status = write_period(trace, machine, path_);
     EXPECT_TRUE(status.is_ok()) << status.message();
     std::vector<Json> lines;
     std::ifstream file(path_);
@@ -41,8 +41,7 @@ TEST_F(PeriodWriterTest, WritesWhatTheHeaderDescribes) {
   trace.tensors = {{4096, kNoTick, kNoTick}, {8192, 0, 1}};
   trace.fixed_bytes = 100;
   const std::vector<Json> lines = write_and_read(
-      trace,
-      {.read_bytes_per_s = 2.5e9, .write_work_ns_per_byte = 0.25, .device_budget_bytes = 9000});
+      trace, {.budget_bytes = 9000, .read_bytes_per_s = 2.5e9, .write_work_ns_per_byte = 0.25});
   ASSERT_EQ(lines.size(), 6u);
   EXPECT_EQ(lines[0], Json::parse(R"({"format":"tencache-period","version":1,"ops":3,"tensors":2,)"
                                   R"("fixed_bytes":100,"peak_bytes":12388,)"
