@@ -2,7 +2,8 @@
 #
 # The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash and
 # tencache::json. liburing's static archive is taken where it is position independent, so that the
-# installed library needs no system package at run time; else the shared one.
+# installed library needs no system package at run time; else the shared one. tencache::cuda_headers is
+# there only where cuda.h is: in the CUDA that pip installs beside PyTorch, or in a toolkit.
 find_package(Threads REQUIRED)
 
 # tencache_add_headers(<name> <header> <Debian package>): the target tencache::<name>, for one header.
@@ -52,3 +53,22 @@ if(NOT uring_library)
 endif()
 message(STATUS "liburing: ${uring_library}")
 target_link_libraries(tencache::uring INTERFACE ${uring_library})
+
+# TENCACHE_CUDA_INCLUDE may be given; empty builds without the cuda backend.
+if(NOT DEFINED TENCACHE_CUDA_INCLUDE)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+    OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB from_pip ${packages}/nvidia/cu*/include)
+  find_path(TENCACHE_CUDA_INCLUDE cuda.h HINTS ${from_pip} ENV CUDA_HOME PATHS /usr/local/cuda/include
+            PATH_SUFFIXES include)
+  mark_as_advanced(TENCACHE_CUDA_INCLUDE)
+endif()
+if(TENCACHE_CUDA_INCLUDE)
+  add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
+  target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})
+  message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE}")
+else()
+  message(STATUS "cuda.h: not found, so there will be no cuda backend")
+endif()

@@ -4,8 +4,8 @@
 
     base < backend < tier < memory < learn < engine < abi          (allocator/)
 
-allocator/ includes no header of torch, Python or CUDA. shim/ reaches the core through
-abi/tencache.h alone. Suites and benchmarks of the core may include every layer, and no torch.
+allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
+backend/cuda/ alone. shim/ reaches the core through abi/tencache.h alone. Suites and benchmarks of the core may include every layer, and no torch.
 
 Usage: check_layers.py
 """
@@ -21,6 +21,7 @@ from repository import CPP_SUFFIXES, Problem, report, source_files, without_comm
 
 LAYERS = ("base", "backend", "tier", "memory", "learn", "engine", "abi")
 CORE_HEADER = "abi/tencache.h"
+CUDA_BACKEND = PurePosixPath("allocator/backend/cuda")
 
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?P<open>["<])(?P<path>[^">]+)[">]', re.MULTILINE
@@ -66,6 +67,8 @@ def _foreign(included: str, *patterns: tuple[re.Pattern[str], str]) -> str | Non
 
 def _core_problem(path: PurePosixPath, quoted: bool, included: str) -> str | None:
     if not quoted:
+        if included == "cuda.h" and path.parent == CUDA_BACKEND:
+            return None
         return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
     own, other = path.parts[1], included.split("/")[0]
     if other not in LAYERS:

@@ -44,6 +44,12 @@ def test_the_core_includes_no_foreign_header(include: str, owner: str) -> None:
     assert owner in found[0]
 
 
+def test_the_cuda_backend_alone_includes_the_header_of_the_driver() -> None:
+    assert problems("allocator/backend/cuda/a.h", "#include <cuda.h>\n") == []
+    assert "CUDA" in problems("allocator/backend/cuda/a.h", "#include <cuda_runtime_api.h>\n")[0]
+    assert "CUDA" in problems("allocator/backend/a.h", "#include <cuda.h>\n")[0]
+
+
 def test_the_core_names_headers_from_its_root() -> None:
     assert "name it from allocator/" in problems("allocator/base/a.cpp", '#include "b.h"')[0]
 
