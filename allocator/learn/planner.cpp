@@ -14,9 +14,12 @@
 namespace tencache {
 namespace {
 
-// How much earlier than the links ask for a fetch may start where there is room, as a multiple of
-// the time that it takes. Of equals the first is kept: reality is less punctual than a simulation.
-constexpr std::array<double, 3> kLeads = {6.0, 2.0, 1.0};
+// Fetches are scheduled as if each took so many times as long, where there is room: then a link
+// that is slower for a while makes none of them late. Of equals the first is kept, for reality is
+// less punctual than a simulation.
+constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
+// How often a plan is made anew for the time that the one before really takes.
+constexpr int kTimedRounds = 2;
 // Steps are compared in units of this part of the computing time.
 constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 3;
@@ -215,23 +218,18 @@ class FetchSchedule {
   }
 
  private:
-  // Walks back from the deadline: as far as the link needs, further by the lead, never into a slot
-  // without room.
+  // Walks back from the deadline as far as the link needs, never into a slot without room.
   Tick place(const IdlePeriod& period, double lead, std::vector<uint64_t>* used,
              LinkTime* link) const {
     const uint64_t bytes = trace_.tensors[period.tensor].bytes;
     const SlotTimeline::Range idle = timeline_.inside(period);
     if (idle.count == 0) return period.before;
-    const uint64_t read_ns = machine_.read_ns(bytes);
-    const uint32_t least = link->slots_backward(idle, read_ns).value_or(idle.count);
-    const uint64_t lead_ns = static_cast<uint64_t>((lead - 1) * static_cast<double>(read_ns));
-    uint64_t gone_ns = 0;
+    const auto read_ns = static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(bytes)));
+    const uint32_t slots = link->slots_backward(idle, read_ns).value_or(idle.count);
     uint32_t slot = (idle.first + idle.count - 1) % timeline_.count();
     Tick fetch_at = period.before;
-    for (uint32_t walked = 1; walked <= idle.count; ++walked) {
+    for (uint32_t walked = 0; walked < slots; ++walked) {
       if ((*used)[slot] + bytes > machine_.budget_bytes) break;
-      if (walked > least) gone_ns += timeline_.duration_ns(slot);
-      if (walked > least && gone_ns > lead_ns) break;
       (*used)[slot] += bytes;
       fetch_at = timeline_.first_tick(slot);
       slot = timeline_.previous(slot);
@@ -282,6 +280,24 @@ std::vector<IdlePeriod> periods_of(std::vector<IdlePeriod> periods,
   return periods;
 }
 
+/// Makes plans with two choices of idle periods, the greedy one and that of the best so far.
+void try_timeline(const Trace& trace, const Machine& machine,
+                  const std::vector<IdlePeriod>& periods, const SlotTimeline& timeline,
+                  Planned* best) {
+  const std::array<std::vector<IdlePeriod>, 2> choices = {
+      Selection(trace, machine, timeline, periods).choose(),
+      periods_of(periods, best->simulation.moves)};
+  for (const std::vector<IdlePeriod>& chosen : choices) {
+    for (const double lead : kLeads) {
+      try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, best);
+    }
+  }
+}
+
+bool has_stalls(const Simulation& simulation) {
+  return simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
+}
+
 }  // namespace
 
 Planned make_plan(const Trace& trace, const Machine& machine) {
@@ -289,17 +305,17 @@ Planned make_plan(const Trace& trace, const Machine& machine) {
   const Plan by_last_use = {{}, Victim::kLeastRecentlyUsed};
   Planned best = {by_next_use, simulate(trace, by_next_use, machine)};
   if (best.simulation.moves.empty()) return best;  // everything fits
-  const SlotTimeline timeline(trace);
   const std::vector<IdlePeriod> periods = idle_periods(trace);
-  const std::array<std::vector<IdlePeriod>, 2> choices = {
-      Selection(trace, machine, timeline, periods).choose(),
-      periods_of(periods, best.simulation.moves)};
+  try_timeline(trace, machine, periods, SlotTimeline(trace), &best);
   Simulation reactive = simulate(trace, by_last_use, machine);
   if (is_better(reactive, best.simulation)) best = {by_last_use, std::move(reactive)};
-  for (const std::vector<IdlePeriod>& chosen : choices) {
-    for (const double lead : kLeads) {
-      try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, &best);
-    }
+  // While the program waits the links go on, and what comes later comes later still. Where waiting
+  // cannot be helped, a plan for the time that it really takes is a better one.
+  for (int round = 0; round < kTimedRounds && has_stalls(best.simulation); ++round) {
+    const uint64_t step_ns = best.simulation.step_ns;
+    const SlotTimeline timed(trace, best.simulation.stall_ns);
+    try_timeline(trace, machine, periods, timed, &best);
+    if (best.simulation.step_ns == step_ns) break;
   }
   return best;
 }

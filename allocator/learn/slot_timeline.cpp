@@ -5,13 +5,14 @@
 
 namespace tencache {
 
-SlotTimeline::SlotTimeline(const Trace& trace)
+SlotTimeline::SlotTimeline(const Trace& trace, std::span<const uint64_t> stall_ns)
     : ticks_per_slot_((trace.tick_count() + kSlotsMax - 1) / kSlotsMax),
       tick_count_(trace.tick_count()) {
   const uint32_t slots = (tick_count_ + ticks_per_slot_ - 1) / ticks_per_slot_;
   duration_ns_.assign(slots, 0);
   for (Tick tick = 0; tick < tick_count_; ++tick) {
-    duration_ns_[slot_of(tick)] += trace.ops[tick].compute_ns;
+    duration_ns_[slot_of(tick)] +=
+        trace.ops[tick].compute_ns + (stall_ns.empty() ? 0 : stall_ns[tick]);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "learn/trace.h"
@@ -21,7 +22,8 @@ inline constexpr uint32_t kBlockSlots = 32;
 
 class SlotTimeline {
  public:
-  explicit SlotTimeline(const Trace& trace);
+  /// As long as computing takes, and what each op waits before it, by tick; empty: none waits.
+  explicit SlotTimeline(const Trace& trace, std::span<const uint64_t> stall_ns = {});
 
   uint32_t count() const { return static_cast<uint32_t>(duration_ns_.size()); }
   uint32_t block_count() const { return (count() + kBlockSlots - 1) / kBlockSlots; }

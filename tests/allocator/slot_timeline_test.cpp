@@ -25,6 +25,9 @@ TEST(SlotTimelineTest, HasASlotForEachTickWhileItCan) {
   uint64_t sum = 0;
   for (uint32_t slot = 0; slot < large.count(); ++slot) sum += large.duration_ns(slot);
   EXPECT_EQ(sum, trace.compute_ns());
+  const std::vector<uint64_t> stalls(trace.tick_count(), 7);
+  const SlotTimeline timed(trace, stalls);
+  EXPECT_EQ(timed.duration_ns(0), large.duration_ns(0) + 2 * 7);
 }
 
 TEST(SlotTimelineTest, SlotsInsideAnIdlePeriodHoldOnlyItsTicks) {
