@@ -4,8 +4,10 @@
 Run as a worker (support.run_worker) it trains one of them and answers with the time of each step,
 the processor time of all its threads, the losses to the last bit, a digest of all parameters and
 optimizer states, memory use, and what tencache counted from the end of the warm-up to the last
-step. A job may name a `usage_file` of a memory cgroup, which is read before the model is built. The
-training loop itself is plain PyTorch: it does not know whether tencache is there.
+step. A job may name a `usage_file` of a memory cgroup, which is read before the model is built, and
+`arm_bytes`: after the steps that count so much is allocated for a moment, which arms tencache, and
+as many steps follow. The training loop itself is plain PyTorch: it does not know whether tencache
+is there.
 
 Data are random and come from seeds, so two workers with the same job compute the same numbers.
 """
@@ -19,7 +21,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +195,23 @@ def state_digest(program: Program) -> str:
     return digest.hexdigest()
 
 
+@dataclass
+class StepTimes:
+    """The steps from number `first` on: their losses, and the time that each took."""
+
+    first: int = 0
+    losses: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
+
+    def train(self, program: Program, steps: int) -> None:
+        for _ in range(steps):
+            begin, processor_begin = time.perf_counter(), time.process_time()
+            self.losses.append(_train_step(program, self.first + len(self.losses)))
+            self.step_s.append(time.perf_counter() - begin)
+            self.processor_s.append(time.process_time() - processor_begin)
+
+
 def _train_step(program: Program, number: int) -> float:
     loss = program.loss(number)
     loss.backward()
@@ -247,26 +266,26 @@ def train(request: Mapping[str, Any]) -> None:
     usage_file = request.get("usage_file")
     baseline_usage_bytes = int(Path(usage_file).read_text()) if usage_file else None
     program = build(request["shape"])
-    losses: list[float] = []
-    step_s: list[float] = []
-    processor_s: list[float] = []
-    stats_before = None
-    for number in range(request["warmup"] + request["steps"]):
-        if number == request["warmup"]:
-            stats_before = support.tencache_stats()
-        begin, processor_begin = time.perf_counter(), time.process_time()
-        losses.append(_train_step(program, number))
-        step_s.append(time.perf_counter() - begin)
-        processor_s.append(time.process_time() - processor_begin)
+    times = StepTimes()
+    times.train(program, request["warmup"])
+    stats_before = support.tencache_stats()
+    times.train(program, request["steps"])
     stats = support.tencache_stats()
+    armed = StepTimes(first=len(times.losses))
+    if request.get("arm_bytes"):
+        torch.empty(request["arm_bytes"], dtype=torch.uint8)
+        armed.train(program, request["warmup"] + request["steps"])
     support.answer(
         {
             "parameters": sum(parameter.numel() for parameter in program.model.parameters()),
-            "step_s": step_s[request["warmup"] :],
-            "step_processor_s": processor_s[request["warmup"] :],
-            "warmup_s": step_s[: request["warmup"]],
-            "loss_bits": [struct.pack(">f", loss).hex() for loss in losses],
-            "losses": losses,
+            "step_s": times.step_s[request["warmup"] :],
+            "step_processor_s": times.processor_s[request["warmup"] :],
+            "warmup_s": times.step_s[: request["warmup"]],
+            "armed_step_s": armed.step_s[request["warmup"] :],
+            "armed_step_processor_s": armed.processor_s[request["warmup"] :],
+            "armed_stats": support.tencache_stats() if armed.losses else None,
+            "loss_bits": [struct.pack(">f", loss).hex() for loss in times.losses + armed.losses],
+            "losses": times.losses + armed.losses,
             "baseline_bytes": baseline_bytes,
             "baseline_usage_bytes": baseline_usage_bytes,
             "peak_bytes": memory_bytes("VmHWM"),
