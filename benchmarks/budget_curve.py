@@ -56,7 +56,9 @@ SUBJECTS = {
         without_plans=(),
         with_everything=False,
     ),
-    "cnn": Subject(CnnShape(channels=64, blocks=2, pixels=96, batch=32), warmup=12, steps=6),
+    "cnn": Subject(
+        CnnShape(channels=64, blocks=2, pixels=96, batch=32), warmup=10, steps=4, shares=(50, 25)
+    ),
 }
 FITS = "all fits"
 COLUMNS = (
