@@ -104,6 +104,10 @@ def check_bits(name: str, runs: dict[str, list[dict[str, Any]]]) -> None:
                 )
 
 
+def step_counts() -> str:
+    return ", ".join(f"{name} {of.warmup} and {of.steps}" for name, of in SUBJECTS.items())
+
+
 def a_step(results: list[dict[str, Any]], *path: str) -> float:
     """The mean over all measured steps of something that stats count."""
     total = 0.0
@@ -228,8 +232,8 @@ def main() -> None:
     for name in options.model or SUBJECTS:
         measure(name, options, report)
     report.notes = [
-        f"{options.rounds} rounds; in each every budget runs once in a process of its own, "
-        "8 (gpt-4k) or 12 steps of warm-up, then 3, 4 (gpt-1k) or 6 (cnn) that count. Times: "
+        f"Rounds: {options.rounds}; in each every budget runs once in a process of its own. Steps "
+        f"of warm-up and steps that count: {step_counts()}. Times: "
         "median of a process' steps, then of the rounds; ratios are taken round by round (median, "
         "lowest-highest). Bytes and stall: mean of a step.",
         "bound: stock's step, or what no schedule can beat at the speed that fetches had "
