@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of the driver's functions: what a machine without a driver says, and what a failed call
+// becomes. The calls themselves are proved with the simulated driver.
+#include "backend/cuda/driver_api.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/cuda/simulated_driver.h"
+
+namespace tencache {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+bool has_driver() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr) dlclose(library);
+  return library != nullptr;
+}
+
+TEST(LoadDriverTest, WithoutADriverSaysWhatIsMissingAndTheRemedy) {
+  if (has_driver()) GTEST_SKIP() << "there is a libcuda.so.1 on this machine";
+  const Result<DriverApi> driver = load_driver();
+  ASSERT_FALSE(driver.is_ok());
+  EXPECT_EQ(driver.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(driver.status().message(), HasSubstr("libcuda.so.1"));
+  EXPECT_THAT(driver.status().message(), EndsWith("Install NVIDIA's driver."));
+}
+
+TEST(LoadDriverTest, WithADriverFillsTheTableOrSaysWhyNot) {
+  if (!has_driver()) GTEST_SKIP() << "there is no libcuda.so.1 on this machine";
+  const Result<DriverApi> driver = load_driver();
+  if (!driver.is_ok()) {
+    EXPECT_EQ(driver.status().code(), StatusCode::kUnavailable);
+    GTEST_SKIP() << driver.status().message();
+  }
+#define TENCACHE_EXPECT_FILLED(name) EXPECT_NE(driver.value().name, nullptr) << #name;
+  TENCACHE_CUDA_FUNCTIONS(TENCACHE_EXPECT_FILLED)
+#undef TENCACHE_EXPECT_FILLED
+  int version = 0;
+  EXPECT_EQ(driver.value().cuDriverGetVersion(&version), CUDA_SUCCESS);
+  EXPECT_GE(version, kDriverApiVersion);
+}
+
+class CudaStatusTest : public ::testing::Test {
+ protected:
+  SimulatedDriver driver_;
+};
+
+TEST_F(CudaStatusTest, SuccessIsOk) {
+  EXPECT_TRUE(cuda_status(driver_.api(), CUDA_SUCCESS, "Nothing").is_ok());
+  EXPECT_EQ(driver_.calls("cuGetErrorName"), 0u) << "success asks for no text";
+}
+
+TEST_F(CudaStatusTest, ResultBecomesTheCodeTheCallerActsOn) {
+  const std::pair<CUresult, StatusCode> expected[] = {
+      {CUDA_ERROR_OUT_OF_MEMORY, StatusCode::kOutOfMemory},
+      {CUDA_ERROR_INVALID_VALUE, StatusCode::kInvalidArgument},
+      {CUDA_ERROR_INVALID_DEVICE, StatusCode::kInvalidArgument},
+      {CUDA_ERROR_INVALID_HANDLE, StatusCode::kInvalidArgument},
+      {CUDA_ERROR_NO_DEVICE, StatusCode::kUnavailable},
+      {CUDA_ERROR_NOT_INITIALIZED, StatusCode::kUnavailable},
+      {CUDA_ERROR_NOT_PERMITTED, StatusCode::kUnavailable},
+      {CUDA_ERROR_NOT_SUPPORTED, StatusCode::kUnavailable},
+      {CUDA_ERROR_STUB_LIBRARY, StatusCode::kUnavailable},
+      {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, StatusCode::kUnavailable},
+      {CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, StatusCode::kUnavailable},
+      {CUDA_ERROR_ILLEGAL_ADDRESS, StatusCode::kIoError},
+      {CUDA_ERROR_UNKNOWN, StatusCode::kIoError},
+  };
+  for (const auto& [result, code] : expected) {
+    EXPECT_EQ(cuda_status(driver_.api(), result, "x").code(), code) << result;
+  }
+}
+
+TEST_F(CudaStatusTest, MessageHoldsTheAttemptTheNameAndTheText) {
+  EXPECT_EQ(cuda_status(driver_.api(), CUDA_ERROR_OUT_OF_MEMORY, "A frame of 2 MiB").message(),
+            "A frame of 2 MiB: CUDA_ERROR_OUT_OF_MEMORY (out of memory).");
+}
+
+TEST_F(CudaStatusTest, ResultUnknownToTheDriverIsNamedByItsNumber) {
+  const Status status = cuda_status(driver_.api(), static_cast<CUresult>(998), "A copy");
+  EXPECT_EQ(status.code(), StatusCode::kIoError);
+  EXPECT_EQ(status.message(), "A copy: CUDA error 998.");
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The streams of the simulated driver against what the real ones do: order within and between
+// streams, events, values, host functions and kernels. Copies have a suite of their own
+// (simulated_copies_test.cpp). No test depends on how fast the machine is: times are compared with
+// what was asked for as a lower bound.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <latch>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "support/cuda/simulated_streams_fixture.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+using SimulatedStreamsTest = SimulatedStreamsFixture;
+
+TEST_F(SimulatedStreamsTest, WorkOfAStreamKeepsItsOrder) {
+  start();
+  std::vector<int> order;  // written by one stream's thread after the other's, read at the end
+  for (const CUstream at : {stream(), CUstream(nullptr)}) {
+    order.clear();
+    for (int index = 0; index < 100; ++index) {
+      launch(at, [&order, index] { order.push_back(index); });
+    }
+    synchronize(at);
+    EXPECT_EQ(order.size(), 100u);
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  }
+}
+
+TEST_F(SimulatedStreamsTest, StreamsDoNotWaitForEachOtherNorForTheNullStream) {
+  start();
+  std::latch gate(1);
+  const CUstream other = stream();
+  launch(nullptr, [&gate] { gate.wait(); });
+  launch(other, [] {});
+  synchronize(other);
+  EXPECT_EQ(api().cuStreamQuery(other), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(api().cuStreamQuery(CU_STREAM_LEGACY), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(driver_->unfinished(nullptr), 1u);
+  EXPECT_FALSE(driver_->is_idle());
+  gate.count_down();
+  driver_->wait_until_idle();
+  EXPECT_TRUE(driver_->is_idle());
+  EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_SUCCESS);
+}
+
+TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {
+  start();
+  std::latch gate(1);
+  std::atomic<int> done = 0;
+  CUstream made = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&made, 0, 0), CUDA_SUCCESS);
+  launch(made, [&gate] { gate.wait(); });
+  for (int index = 0; index < 5; ++index) launch(made, [&done] { ++done; });
+  EXPECT_EQ(api().cuStreamDestroy(made), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuStreamDestroy(made), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuStreamQuery(made), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuStreamDestroy(nullptr), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_FALSE(driver_->is_idle()) << "the destroyed one counts";
+  gate.count_down();
+  driver_->wait_until_idle();
+  EXPECT_EQ(done, 5);
+}
+
+TEST_F(SimulatedStreamsTest, EventHoldsTheMomentItWasRecorded) {
+  start();
+  std::latch first_gate(1);
+  std::latch second_gate(1);
+  const CUstream at = stream();
+  const CUevent moment = event();
+  EXPECT_EQ(api().cuEventQuery(moment), CUDA_SUCCESS) << "never recorded";
+  EXPECT_EQ(api().cuEventSynchronize(moment), CUDA_SUCCESS);
+  launch(at, [&first_gate] { first_gate.wait(); });
+  ASSERT_EQ(api().cuEventRecord(moment, at), CUDA_SUCCESS);
+  launch(at, [&second_gate] { second_gate.wait(); });
+  EXPECT_EQ(api().cuEventQuery(moment), CUDA_ERROR_NOT_READY);
+  first_gate.count_down();
+  EXPECT_EQ(api().cuEventSynchronize(moment), CUDA_SUCCESS) << "what came later does not matter";
+  EXPECT_EQ(api().cuEventQuery(moment), CUDA_SUCCESS);
+  ASSERT_EQ(api().cuEventRecord(moment, at), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuEventQuery(moment), CUDA_ERROR_NOT_READY) << "recorded again";
+  second_gate.count_down();
+  EXPECT_EQ(api().cuEventSynchronize(moment), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuStreamQuery(at), CUDA_SUCCESS) << "nothing else was queued";
+}
+
+TEST_F(SimulatedStreamsTest, StreamWaitsForTheMomentThatWasRecordedThen) {
+  start();
+  std::latch first_gate(1);
+  std::latch second_gate(1);
+  const CUstream producer = stream();
+  const CUstream consumer = stream();
+  CUevent moment = nullptr;
+  ASSERT_EQ(api().cuEventCreate(&moment, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  ASSERT_EQ(api().cuStreamWaitEvent(consumer, moment, 0), CUDA_SUCCESS);
+  synchronize(consumer);  // the event was never recorded, so that was no wait
+
+  int value = 0;
+  int seen = 0;
+  launch(producer, [&] {
+    first_gate.wait();
+    value = 1;
+  });
+  ASSERT_EQ(api().cuEventRecord(moment, producer), CUDA_SUCCESS);
+  ASSERT_EQ(api().cuStreamWaitEvent(consumer, moment, 0), CUDA_SUCCESS);
+  launch(consumer, [&] { seen = value; });
+  launch(producer, [&second_gate] { second_gate.wait(); });
+  ASSERT_EQ(api().cuEventRecord(moment, producer), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuEventDestroy(moment), CUDA_SUCCESS) << "while it is waited for";
+  EXPECT_EQ(api().cuEventQuery(moment), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuStreamQuery(consumer), CUDA_ERROR_NOT_READY);
+  first_gate.count_down();
+  synchronize(consumer);
+  EXPECT_EQ(seen, 1);
+  EXPECT_EQ(api().cuStreamQuery(producer), CUDA_ERROR_NOT_READY);
+  second_gate.count_down();
+  synchronize(producer);
+}
+
+TEST_F(SimulatedStreamsTest, EventsTellTheTimeBetweenThem) {
+  start();
+  std::latch gate(1);
+  launch(nullptr, [&gate] { gate.wait(); });
+  const CUevent begin = record(nullptr);
+  launch(nullptr, milliseconds(20), [] {});
+  const CUevent end = record(nullptr);
+  float elapsed = 0;
+  const CUevent untimed = event(CU_EVENT_DISABLE_TIMING);
+  ASSERT_EQ(api().cuEventRecord(untimed, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuEventElapsedTime(&elapsed, begin, end), CUDA_ERROR_NOT_READY);
+  gate.count_down();
+  synchronize(nullptr);
+  EXPECT_GE(elapsed_ms(begin, end), 19.99);
+  EXPECT_EQ(api().cuEventElapsedTime(&elapsed, begin, event()), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventElapsedTime(&elapsed, untimed, end), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(SimulatedStreamsTest, HandlesAndFlagsThatDoNotExistAreRefused) {
+  start();
+  CUstream no_stream = reinterpret_cast<CUstream>(&no_stream);
+  CUevent no_event = reinterpret_cast<CUevent>(&no_event);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  EXPECT_EQ(api().cuStreamSynchronize(no_stream), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuStreamWaitEvent(no_stream, event(), 0), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuStreamWaitEvent(nullptr, no_event, 0), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventRecord(no_event, nullptr), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventRecord(event(), no_stream), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventSynchronize(no_event), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventDestroy(no_event), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(api().cuEventCreate(&no_event, 64), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuStreamCreateWithPriority(&no_stream, 64, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuLaunchHostFunc(nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuStreamIsCapturing(nullptr, &status), CUDA_SUCCESS);
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+TEST_F(SimulatedStreamsTest, HostFunctionRunsInOrderAndMustNotCallTheDriver) {
+  start();
+  struct Seen {
+    const DriverApi* api;
+    int value = 0;
+    CUresult result = CUDA_SUCCESS;
+  } seen = {&api()};
+  launch(nullptr, milliseconds(5), [&seen] { seen.value = 5; });
+  const auto function = [](void* data) {
+    auto* const at = static_cast<Seen*>(data);
+    int count = 0;
+    at->value *= 2;
+    at->result = at->api->cuDeviceGetCount(&count);
+  };
+  ASSERT_EQ(api().cuLaunchHostFunc(nullptr, function, &seen), CUDA_SUCCESS);
+  synchronize(nullptr);
+  EXPECT_EQ(seen.value, 10);
+  EXPECT_EQ(seen.result, CUDA_ERROR_NOT_PERMITTED);
+}
+
+TEST_F(SimulatedStreamsTest, StreamWaitsForAValueInHostOrDeviceMemory) {
+  start();
+  const DeviceBuffer on_device(api(), 2 * kMiB);
+  const PinnedBuffer on_host(api(), 64);
+  const CUstream waiting = stream();
+  const CUstream writing = stream();
+  for (const CUdeviceptr address :
+       {on_device.address() + 64, reinterpret_cast<CUdeviceptr>(on_host.data())}) {
+    std::atomic_ref<uint64_t> value(*reinterpret_cast<uint64_t*>(address));
+    std::atomic<int> passed = 0;
+    const auto count = [&passed] { ++passed; };
+    ASSERT_EQ(api().cuStreamWaitValue64(waiting, address, 7, CU_STREAM_WAIT_VALUE_GEQ),
+              CUDA_SUCCESS);
+    launch(waiting, count);
+    ASSERT_EQ(api().cuStreamWaitValue64(waiting, address, 7, CU_STREAM_WAIT_VALUE_EQ),
+              CUDA_SUCCESS);
+    launch(waiting, count);
+    value.store(6);
+    EXPECT_EQ(api().cuStreamQuery(waiting), CUDA_ERROR_NOT_READY);
+    value.store(8);
+    while (passed == 0) std::this_thread::yield();
+    EXPECT_EQ(api().cuStreamQuery(waiting), CUDA_ERROR_NOT_READY) << "8 is not 7";
+    ASSERT_EQ(api().cuStreamWriteValue64(writing, address, 7, CU_STREAM_WRITE_VALUE_DEFAULT),
+              CUDA_SUCCESS);
+    synchronize(waiting);
+    EXPECT_EQ(passed, 2);
+    synchronize(writing);
+  }
+}
+
+TEST_F(SimulatedStreamsTest, ValueNeedsAPlaceThatTheDeviceReaches) {
+  start();
+  DeviceBuffer buffer(api(), 2 * kMiB);
+  const CUdeviceptr end = buffer.address() + 2 * kMiB;
+  uint64_t pageable = 0;
+  const auto address = reinterpret_cast<CUdeviceptr>(&pageable);
+  EXPECT_EQ(api().cuStreamWaitValue64(nullptr, address, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuStreamWriteValue64(nullptr, address, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuStreamWaitValue64(nullptr, buffer.address() + 4, 0, 0),
+            CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api().cuStreamWaitValue64(nullptr, buffer.address(), 0, CU_STREAM_WAIT_VALUE_NOR),
+            CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(api().cuStreamWriteValue64(nullptr, end - 8, 0, 0), CUDA_SUCCESS);
+  synchronize(nullptr);
+  ASSERT_EQ(buffer.unmap(), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuStreamWriteValue64(nullptr, end - 8, 0, 0), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(SimulatedStreamsTest, KernelKeepsItsStreamBusyAndWorksAtTheEnd) {
+  start();
+  std::atomic<bool> has_run = false;
+  const uint64_t begin_ns = now_ns();
+  launch(nullptr, milliseconds(20), [&] {
+    EXPECT_GE(now_ns() - begin_ns, 20'000'000u);
+    has_run = true;
+  });
+  synchronize(nullptr);
+  EXPECT_TRUE(has_run);
+  EXPECT_EQ(driver_->calls("cuStreamSynchronize"), 1u);
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
+}
+
+TEST_F(SimulatedStreamsTest, EndOfTheDriverDropsWork) {
+  start();
+  const CUstream waiting = stream();
+  const CUstream behind = stream();
+  uint64_t value = 0;
+  ASSERT_EQ(api().cuMemHostRegister(&value, sizeof(value), 0), CUDA_SUCCESS);
+  std::atomic<bool> has_run = false;
+  ASSERT_EQ(api().cuStreamWaitValue64(waiting, reinterpret_cast<CUdeviceptr>(&value), 1,
+                                      CU_STREAM_WAIT_VALUE_EQ),
+            CUDA_SUCCESS);
+  ASSERT_EQ(api().cuStreamWaitEvent(behind, record(waiting), 0), CUDA_SUCCESS);
+  launch(behind, [&has_run] { has_run = true; });
+  launch(nullptr, std::chrono::hours(1), [&has_run] { has_run = true; });
+  streams_.clear();
+  events_.clear();
+  context_.reset();
+  driver_.reset();
+  EXPECT_FALSE(has_run);
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/cuda/host_registrations.h"
+
+#include <cstdio>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+constexpr unsigned kFlags =
+    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
+
+}  // namespace
+
+bool HostRegistrations::overlaps(uint64_t begin, uint64_t end) const {
+  auto next = ends_.lower_bound(end);  // the first that begins behind the range
+  if (next == ends_.begin()) return false;
+  return std::prev(next)->second > begin;
+}
+
+CUresult HostRegistrations::add(void* memory, size_t bytes, unsigned flags) {
+  if (memory == nullptr || bytes == 0 || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto begin = reinterpret_cast<uint64_t>(memory);
+  MutexLock lock(mutex_);
+  if (overlaps(begin, begin + bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  if (bytes > config_.registered_bytes_per_call_max ||
+      bytes > config_.registered_bytes_max - bytes_) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  ends_[begin] = begin + bytes;
+  bytes_ += bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult HostRegistrations::remove(void* memory) {
+  MutexLock lock(mutex_);
+  const auto found = ends_.find(reinterpret_cast<uint64_t>(memory));
+  if (found == ends_.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  bytes_ -= found->second - found->first;
+  ends_.erase(found);
+  return CUDA_SUCCESS;
+}
+
+HostMemoryKind HostRegistrations::kind(const void* memory, size_t bytes) const {
+  const auto begin = reinterpret_cast<uint64_t>(memory);
+  const uint64_t end = begin + bytes;
+  MutexLock lock(mutex_);
+  if (!overlaps(begin, end)) return HostMemoryKind::kPageable;
+  const auto next = ends_.upper_bound(begin);
+  const bool is_inside = next != ends_.begin() && std::prev(next)->second >= end;
+  return is_inside ? HostMemoryKind::kRegistered : HostMemoryKind::kTorn;
+}
+
+std::string HostRegistrations::leaks() const {
+  MutexLock lock(mutex_);
+  std::string text;
+  for (const auto& [begin, end] : ends_) {
+    char line[96];
+    snprintf(line, sizeof(line), "registration 0x%llx of %s\n",
+             static_cast<unsigned long long>(begin), format_bytes(end - begin).c_str());
+    text += line;
+  }
+  return text;
+}
+
+}  // namespace tencache

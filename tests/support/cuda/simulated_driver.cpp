@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Puts the parts of the driver together and fills the table: each of its functions finds the driver
+// that is alive, asks whether the call may happen, and hands it to the method of a part.
+#include "support/cuda/simulated_driver.h"
+
+#include <atomic>
+#include <utility>
+
+#include "base/check.h"
+#include "support/cuda/call_script.h"
+#include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_devices.h"
+#include "support/cuda/simulated_memory.h"
+#include "support/cuda/simulated_stream.h"
+#include "support/cuda/stream_table.h"
+
+namespace tencache {
+
+// What a function asks for before it does anything.
+enum class CallKind : uint8_t {
+  kQuery,    // nothing; it answers after a failure too
+  kMemory,   // that the context has not failed
+  kContext,  // the same, and a current context of the calling thread
+};
+
+struct SimulatedDriver::Parts {
+  explicit Parts(const SimulatedDriverConfig& config)
+      : devices(config),
+        memory(config, devices, failure),
+        host(config),
+        streams(config, memory, host, failure) {}
+
+  CUresult enter(size_t function, CallKind kind) {
+    const CUresult planned = script.enter(function);
+    if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
+    if (planned != CUDA_SUCCESS || kind == CallKind::kQuery) return planned;
+    if (failure.is_set()) return failure.result();
+    if (kind == CallKind::kContext && !devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
+    return CUDA_SUCCESS;
+  }
+
+  CallScript script;
+  StickyFailure failure;
+  SimulatedDevices devices;
+  SimulatedMemory memory;
+  HostRegistrations host;
+  StreamTable streams;  // last: its threads use the others
+};
+
+namespace {
+
+using Parts = SimulatedDriver::Parts;
+
+// Set while a driver is alive. Acquire and release: a thread that finds it finds it made.
+std::atomic<Parts*> alive = nullptr;
+
+// The function of the table that stands for a method of a part.
+template <size_t kFunction, CallKind kKind, auto kPart, auto kMethod>
+struct Entry;
+
+template <size_t kFunction, CallKind kKind, auto kPart, typename Part, typename... Arguments,
+          CUresult (Part::*kMethod)(Arguments...)>
+struct Entry<kFunction, kKind, kPart, kMethod> {
+  static CUresult call(Arguments... arguments) {
+    Parts* const parts = alive.load(std::memory_order_acquire);
+    TENCACHE_CHECK(parts != nullptr, "a call of a simulated driver that is gone");
+    const CUresult result = parts->enter(kFunction, kKind);
+    if (result != CUDA_SUCCESS) return result;
+    return ((parts->*kPart).*kMethod)(arguments...);
+  }
+};
+
+#define TENCACHE_SIMULATE(name, kind, part, method)                          \
+  static_assert(cuda_function_index(#name) < kCudaFunctionCount);            \
+  api.name = Entry<cuda_function_index(#name), CallKind::kind, &Parts::part, \
+                   &std::remove_reference_t<decltype(std::declval<Parts>().part)>::method>::call
+
+void fill_devices(DriverApi& api) {
+  TENCACHE_SIMULATE(cuInit, kQuery, devices, init);
+  TENCACHE_SIMULATE(cuDriverGetVersion, kQuery, devices, driver_version);
+  TENCACHE_SIMULATE(cuGetErrorName, kQuery, devices, error_name);
+  TENCACHE_SIMULATE(cuGetErrorString, kQuery, devices, error_string);
+  TENCACHE_SIMULATE(cuDeviceGetCount, kQuery, devices, count);
+  TENCACHE_SIMULATE(cuDeviceGet, kQuery, devices, get);
+  TENCACHE_SIMULATE(cuDeviceGetName, kQuery, devices, name);
+  TENCACHE_SIMULATE(cuDeviceTotalMem, kQuery, devices, total_memory);
+  TENCACHE_SIMULATE(cuDeviceGetAttribute, kQuery, devices, attribute);
+  TENCACHE_SIMULATE(cuDeviceGetPCIBusId, kQuery, devices, pci_bus_id);
+  TENCACHE_SIMULATE(cuDevicePrimaryCtxRetain, kMemory, devices, retain_primary);
+  TENCACHE_SIMULATE(cuDevicePrimaryCtxRelease, kQuery, devices, release_primary);
+  TENCACHE_SIMULATE(cuCtxGetCurrent, kQuery, devices, current);
+  TENCACHE_SIMULATE(cuCtxSetCurrent, kQuery, devices, set_current);
+  TENCACHE_SIMULATE(cuThreadExchangeStreamCaptureMode, kQuery, devices, exchange_capture_mode);
+}
+
+void fill_memory(DriverApi& api) {
+  TENCACHE_SIMULATE(cuMemGetInfo, kContext, memory, info);
+  TENCACHE_SIMULATE(cuMemGetAllocationGranularity, kMemory, memory, granularity);
+  TENCACHE_SIMULATE(cuMemAddressReserve, kMemory, memory, reserve);
+  TENCACHE_SIMULATE(cuMemAddressFree, kMemory, memory, free_reservation);
+  TENCACHE_SIMULATE(cuMemCreate, kMemory, memory, create);
+  TENCACHE_SIMULATE(cuMemRelease, kMemory, memory, release);
+  TENCACHE_SIMULATE(cuMemMap, kMemory, memory, map);
+  TENCACHE_SIMULATE(cuMemUnmap, kMemory, memory, unmap);
+  TENCACHE_SIMULATE(cuMemSetAccess, kMemory, memory, set_access);
+  TENCACHE_SIMULATE(cuMemHostRegister, kContext, host, add);
+  TENCACHE_SIMULATE(cuMemHostUnregister, kContext, host, remove);
+}
+
+void fill_streams(DriverApi& api) {
+  TENCACHE_SIMULATE(cuStreamCreateWithPriority, kContext, streams, create_stream);
+  TENCACHE_SIMULATE(cuStreamDestroy, kContext, streams, destroy_stream);
+  TENCACHE_SIMULATE(cuStreamQuery, kContext, streams, query_stream);
+  TENCACHE_SIMULATE(cuStreamSynchronize, kContext, streams, synchronize_stream);
+  TENCACHE_SIMULATE(cuStreamWaitEvent, kContext, streams, wait_event);
+  TENCACHE_SIMULATE(cuStreamIsCapturing, kContext, streams, is_capturing);
+  TENCACHE_SIMULATE(cuStreamWaitValue64, kContext, streams, wait_value);
+  TENCACHE_SIMULATE(cuStreamWriteValue64, kContext, streams, write_value);
+  TENCACHE_SIMULATE(cuLaunchHostFunc, kContext, streams, launch_host_function);
+  TENCACHE_SIMULATE(cuEventCreate, kContext, streams, create_event);
+  TENCACHE_SIMULATE(cuEventDestroy, kContext, streams, destroy_event);
+  TENCACHE_SIMULATE(cuEventRecord, kContext, streams, record_event);
+  TENCACHE_SIMULATE(cuEventQuery, kContext, streams, query_event);
+  TENCACHE_SIMULATE(cuEventSynchronize, kContext, streams, synchronize_event);
+  TENCACHE_SIMULATE(cuEventElapsedTime, kContext, streams, elapsed_time);
+  TENCACHE_SIMULATE(cuMemcpyHtoDAsync, kContext, streams, copy_to_device);
+  TENCACHE_SIMULATE(cuMemcpyDtoHAsync, kContext, streams, copy_to_host);
+  TENCACHE_SIMULATE(cuMemcpyDtoDAsync, kContext, streams, copy_on_device);
+  TENCACHE_SIMULATE(cuMemsetD8Async, kContext, streams, set_bytes);
+}
+#undef TENCACHE_SIMULATE
+
+}  // namespace
+
+SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
+    : parts_(std::make_unique<Parts>(config)) {
+  fill_devices(api_);
+  fill_memory(api_);
+  fill_streams(api_);
+#define TENCACHE_CHECK_FILLED(name) \
+  TENCACHE_CHECK(api_.name != nullptr, "nothing simulates %s", #name);
+  TENCACHE_CUDA_FUNCTIONS(TENCACHE_CHECK_FILLED)
+#undef TENCACHE_CHECK_FILLED
+  Parts* none = nullptr;
+  TENCACHE_CHECK(alive.compare_exchange_strong(none, parts_.get(), std::memory_order_acq_rel),
+                 "there is a simulated driver already");
+}
+
+SimulatedDriver::~SimulatedDriver() { alive.store(nullptr, std::memory_order_release); }
+
+CUresult SimulatedDriver::launch(CUstream stream, std::vector<DeviceRange> touches,
+                                 std::function<void()> kernel, std::chrono::nanoseconds duration) {
+  if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
+  if (parts_->failure.is_set()) return parts_->failure.result();
+  return parts_->streams.launch(stream, std::move(touches), std::move(kernel),
+                                static_cast<uint64_t>(duration.count()));
+}
+
+void SimulatedDriver::fail(std::string_view name, uint64_t nth, CUresult result) {
+  parts_->script.fail(name, nth, result);
+}
+
+void SimulatedDriver::set_latency(std::string_view name, std::chrono::nanoseconds latency) {
+  parts_->script.set_latency(name, latency);
+}
+
+void SimulatedDriver::fail_context(CUresult result) { parts_->failure.fail(result); }
+
+uint64_t SimulatedDriver::calls(std::string_view name) const { return parts_->script.calls(name); }
+
+size_t SimulatedDriver::unfinished(CUstream stream) const {
+  return parts_->streams.unfinished(stream);
+}
+
+bool SimulatedDriver::is_idle() const { return parts_->streams.unfinished() == 0; }
+
+void SimulatedDriver::wait_until_idle() { parts_->streams.wait_until_idle(); }
+
+std::string SimulatedDriver::leaks() const {
+  return parts_->memory.leaks() + parts_->host.leaks() + parts_->streams.leaks();
+}
+
+}  // namespace tencache

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/cuda/simulated_stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace tencache {
+namespace {
+
+// How late a stream finds out that the context has failed.
+constexpr uint64_t kFailureSeenNs = 10'000'000;
+
+thread_local bool on_stream = false;
+
+}  // namespace
+
+void Marker::complete(uint64_t time_ns) {
+  MutexLock lock(mutex_);
+  time_ns_ = time_ns;
+  completed_.notify_all();
+}
+
+bool Marker::is_complete() const {
+  MutexLock lock(mutex_);
+  return time_ns_.has_value();
+}
+
+uint64_t Marker::wait() const {
+  MutexLock lock(mutex_);
+  while (!time_ns_.has_value()) completed_.wait(mutex_);
+  return *time_ns_;
+}
+
+uint64_t CopyEngine::take(uint64_t begin_ns, uint64_t bytes) {
+  if (bytes_per_s_ == 0) return begin_ns + latency_ns_;
+  const double transfer_ns = static_cast<double>(bytes) / static_cast<double>(bytes_per_s_) * 1e9;
+  MutexLock lock(mutex_);
+  free_at_ns_ = std::max(begin_ns, free_at_ns_) + latency_ns_ + static_cast<uint64_t>(transfer_ns);
+  return free_at_ns_;
+}
+
+SimulatedStream::SimulatedStream(const StickyFailure& failure)
+    : failure_(failure), thread_([this] { run(); }) {}
+
+SimulatedStream::~SimulatedStream() {
+  stop();
+  thread_.join();
+}
+
+void SimulatedStream::push(Action action, std::shared_ptr<Marker> marker) {
+  MutexLock lock(mutex_);
+  queue_.push_back({std::move(action), std::move(marker), now_ns()});
+  ++unfinished_;
+  changed_.notify_all();
+}
+
+size_t SimulatedStream::unfinished() const {
+  MutexLock lock(mutex_);
+  return unfinished_;
+}
+
+void SimulatedStream::wait_until_idle() {
+  MutexLock lock(mutex_);
+  while (unfinished_ > 0) idle_.wait(mutex_);
+}
+
+void SimulatedStream::stop() {
+  MutexLock lock(mutex_);
+  is_stopped_ = true;
+  changed_.notify_all();
+}
+
+bool SimulatedStream::pause_until(uint64_t time_ns) {
+  MutexLock lock(mutex_);
+  while (!is_dropping()) {
+    const uint64_t now = now_ns();
+    if (now >= time_ns) return true;
+    changed_.wait_for(mutex_, std::chrono::nanoseconds(std::min(time_ns - now, kFailureSeenNs)));
+  }
+  return false;
+}
+
+bool SimulatedStream::is_on_stream() { return on_stream; }
+
+std::optional<SimulatedStream::Work> SimulatedStream::next_work() {
+  MutexLock lock(mutex_);
+  while (queue_.empty()) {
+    if (is_stopped_) return std::nullopt;
+    changed_.wait(mutex_);
+  }
+  Work work = std::move(queue_.front());
+  queue_.pop_front();
+  if (is_dropping()) work.action = nullptr;
+  return work;
+}
+
+void SimulatedStream::run() {
+  on_stream = true;
+  while (std::optional<Work> work = next_work()) {
+    time_ns_ = std::max(time_ns_, work->pushed_ns);
+    if (work->action) time_ns_ = std::max(time_ns_, work->action(*this, time_ns_));
+    // What the action holds is gone before anybody sees that it has ended.
+    work->action = nullptr;
+    // Whoever sees the marker complete finds the stream idle too, and the other way round.
+    MutexLock lock(mutex_);
+    if (work->marker != nullptr) work->marker->complete(time_ns_);
+    --unfinished_;
+    if (unfinished_ == 0) idle_.notify_all();
+  }
+}
+
+}  // namespace tencache

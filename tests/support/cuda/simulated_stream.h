@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SimulatedStream: one stream of the simulated driver, a thread that does its work in the order in
+// which it was pushed. Marker: a moment in a stream, which is what an event records and what the
+// host waits for. CopyEngine: one direction of the link, shared by all streams.
+//
+// Work that takes time takes it on the device's clock: a stream's next work begins when its last
+// one ended, though its thread may have woken late. So lateness does not add up, and the times of
+// markers follow exactly from the rates; no time is ahead of the real one. The bytes move, and
+// kernels run, at the end of their time: the worst for a program that reads a target too early or
+// reuses a source too soon.
+//
+// When the context has failed or the stream is stopped, queued work is dropped but for its markers,
+// so that nobody waits for ever. Work that is taking its time just then is dropped too.
+// Threads: push(), markers and engines by any thread; what an action may call says so.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "base/mutex.h"
+#include "support/cuda/simulated_driver_config.h"
+
+namespace tencache {
+
+class Marker {
+ public:
+  void complete(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
+  bool is_complete() const TENCACHE_EXCLUDES(mutex_);
+  /// Returns the time of the moment, once it has come.
+  uint64_t wait() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  mutable CondVar completed_;
+  std::optional<uint64_t> time_ns_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+class CopyEngine {
+ public:
+  CopyEngine(uint64_t bytes_per_s, uint64_t latency_ns)
+      : bytes_per_s_(bytes_per_s), latency_ns_(latency_ns) {}
+
+  /// Takes the engine for one copy that could begin then; returns when the copy will have ended.
+  uint64_t take(uint64_t begin_ns, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  const uint64_t bytes_per_s_;
+  const uint64_t latency_ns_;
+  Mutex mutex_;
+  uint64_t free_at_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
+};
+
+class SimulatedStream {
+ public:
+  /// Does the work, which the device begins at `begin_ns`; returns when the device ended it.
+  using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
+
+  explicit SimulatedStream(const StickyFailure& failure);
+  /// Stops, and waits for the work that is running.
+  ~SimulatedStream();
+  SimulatedStream(const SimulatedStream&) = delete;
+  SimulatedStream& operator=(const SimulatedStream&) = delete;
+
+  /// The marker is complete once the action and all before it have ended. An empty action is none.
+  void push(Action action, std::shared_ptr<Marker> marker = nullptr) TENCACHE_EXCLUDES(mutex_);
+  /// Works that are queued or running.
+  size_t unfinished() const TENCACHE_EXCLUDES(mutex_);
+  void wait_until_idle() TENCACHE_EXCLUDES(mutex_);
+  /// Drops what is queued and cuts the time short that running work takes.
+  void stop() TENCACHE_EXCLUDES(mutex_);
+
+  /// For actions: lets time pass up to then. False when the rest of the action is to be dropped.
+  bool pause_until(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
+
+  /// Whether this thread does the work of a stream: it must not call the driver.
+  static bool is_on_stream();
+
+ private:
+  struct Work {
+    Action action;
+    std::shared_ptr<Marker> marker;
+    uint64_t pushed_ns = 0;
+  };
+
+  void run() TENCACHE_EXCLUDES(mutex_);
+  std::optional<Work> next_work() TENCACHE_EXCLUDES(mutex_);
+  bool is_dropping() const TENCACHE_REQUIRES(mutex_) { return is_stopped_ || failure_.is_set(); }
+
+  const StickyFailure& failure_;
+  mutable Mutex mutex_;
+  CondVar changed_;  // work came, or the stream is stopped
+  CondVar idle_;
+  std::deque<Work> queue_ TENCACHE_GUARDED_BY(mutex_);
+  size_t unfinished_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  bool is_stopped_ TENCACHE_GUARDED_BY(mutex_) = false;
+  uint64_t time_ns_ = 0;  // of the device; the thread's own
+  std::thread thread_;    // last, so that it finds the rest made
+};
+
+}  // namespace tencache

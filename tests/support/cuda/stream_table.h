@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamTable: the streams and events of the simulated driver and the work that is put into them:
+// copies, kernels, host functions, waits and writes of values. The methods of the driver have its
+// parameters.
+//
+//   - The NULL stream is an ordinary stream of its own: it waits for no other and none for it.
+//   - An event stands for the last moment that was recorded; recording it again, or destroying it,
+//     changes nothing for who waits already.
+//   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
+//     (the context fails); kernels only when they run.
+//   - A copy from or to pageable memory, or one that goes to its end before the call returns.
+//   - A stream that is destroyed finishes its work. The driver's end drops all work.
+//
+// Any thread but those of streams.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_driver_config.h"
+#include "support/cuda/simulated_memory.h"
+#include "support/cuda/simulated_stream.h"
+
+namespace tencache {
+
+class StreamTable {
+ public:
+  StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& memory,
+              const HostRegistrations& host, StickyFailure& failure);
+  ~StreamTable();
+  StreamTable(const StreamTable&) = delete;
+  StreamTable& operator=(const StreamTable&) = delete;
+
+  CUresult create_stream(CUstream* stream, unsigned flags, int priority);
+  CUresult destroy_stream(CUstream stream);
+  CUresult query_stream(CUstream stream);
+  CUresult synchronize_stream(CUstream stream);
+  CUresult wait_event(CUstream stream, CUevent event, unsigned flags);
+  CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status);
+  /// EQ and GEQ.
+  CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
+  CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
+  CUresult launch_host_function(CUstream stream, CUhostFn function, void* data);
+
+  CUresult create_event(CUevent* event, unsigned flags);
+  CUresult destroy_event(CUevent event);
+  CUresult record_event(CUevent event, CUstream stream);
+  CUresult query_event(CUevent event);
+  CUresult synchronize_event(CUevent event);
+  CUresult elapsed_time(float* milliseconds, CUevent start, CUevent end);
+
+  CUresult copy_to_device(CUdeviceptr target, const void* source, size_t bytes, CUstream stream);
+  CUresult copy_to_host(void* target, CUdeviceptr source, size_t bytes, CUstream stream);
+  CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
+  CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
+
+  CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
+                  uint64_t duration_ns);
+
+  /// Works that are queued or running in one stream. REQUIRES: the stream exists.
+  size_t unfinished(CUstream stream) const;
+  /// The same in all, those that were destroyed included.
+  size_t unfinished() const;
+  void wait_until_idle();
+  /// One line for each stream and event.
+  std::string leaks() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  using Clock = uint64_t (*)();
+  using StreamPointer = std::shared_ptr<SimulatedStream>;
+  struct Event {
+    bool has_timing = true;
+    std::shared_ptr<const Marker> last;  // null before the first record
+  };
+
+  // Null when there is none of that name.
+  StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
+  std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
+  // The moment an event stands for, null when it was never recorded; false when there is no event.
+  bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
+      TENCACHE_EXCLUDES(mutex_);
+  // Whether the stream's work may use memory at that address for a value.
+  bool is_value_place(const DeviceRange& range) const;
+  HostMemoryKind host_kind(const void* memory, size_t bytes, bool is_written) const;
+  CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
+                     const void* source, size_t bytes, CUstream stream, bool is_synchronous);
+  // Lets the work take its time and then does it, all of it while it is declared to the memory. The
+  // clock tells how long the work takes by itself: a kernel may wait for something, while a copy
+  // only works, however seldom its thread is let run.
+  uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
+                   uint64_t end_ns, const std::function<void()>& work, Clock clock);
+  void forget_finished() TENCACHE_EXCLUDES(mutex_);
+
+  SimulatedMemory& memory_;
+  const HostRegistrations& host_;
+  StickyFailure& failure_;
+  CopyEngine to_device_;
+  CopyEngine to_host_;
+  CopyEngine on_device_;
+
+  mutable Mutex mutex_;
+  std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
+  std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;  // of a stream or event
+};
+
+}  // namespace tencache
