@@ -70,13 +70,13 @@ Result<cpu_set_t> processors_of_node(int node) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
-    return status_from_errno(errno, "cannot ask for the processors of this process");
+    return status_from_errno(errno, "cannot ask for the processors of this thread");
   }
   cpu_set_t processors;
   CPU_AND(&processors, &of_node.value(), &allowed);
   if (CPU_COUNT(&processors) == 0) {
     return Status(StatusCode::kUnavailable, "NUMA node " + std::to_string(node) +
-                                                " has no processor on which this process may run.");
+                                                " has no processor on which this thread may run.");
   }
   return processors;
 }

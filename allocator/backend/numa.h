@@ -20,8 +20,8 @@ namespace tencache {
 /// numbers that a cpu_set_t does not hold.
 Result<cpu_set_t> parse_processor_list(std::string_view text);
 
-/// The processors of a node on which this process may run. kUnavailable when the kernel tells of no
-/// such node, or when it has no processor for us.
+/// The processors of a node on which the calling thread may run. kUnavailable when the kernel tells
+/// of no such node, or when it has no processor for us.
 Result<cpu_set_t> processors_of_node(int node);
 
 /// Lets the calling thread run on these processors alone.
