@@ -151,6 +151,21 @@ double tightest_quota(const std::string& mount, const std::string& path, double 
   return processors;
 }
 
+// Where a budget comes from: what is left, what is kept free of that, who shares it.
+std::string budget_reason(const MachineMemory& memory, uint64_t reserve) {
+  const uint64_t left = bytes_left(memory);
+  std::ostringstream reason;
+  reason << format_bytes(left);
+  if (left < memory.available_bytes) {
+    reason << " left under the cgroup limit of " << format_bytes(*memory.cgroup_limit_bytes);
+  } else {
+    reason << " available";
+  }
+  reason << " less a reserve of " << format_bytes(reserve);
+  if (memory.local_ranks > 1) reason << ", shared by " << memory.local_ranks << " ranks";
+  return reason.str();
+}
+
 }  // namespace
 
 double usable_processors() {
@@ -186,27 +201,25 @@ MachineMemory probe_memory() {
   return memory;
 }
 
+uint64_t bytes_left(const MachineMemory& memory) {
+  if (!memory.cgroup_limit_bytes) return memory.available_bytes;
+  return std::min(memory.available_bytes,
+                  left_in({*memory.cgroup_limit_bytes, memory.cgroup_used_bytes}));
+}
+
 DefaultBudget default_device_budget(const MachineMemory& memory) {
-  uint64_t left = memory.available_bytes;
-  std::ostringstream reason;
-  reason << format_bytes(memory.available_bytes) << " available";
-  if (memory.cgroup_limit_bytes) {
-    const uint64_t limit = *memory.cgroup_limit_bytes;
-    const uint64_t cgroup_left = left_in({limit, memory.cgroup_used_bytes});
-    if (cgroup_left < left) {
-      left = cgroup_left;
-      reason.str("");
-      reason << format_bytes(left) << " left under the cgroup limit of " << format_bytes(limit);
-    }
-  }
+  const uint64_t left = bytes_left(memory);
   const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 2));
   const uint64_t share = (left - reserve) / memory.local_ranks;
-  DefaultBudget budget;
-  budget.bytes = std::max(kBudgetBytesMin, round_up(share, kMiB));
-  reason << " less a reserve of " << format_bytes(reserve);
-  if (memory.local_ranks > 1) reason << ", shared by " << memory.local_ranks << " ranks";
-  budget.reason = reason.str();
-  return budget;
+  return {std::max(kBudgetBytesMin, round_up(share, kMiB)), budget_reason(memory, reserve)};
+}
+
+DefaultBudget default_host_budget(const MachineMemory& memory) {
+  const uint64_t left = bytes_left(memory);
+  const uint64_t reserve = std::max(left / 5, std::min(2 * kReserveBytesMin, left / 2));
+  const uint64_t share = (left - reserve) / memory.local_ranks;
+  if (share >= kBudgetBytesMin) return {share - share % kMiB, budget_reason(memory, reserve)};
+  return {0, budget_reason(memory, reserve) + ", is less than " + format_bytes(kBudgetBytesMin)};
 }
 
 }  // namespace tencache

@@ -37,4 +37,13 @@ struct DefaultBudget {
 };
 DefaultBudget default_device_budget(const MachineMemory& memory);
 
+/// The default budget of pinned host memory beside a GPU: as that of the device tier, with a larger
+/// reserve, because what is pinned can be neither reclaimed nor swapped out while the program's own
+/// memory comes and goes (a checkpoint that is loaded, DataLoader workers). 0 where that leaves too
+/// little to be of use.
+DefaultBudget default_host_budget(const MachineMemory& memory);
+
+/// What the machine, or the cgroup where that is less, has left now.
+uint64_t bytes_left(const MachineMemory& memory);
+
 }  // namespace tencache

@@ -8,7 +8,7 @@
 //   1. PlanCursor::mutex_         the place in a script; held while orders are given
 //   2. Migrator, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
 //   3. Heap::mutex_               lists of extents: cached, live; address ranges
-//   4. DiskTier::mutex_           slots and channels
+//   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 log, recorder registry, operator names, retired slots
 #pragma once
 

@@ -19,8 +19,8 @@ namespace tencache {
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,     // a value from outside is unusable: option, path, size
-  kOutOfMemory = 2,         // the device budget does not hold what is asked
-  kNoSpace = 3,             // the disk tier is full: quota or file system
+  kOutOfMemory = 2,         // the device budget, or the kernel, does not hold what is asked
+  kNoSpace = 3,             // a lower tier is full: budget, quota or file system
   kIoError = 4,             // the kernel reported a failed read, write or mapping
   kDataLoss = 5,            // bytes came back that are not the bytes that were stored
   kUnavailable = 6,         // this machine or container does not offer the facility

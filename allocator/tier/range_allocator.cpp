@@ -41,6 +41,8 @@ void RangeAllocator::free(uint64_t offset, uint64_t length) {
                  "range %llu+%llu freed of %llu used in %llu",
                  static_cast<unsigned long long>(offset), static_cast<unsigned long long>(length),
                  static_cast<unsigned long long>(used_), static_cast<unsigned long long>(limit_));
+  TENCACHE_CHECK(!crosses_border(offset, length), "range %llu+%llu freed across a border",
+                 static_cast<unsigned long long>(offset), static_cast<unsigned long long>(length));
   uint64_t begin = offset;
   uint64_t end = offset + length;
   const auto next = free_by_offset_.lower_bound(offset);
@@ -79,6 +81,20 @@ void RangeAllocator::grow(uint64_t new_limit) {
   limit_ = new_limit;
 }
 
+uint64_t RangeAllocator::grow_behind_border(uint64_t length) {
+  TENCACHE_CHECK(length > 0, "no space was to be added behind a border");
+  const uint64_t begin = limit_ + 1;
+  borders_.push_back(limit_);
+  insert_free(begin, length);
+  limit_ = begin + length;
+  return begin;
+}
+
+bool RangeAllocator::crosses_border(uint64_t offset, uint64_t length) const {
+  const auto border = std::lower_bound(borders_.begin(), borders_.end(), offset);
+  return border != borders_.end() && *border < offset + length;
+}
+
 uint64_t RangeAllocator::largest_free() const {
   return free_by_length_.empty() ? 0 : free_by_length_.rbegin()->first;
 }
@@ -96,11 +112,12 @@ bool RangeAllocator::is_valid() const {
     if (length == 0 || offset < lowest_next || offset > limit_ || length > limit_ - offset) {
       return false;
     }
-    if (!free_by_length_.contains({length, offset})) return false;
+    if (!free_by_length_.contains({length, offset}) || crosses_border(offset, length)) return false;
     free_total += length;
     lowest_next = offset + length + 1;  // one used unit between neighbours, else they would be one
   }
-  return free_by_offset_.size() == free_by_length_.size() && free_total + used_ == limit_;
+  return free_by_offset_.size() == free_by_length_.size() &&
+         free_total + used_ + borders_.size() == limit_;
 }
 
 }  // namespace tencache

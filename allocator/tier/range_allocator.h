@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RangeAllocator: hands out ranges of a one-dimensional space (file offsets of slots, granules of
-// the address arena). Best fit, lowest offset among equals, neighbours coalesced at once, so that
-// the space neither grows nor fragments without need. Not thread-safe: its owner locks.
+// the address arena, blocks of host memory). Best fit, lowest offset among equals, neighbours
+// coalesced at once, so that the space neither grows nor fragments without need. A border keeps
+// ranges apart that are neighbours by their numbers only. Not thread-safe: its owner locks.
 //
-// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used == limit().
+// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used + borders ==
+// limit(). 3. no range crosses a border, which is one unit that is neither free nor used.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace tencache {
 
@@ -30,6 +33,10 @@ class RangeAllocator {
   /// Adds [limit(), new_limit) as free space. REQUIRES: new_limit >= limit().
   void grow(uint64_t new_limit);
 
+  /// Adds a border and behind it `length` units of free space, whose first offset is returned: what
+  /// joins there begins anew. REQUIRES: length > 0.
+  uint64_t grow_behind_border(uint64_t length);
+
   uint64_t limit() const { return limit_; }
   uint64_t used() const { return used_; }
   uint64_t largest_free() const;
@@ -41,11 +48,13 @@ class RangeAllocator {
  private:
   void insert_free(uint64_t offset, uint64_t length);
   void erase_free(uint64_t offset, uint64_t length);
+  bool crosses_border(uint64_t offset, uint64_t length) const;
 
   uint64_t limit_;
   uint64_t used_ = 0;
   std::map<uint64_t, uint64_t> free_by_offset_;             // offset -> length
   std::set<std::pair<uint64_t, uint64_t>> free_by_length_;  // (length, offset)
+  std::vector<uint64_t> borders_;                           // ascending
 };
 
 }  // namespace tencache

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -20,6 +19,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/service_thread.h"
 #include "tier/bounce_ring.h"
 #include "tier/io_channel.h"
 #include "tier/piece_sequence.h"
@@ -40,24 +40,6 @@ struct Request {
 struct Completion {
   Piece* piece = nullptr;
   int64_t answer = 0;  // bytes, or -errno
-};
-
-/// Blocks the signals that the program handles on its own threads, while it lives. Threads started
-/// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, signal);
-    pthread_sigmask(SIG_SETMASK, &all, &saved_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t saved_;
 };
 
 class ThreadChannel final : public IoChannel {

@@ -108,5 +108,34 @@ TEST(DefaultBudgetTest, IsNeverBelowItsLeast) {
   EXPECT_EQ(default_device_budget(machine(0)).bytes, 128 * kMiB);
 }
 
+TEST(DefaultHostBudgetTest, LeavesAFifthOfWhatIsAvailable) {
+  const DefaultBudget budget = default_host_budget(machine(40 * kGiB));
+  EXPECT_EQ(budget.bytes, 32 * kGiB);
+  EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 8.00 GiB");
+  EXPECT_EQ(default_host_budget(machine(5 * kGiB)).bytes, 3 * kGiB) << "two GiB at least";
+  EXPECT_EQ(default_host_budget(machine(kGiB)).bytes, 512 * kMiB) << "half at most";
+}
+
+TEST(DefaultHostBudgetTest, ObeysTheCgroupAndIsSharedByRanks) {
+  MachineMemory memory = machine(40 * kGiB);
+  memory.cgroup_limit_bytes = 24 * kGiB;
+  memory.cgroup_used_bytes = 4 * kGiB;
+  memory.local_ranks = 3;
+  EXPECT_EQ(bytes_left(memory), 20 * kGiB);
+  const DefaultBudget budget = default_host_budget(memory);
+  EXPECT_EQ(budget.bytes, 16 * kGiB / 3 / kMiB * kMiB) << "never more than the share";
+  EXPECT_EQ(budget.reason,
+            "20.0 GiB left under the cgroup limit of 24.0 GiB less a reserve of 4.00 GiB, shared "
+            "by 3 ranks");
+}
+
+TEST(DefaultHostBudgetTest, IsNothingWhereLittleIsLeft) {
+  for (const uint64_t available_bytes : {uint64_t{0}, 200 * kMiB}) {
+    const DefaultBudget budget = default_host_budget(machine(available_bytes));
+    EXPECT_EQ(budget.bytes, 0U);
+    EXPECT_NE(budget.reason.find("less than 128 MiB"), std::string::npos) << budget.reason;
+  }
+}
+
 }  // namespace
 }  // namespace tencache

@@ -75,6 +75,37 @@ TEST(RangeAllocatorTest, GrowthJoinsWhatIsFreeAtTheEnd) {
   EXPECT_TRUE(ranges.is_valid());
 }
 
+TEST(RangeAllocatorTest, NoRangeCrossesABorder) {
+  RangeAllocator ranges(0);
+  const uint64_t first = ranges.grow_behind_border(10);
+  const uint64_t second = ranges.grow_behind_border(10);
+  EXPECT_EQ(second, first + 11);
+  EXPECT_EQ(ranges.largest_free(), 10U);
+  EXPECT_EQ(ranges.allocate(11), std::nullopt);
+  EXPECT_EQ(ranges.allocate(10), first);
+  EXPECT_EQ(ranges.allocate(10), second);
+  EXPECT_EQ(ranges.used(), 20U);
+  ranges.free(second, 10);
+  ranges.free(first, 10);
+  EXPECT_EQ(ranges.largest_free(), 10U) << "both sides are free, and stay apart";
+  EXPECT_EQ(ranges.used(), 0U);
+  ranges.grow(ranges.limit() + 5);
+  EXPECT_EQ(ranges.allocate(15), second) << "growth without a border joins";
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorDeathTest, RefusesToFreeABorder) {
+  RangeAllocator ranges(0);
+  const uint64_t first = ranges.grow_behind_border(10);
+  const uint64_t second = ranges.grow_behind_border(10);
+  ASSERT_EQ(ranges.allocate(10), first);
+  ASSERT_EQ(ranges.allocate(10), second);
+  EXPECT_DEATH(ranges.free(first, 11), "across a border");
+  EXPECT_DEATH(ranges.free(first + 5, 10), "across a border");
+  EXPECT_DEATH(ranges.free(second - 1, 2), "across a border");
+  EXPECT_DEATH((void)ranges.grow_behind_border(0), "no space");
+}
+
 TEST(RangeAllocatorDeathTest, RefusesToFreeWhatIsNotInUse) {
   RangeAllocator ranges(20);
   ASSERT_EQ(ranges.allocate(10), 0U);

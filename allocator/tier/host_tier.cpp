@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tier/host_tier.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "backend/machine.h"
+#include "base/check.h"
+#include "base/log.h"
+
+namespace tencache {
+namespace {
+
+// A chunk is not made where less than this would be left of the machine or its cgroup: the program
+// has more to allocate, and the kernel would end it.
+constexpr uint64_t kLeftBytesMin = 128 * kMiB;
+
+constexpr char kRemedy[] = "Raise --host-memory or TENCACHE_HOST_MEMORY";
+
+}  // namespace
+
+HostTier::HostTier(HostTierConfig config)
+    : config_(std::move(config)), owner_pid_(getpid()), ranges_(0) {}
+
+Result<std::unique_ptr<HostTier>> HostTier::create(HostTierConfig config) {
+  TENCACHE_CHECK(config.threads > 0);
+  if (config.budget_bytes < kIoAlignment) {
+    return Status(StatusCode::kInvalidArgument, "The budget of host memory is " +
+                                                    format_bytes(config.budget_bytes) +
+                                                    ", which holds nothing. " + kRemedy + ".");
+  }
+  config.budget_bytes -= config.budget_bytes % kIoAlignment;
+  config.chunk_bytes = round_up(std::max(config.chunk_bytes, kIoAlignment), kIoAlignment);
+  if (!config.memory_factory) config.memory_factory = &HostMemory::map;
+  if (!config.bytes_left) config.bytes_left = [] { return bytes_left(probe_memory()); };
+  return std::unique_ptr<HostTier>(new HostTier(std::move(config)));
+}
+
+HostTier::~HostTier() {
+  if (getpid() != owner_pid_) return;
+  MutexLock lock(mutex_);
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.is_pinned) config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());
+  }
+}
+
+// ---- Blocks --------------------------------------------------------------------------------
+
+Result<HostBlock> HostTier::allocate(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  if (getpid() != owner_pid_) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "A forked process has no host tier: the memory belongs to process " +
+                      std::to_string(owner_pid_) + ".");
+  }
+  {
+    MutexLock lock(mutex_);
+    if (bytes > config_.budget_bytes) return budget_exhausted(bytes);
+    if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
+  }
+  return grow_and_take(bytes);
+}
+
+void HostTier::release(const HostBlock& block) {
+  TENCACHE_CHECK(block.is_valid(), "no block was to be released");
+  if (getpid() != owner_pid_) return;
+  MutexLock lock(mutex_);
+  ranges_.free(block.offset / kIoAlignment, block.capacity_bytes() / kIoAlignment);
+  TENCACHE_CHECK(stats_.asked_bytes >= block.bytes && stats_.block_count > 0,
+                 "a block of %llu bytes was released of %llu",
+                 static_cast<unsigned long long>(block.bytes),
+                 static_cast<unsigned long long>(stats_.asked_bytes));
+  stats_.asked_bytes -= block.bytes;
+  --stats_.block_count;
+}
+
+HostBlock HostTier::take_block(uint64_t bytes) {
+  const std::optional<uint64_t> unit =
+      ranges_.allocate(round_up(bytes, kIoAlignment) / kIoAlignment);
+  if (!unit) return {};
+  const Chunk& chunk = chunk_of(*unit);
+  stats_.asked_bytes += bytes;
+  stats_.peak_asked_bytes = std::max(stats_.peak_asked_bytes, stats_.asked_bytes);
+  ++stats_.block_count;
+  return {chunk.memory.data() + (*unit - chunk.first_unit) * kIoAlignment, bytes,
+          *unit * kIoAlignment, chunk.is_pinned};
+}
+
+const HostTier::Chunk& HostTier::chunk_of(uint64_t unit) const {
+  const auto behind =
+      std::upper_bound(chunks_.begin(), chunks_.end(), unit,
+                       [](uint64_t value, const Chunk& chunk) { return value < chunk.first_unit; });
+  TENCACHE_CHECK(behind != chunks_.begin(), "unit %llu is in no chunk",
+                 static_cast<unsigned long long>(unit));
+  return *std::prev(behind);
+}
+
+Status HostTier::budget_exhausted(uint64_t bytes) const {
+  std::string message = "The host tier has no room for " + format_bytes(bytes) + ": " +
+                        format_bytes(stats_.asked_bytes) + " of its budget of " +
+                        format_bytes(config_.budget_bytes) + " are in use, " +
+                        format_bytes(config_.budget_bytes - stats_.chunk_bytes) +
+                        " can still be mapped and the largest free piece is " +
+                        format_bytes(ranges_.largest_free() * kIoAlignment) + ". " + kRemedy + ".";
+  return {StatusCode::kNoSpace, std::move(message)};
+}
+
+// ---- Growing -------------------------------------------------------------------------------
+
+Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
+  MutexLock grow_lock(grow_mutex_);
+  const uint64_t enough_bytes = round_up(bytes, kIoAlignment);
+  uint64_t wanted_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    // Another thread may have grown the tier, or released a block, while this one waited.
+    if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
+    const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
+    if (enough_bytes > room_bytes) return budget_exhausted(bytes);
+    wanted_bytes = next_chunk_bytes(enough_bytes, room_bytes);
+    stats_.chunk_bytes += wanted_bytes;
+  }
+  Result<Chunk> chunk = make_chunk(wanted_bytes, enough_bytes);
+  MutexLock lock(mutex_);
+  stats_.chunk_bytes -= wanted_bytes;
+  if (!chunk.is_ok()) return chunk.status();
+  Chunk& made = chunk.value();
+  made.first_unit = ranges_.grow_behind_border(made.memory.bytes() / kIoAlignment);
+  stats_.chunk_bytes += made.memory.bytes();
+  stats_.pinned_bytes += made.is_pinned ? made.memory.bytes() : 0;
+  ++stats_.chunk_count;
+  stats_.placement = made.memory.placement();
+  chunks_.push_back(std::move(made));
+  return take_block(bytes);  // nobody could take of the chunk before
+}
+
+uint64_t HostTier::next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const {
+  const uint64_t most_bytes = std::min(config_.chunk_bytes, room_bytes);
+  return std::max(block_bytes, most_bytes - most_bytes % block_bytes);
+}
+
+Result<HostTier::Chunk> HostTier::make_chunk(uint64_t wanted_bytes, uint64_t enough_bytes) {
+  Result<HostMemory> memory = make_memory(wanted_bytes);
+  if (!memory.is_ok() && enough_bytes < wanted_bytes) memory = make_memory(enough_bytes);
+  if (!memory.is_ok()) return memory.status();
+  const bool is_pinned = pin(memory.value());
+  return Chunk{std::move(memory).value(), 0, is_pinned};
+}
+
+Result<HostMemory> HostTier::make_memory(uint64_t bytes) {
+  const uint64_t left_bytes = config_.bytes_left();
+  if (left_bytes < kLeftBytesMin || bytes > left_bytes - kLeftBytesMin) {
+    return Status(StatusCode::kNoSpace,
+                  "The host tier cannot grow by " + format_bytes(bytes) + ": the machine or its " +
+                      "container has " + format_bytes(left_bytes) + " left, of which " +
+                      format_bytes(kLeftBytesMin) +
+                      " are kept free. Free memory, or raise the container's limit.");
+  }
+  Result<HostMemory> memory = config_.memory_factory({bytes, config_.node, config_.threads});
+  TENCACHE_CHECK(!memory.is_ok() || memory.value().bytes() == bytes);
+  return memory;
+}
+
+bool HostTier::pin(const HostMemory& memory) {
+  if (config_.pinner == nullptr) return false;
+  const Status pinned = config_.pinner->pin(memory.data(), memory.bytes());
+  if (!pinned.is_ok() && !refusal_is_logged_) {
+    refusal_is_logged_ = true;
+    TENCACHE_LOG_WARNING(
+        "%s The host tier uses it as pageable memory: copies between it and the GPU go through "
+        "small buffers and are slower. Raise the limit of locked memory (ulimit -l) or of the "
+        "container, or lower --host-memory or TENCACHE_HOST_MEMORY.",
+        pinned.message().c_str());
+  }
+  return pinned.is_ok();
+}
+
+// ---- What is in use ------------------------------------------------------------------------
+
+HostTierStats HostTier::stats() const {
+  MutexLock lock(mutex_);
+  return stats_;
+}
+
+bool HostTier::is_valid() const {
+  MutexLock lock(mutex_);
+  uint64_t chunk_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t next_unit = 1;  // in front of each chunk stands a border
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.first_unit != next_unit) return false;
+    chunk_bytes += chunk.memory.bytes();
+    pinned_bytes += chunk.is_pinned ? chunk.memory.bytes() : 0;
+    next_unit += chunk.memory.bytes() / kIoAlignment + 1;
+  }
+  return ranges_.is_valid() && chunk_bytes <= stats_.chunk_bytes &&
+         stats_.chunk_bytes <= config_.budget_bytes && pinned_bytes == stats_.pinned_bytes &&
+         chunks_.size() == stats_.chunk_count &&
+         stats_.asked_bytes <= ranges_.used() * kIoAlignment &&
+         ranges_.used() * kIoAlignment <= chunk_bytes;
+}
+
+}  // namespace tencache

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostTier: the host memory in which the bytes of extents stay that left the GPU. Copy engines read
+// and write it, the disk tier writes and reads it with O_DIRECT, so a block begins at a multiple of
+// kIoAlignment and has that much to itself; nothing else is rounded.
+//
+// The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
+// no room (backend/host_memory.h), kept and used again as long as the tier lives, because to unpin
+// may stop the device. A chunk that cannot be pinned stays, as pageable memory, and its blocks say
+// so; copies of those go through a StagingRing.
+//
+// Invariants: 1. blocks do not overlap, and none lies in two chunks: a copy is within one
+// registration. 2. the bytes of all chunks, those in the making included, are never more than the
+// budget. 3. asked <= chunk bytes; pinned <= chunk bytes.
+//
+// Note [Chunks]: a chunk holds a whole number of the blocks for which it is made: as many as fit
+// into chunk_bytes, one where the block is larger. Training allocates few sizes many times, so that
+// chunks are full, and a hole that a block leaves fits the next of its size. Measured with the
+// sizes of a 7 B model and its optimizer (65 GiB), all of which leave and come back in ever other
+// orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
+// sizes changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some
+// milliseconds, and nothing is pinned before it is needed.
+//
+// Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
+// growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first
+// looks for room again. A forked child has no host tier: the chunks are not mapped there (Note
+// [Fork] in backend/host_memory.h), allocate() refuses, release() does nothing; stats() is for the
+// parent alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backend/host_memory.h"
+#include "backend/host_pinner.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "tier/io_channel.h"
+#include "tier/range_allocator.h"
+
+namespace tencache {
+
+/// A place in host memory. Trivially copyable; ownership is the holder's affair.
+struct HostBlock {
+  char* memory = nullptr;
+  uint64_t bytes = 0;   // as asked; 0 = no block
+  uint64_t offset = 0;  // in the tier's own space
+  bool is_pinned = false;
+  bool is_valid() const { return bytes != 0; }
+  /// What may be read and written at `memory`, in whole I/O units.
+  uint64_t capacity_bytes() const { return round_up(bytes, kIoAlignment); }
+};
+
+struct HostTierConfig {
+  uint64_t budget_bytes = 0;         // chunks never take more (default_host_budget())
+  uint64_t chunk_bytes = 64 * kMiB;  // of a chunk for smaller blocks (Note [Chunks])
+  int node = -1;                     // NUMA node of the device; -1 = any
+  unsigned threads = 4;              // that touch a chunk
+  HostPinner* pinner = nullptr;      // outlives the tier; null = nothing is pinned
+  /// Makes the memory of a chunk; empty = HostMemory::map. Tests put faults here.
+  std::function<Result<HostMemory>(const HostMemoryRequest&)> memory_factory = {};
+  /// What the machine has left; empty = bytes_left(probe_memory()).
+  std::function<uint64_t()> bytes_left = {};
+};
+
+struct HostTierStats {
+  uint64_t asked_bytes = 0;  // of all live blocks
+  uint64_t peak_asked_bytes = 0;
+  uint64_t chunk_bytes = 0;  // mapped, or just being mapped; never shrinks but after a failure
+  uint64_t pinned_bytes = 0;
+  uint64_t chunk_count = 0;
+  uint64_t block_count = 0;
+  HostPlacement placement;  // of the newest chunk
+};
+
+class HostTier {
+ public:
+  /// kInvalidArgument for a budget that holds nothing. Maps nothing yet.
+  static Result<std::unique_ptr<HostTier>> create(HostTierConfig config);
+  /// Gives all memory back; not at process exit, where the driver may be gone. REQUIRES: no copy
+  /// from or to a block is under way.
+  ~HostTier();
+  HostTier(const HostTier&) = delete;
+  HostTier& operator=(const HostTier&) = delete;
+
+  /// Takes a block; its bytes are whatever they were. kNoSpace when the budget or the machine has
+  /// no room for it, kOutOfMemory when the kernel refuses the memory; the message says how much was
+  /// asked, why it is refused and what would help. After a failure all blocks are as before.
+  Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+
+  /// Gives a block back. REQUIRES: nothing reads or writes it any more.
+  void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
+
+  uint64_t budget_bytes() const { return config_.budget_bytes; }
+  HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);
+  /// Checks the invariants by walking everything; for tests.
+  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Chunk {
+    HostMemory memory;
+    uint64_t first_unit = 0;  // of its range in ranges_
+    bool is_pinned = false;
+  };
+
+  explicit HostTier(HostTierConfig config);
+  HostBlock take_block(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  const Chunk& chunk_of(uint64_t unit) const TENCACHE_REQUIRES(mutex_);
+  Result<HostBlock> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+  Result<Chunk> make_chunk(uint64_t wanted_bytes, uint64_t enough_bytes)
+      TENCACHE_REQUIRES(grow_mutex_);
+  Result<HostMemory> make_memory(uint64_t bytes) TENCACHE_REQUIRES(grow_mutex_);
+  bool pin(const HostMemory& memory) TENCACHE_REQUIRES(grow_mutex_);
+  uint64_t next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const;
+  Status budget_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+
+  // Constant after construction.
+  HostTierConfig config_;
+  const pid_t owner_pid_;
+
+  Mutex grow_mutex_ TENCACHE_ACQUIRED_BEFORE(mutex_);  // held while a chunk is made
+  bool refusal_is_logged_ TENCACHE_GUARDED_BY(grow_mutex_) = false;
+
+  mutable Mutex mutex_;
+  RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);      // in units of kIoAlignment
+  std::vector<Chunk> chunks_ TENCACHE_GUARDED_BY(mutex_);  // ascending by first_unit
+  HostTierStats stats_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the suites of the host tier share: tiers and blocks that must come about, memory that is
+// addresses alone, and shuffling by the test's seed.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "support/random.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+inline std::unique_ptr<HostTier> make_tier(HostTierConfig config) {
+  Result<std::unique_ptr<HostTier>> tier = HostTier::create(std::move(config));
+  EXPECT_TRUE(tier.is_ok()) << tier.status().message();
+  return tier.is_ok() ? std::move(tier).value() : nullptr;
+}
+
+inline HostBlock must_allocate(HostTier& tier, uint64_t bytes) {
+  Result<HostBlock> block = tier.allocate(bytes);
+  EXPECT_TRUE(block.is_ok()) << block.status().message();
+  return block.is_ok() ? block.value() : HostBlock();
+}
+
+/// A chunk without memory, for tests that look at places only: touching it crashes.
+inline Result<HostMemory> map_addresses(const HostMemoryRequest& request) {
+  void* memory =
+      mmap(nullptr, request.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return status_from_errno(errno, "cannot map addresses");
+  return HostMemory(static_cast<char*>(memory), request.bytes, HostPlacement());
+}
+
+template <typename T>
+void shuffle(std::vector<T>& values, Random& random) {
+  for (size_t i = values.size(); i > 1; --i) {
+    std::swap(values[i - 1], values[random.between(0, i - 1)]);
+  }
+}
+
+}  // namespace tencache
