@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include "abi/runtime.h"
+#include "backend/gpu_probe.h"
 #include "backend/machine.h"
 #include "backend/page_map.h"
 #include "base/clock.h"
+#include "base/units.h"
 
 namespace tencache {
 namespace {
@@ -98,6 +100,17 @@ Json plan_json(Learner* learner) {
   return json;
 }
 
+Json gpu_json(const GpuProbe& probe) {
+  Json devices = Json::array();
+  for (const ProbedGpu& gpu : probe.gpus) {
+    devices.push_back(gpu.reason.empty() ? gpu.name + ", " + format_bytes(gpu.total_bytes)
+                                         : gpu.reason);
+  }
+  const std::string reason =
+      probe.gpus.empty() ? probe.reason : "tensors in GPU memory are not moved yet";
+  return {{"devices", devices}, {"reason", reason}};
+}
+
 }  // namespace
 
 std::string Runtime::stats_json() const {
@@ -179,6 +192,7 @@ std::string Runtime::doctor_json() const {
       options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
   json["disk"] =
       probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
+  json["gpu"] = gpu_json(probe_gpus());
   Json options = Json::object();
   for (const OptionDescription& option : option_table()) {
     options[std::string(option.name)] = option_text(options_, option.name);

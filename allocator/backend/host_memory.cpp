@@ -125,7 +125,7 @@ Status no_memory(int error_number, const char* attempt, uint64_t bytes) {
       error_number, std::string(attempt) + " " + format_bytes(bytes) + " of host memory");
   return {failed.code(), failed.message() +
                              ". Free memory, raise the limit on this process (ulimit -v) or on its "
-                             "container, or lower --host-memory or TENCACHE_HOST_MEMORY."};
+                             "container, or lower the budget of host memory."};
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 // has more to allocate, and the kernel would end it.
 constexpr uint64_t kLeftBytesMin = 128 * kMiB;
 
-constexpr char kRemedy[] = "Raise --host-memory or TENCACHE_HOST_MEMORY";
+constexpr char kRemedy[] = "Raise the budget of host memory";
 
 }  // namespace
 
@@ -173,7 +173,7 @@ bool HostTier::pin(const HostMemory& memory) {
     TENCACHE_LOG_WARNING(
         "%s The host tier uses it as pageable memory: copies between it and the GPU go through "
         "small buffers and are slower. Raise the limit of locked memory (ulimit -l) or of the "
-        "container, or lower --host-memory or TENCACHE_HOST_MEMORY.",
+        "container, or lower the budget of host memory.",
         pinned.message().c_str());
   }
   return pinned.is_ok();

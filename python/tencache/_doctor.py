@@ -116,8 +116,10 @@ def value_text(key: str, value: object) -> str:
     """One value as text: sizes, yes and no, and what is absent."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if value is None or value == "":
+    if value is None or value == "" or value == []:
         return "none"
+    if isinstance(value, list):
+        return "; ".join(map(str, value))
     if isinstance(value, int) and key.endswith("bytes"):
         return format_bytes(value)
     return str(value)

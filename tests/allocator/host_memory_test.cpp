@@ -135,7 +135,7 @@ TEST(HostMemoryTest, PagesThatCannotBeHadAreAnError) {
     EXPECT_EQ(memory.status().code(), StatusCode::kOutOfMemory);
     EXPECT_NE(memory.status().message().find("Cannot fill 40.0 MiB"), std::string::npos)
         << memory.status().message();
-    EXPECT_NE(memory.status().message().find("--host-memory"), std::string::npos);
+    EXPECT_NE(memory.status().message().find("budget of host memory"), std::string::npos);
   });
   if (outcome == kSkipped) GTEST_SKIP() << "no seccomp filters here";
   EXPECT_EQ(outcome, 0);

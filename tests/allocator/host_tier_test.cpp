@@ -27,7 +27,7 @@ TEST(HostTierTest, ABudgetThatHoldsNothingIsRefused) {
   const Result<std::unique_ptr<HostTier>> tier = HostTier::create({.budget_bytes = 4095});
   ASSERT_FALSE(tier.is_ok());
   EXPECT_EQ(tier.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(tier.status().message().find("--host-memory"), std::string::npos);
+  EXPECT_NE(tier.status().message().find("budget of host memory"), std::string::npos);
 }
 
 TEST(HostTierTest, MapsNothingBeforeItIsNeeded) {
@@ -103,7 +103,7 @@ TEST(HostTierTest, TheBudgetIsHard) {
   ASSERT_FALSE(refused.is_ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kNoSpace);
   for (const char* part : {"no room for 500 KiB", "2.59 MiB of its budget of 3.00 MiB are in use",
-                           "424 KiB can still be mapped", "--host-memory"}) {
+                           "424 KiB can still be mapped", "budget of host memory"}) {
     EXPECT_NE(refused.status().message().find(part), std::string::npos)
         << part << ": " << refused.status().message();
   }

@@ -249,6 +249,8 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
     assert report["disk"]["registered_buffers"] is (not report["disk"]["registered_buffers_reason"])
     assert report["torch"]["fits"] is True
     assert report["torch"]["installed"] == report["torch"]["built_for"]
+    assert isinstance(report["gpu"]["devices"], list)
+    assert report["gpu"]["reason"]
     assert report["options"]["device_memory"] == "3GiB"
     assert set(report["options"]) == {option.name for option in _options.table()}
     assert done.returncode == 0
@@ -258,7 +260,7 @@ def test_doctor_as_a_table_shows_the_same(run_tencache):
     done = run_tencache("doctor", env={"COLUMNS": "150"})
     assert done.returncode == 0, done.stderr
     disk = ("disk", "io uring", "registered buffers", "direct io")
-    for part in ("memory", "default device budget", *disk, "torch"):
+    for part in ("memory", "default device budget", *disk, "gpu", "torch"):
         assert part in done.stdout
 
 

@@ -386,3 +386,9 @@ def test_doctor_shows_sizes_and_reasons_beside_what_they_explain():
     assert list(_doctor.rows({"bytes": 1 << 30, "reason": "half of it"})) == [
         ("bytes", "1.00 GiB (half of it)")
     ]
+    assert list(_doctor.rows({"devices": ["A, 2 GiB", "B"], "reason": ""})) == [
+        ("devices", "A, 2 GiB; B")
+    ]
+    assert list(_doctor.rows({"devices": [], "reason": "no driver"})) == [
+        ("devices", "none (no driver)")
+    ]

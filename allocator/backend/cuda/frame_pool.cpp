@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/frame_pool.h"
+
+#include <string>
+
+#include "backend/cuda/call_scope.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace tencache {
+
+FramePool::~FramePool() {
+  trim(~uint64_t{0});
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(bytes_ == 0, "%s of frames are still in use", format_bytes(bytes_).c_str());
+}
+
+Result<Frame> FramePool::take(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0 && bytes % gpu_.facts().granularity_bytes == 0, "%llu bytes",
+                 static_cast<unsigned long long>(bytes));
+  for (;;) {
+    std::vector<Frame> victims;
+    {
+      MutexLock lock(mutex_);
+      // The one that was given back last: what the device knows of its pages is newest.
+      const auto range = free_by_bytes_.equal_range(bytes);
+      if (range.first != range.second) {
+        const auto found = std::prev(range.second);
+        const Frame frame = *found->second;
+        free_.erase(found->second);
+        free_by_bytes_.erase(found);
+        free_bytes_ -= bytes;
+        return frame;
+      }
+      if (bytes_ + bytes <= limit_bytes_) {
+        bytes_ += bytes;
+        break;
+      }
+      victims = pick_oldest(bytes_ + bytes - limit_bytes_);
+      if (victims.empty()) {
+        if (leaving_bytes_ == 0) return no_room(bytes);
+        has_left_.wait(mutex_);
+      }
+    }
+    destroy(victims);
+  }
+  return create(bytes);
+}
+
+// The room is counted already. Others may use the GPU as well: what waits goes first then.
+Result<Frame> FramePool::create(uint64_t bytes) {
+  const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
+  const DriverApi& driver = gpu_.driver();
+  Frame frame{0, bytes};
+  Status status;
+  do {
+    const CallScope scope(driver, gpu_.context());
+    status = scope.status();
+    if (!status.is_ok()) break;
+    status = cuda_status(driver, driver.cuMemCreate(&frame.handle, bytes, &properties, 0),
+                         "The GPU gives no " + format_bytes(bytes) + " of memory");
+    if (status.is_ok()) return frame;
+  } while (status.code() == StatusCode::kOutOfMemory && trim(bytes) > 0);
+  MutexLock lock(mutex_);
+  bytes_ -= bytes;
+  return status;
+}
+
+void FramePool::give_back(const Frame& frame) {
+  MutexLock lock(mutex_);
+  free_.push_back(frame);
+  free_by_bytes_.emplace(frame.bytes, std::prev(free_.end()));
+  free_bytes_ += frame.bytes;
+}
+
+uint64_t FramePool::trim(uint64_t bytes) {
+  std::vector<Frame> victims;
+  {
+    MutexLock lock(mutex_);
+    victims = pick_oldest(bytes);
+  }
+  return destroy(victims);
+}
+
+std::vector<Frame> FramePool::pick_oldest(uint64_t bytes) {
+  std::vector<Frame> picked;
+  uint64_t picked_bytes = 0;
+  while (!free_.empty() && picked_bytes < bytes) {
+    const auto oldest = free_.begin();
+    // Of those of its size it stands first: they were entered in the order of their age.
+    free_by_bytes_.erase(free_by_bytes_.lower_bound(oldest->bytes));
+    picked_bytes += oldest->bytes;
+    picked.push_back(*oldest);
+    free_.erase(oldest);
+  }
+  free_bytes_ -= picked_bytes;
+  leaving_bytes_ += picked_bytes;
+  return picked;
+}
+
+// Counted until the driver has them back, so that nobody creates in their place too early.
+uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
+  uint64_t destroyed_bytes = 0;
+  for (const Frame& frame : frames) {
+    const DriverApi& driver = gpu_.driver();
+    const CallScope scope(driver, gpu_.context());
+    const Status status =
+        scope.status().is_ok()
+            ? cuda_status(driver, driver.cuMemRelease(frame.handle),
+                          "Cannot give " + format_bytes(frame.bytes) + " back to the GPU")
+            : scope.status();
+    // Whether the driver has it is unknown then. It is lost to us either way.
+    if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
+    destroyed_bytes += frame.bytes;
+  }
+  if (destroyed_bytes == 0) return 0;
+  MutexLock lock(mutex_);
+  bytes_ -= destroyed_bytes;
+  leaving_bytes_ -= destroyed_bytes;
+  has_left_.notify_all();
+  return destroyed_bytes;
+}
+
+Status FramePool::no_room(uint64_t bytes) const {
+  return {StatusCode::kOutOfMemory,
+          "There is no room for " + format_bytes(bytes) + " on the GPU: of a budget of " +
+              format_bytes(limit_bytes_) + ", " + format_bytes(bytes_) + " are in use."};
+}
+
+uint64_t FramePool::bytes() const {
+  MutexLock lock(mutex_);
+  return bytes_;
+}
+
+uint64_t FramePool::free_bytes() const {
+  MutexLock lock(mutex_);
+  return free_bytes_;
+}
+
+}  // namespace tencache

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FramePool: the frames of one GPU, i.e. device memory that can be mapped under an extent. A frame
+// is one handle of exactly the size that was asked (a multiple of the GPU's granularity), because
+// what creating and mapping cost is per handle and not per byte, and because a handle cannot be
+// mapped in part. Creating is the dear call, so frames that are given back wait for a request of
+// the same size; where room is short, the ones that waited longest go back to the driver first.
+//
+// Invariant: the handles that exist, in use or free, never hold more than the limit. A frame is
+// destroyed before another is created in its place: the driver does not take that on trust.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "backend/cuda/gpu.h"
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace tencache {
+
+struct Frame {
+  CUmemGenericAllocationHandle handle = 0;
+  uint64_t bytes = 0;
+};
+
+class FramePool {
+ public:
+  FramePool(const Gpu& gpu, uint64_t limit_bytes) : gpu_(gpu), limit_bytes_(limit_bytes) {}
+  /// REQUIRES: every frame was given back.
+  ~FramePool();
+  FramePool(const FramePool&) = delete;
+  FramePool& operator=(const FramePool&) = delete;
+
+  /// A frame whose contents are anything. REQUIRES: `bytes` is a multiple of the granularity and
+  /// not 0. kOutOfMemory when the frames in use leave no room below the limit, or when the GPU has
+  /// none left because others use it; the message says which. Waits while another thread gives
+  /// frames back to the driver.
+  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// The frame is mapped nowhere, and no work of the device uses it any more.
+  void give_back(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
+
+  /// Destroys free frames, those first that waited longest, until `bytes` went back to the driver
+  /// or none is left; returns what went.
+  uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+  /// Of all handles, and of those that wait.
+  uint64_t bytes() const TENCACHE_EXCLUDES(mutex_);
+  uint64_t free_bytes() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  using ByAge = std::list<Frame>;  // oldest first
+
+  std::vector<Frame> pick_oldest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  uint64_t destroy(const std::vector<Frame>& frames) TENCACHE_EXCLUDES(mutex_);
+  Result<Frame> create(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Status no_room(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+
+  const Gpu& gpu_;
+  const uint64_t limit_bytes_;
+
+  mutable Mutex mutex_;
+  ByAge free_ TENCACHE_GUARDED_BY(mutex_);
+  std::multimap<uint64_t, ByAge::iterator> free_by_bytes_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t free_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  // Those that are being created are counted, and those that are being destroyed still.
+  uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  CondVar has_left_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gpu and DeviceArena: what a GPU offers is found, frames are mapped under addresses that stay,
+// access is granted once for neighbours, and a call that the driver refuses leaves nothing mapped.
+#include "backend/cuda/device_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "support/cuda/simulated_driver.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kUnit = 2 * kMiB;
+
+class DeviceArenaTest : public ::testing::Test {
+ protected:
+  DeviceArenaTest() {
+    Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver_.api(), 0);
+    EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
+    gpu_ = std::move(gpu).value();
+    pool_.emplace(*gpu_, 64 * kMiB);
+    Result<std::unique_ptr<DeviceArena>> arena = DeviceArena::reserve(*gpu_, 64 * kMiB + 1);
+    EXPECT_TRUE(arena.is_ok()) << arena.status().message();
+    arena_ = std::move(arena).value();
+  }
+  ~DeviceArenaTest() override {
+    for (const FramePlace& place : mapped_) {
+      EXPECT_TRUE(arena_->unmap(place.address, place.frame.bytes).is_ok());
+    }
+    for (const Frame& frame : taken_) pool_->give_back(frame);
+    arena_.reset();
+    pool_.reset();
+    gpu_.reset();
+    EXPECT_EQ(driver_.leaks(), "");
+  }
+
+  FramePlace place(uint64_t offset, uint64_t bytes) {
+    const Result<Frame> frame = pool_->take(bytes);
+    EXPECT_TRUE(frame.is_ok()) << frame.status().message();
+    taken_.push_back(frame.value());
+    return {arena_->base() + offset, frame.value()};
+  }
+  // What a kernel writes there is what it reads.
+  static void expect_usable(const FramePlace& place, char value) {
+    char* data = reinterpret_cast<char*>(place.address);
+    memset(data, value, place.frame.bytes);
+    EXPECT_EQ(data[place.frame.bytes - 1], value);
+  }
+
+  SimulatedDriver driver_;
+  std::unique_ptr<Gpu> gpu_;
+  std::optional<FramePool> pool_;
+  std::unique_ptr<DeviceArena> arena_;
+  std::vector<Frame> taken_;
+  std::vector<FramePlace> mapped_;
+};
+
+TEST_F(DeviceArenaTest, AddressesAreReservedWithoutMemory) {
+  EXPECT_EQ(arena_->bytes(), 66 * kMiB);
+  EXPECT_EQ(arena_->base() % kUnit, 0u);
+  EXPECT_TRUE(arena_->contains(arena_->base() + arena_->bytes() - 1));
+  EXPECT_FALSE(arena_->contains(arena_->base() + arena_->bytes()));
+  EXPECT_FALSE(arena_->contains(arena_->base() - 1));
+  EXPECT_EQ(driver_.calls("cuMemCreate"), 0u);
+}
+
+TEST_F(DeviceArenaTest, NeighboursAreGrantedAccessTogether) {
+  mapped_ = {place(0, kUnit), place(kUnit, 3 * kUnit), place(8 * kUnit, kUnit)};
+  ASSERT_TRUE(arena_->map(mapped_).is_ok());
+  EXPECT_EQ(driver_.calls("cuMemMap"), 3u);
+  EXPECT_EQ(driver_.calls("cuMemSetAccess"), 2u) << "one for each run of addresses";
+  for (const FramePlace& mapped : mapped_) expect_usable(mapped, 7);
+}
+
+TEST_F(DeviceArenaTest, AFrameKeepsItsBytesUnderAnotherAddress) {
+  FramePlace there = place(0, kUnit);
+  ASSERT_TRUE(arena_->map({&there, 1}).is_ok());
+  expect_usable(there, 42);
+  ASSERT_TRUE(arena_->unmap(there.address, kUnit).is_ok());
+  there.address += 4 * kUnit;
+  ASSERT_TRUE(arena_->map({&there, 1}).is_ok());
+  EXPECT_EQ(*reinterpret_cast<char*>(there.address), 42);
+  mapped_ = {there};
+}
+
+TEST_F(DeviceArenaTest, AllOfTheFramesAreMappedOrNone) {
+  const std::vector<FramePlace> places = {place(0, kUnit), place(kUnit, kUnit),
+                                          place(4 * kUnit, kUnit)};
+  const struct {
+    const char* name;
+    uint64_t nth;
+  } refusals[] = {{"cuCtxGetCurrent", 1},
+                  {"cuMemMap", 1},
+                  {"cuMemMap", 3},
+                  {"cuMemSetAccess", 1},
+                  {"cuMemSetAccess", 2}};
+  for (const auto& refusal : refusals) {
+    SCOPED_TRACE(std::string(refusal.name) + " " + std::to_string(refusal.nth));
+    driver_.fail(refusal.name, refusal.nth, CUDA_ERROR_UNKNOWN);
+    const Status status = arena_->map(places);
+    ASSERT_FALSE(status.is_ok());
+    EXPECT_NE(status.message().find("CUDA_ERROR_UNKNOWN"), std::string::npos);
+  }
+  // Nothing was left behind, so it can be done now.
+  EXPECT_TRUE(arena_->map(places).is_ok());
+  mapped_ = places;
+}
+
+TEST_F(DeviceArenaTest, AThreadKeepsItsOwnContextAndCaptureMode) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  driver_.api().cuThreadExchangeStreamCaptureMode(&mode);
+  mapped_ = {place(0, kUnit)};
+  ASSERT_TRUE(arena_->map(mapped_).is_ok());
+  CUcontext context = nullptr;
+  EXPECT_EQ(driver_.api().cuCtxGetCurrent(&context), CUDA_SUCCESS);
+  EXPECT_EQ(context, nullptr) << "this thread had none";
+  driver_.api().cuThreadExchangeStreamCaptureMode(&mode);
+  EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+TEST(GpuTest, TellsWhatTheGpuOffers) {
+  SimulatedDriver driver({.device_count = 2, .device_name = "Test GPU", .host_numa_id = 1});
+  Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver.api(), 1);
+  ASSERT_TRUE(gpu.is_ok()) << gpu.status().message();
+  const GpuFacts& facts = gpu.value()->facts();
+  EXPECT_EQ(facts.name, "Test GPU");
+  EXPECT_EQ(facts.granularity_bytes, kUnit);
+  EXPECT_EQ(facts.numa_node, 1);
+  EXPECT_TRUE(facts.can_map_host_memory);
+  EXPECT_GT(facts.total_bytes, 0u);
+  EXPECT_EQ(frame_properties(gpu.value()->device(), facts).location.id, 1);
+  gpu.value().reset();
+  EXPECT_EQ(driver.leaks(), "");
+}
+
+TEST(GpuTest, WhatCannotBeUsedIsRefusedWithTheReason) {
+  SimulatedDriver driver(
+      {.attributes = {{CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0}}});
+  const Result<std::unique_ptr<Gpu>> none = Gpu::open(driver.api(), 3);
+  ASSERT_FALSE(none.is_ok());
+  EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(none.status().message().find("There is no GPU 3"), std::string::npos);
+  const Result<std::unique_ptr<Gpu>> old = Gpu::open(driver.api(), 0);
+  ASSERT_FALSE(old.is_ok());
+  EXPECT_EQ(old.status().code(), StatusCode::kUnavailable);
+  EXPECT_NE(old.status().message().find("virtual memory management"), std::string::npos);
+  EXPECT_EQ(driver.leaks(), "") << "its context was given up";
+}
+
+TEST(GpuTest, EveryRefusedCallIsAStatus) {
+  for (const char* name :
+       {"cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDeviceGetName",
+        "cuDeviceTotalMem", "cuDeviceGetAttribute", "cuMemGetAllocationGranularity"}) {
+    SCOPED_TRACE(name);
+    SimulatedDriver driver;
+    driver.fail(name, 1, CUDA_ERROR_UNKNOWN);
+    const Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver.api(), 0);
+    ASSERT_FALSE(gpu.is_ok());
+    EXPECT_NE(gpu.status().message().find("CUDA_ERROR_UNKNOWN"), std::string::npos);
+    EXPECT_EQ(driver.leaks(), "");
+  }
+}
+
+}  // namespace
+}  // namespace tencache
