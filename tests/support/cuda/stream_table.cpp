@@ -46,7 +46,9 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& m
 }
 
 StreamTable::~StreamTable() {
-  // All at once: one may wait for an event of another, which comes when that one drops its work.
+  // All at once drop their work: one may wait for an event of another, which comes as soon as that
+  // one drops its own.
+  failure_.fail(CUDA_ERROR_DEINITIALIZED);
   for (const StreamPointer& stream : all_streams()) stream->stop();
 }
 
