@@ -5,7 +5,8 @@
     base < backend < tier < memory < learn < engine < abi          (allocator/)
 
 allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
-backend/cuda/ alone. shim/ reaches the core through abi/tencache.h alone. Suites and benchmarks of the core may include every layer, and no torch.
+backend/cuda/ alone. shim/ reaches the core through abi/tencache.h alone. Suites and benchmarks of
+the core may include every layer, and no torch.
 
 Usage: check_layers.py
 """

@@ -23,11 +23,13 @@ from environment import (
     BUILD_PACKAGES,
     MAIN,
     NEWEST_TORCH,
+    TEST_BYTES,
     TEST_PACKAGES,
     VirtualEnvironment,
     build_environment,
     install_package,
     install_system_packages,
+    jobs,
     prepare,
 )
 from repository import CPP_SUFFIXES, source_files
@@ -97,9 +99,11 @@ def clean_variables() -> dict[str, str]:
 def test_python(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
     ready(environment, TEST_PACKAGES)
     install_package(environment)
+    # Most of a test is one thread that imports torch.
+    at_once = ("--numprocesses", str(jobs(TEST_BYTES)), "--dist", "loadgroup")
     run(
         f"Tests of the package and the scripts on {environment.torch}",
-        [environment.python, "-m", "pytest", *arguments],
+        [environment.python, "-m", "pytest", *at_once, *arguments],
         environment=clean_variables(),
         live=True,
     )

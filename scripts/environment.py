@@ -39,6 +39,9 @@ TEST_PACKAGES = (
     "libgtest-dev",
     "python3-dev",
 )
+# What a job may take: the compiler with torch's headers, and a test of the largest programs.
+COMPILER_BYTES = 2 << 30
+TEST_BYTES = 6 << 30
 BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
 
@@ -173,16 +176,17 @@ def _fingerprint(environment: VirtualEnvironment) -> str:
     return digest.hexdigest()
 
 
-def build_environment() -> dict[str, str]:
-    """Variables for every build: pinned cmake and ninja, one compiler, a job for each core.
-
-    Jobs are held to 2 GiB of memory each, because that is what a file with torch's headers takes.
-    """
+def jobs(bytes_each: int) -> int:
+    """How many jobs that take so much memory this machine runs at once: at most one a core."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    jobs = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // (2 << 30)))
+    return max(1, min(len(os.sched_getaffinity(0)), memory_bytes // bytes_each))
+
+
+def build_environment() -> dict[str, str]:
+    """Variables for every build: pinned cmake and ninja, one compiler, a job for each core."""
     variables = {
         "PATH": f"{MAIN.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(COMPILER_BYTES)),
     }
     if "CXX" not in os.environ and shutil.which("g++-12"):
         variables["CXX"] = "g++-12"

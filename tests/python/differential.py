@@ -11,7 +11,6 @@ program.py`.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from conftest import clean_environment
 
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = TESTS / "programs"
@@ -49,13 +50,7 @@ class ProgramFailed(AssertionError):
 
 
 def environment_for(variables: Mapping[str, str]) -> dict[str, str]:
-    """This environment without TENCACHE variables, offline, with `variables`.
-
-    OpenMP's threads sleep while they wait: spinning, they would take the cores from each other and
-    from whatever else runs beside the tests. It changes no bit.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENCACHE")}
-    return {**kept, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", **variables}
+    return clean_environment({"HF_HUB_OFFLINE": "1", **variables})
 
 
 class Harness:

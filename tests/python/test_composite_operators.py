@@ -21,7 +21,6 @@ CHAOS = {
     "TENCACHE_ARM_AT": "0.00001",
     "TENCACHE_CHAOS": "1",
     "TENCACHE_QUIET": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 # Calls that PyTorch refuses as they are made here, with the reason.
@@ -49,7 +48,6 @@ EXTENTS = {
     "TENCACHE_DEVICE_MEMORY": "24MiB",
     "TENCACHE_ARM_AT": "0.0001",
     "TENCACHE_QUIET": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 

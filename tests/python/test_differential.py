@@ -44,13 +44,22 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness.close()
 
 
+def group(program: str) -> pytest.MarkDecorator:
+    """Where tests run in several processes: each program in one, which remembers its stock run."""
+    return pytest.mark.xdist_group(program)
+
+
+def programs() -> list[object]:
+    return [pytest.param(program, marks=group(program)) for program in program_names()]
+
+
 def cases() -> list[object]:
     found = []
     for program in program_names():
         for share in SHARES:
             for chaos in (False, True):
                 is_short = share == min(SHARES) if chaos else share == 50 and program in FRESH
-                marks = [] if is_short else [pytest.mark.slow]
+                marks = [group(program)] if is_short else [group(program), pytest.mark.slow]
                 name = f"{program}-{share}%-{'chaos' if chaos else 'plain'}"
                 found.append(pytest.param(program, share, chaos, id=name, marks=marks))
     return found
@@ -77,7 +86,7 @@ def test_same_bits(harness: Harness, program: str, share: int, chaos: bool) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", program_names())
+@pytest.mark.parametrize("program", programs())
 def test_what_fits_moves_nothing(harness: Harness, program: str) -> None:
     outcome = harness.run(program, {"TENCACHE_DEVICE_MEMORY": BOUNDLESS, **switch()})
     assert_same_bits(harness.stock(program), outcome)
@@ -87,7 +96,7 @@ def test_what_fits_moves_nothing(harness: Harness, program: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", program_names())
+@pytest.mark.parametrize("program", programs())
 def test_stock_is_deterministic(harness: Harness, program: str) -> None:
     """What the comparisons above stand on: two stock runs, one in a fresh process, agree."""
     first, second = harness.stock(program), harness.run(program, {}, fresh=program in FRESH)

@@ -26,7 +26,7 @@ from conftest import clean_environment
 pytestmark = pytest.mark.any_torch
 
 Run = Callable[..., Any]
-ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "32MiB", "OMP_WAIT_POLICY": "PASSIVE"}
+ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "32MiB"}
 # Twenty tensors of 4 MiB whose every element is known.
 TENSORS = """
     import torch, tencache

@@ -14,6 +14,9 @@ from conftest import run_command
 
 from tencache import _inductor
 
+# What is compiled once serves all of them.
+pytestmark = pytest.mark.xdist_group("inductor")
+
 
 class FakeGate:
     """Writes down what the gate was told; `is_armed` can be switched."""

@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from conftest import Finished, run_command
 
+# Two runs of all operators serve all of them.
+pytestmark = pytest.mark.xdist_group("list_split")
+
 OPERATORS = Path(__file__).with_name("list_operators.py")
 ALL_EXTENTS = {
     "TENCACHE_DEVICE_MEMORY": "16MiB",
