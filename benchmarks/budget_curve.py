@@ -17,6 +17,7 @@ slower than that, 90 % of the bound.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +105,8 @@ def check_bits(name: str, runs: dict[str, list[dict[str, Any]]]) -> None:
                 )
 
 
-def step_counts() -> str:
-    return ", ".join(f"{name} {of.warmup} and {of.steps}" for name, of in SUBJECTS.items())
+def step_counts(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {SUBJECTS[name].warmup} and {SUBJECTS[name].steps}" for name in names)
 
 
 def a_step(results: list[dict[str, Any]], *path: str) -> float:
@@ -233,7 +234,7 @@ def main() -> None:
         measure(name, options, report)
     report.notes = [
         f"Rounds: {options.rounds}; in each every budget runs once in a process of its own. Steps "
-        f"of warm-up and steps that count: {step_counts()}. Times: "
+        f"of warm-up and steps that count: {step_counts(options.model or SUBJECTS)}. Times: "
         "median of a process' steps, then of the rounds; ratios are taken round by round (median, "
         "lowest-highest). Bytes and stall: mean of a step.",
         "bound: stock's step, or what no schedule can beat at the speed that fetches had "

@@ -54,7 +54,12 @@ endif()
 message(STATUS "liburing: ${uring_library}")
 target_link_libraries(tencache::uring INTERFACE ${uring_library})
 
-# TENCACHE_CUDA_INCLUDE may be given; empty builds without the cuda backend.
+# TENCACHE_CUDA_INCLUDE may be given; empty builds without the cuda backend. What an earlier configure
+# did not find, or found and is gone, is looked for again.
+if(TENCACHE_CUDA_INCLUDE MATCHES "NOTFOUND$"
+   OR (TENCACHE_CUDA_INCLUDE AND NOT EXISTS ${TENCACHE_CUDA_INCLUDE}/cuda.h))
+  unset(TENCACHE_CUDA_INCLUDE CACHE)
+endif()
 if(NOT DEFINED TENCACHE_CUDA_INCLUDE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   execute_process(
@@ -65,10 +70,16 @@ if(NOT DEFINED TENCACHE_CUDA_INCLUDE)
             PATH_SUFFIXES include)
   mark_as_advanced(TENCACHE_CUDA_INCLUDE)
 endif()
+set(cuda_version 0)
 if(TENCACHE_CUDA_INCLUDE)
+  file(STRINGS ${TENCACHE_CUDA_INCLUDE}/cuda.h cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
+  string(REGEX REPLACE "[^0-9]" "" cuda_version "${cuda_version}")
+endif()
+# Older ones lack names of this backend: memory of a NUMA node, the newer cuGetProcAddress.
+if(cuda_version GREATER_EQUAL 12020)
   add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
   target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})
-  message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE}")
+  message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE} (${cuda_version})")
 else()
-  message(STATUS "cuda.h: not found, so there will be no cuda backend")
+  message(STATUS "cuda.h of CUDA 12.2 or newer was not found, so there will be no cuda backend")
 endif()

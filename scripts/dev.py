@@ -96,17 +96,27 @@ def clean_variables() -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def test_python(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
+def test_python(environment: VirtualEnvironment, *arguments: str) -> None:
     ready(environment, TEST_PACKAGES)
     install_package(environment)
-    # Most of a test is one thread that imports torch.
-    at_once = ("--numprocesses", str(jobs(TEST_BYTES)), "--dist", "loadgroup")
     run(
         f"Tests of the package and the scripts on {environment.torch}",
-        [environment.python, "-m", "pytest", *at_once, *arguments],
+        [environment.python, "-m", "pytest", *arguments],
         environment=clean_variables(),
         live=True,
     )
+
+
+def in_processes() -> tuple[str, ...]:
+    """Arguments of pytest: as many tests at once as fit, for most of one is a single thread that
+    imports torch."""
+    count = jobs(TEST_BYTES)
+    return ("--numprocesses", str(count), "--dist", "loadgroup") if count > 1 else ()
+
+
+def chosen_tests(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
+    """With a developer's arguments, in one process: they may ask for output or a debugger."""
+    test_python(environment, *(arguments or in_processes()))
 
 
 def cpp_files() -> list[str]:
@@ -177,8 +187,11 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-thread-safety", test_thread_safety),
     # Everything runs on the oldest torch, on the newest one only what may depend on the version.
-    ("test-python-2.15", lambda: test_python(NEWEST_TORCH, ("tests/python", "-m", SHORT))),
-    ("test-python", lambda: test_python(MAIN, ())),
+    (
+        "test-python-2.15",
+        lambda: test_python(NEWEST_TORCH, "tests/python", "-m", SHORT, *in_processes()),
+    ),
+    ("test-python", lambda: test_python(MAIN, *in_processes())),
 )
 
 
@@ -208,8 +221,8 @@ def main(arguments: list[str]) -> int:
         "bench": bench,
         "clean": clean,
         **dict(TEST_PARTS),
-        "test-python": lambda: test_python(MAIN, arguments[1:]),
-        "test-python-2.15": lambda: test_python(NEWEST_TORCH, arguments[1:]),
+        "test-python": lambda: chosen_tests(MAIN, arguments[1:]),
+        "test-python-2.15": lambda: chosen_tests(NEWEST_TORCH, arguments[1:]),
     }
     if not arguments or arguments[0] not in tasks:
         print(__doc__, f"Tasks: {', '.join(tasks)}", sep="\n")

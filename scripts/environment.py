@@ -42,6 +42,10 @@ TEST_PACKAGES = (
 # What a job may take: the compiler with torch's headers, and a test of the largest programs.
 COMPILER_BYTES = 2 << 30
 TEST_BYTES = 6 << 30
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
 
@@ -177,8 +181,12 @@ def _fingerprint(environment: VirtualEnvironment) -> str:
 
 
 def jobs(bytes_each: int) -> int:
-    """How many jobs that take so much memory this machine runs at once: at most one a core."""
+    """How many jobs that take so much memory run at once here: at most one a core."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in CONTAINER_LIMITS:
+        # A container sees the machine's memory, and this file where it has less.
+        if limit.exists() and limit.read_text().strip().isdigit():
+            memory_bytes = min(memory_bytes, int(limit.read_text()))
     return max(1, min(len(os.sched_getaffinity(0)), memory_bytes // bytes_each))
 
 

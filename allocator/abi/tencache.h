@@ -145,7 +145,8 @@ TENCACHE_API int tencache_is_armed(void);
 /* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included;
  * call again with a larger buffer when it is more than `bytes`. */
 TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
-/* What this machine offers (memory, cgroup, disk, io_uring, pagemap, GPUs); works before start. */
+/* What this machine offers (memory, cgroup, disk, io_uring, pagemap, GPUs); works before start.
+ * Starts the CUDA driver, if there is one, for the rest of the process: not before a fork. */
 TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);

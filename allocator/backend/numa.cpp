@@ -47,6 +47,7 @@ Result<cpu_set_t> parse_processor_list(std::string_view text) {
       rest.remove_prefix(1);
       if (!take_processor(rest, last)) return not_a_list(text);
     }
+    if (last < first) return not_a_list(text);
     for (int processor = first; processor <= last; ++processor) CPU_SET(processor, &processors);
     if (rest.empty()) break;
     if (!rest.starts_with(',') || rest.size() == 1) return not_a_list(text);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the library's own threads. They block every signal: a handler of the program that ran
-// there could wait for something that only this thread can bring about, and programs expect their
-// signals on their own threads.
+// Starts the library's own threads. They block every signal but those that report a fault of their
+// own: a handler of the program that ran there could wait for something that only this thread can
+// bring about, and programs expect their signals on their own threads.
 #pragma once
 
 #include <pthread.h>
@@ -13,12 +13,14 @@
 
 namespace tencache {
 
-/// Blocks all signals while it lives; threads started meanwhile inherit the mask.
+/// Blocks the signals that the program handles on its own threads, while it lives. Threads started
+/// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, signal);
     pthread_sigmask(SIG_SETMASK, &all, &saved_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }

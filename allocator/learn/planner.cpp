@@ -256,15 +256,21 @@ bool is_better(const Simulation& left, const Simulation& right) {
   return left.bytes_read + left.bytes_written < right.bytes_read + right.bytes_written;
 }
 
-void try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
+// Whether there is a new best.
+bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
                   Planned* best) {
+  bool is_improved = false;
   for (int round = 0; round < kFeedbackRounds; ++round) {
     Plan plan = schedule.make(lead);
     Simulation simulation = simulate(trace, plan, machine);
     const bool was_late = schedule.learn(simulation);
-    if (is_better(simulation, best->simulation)) *best = {std::move(plan), std::move(simulation)};
-    if (!was_late) return;
+    if (is_better(simulation, best->simulation)) {
+      *best = {std::move(plan), std::move(simulation)};
+      is_improved = true;
+    }
+    if (!was_late) break;
   }
+  return is_improved;
 }
 
 // The idle periods that somebody used who did not plan.
@@ -281,17 +287,21 @@ std::vector<IdlePeriod> periods_of(std::vector<IdlePeriod> periods,
 }
 
 /// Makes plans with two choices of idle periods, the greedy one and that of the best so far.
-void try_timeline(const Trace& trace, const Machine& machine,
+/// Whether there is a new best.
+bool try_timeline(const Trace& trace, const Machine& machine,
                   const std::vector<IdlePeriod>& periods, const SlotTimeline& timeline,
                   Planned* best) {
   const std::array<std::vector<IdlePeriod>, 2> choices = {
       Selection(trace, machine, timeline, periods).choose(),
       periods_of(periods, best->simulation.moves)};
+  bool is_improved = false;
   for (const std::vector<IdlePeriod>& chosen : choices) {
     for (const double lead : kLeads) {
-      try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, best);
+      is_improved |=
+          try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, best);
     }
   }
+  return is_improved;
 }
 
 bool has_stalls(const Simulation& simulation) {
@@ -312,10 +322,8 @@ Planned make_plan(const Trace& trace, const Machine& machine) {
   // While the program waits the links go on, and what comes later comes later still. Where waiting
   // cannot be helped, a plan for the time that it really takes is a better one.
   for (int round = 0; round < kTimedRounds && has_stalls(best.simulation); ++round) {
-    const uint64_t step_ns = best.simulation.step_ns;
     const SlotTimeline timed(trace, best.simulation.stall_ns);
-    try_timeline(trace, machine, periods, timed, &best);
-    if (best.simulation.step_ns == step_ns) break;
+    if (!try_timeline(trace, machine, periods, timed, &best)) break;
   }
   return best;
 }

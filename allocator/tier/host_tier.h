@@ -19,7 +19,9 @@
 // sizes of a 7 B model and its optimizer (65 GiB), all of which leave and come back in ever other
 // orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
 // sizes changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some
-// milliseconds, and nothing is pinned before it is needed.
+// milliseconds, and nothing is pinned before it is needed. Limit: a chunk is never given back, so a
+// program whose large blocks are of ever other sizes can fill the budget with chunks that are free
+// and too small.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
 // growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first

@@ -2,10 +2,10 @@
 """The differential harness: runs a program stock and under tencache, and compares every bit.
 
 A program is one of tests/python/programs: an ordinary script that writes exact results as JSON. Its
-stock results and its peak are measured once a session. The peak is the highest sum of its tensors'
-bytes in a stock run, as torch's own memory profiler reports it; budgets are shares of it. Programs
-run one at a time, in children of a preforked server (prefork.py) or, with fresh=True, as `python
-program.py`.
+stock results and its peak are measured once by each process of pytest. The peak is the highest sum
+of its tensors' bytes in a stock run, as torch's own memory profiler reports it; budgets are shares
+of it. A process of pytest runs one program at a time, in a child of its preforked server
+(prefork.py) or, with fresh=True, as `python program.py`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/call_scope.h"
 #include "base/check.h"
+#include "base/log.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -38,7 +39,10 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   if (status.is_ok()) return status;
   // Nobody has used them yet, so they can go at once.
   for (const FramePlace& place : places.first(mapped_count)) {
-    (void)gpu_.driver().cuMemUnmap(place.address, place.frame.bytes);
+    const Status unmapped = cuda_status(
+        gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.frame.bytes),
+        "Cannot take " + format_bytes(place.frame.bytes) + " of memory from under its address");
+    if (!unmapped.is_ok()) TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
   }
   return status;
 }

@@ -72,8 +72,8 @@ Result<DriverApi> load_driver() {
 #define TENCACHE_CUDA_FIND(name) TENCACHE_RETURN_IF_ERROR(find_function(get, #name, &driver.name));
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CUDA_FIND)
 #undef TENCACHE_CUDA_FIND
-  TENCACHE_RETURN_IF_ERROR(
-      cuda_status(driver, driver.cuInit(0), "The CUDA driver finds no GPU that it can use"));
+  const Status started = cuda_status(driver, driver.cuInit(0), "The CUDA driver cannot be started");
+  if (!started.is_ok()) return Status(StatusCode::kUnavailable, started.message());
   return driver;
 }
 

@@ -33,13 +33,16 @@ Result<Frame> FramePool::take(uint64_t bytes) {
         free_bytes_ -= bytes;
         return frame;
       }
-      if (bytes_ + bytes <= limit_bytes_) {
+      const uint64_t used_bytes = bytes_ - free_bytes_ - leaving_bytes_;
+      if (bytes > limit_bytes_ || used_bytes > limit_bytes_ - bytes) return no_room(bytes);
+      if (bytes_ <= limit_bytes_ - bytes) {
         bytes_ += bytes;
         break;
       }
-      victims = pick_oldest(bytes_ + bytes - limit_bytes_);
-      if (victims.empty()) {
-        if (leaving_bytes_ == 0) return no_room(bytes);
+      const uint64_t missing_bytes = bytes_ - (limit_bytes_ - bytes);
+      if (missing_bytes > leaving_bytes_) {
+        victims = pick_oldest(missing_bytes - leaving_bytes_);
+      } else {
         has_left_.wait(mutex_);
       }
     }
@@ -54,17 +57,33 @@ Result<Frame> FramePool::create(uint64_t bytes) {
   const DriverApi& driver = gpu_.driver();
   Frame frame{0, bytes};
   Status status;
+  uint64_t destroyed_before = 0;
   do {
+    destroyed_before = destroyed_count();
     const CallScope scope(driver, gpu_.context());
     status = scope.status();
     if (!status.is_ok()) break;
     status = cuda_status(driver, driver.cuMemCreate(&frame.handle, bytes, &properties, 0),
                          "The GPU gives no " + format_bytes(bytes) + " of memory");
     if (status.is_ok()) return frame;
-  } while (status.code() == StatusCode::kOutOfMemory && trim(bytes) > 0);
+  } while (status.code() == StatusCode::kOutOfMemory &&
+           (trim(bytes) > 0 || has_destroyed_since(destroyed_before)));
   MutexLock lock(mutex_);
   bytes_ -= bytes;
   return status;
+}
+
+uint64_t FramePool::destroyed_count() const {
+  MutexLock lock(mutex_);
+  return destroyed_count_;
+}
+
+// Whether another thread has given frames back to the driver since then; waits for one that is at
+// it.
+bool FramePool::has_destroyed_since(uint64_t count) {
+  MutexLock lock(mutex_);
+  while (destroyed_count_ == count && leaving_bytes_ > 0) has_left_.wait(mutex_);
+  return destroyed_count_ != count;
 }
 
 void FramePool::give_back(const Frame& frame) {
@@ -118,6 +137,7 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
   MutexLock lock(mutex_);
   bytes_ -= destroyed_bytes;
   leaving_bytes_ -= destroyed_bytes;
+  destroyed_count_ += frames.size();
   has_left_.notify_all();
   return destroyed_bytes;
 }
@@ -125,7 +145,8 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
 Status FramePool::no_room(uint64_t bytes) const {
   return {StatusCode::kOutOfMemory,
           "There is no room for " + format_bytes(bytes) + " on the GPU: of a budget of " +
-              format_bytes(limit_bytes_) + ", " + format_bytes(bytes_) + " are in use."};
+              format_bytes(limit_bytes_) + ", " +
+              format_bytes(bytes_ - free_bytes_ - leaving_bytes_) + " are in use."};
 }
 
 uint64_t FramePool::bytes() const {

@@ -60,6 +60,8 @@ class FramePool {
   std::vector<Frame> pick_oldest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   uint64_t destroy(const std::vector<Frame>& frames) TENCACHE_EXCLUDES(mutex_);
   Result<Frame> create(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  uint64_t destroyed_count() const TENCACHE_EXCLUDES(mutex_);
+  bool has_destroyed_since(uint64_t count) TENCACHE_EXCLUDES(mutex_);
   Status no_room(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
 
   const Gpu& gpu_;
@@ -72,6 +74,7 @@ class FramePool {
   // Those that are being created are counted, and those that are being destroyed still.
   uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   CondVar has_left_;
 };
 

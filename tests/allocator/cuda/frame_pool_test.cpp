@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,6 +93,35 @@ TEST_F(FramePoolTest, TheLimitIsHard) {
       << refused.status().message();
   EXPECT_EQ(pool_->bytes(), 3 * kUnit);
   pool_->give_back(frame);
+}
+
+TEST_F(FramePoolTest, WhatCannotBeMetCostsNoFrame) {
+  start(8 * kUnit);
+  const Frame used = take(6 * kUnit);
+  pool_->give_back(take(2 * kUnit));
+  EXPECT_EQ(pool_->take(3 * kUnit).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(pool_->take(100 * kUnit).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(pool_->free_bytes(), 2 * kUnit) << "it waits still";
+  EXPECT_EQ(driver_->calls("cuMemRelease"), 0u);
+  pool_->give_back(used);
+}
+
+// Others hold what the limit would allow, and two threads share what is left, each just enough.
+TEST_F(FramePoolTest, AThreadWaitsForWhatAnotherGivesBack) {
+  start(64 * kMiB, {.capacity_bytes = 4 * kUnit});
+  driver_->set_latency("cuMemRelease", std::chrono::milliseconds(1));
+  std::vector<std::thread> threads;
+  for (uint64_t number = 0; number < 2; ++number) {
+    threads.emplace_back([this, number] {
+      Random random(number);
+      for (int step = 0; step < 100; ++step) {
+        const Result<Frame> frame = pool_->take(random.between(1, 2) * kUnit);
+        ASSERT_TRUE(frame.is_ok()) << frame.status().message();
+        pool_->give_back(frame.value());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(FramePoolTest, OthersMayUseTheGpuToo) {

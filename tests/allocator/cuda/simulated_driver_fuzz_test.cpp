@@ -157,15 +157,15 @@ TEST(SimulatedDriverFuzzTest, ProgramsOrderedByEventsGiveWhatTheModelGives) {
     SimulatedDriver driver({.to_device_bytes_per_s = round == 0 ? 0 : 2 * kGiB,
                             .to_host_bytes_per_s = round == 2 ? 256 * kMiB : kGiB * (round > 0),
                             .copy_latency_ns = random.between(0, 20'000)});
-    const CurrentContext context(driver.api());
     {
+      const CurrentContext context(driver.api());
       RandomProgram program(driver, random);
       for (int step = 0; step < kStepCount; ++step) program.step();
       program.expect_equal_to_model();
+      EXPECT_EQ(driver.api().cuStreamSynchronize(nullptr), CUDA_SUCCESS);
     }
     driver.wait_until_idle();
     EXPECT_EQ(driver.leaks(), "");
-    EXPECT_EQ(driver.api().cuStreamSynchronize(nullptr), CUDA_SUCCESS);
   }
 }
 

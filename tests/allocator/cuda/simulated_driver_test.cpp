@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -381,7 +382,7 @@ TEST(SimulatedRegistrationsTest, KeepWithinTheLimitsAndDoNotOverlap) {
   const SimulatedDriver driver(
       {.registered_bytes_max = 10'000, .registered_bytes_per_call_max = 8'000});
   const DriverApi& api = driver.api();
-  const CurrentContext context(api);
+  std::optional<CurrentContext> context(api);
   std::vector<char> memory(20'000);
   char* const begin = memory.data();
   EXPECT_EQ(api.cuMemHostRegister(begin, 0, 0), CUDA_ERROR_INVALID_VALUE);
@@ -397,6 +398,7 @@ TEST(SimulatedRegistrationsTest, KeepWithinTheLimitsAndDoNotOverlap) {
   EXPECT_EQ(api.cuMemHostRegister(begin, 4'000, CU_MEMHOSTREGISTER_PORTABLE), CUDA_SUCCESS);
   EXPECT_EQ(api.cuMemHostUnregister(begin), CUDA_SUCCESS);
   EXPECT_EQ(api.cuMemHostUnregister(begin + 4'000), CUDA_SUCCESS);
+  context.reset();
   EXPECT_EQ(driver.leaks(), "");
 }
 
@@ -448,9 +450,9 @@ TEST(SimulatedFaultsTest, FailedContextAnswersQueriesOnly) {
 TEST(SimulatedDriverTest, TellsWhatIsStillAlive) {
   SimulatedDriver driver;
   const DriverApi& api = driver.api();
-  const CurrentContext context(api);
   EXPECT_EQ(driver.leaks(), "");
   {
+    const CurrentContext context(api);
     const DeviceBuffer buffer(api, kGranule);
     const PinnedBuffer pinned(api, 3 * kKiB);
     CUmemGenericAllocationHandle handle = 0;
@@ -460,6 +462,7 @@ TEST(SimulatedDriverTest, TellsWhatIsStillAlive) {
     ASSERT_EQ(api.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
     ASSERT_EQ(api.cuEventCreate(&event, CU_EVENT_DEFAULT), CUDA_SUCCESS);
     const std::string leaks = driver.leaks();
+    EXPECT_THAT(leaks, HasSubstr("the context of device 0, retained 1 times"));
     EXPECT_THAT(leaks, HasSubstr("reservation 0x"));
     EXPECT_THAT(leaks, HasSubstr("mapping 0x"));
     EXPECT_THAT(leaks, HasSubstr("of 2.00 MiB"));

@@ -245,6 +245,17 @@ bool SimulatedDevices::has_current() const {
   return retained_[static_cast<size_t>(device)] > 0;
 }
 
+std::string SimulatedDevices::leaks() const {
+  MutexLock lock(mutex_);
+  std::string text;
+  for (size_t device = 0; device < retained_.size(); ++device) {
+    if (retained_[device] == 0) continue;
+    text += "the context of device " + std::to_string(device) + ", retained " +
+            std::to_string(retained_[device]) + " times\n";
+  }
+  return text;
+}
+
 int SimulatedDevices::current_device() const {
   const int device = device_of(thread_state(generation_).context);
   TENCACHE_CHECK(device >= 0);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/mutex.h"
@@ -44,6 +45,9 @@ class SimulatedDevices {
   bool has_current() const TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: has_current().
   int current_device() const;
+
+  /// A line for each device whose primary context is retained still.
+  std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
  private:
   CUcontext context_of(int device) const;

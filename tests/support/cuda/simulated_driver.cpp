@@ -178,7 +178,8 @@ bool SimulatedDriver::is_idle() const { return parts_->streams.unfinished() == 0
 void SimulatedDriver::wait_until_idle() { parts_->streams.wait_until_idle(); }
 
 std::string SimulatedDriver::leaks() const {
-  return parts_->memory.leaks() + parts_->host.leaks() + parts_->streams.leaks();
+  return parts_->memory.leaks() + parts_->host.leaks() + parts_->streams.leaks() +
+         parts_->devices.leaks();
 }
 
 }  // namespace tencache

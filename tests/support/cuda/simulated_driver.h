@@ -72,7 +72,7 @@ class SimulatedDriver {
   void wait_until_idle();
 
   /// What is alive still, one line each: reservations, mappings, handles, registrations, streams,
-  /// events. Empty when there is nothing.
+  /// events, retained contexts. Empty when there is nothing.
   std::string leaks() const;
 
   /// For the functions of the table alone.
