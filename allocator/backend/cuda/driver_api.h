@@ -72,6 +72,8 @@ namespace tencache {
 inline constexpr int kDriverApiVersion = 12000;
 
 struct DriverApi {
+// The macro's argument is a name and cannot stand in parentheses.
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define TENCACHE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CUDA_MEMBER)
 #undef TENCACHE_CUDA_MEMBER
