@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <thread>
@@ -213,7 +214,27 @@ TEST_F(SimulatedCopiesTest, CopiesOnTheDeviceCrossTheLinkToHostMemory) {
 
 // ---- memory that goes while it is used
 
-using SimulatedFaultTest = SimulatedCopiesTest;
+class SimulatedFaultTest : public SimulatedCopiesTest {
+ protected:
+  // Memory is taken from a kernel that has begun and that writes there afterwards.
+  void expect_fault_when(const std::function<CUresult(DeviceBuffer&)>& take) {
+    start();
+    DeviceBuffer buffer(api(), kGranule);
+    std::latch has_begun(1);
+    std::latch gate(1);
+    ASSERT_EQ(driver_->launch(nullptr, {{buffer.address(), kGranule}},
+                              [&] {
+                                has_begun.count_down();
+                                gate.wait();
+                                memset(buffer.data(), 1, kGranule);
+                              }),
+              CUDA_SUCCESS);
+    has_begun.wait();
+    EXPECT_EQ(take(buffer), CUDA_SUCCESS);
+    gate.count_down();
+    expect_illegal_address(nullptr);
+  }
+};
 
 TEST_F(SimulatedFaultTest, QueuedCopyThatFindsItsRangeUnmappedFailsTheContext) {
   start();
@@ -283,39 +304,12 @@ TEST_F(SimulatedFaultTest, KernelMayBeQueuedBeforeItsMemoryIsThere) {
 }
 
 TEST_F(SimulatedFaultTest, RunningKernelThatLosesItsMemoryFailsTheContextAndEnds) {
-  start();
-  DeviceBuffer buffer(api(), kGranule);
-  std::latch has_begun(1);
-  std::latch gate(1);
-  ASSERT_EQ(driver_->launch(nullptr, {{buffer.address(), kGranule}},
-                            [&] {
-                              has_begun.count_down();
-                              gate.wait();
-                              memset(buffer.data(), 1, kGranule);
-                            }),
-            CUDA_SUCCESS);
-  has_begun.wait();
-  EXPECT_EQ(buffer.unmap(), CUDA_SUCCESS);
-  gate.count_down();
-  expect_illegal_address(nullptr);
+  expect_fault_when([](DeviceBuffer& buffer) { return buffer.unmap(); });
 }
 
 TEST_F(SimulatedFaultTest, AccessThatIsTakenFromARunningKernelFailsTheContext) {
-  start();
-  DeviceBuffer buffer(api(), kGranule);
-  std::latch has_begun(1);
-  std::latch gate(1);
-  ASSERT_EQ(driver_->launch(nullptr, {{buffer.address(), kGranule}},
-                            [&] {
-                              has_begun.count_down();
-                              gate.wait();
-                              memset(buffer.data(), 1, kGranule);
-                            }),
-            CUDA_SUCCESS);
-  has_begun.wait();
-  EXPECT_EQ(buffer.set_access(CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
-  gate.count_down();
-  expect_illegal_address(nullptr);
+  expect_fault_when(
+      [](DeviceBuffer& buffer) { return buffer.set_access(CU_MEM_ACCESS_FLAGS_PROT_READ); });
 }
 
 TEST_F(SimulatedFaultTest, FailureEndsAWaitForAValue) {
