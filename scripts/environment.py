@@ -183,10 +183,11 @@ def _fingerprint(environment: VirtualEnvironment) -> str:
 def jobs(bytes_each: int) -> int:
     """How many jobs that take so much memory run at once here: at most one a core."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in CONTAINER_LIMITS:
-        # A container sees the machine's memory, and this file where it has less.
-        if limit.exists() and limit.read_text().strip().isdigit():
-            memory_bytes = min(memory_bytes, int(limit.read_text()))
+    for path in CONTAINER_LIMITS:
+        # A container sees the machine's memory, and here a number where it has less, else "max".
+        limit = path.read_text().strip() if path.exists() else ""
+        if limit.isdigit():
+            memory_bytes = min(memory_bytes, int(limit))
     return max(1, min(len(os.sched_getaffinity(0)), memory_bytes // bytes_each))
 
 
