@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import steps
@@ -37,6 +37,7 @@ from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
 SHORT = "not slow and not any_torch"  # of the tests in tests/python
+SLOWEST = ("--durations", "15")  # told at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
 
@@ -96,13 +97,15 @@ def clean_variables() -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def test_python(environment: VirtualEnvironment, *arguments: str) -> None:
+def test_python(
+    environment: VirtualEnvironment, *arguments: str, variables: Mapping[str, str] | None = None
+) -> None:
     ready(environment, TEST_PACKAGES)
     install_package(environment)
     run(
         f"Tests of the package and the scripts on {environment.torch}",
         [environment.python, "-m", "pytest", *arguments],
-        environment=clean_variables(),
+        environment=clean_variables() | dict(variables or {}),
         live=True,
     )
 
@@ -112,6 +115,17 @@ def in_processes() -> tuple[str, ...]:
     imports torch."""
     count = jobs(TEST_BYTES)
     return ("--numprocesses", str(count), "--dist", "loadgroup") if count > 1 else ()
+
+
+def every_python_test() -> None:
+    """On the oldest torch. One OpenMP thread in each of the processes: more would only take the
+    cores from each other. The newest torch runs what it runs with as many as there are cores."""
+    test_python(MAIN, *in_processes(), *SLOWEST, variables={"OMP_NUM_THREADS": "1"})
+
+
+def python_tests_of_the_version() -> None:
+    """On the newest torch, only what may depend on the version."""
+    test_python(NEWEST_TORCH, "tests/python", "-m", SHORT, *in_processes(), *SLOWEST)
 
 
 def chosen_tests(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
@@ -186,12 +200,8 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-thread-safety", test_thread_safety),
-    # Everything runs on the oldest torch, on the newest one only what may depend on the version.
-    (
-        "test-python-2.15",
-        lambda: test_python(NEWEST_TORCH, "tests/python", "-m", SHORT, *in_processes()),
-    ),
-    ("test-python", lambda: test_python(MAIN, *in_processes())),
+    ("test-python-2.15", python_tests_of_the_version),
+    ("test-python", every_python_test),
 )
 
 
