@@ -83,9 +83,9 @@ Status Runtime::start() {
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
   std::string origin;
-  Result<EngineConfig> config = engine_config(&origin);
+  Result<CpuEngineConfig> config = engine_config(&origin);
   if (!config.is_ok()) return config.status();
-  Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config).value());
+  Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config.value());
   if (!engine.is_ok()) return engine.status();
   start_ns_.store(now_ns());
   chunk_bytes_.store(static_cast<uint64_t>(static_cast<double>(engine.value()->budget().limit()) *
@@ -96,9 +96,9 @@ Status Runtime::start() {
   return Status::ok();
 }
 
-Result<EngineConfig> Runtime::engine_config(std::string* origin) const {
+Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) const {
   const MachineMemory memory = probe_memory();
-  EngineConfig config;
+  CpuEngineConfig config;
   if (options_.device_memory_bytes) {
     config.budget_bytes = *options_.device_memory_bytes;
     *origin = "as asked";
@@ -165,7 +165,7 @@ void Runtime::announce_start(const std::string& origin) const {
 }
 
 void Runtime::announce_first_spill() const {
-  Engine* current = engine();
+  CpuEngine* current = engine();
   TENCACHE_LOG_INFO(
       "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
       "longest time go to %s from now on, so steps get slower",

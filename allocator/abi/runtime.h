@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/status.h"
-#include "engine/engine.h"
+#include "engine/cpu_engine.h"
 
 namespace tencache {
 
@@ -31,7 +31,7 @@ class Runtime {
   Status start() TENCACHE_EXCLUDES(mutex_);
 
   /// Null before start.
-  Engine* engine() const { return engine_.load(std::memory_order_acquire); }
+  CpuEngine* engine() const { return engine_.load(std::memory_order_acquire); }
 
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
@@ -43,12 +43,12 @@ class Runtime {
 
  private:
   Runtime() = default;
-  Result<EngineConfig> engine_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
+  Result<CpuEngineConfig> engine_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
   Result<DiskTierConfig> disk_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
 
-  std::atomic<Engine*> engine_{nullptr};  // set once by start()
+  std::atomic<CpuEngine*> engine_{nullptr};  // set once by start()
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};

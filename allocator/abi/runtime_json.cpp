@@ -34,7 +34,7 @@ struct ColdAccesses {
 
 // Extents that are cold now: what happened to them unannounced is counted when they come back, so
 // until then it is looked up here.
-ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
+ColdAccesses look_at_cold_extents(CpuEngine& engine, const PageMap& page_map) {
   ColdAccesses found;
   for (const ListedExtent& listed : engine.heap().extents()) {
     const uint64_t word = listed.extent->load();
@@ -114,7 +114,7 @@ Json gpu_json(const GpuProbe& probe) {
 }  // namespace
 
 std::string Runtime::stats_json() const {
-  Engine* current = engine();
+  CpuEngine* current = engine();
   if (current == nullptr) return "{}";
   const Stats& stats = current->stats();
   ColdAccesses cold;

@@ -21,12 +21,12 @@ namespace {
 
 using tencache::Access;
 using tencache::AccessMode;
-using tencache::Engine;
+using tencache::CpuEngine;
 using tencache::Extent;
 using tencache::Runtime;
 using tencache::Status;
 
-Engine* engine() { return Runtime::instance().engine(); }
+CpuEngine* engine() { return Runtime::instance().engine(); }
 
 // Written once, before the first tencache_start() returns.
 tencache_arena g_arena = {0, 0};
@@ -162,7 +162,7 @@ uint64_t tencache_extent_bytes(const void* address) {
 }
 
 int tencache_is_armed(void) {
-  Engine* current = engine();
+  CpuEngine* current = engine();
   return current != nullptr && !current->is_passive() && current->migrator().is_armed() ? 1 : 0;
 }
 
@@ -175,7 +175,7 @@ size_t tencache_doctor_json(char* buffer, size_t bytes) {
 }
 
 int tencache_write_trace(const char* path, tencache_error* error) {
-  Engine* current = engine();
+  CpuEngine* current = engine();
   if (current == nullptr || current->is_passive()) {
     return report(Status(tencache::StatusCode::kFailedPrecondition,
                          "there is no trace: tencache is not enabled in this process"),

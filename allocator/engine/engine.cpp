@@ -5,35 +5,16 @@
 
 #include <mutex>
 
-#include "backend/write_barrier.h"
-
 namespace tencache {
 namespace {
 
-// The newest engine and its table, for handlers that the process calls without an argument. The
-// table is read inside a signal handler.
+// The newest engine, for handlers that the process calls without an argument.
 std::atomic<Engine*> g_engine{nullptr};
-std::atomic<const ExtentTable*> g_table{nullptr};
 
 // What a disk is taken to give before anything was moved.
 constexpr double kUnknownBytesPerS = 1e9;
 // System calls and table entries of one migration, besides its bytes.
 constexpr uint64_t kFixedNs = 50'000;
-
-FaultVerdict judge_fault(const void* address) {
-  const ExtentTable* table = g_table.load(std::memory_order_acquire);
-  const Extent* extent = table != nullptr ? table->find(address) : nullptr;
-  if (extent == nullptr) return FaultVerdict::kForeign;
-  switch (extent->state()) {
-    case ExtentState::kSealing:
-    case ExtentState::kMerging:
-      return FaultVerdict::kWait;
-    case ExtentState::kVacant:
-      return FaultVerdict::kForeign;
-    default:
-      return FaultVerdict::kRetry;
-  }
-}
 
 // splitmix64: one number of a sequence, by its index, so that several threads draw from one
 // sequence without a lock.
@@ -47,53 +28,28 @@ double uniform_draw(uint64_t seed, uint64_t index) {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config) {
-  std::unique_ptr<Engine> engine(new Engine(std::move(config)));
-  Status status = engine->open_tiers();
-  if (!status.is_ok()) return status;
-  engine->wire();
-  return engine;
-}
-
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
 
 Engine::~Engine() {
   Engine* self = this;
   g_engine.compare_exchange_strong(self, nullptr);
-  if (g_table.load() == table_.get()) g_table.store(nullptr);
 }
 
-Status Engine::open_tiers() {
-  Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(config_.arena_bytes);
-  if (!arena.is_ok()) return arena.status();
-  arena_ = std::move(arena).value();
-  Result<std::unique_ptr<ExtentTable>> table = ExtentTable::create(*arena_);
-  if (!table.is_ok()) return table.status();
-  table_ = std::move(table).value();
-  if (!config_.disk) return Status::ok();
-  Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
-  if (!page_map.is_ok()) {
-    return Status(StatusCode::kUnavailable,
-                  "tensors cannot be spilled: " + page_map.status().message() +
-                      "; make /proc available or use --strict");
-  }
-  page_map_ = std::move(page_map).value();
-  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config_.disk);
-  if (!disk.is_ok()) return disk.status();
-  disk_ = std::move(disk).value();
-  return Status::ok();
-}
-
-void Engine::wire() {
+Status Engine::start(const BackendOpener& open_backend) {
   const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
   budget_ = std::make_unique<Budget>(
       config_.budget_bytes,
       static_cast<uint64_t>(static_cast<double>(config_.budget_bytes) * arm_at),
       stats_.peak_device_bytes);
-  heap_ = std::make_unique<Heap>(config_.heap, *arena_, *table_, page_map_.get(), disk_.get(),
-                                 *budget_, stats_);
-  if (disk_) migrations_ = std::make_unique<Migrations>(*heap_, *disk_, *page_map_, stats_);
-  if (migrations_ && config_.plans) wire_plans();
+  Result<std::unique_ptr<Backend>> backend = open_backend(*budget_, stats_);
+  if (!backend.is_ok()) return backend.status();
+  backend_ = std::move(backend).value();
+  wire();
+  return Status::ok();
+}
+
+void Engine::wire() {
+  if (migrations() != nullptr && config_.plans) wire_plans();
   MigratorConfig migrator_config;
   migrator_config.on_arm = config_.on_arm;
   migrator_config.before_pass = config_.before_pass;
@@ -104,22 +60,20 @@ void Engine::wire() {
     migrator_config.on_room = [this] { prefetcher_->on_room(); };
     migrator_config.next_uses = [this] { return cursor_->next_uses(); };
   }
-  migrator_ = std::make_unique<Migrator>(*heap_, migrations_.get(), std::move(migrator_config));
-  heap_->set_room_maker(migrator_.get());
+  migrator_ = std::make_unique<Migrator>(heap(), migrations(), std::move(migrator_config));
+  heap().set_room_maker(migrator_.get());
   wire_gate();
-  WriteBarrier::configure(arena_->base(), arena_->bytes(), &judge_fault);
-  g_table.store(table_.get(), std::memory_order_release);
   g_engine.store(this, std::memory_order_release);
   static std::once_flag fork_handlers_installed;
   std::call_once(fork_handlers_installed,
                  [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
-  if (migrations_) migrator_->start();
+  if (migrations() != nullptr) migrator_->start();
   if (prefetcher_) prefetcher_->start();
   if (learner_) learner_->start();
 }
 
 void Engine::wire_plans() {
-  prefetcher_ = std::make_unique<Prefetcher>(*heap_, *migrations_);
+  prefetcher_ = std::make_unique<Prefetcher>(heap(), *migrations());
   PlanCursor::Config cursor_config;
   cursor_config.evict = [this](std::span<const Order> orders) { migrator_->order(orders); };
   cursor_config.fetch = [this](std::span<const Order> orders) { prefetcher_->order(orders); };
@@ -138,14 +92,14 @@ void Engine::wire_gate() {
   Gate::Config gate_config;
   if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
   if (learner_) gate_config.on_events = [this] { learner_->nudge(); };
-  gate_ = std::make_unique<Gate>(*heap_, migrations_.get(), cursor_.get(), recorder_, stats_,
+  gate_ = std::make_unique<Gate>(heap(), migrations(), cursor_.get(), recorder_, stats_,
                                  std::move(gate_config));
 }
 
 // A plan leaves the migrator its headroom, so that passes only have to make up for deviations.
 Machine Engine::measure(uint64_t* fixed_bytes) {
-  uint64_t fixed = heap_->small_blocks().used();
-  for (const ListedExtent& listed : heap_->extents()) {
+  uint64_t fixed = heap().small_bytes();
+  for (const ListedExtent& listed : heap().extents()) {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kResident) continue;
     const bool may_leave = (word & (kFlagSeen | kFlagKeepResident)) == kFlagSeen;
@@ -154,14 +108,14 @@ Machine Engine::measure(uint64_t* fixed_bytes) {
   *fixed_bytes = fixed;
   Machine machine;
   machine.budget_bytes = config_.budget_bytes - migrator_->headroom_bytes();
-  machine.read_bytes_per_s = migrations_->read_speed().bytes_per_s(kUnknownBytesPerS);
-  machine.write_bytes_per_s = migrations_->write_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.read_bytes_per_s = migrations()->read_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.write_bytes_per_s = migrations()->write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
   const double share = processors_.used_share();
-  machine.read_work_ns_per_byte = share * migrations_->read_work().ns_per_byte(0);
-  machine.write_work_ns_per_byte = share * migrations_->write_work().ns_per_byte(0);
-  machine.drop_work_ns_per_byte = share * migrations_->drop_work().ns_per_byte(0);
+  machine.read_work_ns_per_byte = share * migrations()->read_work().ns_per_byte(0);
+  machine.write_work_ns_per_byte = share * migrations()->write_work().ns_per_byte(0);
+  machine.drop_work_ns_per_byte = share * migrations()->drop_work().ns_per_byte(0);
   return machine;
 }
 
@@ -178,24 +132,24 @@ void Engine::maybe_cause_chaos() {
 // copied).
 void Engine::before_fork() {
   Engine* engine = g_engine.load(std::memory_order_acquire);
-  if (engine == nullptr || engine->is_passive() || !engine->migrations_) return;
-  engine->migrations_->gate().close();
-  engine->disk_->freeze_before_fork();
+  if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) return;
+  engine->migrations()->gate().close();
+  engine->backend_->before_fork();
   add(engine->stats_.forks, 1);
 }
 
 void Engine::after_fork_in_parent() {
   Engine* engine = g_engine.load(std::memory_order_acquire);
-  if (engine == nullptr || engine->is_passive() || !engine->migrations_) return;
-  engine->disk_->after_fork_in_parent();
-  engine->migrations_->gate().reopen();
+  if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) return;
+  engine->backend_->after_fork_in_parent();
+  engine->migrations()->gate().reopen();
 }
 
 void Engine::after_fork_in_child() {
   Engine* engine = g_engine.load(std::memory_order_acquire);
   if (engine == nullptr) return;
   engine->is_passive_.store(true, std::memory_order_relaxed);
-  engine->heap_->become_passive();
+  engine->heap().become_passive();
   engine->gate_->become_passive();
 }
 

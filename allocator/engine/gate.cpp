@@ -110,7 +110,7 @@ TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
   return *ops.release();
 }
 
-void Gate::open(uint32_t op, std::span<const Access> accesses) {
+void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
   const uint64_t now_ticks = ticks();
@@ -131,6 +131,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
     const uint64_t word = extent->pin();
     thread.pins.push_back(extent);
     extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
+    extent->note_streams(streams);
     const bool writes = is_write(access.mode);
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
@@ -145,23 +146,23 @@ void Gate::open(uint32_t op, std::span<const Access> accesses) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
   }
   if (!all_usable) [[unlikely]] {
-    fetch_slow(thread, first_pin);
+    fetch_slow(thread, first_pin, streams);
   }
 }
 
-TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin) {
+TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams) {
   std::vector<Extent*> missing;
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) missing.push_back(extent);
   }
-  fetch(missing);
+  fetch(missing, streams);
 }
 
-void Gate::fetch(const std::vector<Extent*>& missing) {
+void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const uint64_t begin_ns = now_ns();
-  migrations_->fetch(missing);
+  migrations_->fetch(missing, streams);
   const uint64_t waited_ns = now_ns() - begin_ns;
   add(stats_.stall_ns, waited_ns);
   on_wait(waited_ns);
@@ -237,14 +238,16 @@ void Gate::on_wait(uint64_t ns) {
   thread_ops().ring->append({ticks(), 0, ns, 0, EventKind::kWait});
 }
 
-Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
+Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return nullptr;
   auto hold = std::make_unique<Hold>();
   std::vector<Extent*> missing;
   for (const Access& access : accesses) {
     Extent* extent = heap_.find(access.address);
     if (extent == nullptr || access.mode == AccessMode::kName) continue;
-    if (!Extent::usable_in(Extent::state_of(extent->pin()))) {
+    const uint64_t word = extent->pin();
+    extent->note_streams(streams);
+    if (!Extent::usable_in(Extent::state_of(word))) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
       count_early(extent);
@@ -261,7 +264,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner) {
       }
     }
   }
-  fetch(missing);
+  fetch(missing, streams);
   return hold->extents.empty() ? nullptr : hold.release();
 }
 

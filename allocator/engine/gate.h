@@ -68,7 +68,9 @@ class Gate {
        Config config);
   ~Gate();
 
-  void open(uint32_t op, std::span<const Access> accesses);
+  /// `streams`: where the op queues its work; none on the cpu backend, whose ops are done when they
+  /// close.
+  void open(uint32_t op, std::span<const Access> accesses, StreamSet streams = kNoStreams);
   /// An event that must stay in step with open/close but is no op.
   void open_transparent();
   void close();
@@ -81,7 +83,7 @@ class Gate {
   void on_wait(uint64_t ns);
 
   /// Null when nothing is to be held.
-  Hold* hold(std::span<const Access> accesses, bool and_inner);
+  Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
   void unhold(Hold* hold);
   void keep_resident(std::span<const Access> accesses);
 
@@ -98,8 +100,8 @@ class Gate {
   static void end_thread(void* state);
   ThreadOps& thread_ops();
   ThreadOps& thread_ops_slow();
-  void fetch_slow(ThreadOps& thread, size_t first_pin);
-  void fetch(const std::vector<Extent*>& missing);
+  void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
+  void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void count_early(Extent* extent);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 

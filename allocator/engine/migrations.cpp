@@ -2,7 +2,6 @@
 #include "engine/migrations.h"
 
 #include "base/check.h"
-#include "base/log.h"
 
 namespace tencache {
 
@@ -30,8 +29,5 @@ void MigrationGate::reopen() {
   is_closed_ = false;
   changed_.notify_all();
 }
-
-Migrations::Migrations(Heap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats)
-    : heap_(heap), disk_(disk), page_map_(page_map), stats_(stats) {}
 
 }  // namespace tencache

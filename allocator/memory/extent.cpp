@@ -78,6 +78,16 @@ void Extent::become_resident() {
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 
+void Extent::become_arriving() {
+  const bool done =
+      transition(bit(ExtentState::kFetching), ExtentState::kArriving, 0, 0, kFlagBusy);
+  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
+}
+
+bool Extent::settle() {
+  return transition(bit(ExtentState::kArriving), ExtentState::kResident, 0, 0, 0);
+}
+
 void Extent::abandon_fetch() {
   const bool done = transition(bit(ExtentState::kFetching) | bit(ExtentState::kMerging),
                                ExtentState::kCold, 0, 0, kFlagBusy);
@@ -85,8 +95,9 @@ void Extent::abandon_fetch() {
 }
 
 bool Extent::retire() {
-  return transition(bit(ExtentState::kResident) | bit(ExtentState::kEvicting), ExtentState::kCached,
-                    0, 0, kUseFlags);
+  return transition(
+      bit(ExtentState::kResident) | bit(ExtentState::kEvicting) | bit(ExtentState::kArriving),
+      ExtentState::kCached, 0, 0, kUseFlags);
 }
 
 void Extent::revive() {

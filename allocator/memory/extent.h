@@ -10,20 +10,23 @@
 //     Resident --claim_for_eviction--> Evicting --seal--> Sealing --become_cold--> Cold
 //     Evicting, Sealing --abandon_eviction--> Resident      Sealing --unseal--> Evicting
 //     Cold --claim_for_fetch--> Fetching --begin_merge--> Merging --become_resident--> Resident
+//     Fetching --become_arriving--> Arriving --settle--> Resident        (cuda)
 //     Fetching, Merging --abandon_fetch--> Cold
 //     Evicting --retire--> Cached        (freed while its bytes are being written: the writer
-//     notices) Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
+//     notices) Arriving --retire--> Cached
+//     Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
 //
 // Invariants
-//   1. In Resident, Evicting and Cached the pages are anonymous and writable. In Cold and Fetching
-//   a
-//      slot is mapped, writable (private). In Sealing and Merging the range is write-protected: the
-//      protected windows, in which nobody may touch it; a pin waits for their end.
+//   1. On the cpu, in Resident, Evicting and Cached the pages are anonymous and writable. In Cold
+//      and Fetching a slot is mapped, writable (private). In Sealing and Merging the range is
+//      write-protected: the protected windows, in which nobody may touch it; a pin waits for their
+//      end. On cuda a frame is mapped but in Vacant, Cold and Fetching; in Arriving the bytes are
+//      on their way, and a stream that uses them waits for their mark first.
 //   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
-//   waits.
-//   3. `busy` is held by the one thread that migrates or recycles the extent. The slot fields
-//   belong
-//      to that thread; while nobody is busy, to the holder of Heap::mutex_.
+//      waits.
+//   3. `busy` is held by the one thread that migrates or recycles the extent. The fields of the
+//   copy
+//      below belong to that thread; while nobody is busy, to the holder of the heap's lock.
 //
 // Threads: the word is changed by any thread with the methods below, all of them lock-free.
 #pragma once
@@ -31,6 +34,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "backend/stream_set.h"
 #include "base/check.h"
 #include "memory/intrusive_list.h"
 #include "tier/content_hash.h"
@@ -47,6 +51,7 @@ enum class ExtentState : uint8_t {
   kCold = 5,
   kFetching = 6,
   kMerging = 7,
+  kArriving = 8,
 };
 
 /// What use of an extent has told; kept in the state word.
@@ -70,6 +75,9 @@ class Extent {
   /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
   /// a stale value only makes a worse victim.
   std::atomic<uint64_t> last_use_ticks{0};
+
+  /// The streams whose queued work may use it. Grows while it is in use; see note_streams().
+  std::atomic<StreamSet> used_by{kNoStreams};
 
   // The copy below, owned as invariant 3 says. slot_hash is the hash of what the slot holds.
   Slot slot;
@@ -98,6 +106,12 @@ class Extent {
   bool take_ahead() {
     return (word_.fetch_and(~kFlagAhead, std::memory_order_relaxed) & kFlagAhead) != 0;
   }
+  /// Before a thread's unpin, so that whoever finds no pin finds the streams.
+  void note_streams(StreamSet streams) {
+    if ((used_by.load(std::memory_order_relaxed) & streams) != streams) {
+      used_by.fetch_or(streams, std::memory_order_relaxed);
+    }
+  }
   void clear_dirty() { word_.fetch_and(~kFlagDirty, std::memory_order_relaxed); }
 
   /// Blocks until the word differs from `seen`.
@@ -123,6 +137,9 @@ class Extent {
   bool claim_for_fetch();
   void begin_merge();
   void become_resident();
+  void become_arriving();
+  /// The bytes are there. False when another thread has said so, or it was freed meanwhile.
+  bool settle();
   void abandon_fetch();
 
   /// Freed by the program. False when the extent is cold or inside a window: see Heap::free.

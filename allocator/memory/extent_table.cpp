@@ -9,23 +9,19 @@
 
 namespace tencache {
 
-Result<std::unique_ptr<ExtentTable>> ExtentTable::create(const AddressArena& arena) {
-  const uint64_t bytes =
-      round_up(arena.bytes() / kGranuleBytes * sizeof(std::atomic<Extent*>), kPageBytes);
+Result<std::unique_ptr<ExtentTable>> ExtentTable::create(const char* base, uint64_t bytes) {
+  const uint64_t mapped_bytes = bytes / kGranuleBytes * sizeof(std::atomic<Extent*>);
   // Zeroed pages are valid entries: a null pointer each.
-  void* entries = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+  void* entries = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (entries == MAP_FAILED) return status_from_errno(errno, "mapping the extent table");
   return std::unique_ptr<ExtentTable>(
-      new ExtentTable(arena, static_cast<std::atomic<Extent*>*>(entries), bytes));
+      new ExtentTable(base, bytes, static_cast<std::atomic<Extent*>*>(entries), mapped_bytes));
 }
 
-ExtentTable::ExtentTable(const AddressArena& arena, std::atomic<Extent*>* entries,
+ExtentTable::ExtentTable(const char* base, uint64_t bytes, std::atomic<Extent*>* entries,
                          uint64_t mapped_bytes)
-    : arena_base_(arena.base()),
-      arena_bytes_(arena.bytes()),
-      entries_(entries),
-      mapped_bytes_(mapped_bytes) {}
+    : arena_base_(base), arena_bytes_(bytes), entries_(entries), mapped_bytes_(mapped_bytes) {}
 
 ExtentTable::~ExtentTable() { munmap(entries_, mapped_bytes_); }
 

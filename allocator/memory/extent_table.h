@@ -21,7 +21,8 @@ namespace tencache {
 
 class ExtentTable {
  public:
-  static Result<std::unique_ptr<ExtentTable>> create(const AddressArena& arena);
+  /// For the arena of so many bytes at `base`.
+  static Result<std::unique_ptr<ExtentTable>> create(const char* base, uint64_t bytes);
   ~ExtentTable();
   ExtentTable(const ExtentTable&) = delete;
   ExtentTable& operator=(const ExtentTable&) = delete;
@@ -37,7 +38,8 @@ class ExtentTable {
   void set(const char* address, uint64_t bytes, Extent* extent);
 
  private:
-  ExtentTable(const AddressArena& arena, std::atomic<Extent*>* entries, uint64_t mapped_bytes);
+  ExtentTable(const char* base, uint64_t bytes, std::atomic<Extent*>* entries,
+              uint64_t mapped_bytes);
 
   // Constant after create().
   const char* arena_base_;

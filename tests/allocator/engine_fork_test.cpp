@@ -167,7 +167,7 @@ TEST_F(EngineForkTest, ForkInsideAnOpLeavesBothSidesInStep) {
 TEST(EngineForkPressureTest, ForksDuringHeavyMigrationShowRightBytes) {
   constexpr uint64_t kCount = 12;
   constexpr int kForks = 50;
-  TestEngine engine([](EngineConfig& config) { config.budget_bytes = 4 * kMiB; });
+  TestEngine engine([](CpuEngineConfig& config) { config.budget_bytes = 4 * kMiB; });
   std::vector<char*> addresses;
   for (uint64_t index = 0; index < kCount; ++index) {
     addresses.push_back(engine.allocate(kBytes));

@@ -34,7 +34,7 @@ std::string check_budget(TestEngine& engine) {
   return "";
 }
 
-void tighten(EngineConfig& config) {
+void tighten(CpuEngineConfig& config) {
   config.budget_bytes = 8 * kMiB;
   config.disk->quota_bytes = 12 * kMiB;
 }
@@ -56,7 +56,7 @@ void trouble_disk(FaultPlan& plan, Random& random) {
 TEST(EngineFuzzTest, BytesAreRightWhateverHappens) {
   Random random;
   auto plan = std::make_shared<FaultPlan>();
-  TestEngine engine([&plan](EngineConfig& config) {
+  TestEngine engine([&plan](CpuEngineConfig& config) {
     tighten(config);
     config.disk->channel_factory = faulty_channel_factory(plan);
   });

@@ -2,14 +2,13 @@
 //
 // The whole allocator through its parts' seams: bytes come back right whatever happened to them
 // below, books agree, watermarks and callbacks work once.
-#include "engine/engine.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "engine/cpu_engine.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -58,7 +57,7 @@ TEST(EngineTest, RecycledExtentIsNotPresumedEqualToASlotItLost) {
 }
 
 TEST(EngineTest, ChaosEvictsAtTheEndOfOutermostOps) {
-  TestEngine engine([](EngineConfig& config) { config.chaos = ChaosConfig{7, 1.0}; });
+  TestEngine engine([](CpuEngineConfig& config) { config.chaos = ChaosConfig{7, 1.0}; });
   char* a = engine.allocate(kMiB);
   char* b = engine.allocate(kMiB);
   fill_pattern(a, kMiB, 1);
@@ -82,7 +81,7 @@ TEST(EngineTest, ChaosEvictsAtTheEndOfOutermostOps) {
 TEST(EngineTest, ChaosOfOneSeedIsTheSameEachTime) {
   std::vector<uint64_t> evictions;
   for (int run = 0; run < 2; ++run) {
-    TestEngine engine([](EngineConfig& config) { config.chaos = ChaosConfig{99, 0.5}; });
+    TestEngine engine([](CpuEngineConfig& config) { config.chaos = ChaosConfig{99, 0.5}; });
     char* address = engine.allocate(kPageBytes);
     for (int op = 0; op < 60; ++op) engine.use({address});
     evictions.push_back(engine.read(engine.stats().chaos_evictions));
@@ -95,7 +94,7 @@ TEST(EngineTest, ChaosOfOneSeedIsTheSameEachTime) {
 TEST(EngineTest, EveryWayToTheDiskKeepsTheBytes) {
   for (const Choice io_uring : {Choice::kAuto, Choice::kOff}) {
     for (const Choice direct_io : {Choice::kAuto, Choice::kOff}) {
-      TestEngine engine([&](EngineConfig& config) {
+      TestEngine engine([&](CpuEngineConfig& config) {
         config.disk->io_uring = io_uring;
         config.disk->direct_io = direct_io;
       });
@@ -112,13 +111,13 @@ TEST(EngineTest, EveryWayToTheDiskKeepsTheBytes) {
 }
 
 TEST(EngineTest, SpillDirectoryThatIsMissingIsAnError) {
-  EngineConfig config;
+  CpuEngineConfig config;
   config.budget_bytes = kMiB;
   config.arena_bytes = TestEngine::kArenaBytes;
   config.disk.emplace();
   config.disk->directory = "/nonexistent/spill";
   config.disk->quota_bytes = kGiB;
-  const Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config));
+  const Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config);
   ASSERT_FALSE(engine.is_ok());
   EXPECT_NE(engine.status().message().find("/nonexistent/spill"), std::string::npos);
 }

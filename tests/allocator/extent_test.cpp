@@ -35,11 +35,12 @@ void lead_to(Extent& extent, ExtentState state) {
   if (state == kCold) return;
   ASSERT_TRUE(extent.claim_for_fetch());
   if (state == kFetching) return;
+  if (state == kArriving) return extent.become_arriving();
   extent.begin_merge();
 }
 
-const ExtentState kAllStates[] = {kVacant,  kCached, kResident, kEvicting,
-                                  kSealing, kCold,   kFetching, kMerging};
+const ExtentState kAllStates[] = {kVacant, kCached,   kResident, kEvicting, kSealing,
+                                  kCold,   kFetching, kMerging,  kArriving};
 
 // Transitions that may be refused: where each is taken, and where it leads.
 TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
@@ -52,7 +53,10 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
       {"claim_for_eviction", &Extent::claim_for_eviction, {{kResident, kEvicting}}},
       {"seal", &Extent::seal, {{kEvicting, kSealing}}},
       {"claim_for_fetch", &Extent::claim_for_fetch, {{kCold, kFetching}}},
-      {"retire", &Extent::retire, {{kResident, kCached}, {kEvicting, kCached}}},
+      {"retire",
+       &Extent::retire,
+       {{kResident, kCached}, {kEvicting, kCached}, {kArriving, kCached}}},
+      {"settle", &Extent::settle, {{kArriving, kResident}}},
       {"claim_for_free", &Extent::claim_for_free, {{kCold, kVacant}}},
       {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
       {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
@@ -84,6 +88,7 @@ TEST(ExtentDeathTest, ForcedTransitionsCheckTheirState) {
   const std::function<void(Extent&)> forced[] = {
       &Extent::unseal,          &Extent::become_cold,   &Extent::begin_merge,
       &Extent::become_resident, &Extent::abandon_fetch, &Extent::revive,
+      &Extent::become_arriving,
   };
   for (const auto& transition : forced) {
     EXPECT_DEATH(
@@ -175,6 +180,16 @@ TEST(ExtentTest, FlagsEndWithTheLifeAndDirtyWithTheEviction) {
   EXPECT_EQ(extent.load() & kUseFlags, 0u);
 }
 
+TEST(ExtentTest, StreamsThatUseItAddUp) {
+  Extent extent;
+  extent.note_streams(kNoStreams);
+  EXPECT_EQ(extent.used_by.load(), kNoStreams);
+  extent.note_streams(0b100);
+  extent.note_streams(0b001);
+  extent.note_streams(0b100);
+  EXPECT_EQ(extent.used_by.load(), StreamSet{0b101});
+}
+
 TEST(ExtentTest, PresumedCleanNeedsAWrittenSlotAndNoWriteSince) {
   Extent extent;
   extent.commit();
@@ -218,7 +233,7 @@ TEST(ExtentTest, WaiterWakesAtEachEndOfAWindow) {
   const std::pair<ExtentState, void (Extent::*)()> ends[] = {
       {kSealing, &Extent::become_cold},      {kSealing, &Extent::unseal},
       {kSealing, &Extent::abandon_eviction}, {kMerging, &Extent::become_resident},
-      {kMerging, &Extent::abandon_fetch},
+      {kMerging, &Extent::abandon_fetch},    {kFetching, &Extent::become_arriving},
   };
   for (const auto& [state, end] : ends) {
     Extent extent;

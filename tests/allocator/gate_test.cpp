@@ -233,7 +233,8 @@ TEST(GateDeathTest, MoreClosesThanOpensAreNamed) {
   const TestDirectory directory;
   EXPECT_DEATH(
       {
-        TestEngine engine([&](EngineConfig& config) { config.disk->directory = directory.path(); });
+        TestEngine engine(
+            [&](CpuEngineConfig& config) { config.disk->directory = directory.path(); });
         engine->gate().close();
       },
       "the gate was closed more often than opened");
@@ -243,7 +244,8 @@ TEST(GateDeathTest, UseOfFreedMemoryIsNamed) {
   const TestDirectory directory;
   EXPECT_DEATH(
       {
-        TestEngine engine([&](EngineConfig& config) { config.disk->directory = directory.path(); });
+        TestEngine engine(
+            [&](CpuEngineConfig& config) { config.disk->directory = directory.path(); });
         char* address = engine.allocate(kMiB);
         engine.free(address);
         engine.use({address});

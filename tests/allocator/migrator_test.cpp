@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint64_t kBudget = 32 * kMiB;
 
-TestEngine::Adjust small_budget(std::function<void(EngineConfig&)> more = {}) {
-  return [more](EngineConfig& config) {
+TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {}) {
+  return [more](CpuEngineConfig& config) {
     config.budget_bytes = kBudget;
     if (more) more(config);
   };
@@ -139,8 +139,9 @@ TEST(MigratorTest, CacheIsDroppedBeforeAnythingIsEvicted) {
 
 TEST(MigratorTest, FailingDiskIsTheReasonAndMemoryIsKept) {
   auto plan = std::make_shared<FaultPlan>();
-  TestEngine engine(small_budget(
-      [&](EngineConfig& config) { config.disk->channel_factory = faulty_channel_factory(plan); }));
+  TestEngine engine(small_budget([&](CpuEngineConfig& config) {
+    config.disk->channel_factory = faulty_channel_factory(plan);
+  }));
   Fault fault;
   fault.error_number = ENOSPC;
   plan->add(fault);
@@ -162,7 +163,7 @@ TEST(MigratorTest, FailingDiskIsTheReasonAndMemoryIsKept) {
 
 TEST(MigratorTest, FullDiskIsTheReason) {
   TestEngine engine(
-      small_budget([](EngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; }));
+      small_budget([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; }));
   used_extents(engine, 31);
   const Result<void*> refused = engine->allocate(16 * kMiB);
   ASSERT_FALSE(refused.is_ok());
@@ -174,7 +175,7 @@ TEST(MigratorTest, FullDiskIsTheReason) {
 
 TEST(MigratorTest, ArmsOnceAtTheWatermark) {
   std::atomic<int> armed{0};
-  TestEngine engine(small_budget([&](EngineConfig& config) {
+  TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.arm_at = 0.5;
     config.on_arm = [&] { armed.fetch_add(1); };
   }));
@@ -196,7 +197,7 @@ TEST(MigratorTest, ArmsOnceAtTheWatermark) {
 TEST(MigratorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
   std::atomic<int> spills{0};
   std::atomic<int> polls{0};
-  TestEngine engine(small_budget([&](EngineConfig& config) {
+  TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.on_first_spill = [&] {
       EXPECT_GT(polls.load(), 0);
       spills.fetch_add(1);
@@ -213,8 +214,8 @@ TEST(MigratorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
 // The poll may give up the pins that stood in the way.
 TEST(MigratorTest, HoldsGivenUpByThePollMakeRoom) {
   std::atomic<Hold*> hold{nullptr};
-  Engine* target = nullptr;
-  TestEngine engine(small_budget([&](EngineConfig& config) {
+  CpuEngine* target = nullptr;
+  TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.before_pass = [&] {
       if (Hold* held = hold.exchange(nullptr)) target->gate().unhold(held);
     };
@@ -264,7 +265,7 @@ TEST(MigratorTest, ThreadsShareTheRoom) {
 
 TEST(MigratorTest, StrictModeNeverEvicts) {
   std::atomic<int> armed{0};
-  TestEngine engine(small_budget([&](EngineConfig& config) {
+  TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.heap.strict = true;
     config.disk.reset();
     config.on_arm = [&] { armed.fetch_add(1); };

@@ -24,7 +24,7 @@ constexpr size_t kLayers = 12;
 class PlanEngineTest : public ::testing::Test {
  protected:
   explicit PlanEngineTest(const TestEngine::Adjust& adjust = {})
-      : engine_([&](EngineConfig& config) {
+      : engine_([&](CpuEngineConfig& config) {
           config.budget_bytes = kLayers / 2 * kBytes;
           if (adjust) adjust(config);
         }) {
@@ -182,7 +182,7 @@ TEST_F(PlanEngineTest, ThreadsThatInterleaveAreNotLearnedAndNotHarmed) {
 class PlanChaosTest : public PlanEngineTest {
  protected:
   PlanChaosTest()
-      : PlanEngineTest([](EngineConfig& config) {
+      : PlanEngineTest([](CpuEngineConfig& config) {
           config.chaos = ChaosConfig{1, 0.3};
         }) {}
 };
@@ -194,7 +194,7 @@ TEST_F(PlanChaosTest, BytesAreRightWhileChaosWorksAgainstThePlan) {
 
 class NoPlanTest : public PlanEngineTest {
  protected:
-  NoPlanTest() : PlanEngineTest([](EngineConfig& config) { config.plans = false; }) {}
+  NoPlanTest() : PlanEngineTest([](CpuEngineConfig& config) { config.plans = false; }) {}
 };
 
 TEST_F(NoPlanTest, NothingIsLearnedWhenPlansAreOff) {

@@ -22,7 +22,7 @@ constexpr uint64_t kBytes = 256 * kKiB;
 
 class PrefetcherTest : public ::testing::Test {
  protected:
-  PrefetcherTest() : engine_([](EngineConfig& config) { config.budget_bytes = 8 * kBytes; }) {
+  PrefetcherTest() : engine_([](CpuEngineConfig& config) { config.budget_bytes = 8 * kBytes; }) {
     engine_->migrator().on_attention();
   }
 

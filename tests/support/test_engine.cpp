@@ -11,7 +11,7 @@
 namespace tencache {
 
 TestEngine::TestEngine(const Adjust& adjust) {
-  EngineConfig config;
+  CpuEngineConfig config;
   config.budget_bytes = kBudgetBytes;
   config.arena_bytes = kArenaBytes;
   config.heap.extent_min_bytes = kPageBytes;
@@ -21,7 +21,7 @@ TestEngine::TestEngine(const Adjust& adjust) {
   if (config.disk && config.disk->directory.empty()) {
     config.disk->directory = directory_.emplace().path();
   }
-  Result<std::unique_ptr<Engine>> engine = Engine::create(std::move(config));
+  Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config);
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();
 }
@@ -82,7 +82,7 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
     return std::string(what) + ": " + std::to_string(booked) + " in the books, " +
            std::to_string(counted) + " counted";
   };
-  Heap& heap = engine_->heap();
+  const CpuHeap& heap = engine_->heap();
   if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
   if (heap.small_blocks().used() != small_bytes) {
     return differs("small bytes", heap.small_blocks().used(), small_bytes);

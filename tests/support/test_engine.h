@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "engine/engine.h"
+#include "engine/cpu_engine.h"
 #include "support/faulty_channel.h"
 #include "support/test_directory.h"
 
@@ -40,14 +40,14 @@ class TestEngine {
   static constexpr uint64_t kBudgetBytes = kGiB;
   static constexpr uint64_t kDiskBytes = kGiB;
 
-  using Adjust = std::function<void(EngineConfig&)>;
+  using Adjust = std::function<void(CpuEngineConfig&)>;
 
   /// `adjust` may change the configuration before the engine is made; aborts when that fails.
   explicit TestEngine(const Adjust& adjust = {});
   ~TestEngine();
 
-  Engine& operator*() { return *engine_; }
-  Engine* operator->() { return engine_.get(); }
+  CpuEngine& operator*() { return *engine_; }
+  CpuEngine* operator->() { return engine_.get(); }
 
   /// Allocates; a failure is a failed test and ends the process.
   char* allocate(uint64_t bytes);
@@ -73,7 +73,7 @@ class TestEngine {
   std::string check_books_once(uint64_t small_bytes);
 
   std::optional<TestDirectory> directory_;  // unless `adjust` chose one
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<CpuEngine> engine_;
 };
 
 /// An op that is open for as long as the object lives.
@@ -87,7 +87,7 @@ class GateScope {
   GateScope& operator=(const GateScope&) = delete;
 
  private:
-  Engine* engine_;
+  CpuEngine* engine_;
 };
 
 /// A page-wise recognisable pattern: every 8 bytes hold a number made of seed and place.

@@ -2,7 +2,7 @@
 //
 // The front door without an engine: small blocks and extents, the cache, the rungs of the ladder,
 // and the texts of its end. What the layer above does is played by a RoomMaker of the test's.
-#include "memory/heap.h"
+#include "memory/cpu_heap.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -51,8 +51,8 @@ class HeapTest : public ::testing::Test {
     heap_.reset();
     budget_.emplace(kLimit, kLimit * 7 / 10, stats_.peak_device_bytes);
     arena_ = std::move(AddressArena::reserve(arena_bytes)).value();
-    table_ = std::move(ExtentTable::create(*arena_)).value();
-    heap_ = std::make_unique<Heap>(config, *arena_, *table_, nullptr, nullptr, *budget_, stats_);
+    table_ = std::move(ExtentTable::create(arena_->base(), arena_->bytes())).value();
+    heap_ = std::make_unique<CpuHeap>(config, *arena_, *table_, nullptr, nullptr, *budget_, stats_);
     heap_->set_room_maker(&room_maker_);
   }
 
@@ -74,7 +74,7 @@ class HeapTest : public ::testing::Test {
   std::optional<Budget> budget_;
   std::unique_ptr<AddressArena> arena_;
   std::unique_ptr<ExtentTable> table_;
-  std::unique_ptr<Heap> heap_;
+  std::unique_ptr<CpuHeap> heap_;
 };
 using HeapDeathTest = HeapTest;
 

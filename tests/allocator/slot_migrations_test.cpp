@@ -61,7 +61,7 @@ class HookedChannel final : public IoChannel {
 };
 
 TestEngine::Adjust hooked(HookedChannel::Hook before, HookedChannel::Hook after) {
-  return [before, after](EngineConfig& config) {
+  return [before, after](CpuEngineConfig& config) {
     config.disk->channel_factory = [before, after](int fd) -> Result<std::unique_ptr<IoChannel>> {
       return std::unique_ptr<IoChannel>(
           std::make_unique<HookedChannel>(make_thread_channel(fd, 2), before, after));
@@ -252,7 +252,7 @@ class FailingDiskTest : public ::testing::Test {
   static constexpr uint64_t kBytes = 128 * kKiB;
 
   void SetUp() override {
-    engine_ = std::make_unique<TestEngine>([this](EngineConfig& config) {
+    engine_ = std::make_unique<TestEngine>([this](CpuEngineConfig& config) {
       config.disk->channel_factory = faulty_channel_factory(plan_);
     });
     address_ = engine_->allocate(kBytes);
@@ -320,7 +320,7 @@ TEST_F(FailingDiskTest, ReadThatFailsTwiceIsRepeated) {
 void evict_and_fetch_with(IoDirection direction, FaultKind kind, uint64_t count,
                           const TestDirectory& directory) {
   auto plan = std::make_shared<FaultPlan>();
-  TestEngine engine([&](EngineConfig& config) {
+  TestEngine engine([&](CpuEngineConfig& config) {
     config.disk->channel_factory = faulty_channel_factory(plan);
     config.disk->directory = directory.path();
   });
@@ -365,7 +365,7 @@ TEST(MigrationsDeathTest, OtherBytesThanWereWrittenEndTheProcess) {
 }
 
 TEST(MigrationsTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
-  TestEngine engine([](EngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; });
+  TestEngine engine([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; });
   std::vector<char*> clean;
   for (uint64_t index = 0; index < 4; ++index) {
     clean.push_back(engine.allocate(kMiB));
@@ -386,7 +386,7 @@ TEST(MigrationsTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
 
 TEST(MigrationsTest, BatchGoesColdTogetherAndComesBackTogether) {
   for (const Choice io_uring : {Choice::kAuto, Choice::kOff}) {
-    TestEngine engine([io_uring](EngineConfig& config) { config.disk->io_uring = io_uring; });
+    TestEngine engine([io_uring](CpuEngineConfig& config) { config.disk->io_uring = io_uring; });
     std::vector<char*> addresses;
     std::vector<Extent*> extents;
     for (uint64_t index = 0; index < 20; ++index) {
@@ -399,7 +399,7 @@ TEST(MigrationsTest, BatchGoesColdTogetherAndComesBackTogether) {
     EXPECT_EQ(engine->migrations()->evict(extents).count, 20u);
     EXPECT_EQ(engine->budget().used(), 0u);
     for (Extent* extent : extents) extent->pin();
-    engine->migrations()->fetch(extents);
+    engine->migrations()->fetch(extents, kNoStreams);
     for (uint64_t index = 0; index < 20; ++index) {
       EXPECT_TRUE(engine.is_resident(addresses[index]));
       EXPECT_TRUE(has_pattern(addresses[index], extents[index]->bytes, index));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The phases of a fetch (engine/migrations.h tells the protocol and why it is safe).
+// The phases of a fetch (engine/slot_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/racy_access.h"
 #include "engine/migration_permit.h"
-#include "engine/migrations.h"
+#include "engine/slot_migrations.h"
 
 namespace tencache {
 namespace {
@@ -46,7 +46,7 @@ class HashingReader final : public PieceObserver {
 
 }  // namespace
 
-void Migrations::fetch(std::span<Extent* const> extents) {
+void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<Fetch> fetches = claim_fetches(extents);
@@ -83,18 +83,18 @@ void Migrations::fetch(std::span<Extent* const> extents) {
     if (extent->take_ahead()) add(stats_.late_fetches, 1);
   }
   end_demand();
-  if (!cold_again.empty()) fetch(cold_again);
+  if (!cold_again.empty()) fetch(cold_again, streams);
 }
 
 // It becomes cold, or resident again, in a moment.
-void Migrations::wait_while_sealing(const Extent& extent) {
+void SlotMigrations::wait_while_sealing(const Extent& extent) {
   for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
        word = extent.load()) {
     extent.wait_while(word);
   }
 }
 
-size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
+size_t SlotMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   std::vector<Fetch> fetches;
   size_t carried_out = 0;
   uint64_t bytes_ahead = 0;
@@ -127,7 +127,7 @@ size_t Migrations::prefetch(std::span<const Order> orders, uint64_t* lacking_byt
   return carried_out;
 }
 
-void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+void SlotMigrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
   MigrationPermit permit(gate_);
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
@@ -141,7 +141,7 @@ void Migrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>*
   read_work_.add(bytes, thread_work_ns() - begin_work_ns);
 }
 
-std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const> extents) {
+std::vector<SlotMigrations::Fetch> SlotMigrations::claim_fetches(std::span<Extent* const> extents) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
     if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, false, nullptr});
@@ -149,7 +149,8 @@ std::vector<Migrations::Fetch> Migrations::claim_fetches(std::span<Extent* const
   return fetches;
 }
 
-void Migrations::make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold) {
+void SlotMigrations::make_scratch(std::vector<Fetch>& fetches,
+                                  std::vector<const Extent*>* left_cold) {
   std::vector<Fetch> ready;
   ready.reserve(fetches.size());
   for (Fetch& fetch : fetches) {
@@ -167,7 +168,7 @@ void Migrations::make_scratch(std::vector<Fetch>& fetches, std::vector<const Ext
   fetches = std::move(ready);
 }
 
-void Migrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+void SlotMigrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
   for (int tries = 1; !fetches.empty(); ++tries) {
     std::vector<IoSegment> segments;
     segments.reserve(fetches.size());
@@ -195,8 +196,8 @@ void Migrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent
   }
 }
 
-void Migrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
-                                 std::vector<const Extent*>* left_cold) {
+void SlotMigrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+                                     std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
     drop_scratch(fetch);
     leave_cold(fetch, reason);
@@ -204,7 +205,7 @@ void Migrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status
   }
 }
 
-void Migrations::verify(const Extent& extent, const ContentHash& hash) const {
+void SlotMigrations::verify(const Extent& extent, const ContentHash& hash) const {
   if (hash == extent.slot_hash) return;
   fatal(
       "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
@@ -215,7 +216,7 @@ void Migrations::verify(const Extent& extent, const ContentHash& hash) const {
       static_cast<unsigned long long>(extent.slot.offset));
 }
 
-void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
+void SlotMigrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
   Extent* extent = fetch.extent;
   extent->begin_merge();
   TouchedPages touched;
@@ -240,7 +241,7 @@ void Migrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* 
   if (fetch.frames != nullptr) heap_.give_up_frames(fetch.frames);  // only addresses are left of it
 }
 
-Status Migrations::move_scratch(const Fetch& fetch) {
+Status SlotMigrations::move_scratch(const Fetch& fetch) {
   AddressArena& arena = heap_.arena();
   const Extent* extent = fetch.extent;
   if (fetch.frames == nullptr) {
@@ -259,7 +260,7 @@ Status Migrations::move_scratch(const Fetch& fetch) {
 }
 
 // Pages that were written behind the gate's back win over what the slot holds.
-Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
+Status SlotMigrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
   const Extent* extent = fetch.extent;
   TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
   TENCACHE_RETURN_IF_ERROR(heap_.arena().protect(extent->address, extent->bytes));
@@ -272,7 +273,7 @@ Status Migrations::merge_written_pages(const Fetch& fetch, TouchedPages* touched
   return Status::ok();
 }
 
-void Migrations::drop_scratch(const Fetch& fetch) {
+void SlotMigrations::drop_scratch(const Fetch& fetch) {
   if (fetch.frames != nullptr) {
     heap_.give_up_frames(fetch.frames);
   } else {
@@ -280,7 +281,7 @@ void Migrations::drop_scratch(const Fetch& fetch) {
   }
 }
 
-void Migrations::leave_cold(const Fetch& fetch, const Status& reason) {
+void SlotMigrations::leave_cold(const Fetch& fetch, const Status& reason) {
   if (!warned_left_cold_.exchange(true)) {
     TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
                          reason.clause().c_str());

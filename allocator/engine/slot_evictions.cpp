@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The phases of an eviction (engine/migrations.h tells the protocol and why it is safe).
+// The phases of an eviction (engine/slot_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 
 #include "backend/write_barrier.h"
@@ -10,10 +10,10 @@
 #include "base/racy_access.h"
 #include "engine/eviction_writer.h"
 #include "engine/migration_permit.h"
-#include "engine/migrations.h"
+#include "engine/slot_migrations.h"
 
 namespace tencache {
-EvictionResult Migrations::evict(std::span<Extent* const> extents) {
+EvictionResult SlotMigrations::evict(std::span<Extent* const> extents) {
   MigrationPermit permit(gate_);
   EvictionResult result;
   // Phase 1: claim. From here on the extents are ours, and still usable by the program.
@@ -39,7 +39,7 @@ EvictionResult Migrations::evict(std::span<Extent* const> extents) {
   return result;
 }
 
-std::vector<Migrations::Eviction> Migrations::claim(std::span<Extent* const> extents) {
+std::vector<SlotMigrations::Eviction> SlotMigrations::claim(std::span<Extent* const> extents) {
   std::vector<Eviction> evictions;
   evictions.reserve(extents.size());
   for (Extent* extent : extents) {
@@ -50,7 +50,7 @@ std::vector<Migrations::Eviction> Migrations::claim(std::span<Extent* const> ext
   return evictions;
 }
 
-void Migrations::take_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
+void SlotMigrations::take_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
   std::vector<Eviction> with_slot;
   for (const Eviction& eviction : evictions) {
     Status status = ensure_slot(eviction.extent);
@@ -65,7 +65,7 @@ void Migrations::take_slots(std::vector<Eviction>& evictions, EvictionResult* re
 }
 
 // The extent's own slot when it may be overwritten, else another one.
-Status Migrations::ensure_slot(Extent* extent) {
+Status SlotMigrations::ensure_slot(Extent* extent) {
   extent->slot_is_written = false;
   if (extent->slot.is_valid() && disk_.is_writable(extent->slot)) return Status::ok();
   Result<Slot> slot = disk_.allocate(extent->bytes);
@@ -81,7 +81,7 @@ Status Migrations::ensure_slot(Extent* extent) {
   return Status::ok();
 }
 
-void Migrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
+void SlotMigrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* result) {
   if (evictions.empty()) return;
   const Status status = write_batch(evictions);
   if (status.is_ok()) return;
@@ -90,7 +90,7 @@ void Migrations::write_slots(std::vector<Eviction>& evictions, EvictionResult* r
   evictions.clear();
 }
 
-Status Migrations::write_batch(std::span<const Eviction> evictions) {
+Status SlotMigrations::write_batch(std::span<const Eviction> evictions) {
   std::vector<const Extent*> extents;
   extents.reserve(evictions.size());
   for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
@@ -109,8 +109,8 @@ Status Migrations::write_batch(std::span<const Eviction> evictions) {
   return Status::ok();
 }
 
-void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
-                              std::vector<Eviction>* differing) {
+void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
+                                  std::vector<Eviction>* differing) {
   const uint64_t begin_work_ns = thread_work_ns();
   uint64_t proved_bytes = 0;
   for (const Eviction& eviction : evictions) {
@@ -148,7 +148,7 @@ void Migrations::seal_and_map(std::span<const Eviction> evictions, EvictionResul
 }
 
 // The protected window: from seal() to become_cold() or the way back.
-Migrations::SealOutcome Migrations::seal_one(const Eviction& eviction, Status* failure) {
+SlotMigrations::SealOutcome SlotMigrations::seal_one(const Eviction& eviction, Status* failure) {
   Extent* extent = eviction.extent;
   AddressArena& arena = heap_.arena();
   *failure = WriteBarrier::ensure_installed();
@@ -179,7 +179,7 @@ Migrations::SealOutcome Migrations::seal_one(const Eviction& eviction, Status* f
 }
 
 // False when a pin arrived meanwhile: its thread waits, so give up at once.
-bool Migrations::hash_sealed(const Extent* extent, ContentHash* hash) {
+bool SlotMigrations::hash_sealed(const Extent* extent, ContentHash* hash) {
   ContentHasher hasher;
   for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
     if (Extent::pins_of(extent->load()) > 0) return false;
@@ -191,9 +191,9 @@ bool Migrations::hash_sealed(const Extent* extent, ContentHash* hash) {
   return true;
 }
 
-void Migrations::abandon(const Eviction& eviction) { eviction.extent->abandon_eviction(); }
+void SlotMigrations::abandon(const Eviction& eviction) { eviction.extent->abandon_eviction(); }
 
-void Migrations::count_failure(const Status& failure, uint64_t count, EvictionResult* result) {
+void SlotMigrations::count_failure(const Status& failure, uint64_t count, EvictionResult* result) {
   add(stats_.eviction_failures, count);
   if (result->failure.is_ok()) result->failure = failure;
   if (warned_failure_.exchange(true)) return;

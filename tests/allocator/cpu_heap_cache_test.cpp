@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cache's frames under other sizes (memory/heap_cache.cpp, Note [Frames of another size]): when
-// they are taken, what is left of whoever had them, and that bytes and books stay right.
+// The cache's frames under other sizes (memory/cpu_heap_cache.cpp, Note [Frames of another size]):
+// when they are taken, what is left of whoever had them, and that bytes and books stay right.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "backend/machine.h"
-#include "memory/heap.h"
+#include "memory/cpu_heap.h"
 #include "support/accessible.h"
 #include "support/child_process.h"
 #include "support/random.h"
@@ -26,7 +26,7 @@ constexpr uint64_t kBudget = 40 * kMiB;
 
 /// Room is scarce above 70 % of kBudget.
 TestEngine::Adjust small_budget() {
-  return [](EngineConfig& config) {
+  return [](CpuEngineConfig& config) {
     config.budget_bytes = kBudget;
     config.arm_at = 0.7;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heap's cache: freed extents, their pages still there, that wait for reuse.
+// CpuHeap's cache: freed extents, their pages still there, that wait for reuse.
 //
 // Note [Frames of another size]: a page that is given back to the kernel and asked for again has to
 // be cleared, which costs more than anything else in a move, and as long as the program computes on
@@ -13,7 +13,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "memory/heap.h"
+#include "memory/cpu_heap.h"
 
 namespace tencache {
 namespace {
@@ -27,7 +27,7 @@ constexpr uint64_t kTooLargeFactor = 2;
 
 }  // namespace
 
-Extent* Heap::pop_cached(uint64_t bytes) {
+Extent* CpuHeap::pop_cached(uint64_t bytes) {
   Extent* extent = nullptr;
   Slot stale_slot;
   {
@@ -42,7 +42,7 @@ Extent* Heap::pop_cached(uint64_t bytes) {
   return extent;
 }
 
-void Heap::cache(Extent* extent) {
+void CpuHeap::cache(Extent* extent) {
   Slot stale_slot;
   {
     MutexLock lock(mutex_);
@@ -57,7 +57,7 @@ void Heap::cache(Extent* extent) {
   if (stale_slot.is_valid()) disk_->release(stale_slot);
 }
 
-void Heap::unlink_cached(Extent* extent) {
+void CpuHeap::unlink_cached(Extent* extent) {
   cached_by_age_.remove(extent);
   auto found = cached_by_size_.find(extent->bytes);
   found->second.remove(extent);
@@ -66,7 +66,7 @@ void Heap::unlink_cached(Extent* extent) {
 }
 
 // Who waits longest of those that fit best. It is Vacant and busy then, and the caller's.
-Extent* Heap::claim_cached(uint64_t bytes) {
+Extent* CpuHeap::claim_cached(uint64_t bytes) {
   MutexLock lock(mutex_);
   for (auto entry = cached_by_size_.lower_bound(bytes);
        entry != cached_by_size_.end() && entry->first < bytes * kTooLargeFactor; ++entry) {
@@ -82,7 +82,7 @@ Extent* Heap::claim_cached(uint64_t bytes) {
 
 // REQUIRES: the extent is Vacant, busy and the caller's. False, and it is gone, when the kernel
 // refuses to cut it (vm.max_map_count).
-bool Heap::shrink(Extent* extent, uint64_t bytes) {
+bool CpuHeap::shrink(Extent* extent, uint64_t bytes) {
   const uint64_t old_bytes = extent->bytes;
   if (old_bytes == bytes) return true;
   if (!arena_.cut_off(extent->address + bytes, old_bytes - bytes).is_ok()) {
@@ -107,27 +107,27 @@ bool Heap::shrink(Extent* extent, uint64_t bytes) {
   return true;
 }
 
-Extent* Heap::recut_cached(uint64_t requested_bytes, uint64_t bytes) {
+Extent* CpuHeap::recut_cached(uint64_t requested_bytes, uint64_t bytes) {
   if (!budget_.is_scarce(bytes)) return nullptr;
   Extent* extent = claim_cached(bytes);
   if (extent == nullptr || !shrink(extent, bytes)) return nullptr;
   release_slot_of(extent);
   extent->requested_bytes = requested_bytes;
-  extent->id = next_id_.fetch_add(1, std::memory_order_relaxed);
+  extent->id = next_id();
   extent->become_vacant();
   extent->commit();
   return extent;
 }
 
-Extent* Heap::take_frames(uint64_t bytes) {
+Extent* CpuHeap::take_frames(uint64_t bytes) {
   if (!arena_.can_keep_source() || !budget_.is_scarce(bytes)) return nullptr;
   Extent* extent = claim_cached(bytes);
   return extent != nullptr && shrink(extent, bytes) ? extent : nullptr;
 }
 
-void Heap::give_up_frames(Extent* extent) { give_back(extent); }
+void CpuHeap::give_up_frames(Extent* extent) { give_back(extent); }
 
-uint64_t Heap::drop_cached(uint64_t bytes) {
+uint64_t CpuHeap::drop_cached(uint64_t bytes) {
   std::vector<Extent*> dropped;
   uint64_t dropped_bytes = 0;
   {
@@ -152,7 +152,7 @@ uint64_t Heap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-void Heap::drop_old_cached() {
+void CpuHeap::drop_old_cached() {
   uint64_t old_bytes = 0;
   {
     MutexLock lock(mutex_);
@@ -166,7 +166,7 @@ void Heap::drop_old_cached() {
   if (old_bytes > 0) drop_cached(old_bytes);
 }
 
-uint64_t Heap::drop_spare_slots(uint64_t bytes) {
+uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {
   std::vector<Slot> slots;
   uint64_t dropped_bytes = 0;
   {

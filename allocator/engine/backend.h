@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backend: what an engine stands on, i.e. the memory of one device, the tiers below it, and how
+// bytes move between them. Gate, migrator, prefetcher, learning and planning are the same over any
+// backend.
+#pragma once
+
+#include "engine/migrations.h"
+#include "memory/heap.h"
+
+namespace tencache {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual Heap& heap() = 0;
+  /// Null where nothing ever goes cold.
+  virtual Migrations* migrations() = 0;
+
+  /// A fork is about to be done; no migration is under way until the parent is told that it was.
+  virtual void before_fork() = 0;
+  virtual void after_fork_in_parent() = 0;
+};
+
+}  // namespace tencache

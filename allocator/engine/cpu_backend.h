@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CpuBackend: extents in anonymous memory of this process, cold ones in slots of a spill file. The
+// fault handler of the process, which lets stray writes wait while a window is closed, serves the
+// newest backend.
+//
+// Threads: create and destroy on one thread; the rest as its parts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "backend/address_arena.h"
+#include "backend/page_map.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/backend.h"
+#include "engine/slot_migrations.h"
+#include "memory/cpu_heap.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+struct CpuBackendConfig {
+  uint64_t arena_bytes = uint64_t{16} << 40;
+  HeapConfig heap;
+  std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
+};
+
+class CpuBackend final : public Backend {
+ public:
+  /// `budget` and `stats` outlive the backend.
+  static Result<std::unique_ptr<CpuBackend>> open(const CpuBackendConfig& config, Budget& budget,
+                                                  Stats& stats);
+  ~CpuBackend() override;
+
+  CpuHeap& heap() override { return *heap_; }
+  Migrations* migrations() override { return migrations_.get(); }
+  DiskTier* disk() { return disk_.get(); }
+  const AddressArena& arena() const { return *arena_; }
+
+  void before_fork() override;
+  void after_fork_in_parent() override;
+
+ private:
+  CpuBackend() = default;
+  Status open_parts(const CpuBackendConfig& config, Budget& budget, Stats& stats);
+
+  std::unique_ptr<AddressArena> arena_;
+  std::unique_ptr<ExtentTable> table_;
+  std::unique_ptr<PageMap> page_map_;
+  std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<CpuHeap> heap_;
+  std::unique_ptr<SlotMigrations> migrations_;
+};
+
+}  // namespace tencache

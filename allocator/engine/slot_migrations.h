@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SlotMigrations: how the cpu backend moves extents between the device tier and slots of the disk
+// tier, in numbered phases.
+//
+// An eviction of an extent E
+//   1. claims E (it stays usable; a pin taken from now on wins),
+//   2. writes its bytes into a slot and hashes what it wrote (engine/eviction_writer.h); not when a
+//      slot is presumed to hold them already,
+//   3. seals E (write-protected, pins wait), hashes again and compares: the proof that the slot
+//   holds
+//      these very bytes, whoever may have written meanwhile,
+//   4. maps the slot over the address. E is cold; its room is free.
+// A pin, a use or a differing hash at any point leaves E resident and nothing is lost.
+//
+// A fetch claims E, reads its slot into scratch pages and compares the hash, then write-protects
+// the cold mapping, copies over the pages that were written behind the gate's back, and moves the
+// scratch pages onto the address. Each extent of a batch is usable as soon as its own bytes are
+// there.
+//
+// Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
+// lock is held across a copy, an I/O or a mapping. A MigrationPermit is held for each batch: a
+// fork waits until none is out, so a child never inherits a protected window or a half-done copy.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/page_map.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/migrations.h"
+#include "memory/cpu_heap.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+class SlotMigrations final : public Migrations {
+ public:
+  SlotMigrations(CpuHeap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats)
+      : heap_(heap), disk_(disk), page_map_(page_map), stats_(stats) {}
+
+  EvictionResult evict(std::span<Extent* const> extents) override;
+  /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
+  /// a mapping the extent stays cold, which is slow but right, and a warning says so.
+  void fetch(std::span<Extent* const> extents, StreamSet streams) override;
+  size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
+
+ private:
+  struct Eviction {
+    Extent* extent = nullptr;
+    uint64_t claimed_at_ticks = 0;
+    bool needs_write = true;
+  };
+
+  // Phases of an eviction.
+  std::vector<Eviction> claim(std::span<Extent* const> extents);
+  void take_slots(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status ensure_slot(Extent* extent);
+  void write_slots(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status write_batch(std::span<const Eviction> evictions);
+  void seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
+                    std::vector<Eviction>* differing);
+  enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
+  SealOutcome seal_one(const Eviction& eviction, Status* failure);
+  static bool hash_sealed(const Extent* extent, ContentHash* hash);
+  void abandon(const Eviction& eviction);
+  void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
+
+  // Phases of a fetch.
+  struct Fetch {
+    Extent* extent = nullptr;
+    char* scratch = nullptr;
+    bool is_ahead = false;     // nobody waits for it
+    Extent* frames = nullptr;  // whose pages the scratch is, if they are a cached extent's
+  };
+  static void wait_while_sealing(const Extent& extent);
+  void give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+                       std::vector<const Extent*>* left_cold);
+  std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
+  void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
+  void read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void verify(const Extent& extent, const ContentHash& hash) const;
+  void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
+  Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
+  Status move_scratch(const Fetch& fetch);
+  void drop_scratch(const Fetch& fetch);
+  void leave_cold(const Fetch& fetch, const Status& reason);
+
+  CpuHeap& heap_;
+  DiskTier& disk_;
+  const PageMap& page_map_;
+  Stats& stats_;
+  std::atomic<bool> warned_failure_{false};
+  std::atomic<bool> warned_left_cold_{false};
+};
+
+}  // namespace tencache
