@@ -10,7 +10,7 @@
 //   3. Heap::mutex_               lists of extents: cached, live; address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 log, recorder registry, operator names, retired slots, frames,
-//                                 marks of streams, staging buffers
+//                                 marks and numbers of streams, small blocks, staging buffers
 // DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow
 // the tier and is the exception: it is held across fallocate, or while memory is mapped and pinned.
 #pragma once

@@ -165,6 +165,10 @@ void SimulatedDriver::set_latency(std::string_view name, std::chrono::nanosecond
   parts_->script.set_latency(name, latency);
 }
 
+void SimulatedDriver::set_capturing(CUstream stream, bool is_capturing) {
+  parts_->streams.set_capturing(stream, is_capturing);
+}
+
 void SimulatedDriver::fail_context(CUresult result) { parts_->failure.fail(result); }
 
 uint64_t SimulatedDriver::calls(std::string_view name) const { return parts_->script.calls(name); }

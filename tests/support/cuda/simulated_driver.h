@@ -60,6 +60,8 @@ class SimulatedDriver {
   void fail(std::string_view name, uint64_t nth, CUresult result);
   /// From now on each call of the function takes so much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
+  /// From now on the stream says that it captures a CUDA graph, and refuses events; or no longer.
+  void set_capturing(CUstream stream, bool is_capturing);
   /// The context fails as if by a kernel's fault.
   void fail_context(CUresult result);
   /// How often the function was called, failed calls included.

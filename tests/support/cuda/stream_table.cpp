@@ -83,6 +83,7 @@ CUresult StreamTable::destroy_stream(CUstream stream) {
   const auto found = streams_.find(stream);
   if (stream == nullptr || found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
   destroyed_.push_back(std::move(found->second));
+  capturing_.erase(stream);
   streams_.erase(found);
   return CUDA_SUCCESS;
 }
@@ -117,6 +118,7 @@ CUresult StreamTable::wait_event(CUstream stream, CUevent event, unsigned flags)
   const StreamPointer found = find(stream);
   std::shared_ptr<const Marker> moment;
   if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (moment == nullptr) return CUDA_SUCCESS;
   found->push([moment](SimulatedStream&, uint64_t) { return moment->wait(); });
   return CUDA_SUCCESS;
@@ -125,8 +127,23 @@ CUresult StreamTable::wait_event(CUstream stream, CUevent event, unsigned flags)
 CUresult StreamTable::is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (find(stream) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = captures(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
+}
+
+void StreamTable::set_capturing(CUstream stream, bool is_capturing) {
+  TENCACHE_CHECK(find(stream) != nullptr, "there is no stream %p", static_cast<void*>(stream));
+  MutexLock lock(mutex_);
+  if (is_capturing) {
+    capturing_.insert(stream);
+  } else {
+    capturing_.erase(stream);
+  }
+}
+
+bool StreamTable::captures(CUstream stream) const {
+  MutexLock lock(mutex_);
+  return capturing_.contains(stream);
 }
 
 bool StreamTable::is_value_place(const DeviceRange& range) const {
@@ -208,6 +225,7 @@ CUresult StreamTable::destroy_event(CUevent event) {
 CUresult StreamTable::record_event(CUevent event, CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto marker = std::make_shared<Marker>();
   {
     MutexLock lock(mutex_);

@@ -10,6 +10,8 @@
 //   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
 //     (the context fails); kernels only when they run.
 //   - A copy from or to pageable memory, or one that goes to its end before the call returns.
+//   - A stream that is said to capture a graph takes no events: the real one would take them for
+//     its graph. Everything else it does as before.
 //   - A stream that is destroyed finishes its work. The driver's end drops all work.
 //
 // Any thread but those of streams.
@@ -19,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,6 +48,8 @@ class StreamTable {
   CUresult synchronize_stream(CUstream stream);
   CUresult wait_event(CUstream stream, CUevent event, unsigned flags);
   CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status);
+  /// REQUIRES: the stream exists.
+  void set_capturing(CUstream stream, bool is_capturing) TENCACHE_EXCLUDES(mutex_);
   /// EQ and GEQ.
   CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
@@ -84,6 +89,7 @@ class StreamTable {
   // Null when there is none of that name.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
+  bool captures(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   // The moment an event stands for, null when it was never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
@@ -109,6 +115,7 @@ class StreamTable {
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
+  std::set<CUstream> capturing_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;  // of a stream or event
 };

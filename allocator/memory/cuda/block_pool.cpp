@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/block_pool.h"
+
+#include <bit>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace tencache {
+namespace {
+
+unsigned long long printed(CUdeviceptr address) { return address; }
+
+}  // namespace
+
+BlockPool::~BlockPool() {
+  const uint64_t used = used_bytes();
+  TENCACHE_CHECK(used == 0, "%s of blocks are still in use", format_bytes(used).c_str());
+  wait_for_all_waiting();
+  trim(~uint64_t{0});
+  const uint64_t lost_bytes = segment_bytes();
+  if (lost_bytes == 0) return;
+  TENCACHE_LOG_WARNING(
+      "%s of GPU memory do not go back: it is unknown whether the GPU is done with them.",
+      format_bytes(lost_bytes).c_str());
+}
+
+Block* BlockPool::take(uint64_t bytes, StreamSet stream) {
+  MutexLock lock(mutex_);
+  return table_.take(bytes, stream);
+}
+
+// The address of a block that is the program's does not change: it is read without the lock.
+Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
+  TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
+                 static_cast<unsigned long long>(bytes));
+  TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
+                 static_cast<unsigned long long>(stream));
+  const Block* const block = take(bytes, stream);
+  if (block != nullptr) [[likely]] {
+    return block->address;
+  }
+  return allocate_slow(bytes, stream);
+}
+
+TENCACHE_SLOW Result<CUdeviceptr> BlockPool::allocate_slow(uint64_t bytes, StreamSet stream) {
+  // 1. What waits may be over.
+  if (poll()) {
+    if (const Block* block = take(bytes, stream); block != nullptr) return block->address;
+  }
+  // 2. Another stream may have a segment that it does not need.
+  if (adopt(bytes, stream)) {
+    if (const Block* block = take(bytes, stream); block != nullptr) return block->address;
+  }
+  // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
+  const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
+  const Result<CUdeviceptr> made = source_.make(segment_bytes);
+  MutexLock lock(mutex_);
+  if (made.is_ok()) {
+    table_.add_segment(made.value(), segment_bytes, stream, BlockTable::is_small(bytes));
+  }
+  const Block* const block = table_.take(bytes, stream);
+  if (block == nullptr) return made.status();
+  return block->address;
+}
+
+StreamSet BlockPool::streams_to_wait_for(StreamSet owner, StreamSet users) {
+  return StreamNumbers::is_one_stream(owner) ? users & ~owner : users | owner;
+}
+
+bool BlockPool::free(CUdeviceptr address) {
+  Block* block = nullptr;
+  StreamSet streams = 0;
+  {
+    MutexLock lock(mutex_);
+    block = table_.find(address);
+    if (block == nullptr) return false;
+    TENCACHE_CHECK(block->address == address && block->state == BlockState::kActive,
+                   "%#llx is freed, but no block in use begins there: freed twice?",
+                   printed(address));
+    streams = streams_to_wait_for(block->segment->owner, block->users);
+    table_.retire(block);
+    if (streams == 0) [[likely]] {
+      table_.release(block);
+      return true;
+    }
+  }
+  wait_for(block, streams);
+  return true;
+}
+
+TENCACHE_SLOW void BlockPool::wait_for(Block* block, StreamSet streams) {
+  Waiting waiting = {block, streams, false, {}, false};
+  const Status marked = numbers_.mark_all(streams, &waiting.marks);
+  waiting.has_marks = marked.is_ok();
+  if (!marked.is_ok()) note_failure(marked);
+  MutexLock lock(mutex_);
+  waiting_.push_back(std::move(waiting));
+}
+
+bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
+  MutexLock lock(mutex_);
+  Block* const block = table_.find(address);
+  if (block == nullptr) return false;
+  TENCACHE_CHECK(block->state == BlockState::kActive,
+                 "%#llx is used by another stream, but it was freed", printed(address));
+  block->users |= streams;
+  return true;
+}
+
+// Looks at everything that waits and frees what is over; returns whether something may have become
+// free. One thread at a time: another one waits for it, since what it needs may be there.
+bool BlockPool::poll() {
+  std::vector<Waiting> looked_at;
+  {
+    MutexLock lock(mutex_);
+    bool has_waited = false;
+    for (; is_polling_; has_waited = true) has_polled_.wait(mutex_);
+    // The other thread may have freed what this one needs.
+    if (waiting_.empty()) return has_waited;
+    is_polling_ = true;
+    looked_at.swap(waiting_);
+  }
+  StreamSet late = 0;
+  for (Waiting& waiting : looked_at) waiting.is_over = is_over(waiting, &late);
+  std::vector<Waiting> left;
+  bool any_over = false;
+  // The marks that are done with go after the lock, with `looked_at`.
+  MutexLock lock(mutex_);
+  for (Waiting& waiting : looked_at) {
+    if (waiting.is_over) {
+      table_.release(waiting.block);
+      any_over = true;
+    } else {
+      left.push_back(std::move(waiting));
+    }
+  }
+  for (Waiting& waiting : waiting_) left.push_back(std::move(waiting));
+  waiting_.swap(left);
+  is_polling_ = false;
+  has_polled_.notify_all();
+  return any_over;
+}
+
+// `late` are streams with a mark that was not reached a moment ago: one that was made after it is
+// not either, and one that was made before it can be asked for the next time.
+bool BlockPool::is_over(Waiting& waiting, StreamSet* late) {
+  if (!waiting.has_marks) {
+    const Status marked = numbers_.mark_all(waiting.streams, &waiting.marks);
+    if (!marked.is_ok()) {
+      note_failure(marked);
+      return false;
+    }
+    waiting.has_marks = true;
+  }
+  if ((waiting.streams & *late) != 0) return false;
+  for (const StreamMark& mark : waiting.marks) {
+    const Result<bool> reached = mark.is_reached();
+    if (!reached.is_ok()) {
+      note_failure(reached.status());
+      return false;
+    }
+    if (!reached.value()) {
+      if (StreamNumbers::is_one_stream(waiting.streams)) *late |= waiting.streams;
+      return false;
+    }
+  }
+  return true;
+}
+
+// Makes a wholly free segment of another stream this stream's; false when there is none that can
+// be had. The shared bit cannot be held back: for it the segment waits, and is had if it is over.
+bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
+  StreamSet excluded = stream;
+  for (;;) {
+    Block* block = nullptr;
+    StreamSet owner = 0;
+    {
+      MutexLock lock(mutex_);
+      block = table_.claim_whole(bytes, excluded);
+      if (block == nullptr) return false;
+      owner = block->segment->owner;
+    }
+    Waiting waiting = {block, owner, true, {}, false};
+    // What the shared bit has free is idle.
+    Status marked;
+    if (owner != StreamNumbers::kShared) marked = numbers_.mark_all(owner, &waiting.marks);
+    Status held = marked;
+    if (marked.is_ok() && stream != StreamNumbers::kShared) {
+      held = numbers_.hold_back(stream, waiting.marks);
+    }
+    if (!held.is_ok()) note_failure(held);
+    const bool waits = held.is_ok() && stream == StreamNumbers::kShared;
+    {
+      MutexLock lock(mutex_);
+      if (held.is_ok()) block->segment->owner = stream;
+      if (waits) {
+        waiting_.push_back(std::move(waiting));
+      } else {
+        table_.release(block);
+      }
+    }
+    if (waits) return poll();
+    if (held.is_ok()) return true;
+    // A stream that cannot be held back for one cannot for the others.
+    if (marked.is_ok()) return false;
+    excluded |= owner;
+  }
+}
+
+uint64_t BlockPool::trim(uint64_t bytes) {
+  poll();
+  StreamSet refused = 0;
+  uint64_t given_bytes = 0;
+  while (given_bytes < bytes) {
+    std::vector<Block*> claimed;
+    {
+      MutexLock lock(mutex_);
+      claimed = table_.claim_oldest(bytes - given_bytes, refused);
+    }
+    if (claimed.empty()) break;
+    given_bytes += give_back(claimed, &refused);
+  }
+  return given_bytes;
+}
+
+// What the device is done with goes to the source; owners whose streams cannot be waited for are
+// added to `refused` and keep theirs.
+uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* refused) {
+  StreamSet owners = 0;
+  {
+    MutexLock lock(mutex_);
+    for (const Block* block : claimed) owners |= block->segment->owner;
+  }
+  *refused |= wait_for_owners(owners);
+  struct Piece {
+    CUdeviceptr address;
+    uint64_t bytes;
+  };
+  std::vector<Piece> pieces;
+  uint64_t bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    for (Block* block : claimed) {
+      if ((block->segment->owner & *refused) != 0) {
+        table_.release(block);
+        continue;
+      }
+      // Before it goes: the source may give another thread the same address at once.
+      pieces.push_back({block->address, block->bytes});
+      bytes += block->bytes;
+      table_.remove_segment(block);
+    }
+    leaving_bytes_ += bytes;
+  }
+  for (const Piece& piece : pieces) source_.give_back(piece.address, piece.bytes);
+  MutexLock lock(mutex_);
+  leaving_bytes_ -= bytes;
+  return bytes;
+}
+
+// Returns those that could not be waited for. What the shared bit has free is idle.
+StreamSet BlockPool::wait_for_owners(StreamSet owners) {
+  StreamSet refused = 0;
+  StreamSet left = owners & ~StreamNumbers::kShared;
+  while (left != 0) {
+    const StreamSet owner = left & (~left + 1);
+    left &= ~owner;
+    std::vector<StreamMark> marks;
+    Status status = numbers_.mark_all(owner, &marks);
+    for (const StreamMark& mark : marks) {
+      if (status.is_ok()) status = mark.wait();
+    }
+    if (status.is_ok()) continue;
+    note_failure(status);
+    refused |= owner;
+  }
+  return refused;
+}
+
+// For the end: no other thread uses the pool.
+void BlockPool::wait_for_all_waiting() {
+  std::vector<Waiting> all;
+  {
+    MutexLock lock(mutex_);
+    all.swap(waiting_);
+  }
+  for (Waiting& waiting : all) {
+    Status status;
+    if (!waiting.has_marks) status = numbers_.mark_all(waiting.streams, &waiting.marks);
+    for (const StreamMark& mark : waiting.marks) {
+      if (status.is_ok()) status = mark.wait();
+    }
+    if (!status.is_ok()) {
+      note_failure(status);
+      continue;
+    }
+    MutexLock lock(mutex_);
+    table_.release(waiting.block);
+  }
+}
+
+// Once: it may come back with every allocation. That a graph is being captured is no failure.
+void BlockPool::note_failure(const Status& status) {
+  if (status.code() == StatusCode::kUnavailable) {
+    TENCACHE_LOG_DEBUG("Freed GPU memory waits longer. %s", status.message().c_str());
+    return;
+  }
+  if (has_warned_.exchange(true, std::memory_order_relaxed)) return;
+  TENCACHE_LOG_WARNING("Freed GPU memory cannot be used again for now. %s",
+                       status.message().c_str());
+}
+
+uint64_t BlockPool::used_bytes() const {
+  MutexLock lock(mutex_);
+  return table_.active_bytes();
+}
+
+uint64_t BlockPool::segment_bytes() const {
+  MutexLock lock(mutex_);
+  return table_.segment_bytes() + leaving_bytes_;
+}
+
+std::vector<SegmentView> BlockPool::segments() const {
+  std::vector<SegmentView> views;
+  MutexLock lock(mutex_);
+  for (const auto& [address, segment] : table_.segments()) {
+    views.push_back({address, segment.bytes, segment.owner, segment.is_small, {}});
+  }
+  size_t at = 0;
+  for (const auto& [address, block] : table_.blocks()) {
+    // Both go up by address, and every block is in a segment.
+    while (views[at].address + views[at].bytes <= address) ++at;
+    views[at].blocks.push_back({address, block->bytes, block->requested_bytes,
+                                block->segment->owner | block->users, block->state});
+  }
+  return views;
+}
+
+}  // namespace tencache

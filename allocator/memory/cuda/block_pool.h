@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BlockPool: the small allocations of one GPU, those below the size of an extent, cut from segments
+// as PyTorch's own caching allocator does it. They are always resident. Requests are rounded up to
+// 512 bytes; up to 1 MiB they come from segments of 2 MiB, larger ones from segments of 20 MiB, or
+// of their own size above that.
+//
+// Work of a stream runs in the order in which it was given. So a block that only its owner's stream
+// has used is free for that stream the moment the program frees it, whatever the device is doing.
+// One that other streams used too waits until each of them has reached a mark that was made after
+// the block was freed. A segment that is wholly free may change to another stream, which is then
+// held back until the old one has reached a mark. (Two streams must not share a pool when a kernel
+// of one spins until a later kernel of the other has written a value: that one could be held back
+// for ever.) The bit that many streams share (StreamNumbers) is no stream: its blocks wait for all
+// of these, and are idle when they are free.
+//
+// A mark that cannot be made, because a stream captures a graph or the driver refuses, costs
+// nothing but time: the block waits and is tried again when memory is short. What a captured graph
+// uses must not be freed before the graph is gone; the pool does not know of graphs.
+//
+// Hot path: allocate() and free() of a block of the same stream cost one lock each and a few steps
+// in balanced trees; no memory is allocated, and the driver is not called.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver or of the
+// source. A block that a thread works on without it is claimed: it is waiting, and in no list.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "memory/cuda/block_table.h"
+#include "memory/cuda/segment_source.h"
+
+namespace tencache {
+
+/// What a snapshot of the memory shows.
+struct BlockView {
+  CUdeviceptr address = 0;
+  uint64_t bytes = 0;
+  uint64_t requested_bytes = 0;  // 0 unless it is active
+  StreamSet streams = 0;         // the owner, and while it is active all that it was noted for
+  BlockState state = BlockState::kFree;
+};
+struct SegmentView {
+  CUdeviceptr address = 0;
+  uint64_t bytes = 0;
+  StreamSet owner = 0;
+  bool is_small = false;
+  std::vector<BlockView> blocks;  // ascending; they cover the segment
+};
+
+class BlockPool {
+ public:
+  /// The streams' numbers and the source outlive the pool.
+  BlockPool(StreamNumbers& numbers, SegmentSource& source) : numbers_(numbers), source_(source) {}
+  /// Waits on the host for what the device still does with freed blocks. What cannot be waited for
+  /// does not go back to the source, with a warning. REQUIRES: every block was freed.
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  /// Memory that the stream may use at once, at a multiple of 512; its contents are anything.
+  /// REQUIRES: 0 < bytes <= kBlockBytesMax, and the set of one stream, as StreamNumbers gives it.
+  /// The source's Status when there is no free block and it has no segment left.
+  Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  /// The program is done with the block; what it has queued may go on. False when the address is in
+  /// no segment of the pool. REQUIRES: else it is what allocate() returned, and not freed yet.
+  bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
+  /// These streams use the block too (record_stream): it is not used again before they are done
+  /// with what they were given until free(). The address may be any in the block. False when it is
+  /// in no segment of the pool. REQUIRES: else the block is not freed yet.
+  bool note_use(CUdeviceptr address, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+
+  /// Gives segments that are wholly free back to the source, those first that have been free
+  /// longest, until `bytes` went back or none is left; waits on the host for what the device still
+  /// does with them. Returns what went.
+  uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+  /// Of the blocks that are the program's, rounded as they are.
+  uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
+  /// Of all segments, until the source has them back.
+  uint64_t segment_bytes() const TENCACHE_EXCLUDES(mutex_);
+  /// All segments with their blocks at one moment, in the order of their addresses.
+  std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  // A freed block, and what it waits for.
+  struct Waiting {
+    Block* block = nullptr;
+    StreamSet streams = 0;   // that may still use it
+    bool has_marks = false;  // whether there is one on each of them
+    std::vector<StreamMark> marks;
+    bool is_over = false;
+  };
+
+  Block* take(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  Result<CUdeviceptr> allocate_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  // Which streams must be waited for before a block is free, when these used it beside its owner.
+  static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
+  void wait_for(Block* block, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+  bool poll() TENCACHE_EXCLUDES(mutex_);
+  bool is_over(Waiting& waiting, StreamSet* late);
+  bool adopt(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  uint64_t give_back(const std::vector<Block*>& claimed, StreamSet* refused)
+      TENCACHE_EXCLUDES(mutex_);
+  StreamSet wait_for_owners(StreamSet owners);
+  void wait_for_all_waiting() TENCACHE_EXCLUDES(mutex_);
+  void note_failure(const Status& status);
+
+  StreamNumbers& numbers_;
+  SegmentSource& source_;
+  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+
+  mutable Mutex mutex_;
+  CondVar has_polled_;
+  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;  // a thread looks at what waits
+  BlockTable table_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
+  uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;    // on their way to the source
+};
+
+}  // namespace tencache

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/block_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+#include "base/check.h"
+
+namespace tencache {
+namespace {
+
+// What a block leaves over stays with it when no request of its kind could use it: a large one is
+// above 1 MiB.
+bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
+  return is_small ? remaining_bytes >= kBlockUnitBytes : remaining_bytes > kSmallBlockBytesMax;
+}
+
+}  // namespace
+
+uint64_t BlockTable::segment_bytes_for(uint64_t bytes) {
+  if (is_small(bytes)) return kSmallSegmentBytes;
+  return std::max(kLargeSegmentBytes, round_up(bytes, kSmallSegmentBytes));
+}
+
+FreeBlocks& BlockTable::free_blocks(bool is_small, StreamSet owner) {
+  return free_[is_small ? 1 : 0][static_cast<size_t>(std::countr_zero(owner))];
+}
+
+void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small) {
+  TENCACHE_CHECK(address % kBlockUnitBytes == 0 && bytes % kBlockUnitBytes == 0,
+                 "a segment at %#llx", static_cast<unsigned long long>(address));
+  TENCACHE_CHECK(std::has_single_bit(owner), "%#llx", static_cast<unsigned long long>(owner));
+  const auto next = blocks_.lower_bound(address);
+  TENCACHE_CHECK(next == blocks_.end() || next->first >= address + bytes,
+                 "%#llx is in a segment already", static_cast<unsigned long long>(address));
+  TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already",
+                 static_cast<unsigned long long>(address));
+  Segment& segment = segments_[address];
+  segment = {address, bytes, owner, is_small, {}};
+  segment_bytes_ += bytes;
+  enter_free(new_block(address, bytes, &segment, next));
+}
+
+Block* BlockTable::new_block(CUdeviceptr address, uint64_t bytes, Segment* segment,
+                             BlocksByAddress::iterator next) {
+  Block* block = nullptr;
+  if (spare_.empty()) {
+    block = &storage_.emplace_back();
+    block->place = blocks_.emplace_hint(next, address, block);
+  } else {
+    block = spare_.back();
+    spare_.pop_back();
+    block->place_node.key() = address;
+    block->place = blocks_.insert(next, std::move(block->place_node));
+  }
+  block->address = address;
+  block->bytes = bytes;
+  block->requested_bytes = 0;
+  block->users = 0;
+  block->state = BlockState::kWaiting;
+  block->segment = segment;
+  return block;
+}
+
+void BlockTable::drop_block(Block* block) {
+  block->place_node = blocks_.extract(block->place);
+  spare_.push_back(block);
+}
+
+void BlockTable::enter_free(Block* block) {
+  block->state = BlockState::kFree;
+  FreeBlocks& free = free_blocks(*block->segment);
+  const FreeKey key = {block->bytes, block->address, block};
+  if (block->free_node.empty()) {
+    block->free_place = free.insert(key).first;
+  } else {
+    block->free_node.value() = key;
+    block->free_place = free.insert(std::move(block->free_node)).position;
+  }
+  if (block->bytes == block->segment->bytes) whole_.push_front(block->segment);
+}
+
+void BlockTable::leave_free(Block* block) {
+  block->free_node = free_blocks(*block->segment).extract(block->free_place);
+  if (block->bytes == block->segment->bytes) whole_.remove(block->segment);
+}
+
+Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
+  const uint64_t needed_bytes = block_bytes(bytes);
+  const bool small = is_small(bytes);
+  FreeBlocks& free = free_blocks(small, owner);
+  const auto found = free.lower_bound({needed_bytes, 0, nullptr});
+  if (found == free.end()) return nullptr;
+  Block* const block = found->block;
+  leave_free(block);
+  if (is_worth_splitting(small, block->bytes - needed_bytes)) split(block, needed_bytes);
+  block->state = BlockState::kActive;
+  block->requested_bytes = bytes;
+  active_bytes_ += block->bytes;
+  return block;
+}
+
+// What lies behind the bytes becomes a free block; it has no free neighbour, as the block had none.
+void BlockTable::split(Block* block, uint64_t bytes) {
+  Block* const rest = new_block(block->address + bytes, block->bytes - bytes, block->segment,
+                                std::next(block->place));
+  block->bytes = bytes;
+  enter_free(rest);
+}
+
+Block* BlockTable::find(CUdeviceptr address) const {
+  const auto behind = blocks_.upper_bound(address);
+  if (behind == blocks_.begin()) return nullptr;
+  Block* const block = std::prev(behind)->second;
+  return address - block->address < block->bytes ? block : nullptr;
+}
+
+void BlockTable::retire(Block* block) {
+  TENCACHE_DCHECK(block->state == BlockState::kActive);
+  block->state = BlockState::kWaiting;
+  block->requested_bytes = 0;
+  block->users = 0;
+  active_bytes_ -= block->bytes;
+}
+
+void BlockTable::release(Block* block) {
+  TENCACHE_DCHECK(block->state == BlockState::kWaiting);
+  const auto next = std::next(block->place);
+  if (next != blocks_.end()) {
+    Block* const behind = next->second;
+    if (behind->segment == block->segment && behind->state == BlockState::kFree) {
+      leave_free(behind);
+      block->bytes += behind->bytes;
+      drop_block(behind);
+    }
+  }
+  if (block->place != blocks_.begin()) {
+    Block* const before = std::prev(block->place)->second;
+    if (before->segment == block->segment && before->state == BlockState::kFree) {
+      leave_free(before);
+      before->bytes += block->bytes;
+      drop_block(block);
+      block = before;
+    }
+  }
+  enter_free(block);
+}
+
+Block* BlockTable::claim_whole(uint64_t bytes, StreamSet excluded_owners) {
+  for (Segment* segment = whole_.front(); segment != nullptr;
+       segment = WholeSegments::next(segment)) {
+    if (segment->is_small != is_small(bytes) || segment->bytes < block_bytes(bytes) ||
+        (segment->owner & excluded_owners) != 0) {
+      continue;
+    }
+    Block* const block = blocks_.find(segment->address)->second;
+    leave_free(block);
+    block->state = BlockState::kWaiting;
+    return block;
+  }
+  return nullptr;
+}
+
+std::vector<Block*> BlockTable::claim_oldest(uint64_t bytes, StreamSet excluded_owners) {
+  std::vector<Block*> claimed;
+  uint64_t claimed_bytes = 0;
+  Segment* segment = whole_.back();
+  while (segment != nullptr && claimed_bytes < bytes) {
+    Segment* const newer = WholeSegments::previous(segment);
+    if ((segment->owner & excluded_owners) == 0) {
+      Block* const block = blocks_.find(segment->address)->second;
+      leave_free(block);
+      block->state = BlockState::kWaiting;
+      claimed_bytes += block->bytes;
+      claimed.push_back(block);
+    }
+    segment = newer;
+  }
+  return claimed;
+}
+
+void BlockTable::remove_segment(Block* block) {
+  TENCACHE_CHECK(block->state == BlockState::kWaiting && block->bytes == block->segment->bytes,
+                 "the segment at %#llx is in use",
+                 static_cast<unsigned long long>(block->segment->address));
+  segment_bytes_ -= block->bytes;
+  segments_.erase(block->segment->address);
+  drop_block(block);
+}
+
+}  // namespace tencache

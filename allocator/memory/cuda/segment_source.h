@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SegmentSource: where the pool of small blocks gets device memory from, in large pieces, and where
+// it goes back to. Whoever implements it keeps the budget and maps the memory; the pool knows
+// nothing of either.
+//
+// Threads: any, several at once; the pool holds no lock while it calls.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/driver_api.h"
+#include "base/status.h"
+
+namespace tencache {
+
+class SegmentSource {
+ public:
+  SegmentSource() = default;
+  virtual ~SegmentSource() = default;
+  SegmentSource(const SegmentSource&) = delete;
+  SegmentSource& operator=(const SegmentSource&) = delete;
+
+  /// Device memory that every stream may use at once, at an address that is a multiple of 512 and
+  /// in no other segment. `bytes` is a multiple of 2 MiB.
+  virtual Result<CUdeviceptr> make(uint64_t bytes) = 0;
+  /// A whole segment goes back; no work of the device uses it any more.
+  virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
+};
+
+}  // namespace tencache

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BlockPool: a block of one stream is used again at once and without the driver, one of several
+// waits for the kernels of all of them, a free segment changes streams, what a capture or a refused
+// call keeps from being marked is freed later, and what goes back to the source is idle.
+#include "memory/cuda/block_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/cuda/block_pool_fixture.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kBytes = 4096;
+
+class BlockPoolTest : public BlockPoolFixture {
+ protected:
+  // A block that others keep from being a whole segment.
+  CUdeviceptr allocate_beside_another(CUstream stream) {
+    const CUdeviceptr address = allocate(kBytes, stream);
+    kept_ = allocate(kMiB, stream);
+    return address;
+  }
+
+  CUdeviceptr kept_ = 0;
+  const CUstream main_ = make_stream();
+  const CUstream side_ = make_stream();
+};
+
+TEST_F(BlockPoolTest, ABlockOfOneStreamIsUsedAgainAtOnceAndWithoutTheDriver) {
+  hold_up(main_);
+  const CUdeviceptr first = allocate(kBytes - 1, main_);
+  EXPECT_EQ(pool_->used_bytes(), kBytes);
+  EXPECT_EQ(view_of(first).requested_bytes, kBytes - 1);
+  EXPECT_EQ(view_of(first).state, BlockState::kActive);
+  note_use(first, main_);
+  free(first);
+  EXPECT_EQ(pool_->used_bytes(), 0u);
+  EXPECT_EQ(allocate(kBytes, main_), first) << "although its stream is busy";
+  EXPECT_EQ(first % 512, 0u);
+  EXPECT_EQ(pool_->segment_bytes(), 2 * kMiB);
+  EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
+  EXPECT_EQ(driver_->calls("cuStreamIsCapturing"), 0u);
+  free(first);
+}
+
+TEST_F(BlockPoolTest, AnotherStreamDoesNotGetIt) {
+  const CUdeviceptr first = allocate_beside_another(main_);
+  free(first);
+  const CUdeviceptr other = allocate(kBytes, side_);
+  EXPECT_NE(other, first);
+  EXPECT_EQ(pool_->segment_bytes(), 4 * kMiB);
+  for (const SegmentView& segment : pool_->segments()) {
+    const bool is_first = segment.address <= first && first < segment.address + segment.bytes;
+    EXPECT_EQ(segment.owner, set_of(is_first ? main_ : side_));
+  }
+  free(other);
+  free(kept_);
+}
+
+TEST_F(BlockPoolTest, WhatAnotherStreamUsedWaitsForItsKernels) {
+  const CUdeviceptr first = allocate(kMiB, main_);
+  const CUdeviceptr second = allocate(kMiB, main_);
+  hold_up(side_);
+  note_use(first + kMiB - 1, side_);  // a view's address
+  EXPECT_EQ(view_of(first).streams, set_of(main_) | set_of(side_));
+  EXPECT_EQ(view_of(second).streams, set_of(main_));
+  free(first);
+  EXPECT_EQ(view_of(first).state, BlockState::kWaiting);
+  EXPECT_EQ(pool_->used_bytes(), kMiB);
+  const CUdeviceptr third = allocate(kMiB, main_);
+  EXPECT_NE(third, first);
+  EXPECT_EQ(pool_->segment_bytes(), 4 * kMiB);
+  free(allocate(kMiB, main_));
+  EXPECT_EQ(view_of(first).state, BlockState::kWaiting);
+  const CUdeviceptr fourth = allocate(kMiB, main_);  // fills what is free
+  let_go();
+  EXPECT_EQ(allocate(kMiB, main_), first);
+  for (const CUdeviceptr address : {first, second, third, fourth}) free(address);
+}
+
+TEST_F(BlockPoolTest, WorkThatComesAfterTheFreeIsNotWaitedFor) {
+  const CUdeviceptr address = allocate(2 * kMiB, main_);
+  note_use(address, side_);
+  free(address);
+  driver_->wait_until_idle();
+  hold_up(side_);
+  EXPECT_EQ(pool_->trim(1), 20 * kMiB) << "the mark was made before";
+}
+
+TEST_F(BlockPoolTest, EveryStreamIsWaitedFor) {
+  const CUstream third = make_stream();
+  const CUdeviceptr address = allocate(20 * kMiB, main_);
+  note_use(address, side_);
+  hold_up(third);
+  note_use(address, third);
+  free(address);
+  const CUdeviceptr other = allocate(20 * kMiB, main_);
+  EXPECT_NE(other, address);
+  let_go();
+  EXPECT_EQ(allocate(20 * kMiB, main_), address);
+  free(address);
+  free(other);
+}
+
+// A long kernel of one stream does not keep back what waits for another one.
+TEST_F(BlockPoolTest, ABusyStreamDelaysOnlyItsOwn) {
+  const CUstream third = make_stream();
+  const CUdeviceptr late = allocate(20 * kMiB, main_);
+  const CUdeviceptr soon = allocate(20 * kMiB, main_);
+  hold_up(side_);
+  note_use(late, side_);
+  note_use(soon, third);
+  free(late);
+  free(soon);
+  ASSERT_EQ(api().cuStreamSynchronize(third), CUDA_SUCCESS);
+  EXPECT_EQ(allocate(20 * kMiB, main_), soon);
+  EXPECT_EQ(view_of(late).state, BlockState::kWaiting);
+  free(soon);
+}
+
+TEST_F(BlockPoolTest, AFreeSegmentChangesToAStreamThatIsHeldBack) {
+  const CUdeviceptr address = allocate(kBytes, main_);
+  const auto value = reinterpret_cast<std::atomic<int>*>(address);
+  hold_up(main_);
+  ASSERT_EQ(driver_->launch(main_, {{address, kBytes}}, [value] { *value = 1; }), CUDA_SUCCESS);
+  free(address);
+  EXPECT_EQ(allocate(kBytes, side_), address);
+  EXPECT_EQ(source_->asked_count(), 1u);
+  EXPECT_EQ(pool_->segments()[0].owner, set_of(side_));
+  int seen = 0;
+  ASSERT_EQ(driver_->launch(side_, {{address, kBytes}}, [value, &seen] { seen = *value; }),
+            CUDA_SUCCESS);
+  std::this_thread::sleep_for(milliseconds(5));
+  let_go();
+  EXPECT_EQ(seen, 1) << "the new stream ran before the old one was done";
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u) << "no thread waits";
+  free(address);
+}
+
+TEST_F(BlockPoolTest, ALargeSegmentDoesNotServeSmallRequests) {
+  free(allocate(2 * kMiB, main_));
+  const CUdeviceptr small = allocate(kBytes, side_);
+  EXPECT_EQ(pool_->segment_bytes(), 22 * kMiB);
+  const CUdeviceptr large = allocate(kMiB + 1, side_);
+  EXPECT_EQ(pool_->segment_bytes(), 22 * kMiB);
+  free(small);
+  free(large);
+}
+
+TEST_F(BlockPoolTest, StreamsThatShareABitWaitForEachOther) {
+  use_up_numbers();
+  const CUstream first = make_stream();
+  const CUstream second = make_stream();
+  ASSERT_EQ(set_of(first), set_of(second));
+  const CUdeviceptr address = allocate(20 * kMiB, first);
+  hold_up(first);
+  free(address);
+  EXPECT_EQ(view_of(address).state, BlockState::kWaiting) << "it may be wanted for the second one";
+  const CUdeviceptr other = allocate(20 * kMiB, second);
+  EXPECT_NE(other, address);
+  let_go();
+  EXPECT_EQ(allocate(20 * kMiB, second), address);
+  free(address);
+  free(other);
+}
+
+TEST_F(BlockPoolTest, AFreeSegmentChangesToTheSharedBitOnlyWhenItIsIdle) {
+  const CUdeviceptr address = allocate(20 * kMiB, main_);
+  use_up_numbers();
+  const CUstream sharing = make_stream();
+  hold_up(main_);
+  free(address);
+  const CUdeviceptr other = allocate(20 * kMiB, sharing);
+  EXPECT_NE(other, address);
+  let_go();
+  EXPECT_EQ(allocate(20 * kMiB, sharing), address);
+  EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
+  free(address);
+  free(other);
+  let_go();
+  // Back from the shared bit: what is free there is idle.
+  EXPECT_GT(pool_->trim(1), 0u);
+  const CUdeviceptr again = allocate(20 * kMiB, main_);
+  EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
+  EXPECT_EQ(source_->asked_count(), 2u);
+  free(again);
+}
+
+TEST_F(BlockPoolTest, ACaptureOnlyDelays) {
+  const CUdeviceptr address = allocate(20 * kMiB, main_);
+  note_use(address, side_);
+  driver_->set_capturing(side_, true);
+  free(address);
+  EXPECT_EQ(view_of(address).state, BlockState::kWaiting);
+  const CUdeviceptr other = allocate(20 * kMiB, main_);
+  EXPECT_NE(other, address);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
+  EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
+  hold_up(side_);
+  driver_->set_capturing(side_, false);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u) << "it is marked now, behind what the stream does";
+  EXPECT_EQ(driver_->calls("cuEventRecord"), 1u);
+  let_go();
+  EXPECT_EQ(allocate(20 * kMiB, main_), address);
+  free(address);
+  free(other);
+}
+
+TEST_F(BlockPoolTest, NoSegmentChangesStreamsUnderACapture) {
+  const CUdeviceptr address = allocate(20 * kMiB, main_);
+  free(address);
+  for (const CUstream capturing : {main_, side_}) {
+    driver_->set_capturing(capturing, true);
+    const CUdeviceptr other = allocate(20 * kMiB, side_);
+    EXPECT_NE(other, address);
+    driver_->set_capturing(capturing, false);
+    free(other);
+    EXPECT_GT(pool_->trim(~uint64_t{0}), 0u);
+    free(allocate(20 * kMiB, main_));
+  }
+  EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
+  driver_->set_capturing(main_, true);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
+  EXPECT_EQ(pool_->segment_bytes(), 20 * kMiB);
+  driver_->set_capturing(main_, false);
+}
+
+TEST_F(BlockPoolTest, WhatGoesBackIsIdle) {
+  const CUdeviceptr first = allocate(kBytes, main_);
+  const CUdeviceptr large = allocate(2 * kMiB, side_);
+  const CUdeviceptr used = allocate(kBytes, side_);
+  // Unmapped too early, the kernel would fail the context.
+  ASSERT_EQ(driver_->launch(
+                main_, {{first, kBytes}},
+                [first] { memset(reinterpret_cast<void*>(first), 1, kBytes); }, milliseconds(20)),
+            CUDA_SUCCESS);
+  free(first);
+  free(large);
+  EXPECT_EQ(pool_->trim(1), 2 * kMiB) << "what became free first";
+  EXPECT_TRUE(driver_->is_idle());
+  EXPECT_EQ(source_->bytes(), 22 * kMiB);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 20 * kMiB);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
+  EXPECT_EQ(pool_->segment_bytes(), 2 * kMiB);
+  EXPECT_EQ(source_->bytes(), 2 * kMiB);
+  EXPECT_FALSE(pool_->free(first)) << "its segment is gone";
+  free(used);
+}
+
+TEST_F(BlockPoolTest, TheSourcesRefusalIsTheAnswerAndCostsNothing) {
+  source_->set_limit(2 * kMiB);
+  const CUdeviceptr address = allocate(kBytes, main_);
+  const Result<CUdeviceptr> refused = pool_->allocate(2 * kMiB, set_of(main_));
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(pool_->used_bytes(), kBytes);
+  EXPECT_EQ(pool_->segment_bytes(), 2 * kMiB);
+  const CUdeviceptr other = allocate(kBytes, main_);
+  free(address);
+  free(other);
+  EXPECT_EQ(pool_->trim(1), 2 * kMiB);
+  source_->set_limit(20 * kMiB);
+  free(allocate(2 * kMiB, main_));
+}
+
+TEST_F(BlockPoolTest, AddressesThatAreNoBlocks) {
+  int on_host = 0;
+  EXPECT_FALSE(pool_->free(0));
+  const CUdeviceptr address = allocate(kBytes, main_);
+  const CUdeviceptr end = pool_->segments()[0].address + pool_->segments()[0].bytes;
+  EXPECT_FALSE(pool_->free(reinterpret_cast<CUdeviceptr>(&on_host)));
+  EXPECT_FALSE(pool_->free(end));
+  EXPECT_FALSE(pool_->note_use(end, set_of(side_)));
+  EXPECT_DEATH(pool_->free(address + 512), "no block in use begins there");
+  EXPECT_DEATH(pool_->free(end - 512), "no block in use begins there");
+  EXPECT_DEATH(pool_.reset(), "4.00 KiB of blocks are still in use");
+  EXPECT_DEATH((void)pool_->allocate(0, set_of(main_)), "0 bytes");
+  EXPECT_DEATH((void)pool_->allocate(1, set_of(main_) | set_of(side_)), "is not one stream");
+  free(address);
+  EXPECT_DEATH(pool_->free(address), "freed twice");
+  EXPECT_DEATH(pool_->note_use(address, set_of(side_)), "but it was freed");
+  const CUdeviceptr waiting = allocate(kBytes, main_);
+  note_use(waiting, side_);
+  free(waiting);
+  EXPECT_DEATH(pool_->free(waiting), "freed twice");
+}
+
+// One program that comes to every call of the driver, the same number of times each time it runs;
+// each of these calls fails once.
+TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
+  const auto run = [this] {
+    ASSERT_EQ(source_->bytes(), 0u);
+    marks_.emplace(*gpu_);  // that has no event to use again
+    const CUdeviceptr noted = allocate(20 * kMiB, main_);
+    note_use(noted, side_);
+    free(noted);
+    driver_->wait_until_idle();
+    free(allocate(20 * kMiB, main_));
+    free(allocate(20 * kMiB, side_));
+    pool_->trim(~uint64_t{0});
+    EXPECT_EQ(pool_->used_bytes(), 0u);
+  };
+  for (const char* name : {"cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode",
+                           "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord", "cuEventQuery",
+                           "cuStreamWaitEvent", "cuEventSynchronize"}) {
+    const uint64_t calls_before = driver_->calls(name);
+    run();
+    ASSERT_EQ(pool_->segment_bytes(), 0u);
+    const uint64_t call_count = driver_->calls(name) - calls_before;
+    ASSERT_GT(call_count, 0u) << name;
+    for (uint64_t nth = 1; nth <= call_count; ++nth) {
+      SCOPED_TRACE(std::string(name) + ", call " + std::to_string(nth));
+      driver_->fail(name, nth, CUDA_ERROR_UNKNOWN);
+      const uint64_t calls_before_nth = driver_->calls(name);
+      run();
+      EXPECT_GE(driver_->calls(name) - calls_before_nth, nth) << "it did not fail";
+      // Whatever was delayed is marked now, if it was not, and goes when that is reached.
+      pool_->trim(~uint64_t{0});
+      driver_->wait_until_idle();
+      pool_->trim(~uint64_t{0});
+      ASSERT_EQ(pool_->segment_bytes(), 0u);
+    }
+  }
+}
+
+TEST_F(BlockPoolTest, TheEndWaitsForWhatIsFreed) {
+  const CUdeviceptr noted = allocate(2 * kMiB, main_);
+  const CUdeviceptr own = allocate(kBytes, main_);
+  note_use(noted, side_);
+  for (const CUstream stream : {main_, side_}) {
+    ASSERT_EQ(driver_->launch(
+                  stream, {{noted, kBytes}, {own, kBytes}}, [] {}, milliseconds(20)),
+              CUDA_SUCCESS);
+  }
+  free(noted);
+  free(own);
+  pool_.reset();
+  EXPECT_TRUE(driver_->is_idle());
+  EXPECT_EQ(source_->bytes(), 0u);
+}
+
+TEST_F(BlockPoolTest, AfterAFailureOfTheContextNothingIsGivenBack) {
+  const CUdeviceptr noted = allocate(2 * kMiB, main_);
+  const CUdeviceptr own = allocate(kBytes, main_);
+  note_use(noted, side_);
+  free(noted);
+  has_failed_ = true;
+  driver_->fail_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+  free(own);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
+  const CUdeviceptr again = allocate(kBytes, main_);
+  EXPECT_EQ(again, own) << "its own stream's order holds";
+  free(again);
+  ::testing::internal::CaptureStderr();
+  pool_.reset();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("22.0 MiB of GPU memory do not go back"), std::string::npos) << said;
+  EXPECT_EQ(source_->bytes(), 22 * kMiB);
+}
+
+}  // namespace
+}  // namespace tencache
