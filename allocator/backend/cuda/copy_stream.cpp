@@ -21,7 +21,7 @@ Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMar
 // A refusal is of earlier work, which the program hears of itself.
 CopyStream::~CopyStream() {
   const CallScope scope(gpu_.driver(), gpu_.context());
-  (void)gpu_.driver().cuStreamDestroy(stream_);
+  if (scope.status().is_ok()) (void)gpu_.driver().cuStreamDestroy(stream_);
 }
 
 Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes) {

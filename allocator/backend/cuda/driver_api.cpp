@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "backend/cuda/driver_use.h"
+
 namespace tencache {
 namespace {
 
@@ -42,6 +44,7 @@ StatusCode status_code(CUresult result) {
       return StatusCode::kInvalidArgument;
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_DEINITIALIZED:
     case CUDA_ERROR_NOT_PERMITTED:
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_STUB_LIBRARY:
@@ -56,6 +59,7 @@ StatusCode status_code(CUresult result) {
 }  // namespace
 
 Result<DriverApi> load_driver() {
+  TENCACHE_RETURN_IF_ERROR(driver_use_status());
   // Never closed: the driver's own threads and exit handlers live as long as the process.
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -77,6 +81,8 @@ Result<DriverApi> load_driver() {
   const CUresult result = driver.cuInit(0);
   const Status started = cuda_status(driver, result, "The CUDA driver cannot be started");
   if (!started.is_ok()) return Status(StatusCode::kUnavailable, started.message());
+  // Now that libcuda has entered its own handlers of the process's exit.
+  TENCACHE_RETURN_IF_ERROR(watch_driver_use());
   return driver;
 }
 
@@ -85,6 +91,10 @@ Status cuda_status(const DriverApi& driver, CUresult result, std::string_view wh
   const char* name = nullptr;
   const char* text = nullptr;
   std::string message(what);
+  if (result == CUDA_ERROR_DEINITIALIZED) {
+    end_driver_use();
+    return {status_code(result), message + ": the process is exiting, the driver is shut down."};
+  }
   // Both fail, and leave null, for numbers that the driver does not know.
   if (driver.cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr) {
     message += std::string(": ") + name;

@@ -80,13 +80,15 @@ struct DriverApi {
 };
 
 /// Opens libcuda.so.1 and fills the table; the library stays open. kUnavailable when there is no
-/// driver, when it is too old or lacks a function, or when cuInit fails (no GPU): the message says
-/// which, for `tencache doctor`.
+/// driver, when it is too old or lacks a function, when cuInit fails (no GPU), or where the driver
+/// must not be called: the message says which, for `tencache doctor`. Begins the watch of
+/// backend/cuda/driver_use.h.
 Result<DriverApi> load_driver();
 
 /// What a failed call means: "<what>: CUDA_ERROR_... (text)." Out of memory is kOutOfMemory, values
 /// that the driver refuses kInvalidArgument, what it does not support kUnavailable, the rest
-/// kIoError. OK for CUDA_SUCCESS.
+/// kIoError. OK for CUDA_SUCCESS. CUDA_ERROR_DEINITIALIZED ends the use of the driver: it is not
+/// even asked for a text.
 Status cuda_status(const DriverApi& driver, CUresult result, std::string_view what);
 
 }  // namespace tencache

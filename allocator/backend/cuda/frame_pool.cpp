@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/cuda/call_scope.h"
+#include "backend/cuda/driver_use.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -11,6 +12,8 @@
 namespace tencache {
 
 FramePool::~FramePool() {
+  // Another thread may have held the lock when this child was forked.
+  if (!may_call_driver()) return;
   trim(~uint64_t{0});
   MutexLock lock(mutex_);
   TENCACHE_CHECK(bytes_ == 0, "%s of frames are still in use", format_bytes(bytes_).c_str());
@@ -19,6 +22,7 @@ FramePool::~FramePool() {
 Result<Frame> FramePool::take(uint64_t bytes) {
   TENCACHE_CHECK(bytes > 0 && bytes % gpu_.facts().granularity_bytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
+  TENCACHE_RETURN_IF_ERROR(driver_use_status());
   for (;;) {
     std::vector<Frame> victims;
     {
@@ -87,6 +91,7 @@ bool FramePool::has_destroyed_since(uint64_t count) {
 }
 
 void FramePool::give_back(const Frame& frame) {
+  if (!may_call_driver()) return;
   MutexLock lock(mutex_);
   free_.push_back(frame);
   free_by_bytes_.emplace(frame.bytes, std::prev(free_.end()));
@@ -94,6 +99,7 @@ void FramePool::give_back(const Frame& frame) {
 }
 
 uint64_t FramePool::trim(uint64_t bytes) {
+  if (!may_call_driver()) return 0;
   std::vector<Frame> victims;
   {
     MutexLock lock(mutex_);
@@ -130,7 +136,9 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
                           "Cannot give " + format_bytes(frame.bytes) + " back to the GPU")
             : scope.status();
     // Whether the driver has it is unknown then. It is lost to us either way.
-    if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
+    if (!status.is_ok() && may_call_driver()) {
+      TENCACHE_LOG_WARNING("%s", status.message().c_str());
+    }
     destroyed_bytes += frame.bytes;
   }
   if (destroyed_bytes == 0) return 0;

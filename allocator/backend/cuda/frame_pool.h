@@ -9,6 +9,9 @@
 // Invariant: the handles that exist, in use or free, never hold more than the limit. A frame is
 // destroyed before another is created in its place: the driver does not take that on trust.
 //
+// Where the driver must not be called (backend/cuda/driver_use.h), take() says so, the rest does
+// nothing, and what is in use stays so.
+//
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
 #pragma once
 
@@ -33,7 +36,7 @@ struct Frame {
 class FramePool {
  public:
   FramePool(const Gpu& gpu, uint64_t limit_bytes) : gpu_(gpu), limit_bytes_(limit_bytes) {}
-  /// REQUIRES: every frame was given back.
+  /// REQUIRES: every frame was given back, as long as the driver may be called.
   ~FramePool();
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;

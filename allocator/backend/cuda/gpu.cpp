@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "backend/cuda/driver_use.h"
+
 namespace tencache {
 namespace {
 
@@ -71,6 +73,7 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts) {
 }
 
 Result<std::unique_ptr<Gpu>> Gpu::open(const DriverApi& driver, int ordinal) {
+  TENCACHE_RETURN_IF_ERROR(driver_use_status());
   int count = 0;
   TENCACHE_RETURN_IF_ERROR(
       cuda_status(driver, driver.cuDeviceGetCount(&count), "Cannot count the GPUs"));
@@ -93,6 +96,8 @@ Result<std::unique_ptr<Gpu>> Gpu::open(const DriverApi& driver, int ordinal) {
 }
 
 // A refusal is of earlier work, which the program hears of itself.
-Gpu::~Gpu() { (void)driver_.cuDevicePrimaryCtxRelease(device_); }
+Gpu::~Gpu() {
+  if (may_call_driver()) (void)driver_.cuDevicePrimaryCtxRelease(device_);
+}
 
 }  // namespace tencache

@@ -34,7 +34,8 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts);
 
 class Gpu {
  public:
-  /// kInvalidArgument when there is no device of that number; else as find_gpu_facts().
+  /// kInvalidArgument when there is no device of that number; else as find_gpu_facts(), or
+  /// driver_use_status().
   static Result<std::unique_ptr<Gpu>> open(const DriverApi& driver, int ordinal);
   /// Gives up the context, which goes on for others.
   ~Gpu();

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/cuda/call_scope.h"
+#include "backend/cuda/driver_use.h"
 #include "base/log.h"
 #include "base/units.h"
 
@@ -21,7 +22,9 @@ void CudaHostPinner::unpin(void* memory, uint64_t bytes) {
                               ? cuda_status(driver_, driver_.cuMemHostUnregister(memory),
                                             "Cannot unpin " + format_bytes(bytes))
                               : scope.status();
-  if (!unpinned.is_ok()) TENCACHE_LOG_WARNING("%s", unpinned.message().c_str());
+  if (!unpinned.is_ok() && may_call_driver()) {
+    TENCACHE_LOG_WARNING("%s", unpinned.message().c_str());
+  }
 }
 
 }  // namespace tencache

@@ -25,7 +25,8 @@ class CudaHostPinner final : public HostPinner {
   CudaHostPinner(const DriverApi& driver, CUcontext context) : driver_(driver), context_(context) {}
 
   Status pin(void* memory, uint64_t bytes) override;
-  /// A refusal is logged: the memory stays pinned until its context is destroyed.
+  /// A refusal is logged: the memory stays pinned until its context is destroyed. Nothing is done
+  /// or said where the driver must not be called.
   void unpin(void* memory, uint64_t bytes) override;
 
  private:

@@ -2,6 +2,7 @@
 #include "backend/cuda/stream_mark.h"
 
 #include "backend/cuda/call_scope.h"
+#include "backend/cuda/driver_use.h"
 #include "base/check.h"
 
 namespace tencache {
@@ -36,15 +37,18 @@ Status StreamMark::wait() const {
 
 // The event may be recorded anew at once: whoever waits for it waits for what it meant then.
 void StreamMark::drop() {
-  if (marks_ != nullptr) marks_->give_back(event_);
+  // Where the driver must not be called, the maker of marks may be gone already.
+  if (marks_ != nullptr && may_call_driver()) marks_->give_back(event_);
   marks_ = nullptr;
 }
 
 StreamMarks::~StreamMarks() {
+  if (!may_call_driver()) return;
   const CallScope scope(gpu_.driver(), gpu_.context());
   MutexLock lock(mutex_);
   TENCACHE_CHECK(free_.size() == count_, "%zu marks are still in use", count_ - free_.size());
   // A refusal is of earlier work, which the program hears of itself.
+  if (!scope.status().is_ok()) return;
   for (const CUevent event : free_) (void)gpu_.driver().cuEventDestroy(event);
 }
 

@@ -58,7 +58,7 @@ class StreamMark {
 class StreamMarks {
  public:
   explicit StreamMarks(const Gpu& gpu) : gpu_(gpu) {}
-  /// REQUIRES: all marks are gone.
+  /// REQUIRES: all marks are gone, as long as the driver may be called.
   ~StreamMarks();
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;

@@ -64,6 +64,7 @@ TEST_F(CudaStatusTest, ResultBecomesTheCodeTheCallerActsOn) {
       {CUDA_ERROR_INVALID_HANDLE, StatusCode::kInvalidArgument},
       {CUDA_ERROR_NO_DEVICE, StatusCode::kUnavailable},
       {CUDA_ERROR_NOT_INITIALIZED, StatusCode::kUnavailable},
+      // CUDA_ERROR_DEINITIALIZED ends the use of the driver; driver_use_test.cpp has it.
       {CUDA_ERROR_NOT_PERMITTED, StatusCode::kUnavailable},
       {CUDA_ERROR_NOT_SUPPORTED, StatusCode::kUnavailable},
       {CUDA_ERROR_STUB_LIBRARY, StatusCode::kUnavailable},

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <utility>
 
+#include "backend/cuda/driver_use.h"
 #include "base/check.h"
 #include "support/cuda/call_script.h"
 #include "support/cuda/host_registrations.h"
@@ -145,6 +146,7 @@ SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
   Parts* none = nullptr;
   TENCACHE_CHECK(alive.compare_exchange_strong(none, parts_.get(), std::memory_order_acq_rel),
                  "there is a simulated driver already");
+  TENCACHE_CHECK(watch_driver_use().is_ok());
 }
 
 SimulatedDriver::~SimulatedDriver() { alive.store(nullptr, std::memory_order_release); }
