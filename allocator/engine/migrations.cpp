@@ -30,4 +30,11 @@ void MigrationGate::reopen() {
   changed_.notify_all();
 }
 
+void Migrations::wait_while_sealing(const Extent& extent) {
+  for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
+       word = extent.load()) {
+    extent.wait_while(word);
+  }
+}
+
 }  // namespace tencache

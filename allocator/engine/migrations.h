@@ -71,11 +71,15 @@ class Migrations {
   /// `lacking_bytes` is what the next one needs and does not find.
   virtual size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) = 0;
 
+  /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
+  virtual void settle(bool /*may_wait*/) {}
+
   /// Whether an op waits for a fetch, or an allocation for room, right now.
   bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
   void begin_demand() { demand_count_.fetch_add(1, std::memory_order_relaxed); }
   void end_demand() { demand_count_.fetch_sub(1, std::memory_order_relaxed); }
-  /// Room that fetches ahead of use hold and that can be evicted again once they have ended.
+  /// Room of fetches under way that no op waits for on the host: it can be evicted again once they
+  /// have ended.
   uint64_t bytes_ahead() const { return bytes_ahead_.load(std::memory_order_relaxed); }
 
   const MoveRate& read_speed() const { return read_speed_; }
@@ -89,6 +93,9 @@ class Migrations {
 
  protected:
   Migrations() = default;
+
+  /// An extent that is sealed becomes cold, or resident again, in a moment.
+  static void wait_while_sealing(const Extent& extent);
 
   MigrationGate gate_;
   MoveRate read_speed_;

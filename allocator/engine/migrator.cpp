@@ -91,6 +91,7 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
 
 uint64_t Migrator::evict_all() {
   if (!may_evict()) return 0;
+  migrations_->settle(true);
   std::vector<Extent*> all;
   for (const ListedExtent& victim : victims(~uint64_t{0} / 2)) all.push_back(victim.extent);
   const EvictionResult result = migrations_->evict(all);
@@ -164,6 +165,7 @@ void Migrator::carry_out(std::span<const Order> orders) {
 std::optional<EvictionResult> Migrator::run_pass() {
   EvictionResult total;
   if (config_.before_pass) config_.before_pass();
+  migrations_->settle(false);
   const uint64_t wanted = wanted_bytes();
   if (wanted == 0) return std::nullopt;
   total.bytes += heap_.drop_cached(wanted);

@@ -86,14 +86,6 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
   if (!cold_again.empty()) fetch(cold_again, streams);
 }
 
-// It becomes cold, or resident again, in a moment.
-void SlotMigrations::wait_while_sealing(const Extent& extent) {
-  for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
-       word = extent.load()) {
-    extent.wait_while(word);
-  }
-}
-
 size_t SlotMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   std::vector<Fetch> fetches;
   size_t carried_out = 0;

@@ -76,7 +76,6 @@ class SlotMigrations final : public Migrations {
     bool is_ahead = false;     // nobody waits for it
     Extent* frames = nullptr;  // whose pages the scratch is, if they are a cached extent's
   };
-  static void wait_while_sealing(const Extent& extent);
   void give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
                        std::vector<const Extent*>* left_cold);
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);

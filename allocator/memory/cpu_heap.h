@@ -33,11 +33,6 @@
 
 namespace tencache {
 
-struct Allocation {
-  void* address = nullptr;
-  Extent* extent = nullptr;  // null for a small block
-};
-
 class CpuHeap final : public Heap {
  public:
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,

@@ -79,13 +79,14 @@ void Extent::become_resident() {
 }
 
 void Extent::become_arriving() {
-  const bool done =
-      transition(bit(ExtentState::kFetching), ExtentState::kArriving, 0, 0, kFlagBusy);
+  const bool done = transition(bit(ExtentState::kFetching), ExtentState::kArriving, 0, 0, 0);
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 
-bool Extent::settle() {
-  return transition(bit(ExtentState::kArriving), ExtentState::kResident, 0, 0, 0);
+void Extent::settle() {
+  if (!transition(bit(ExtentState::kArriving), ExtentState::kResident, 0, 0, kFlagBusy)) {
+    release_busy();
+  }
 }
 
 void Extent::abandon_fetch() {
@@ -112,6 +113,11 @@ bool Extent::claim_for_free() {
 bool Extent::claim_for_trim() {
   return transition(bit(ExtentState::kCached), ExtentState::kVacant, kFlagBusy | kPinsMask,
                     kFlagBusy, 0);
+}
+
+void Extent::cancel_trim() {
+  const bool done = transition(bit(ExtentState::kVacant), ExtentState::kCached, 0, 0, kFlagBusy);
+  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 
 bool Extent::try_take_busy() {

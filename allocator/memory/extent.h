@@ -137,9 +137,10 @@ class Extent {
   bool claim_for_fetch();
   void begin_merge();
   void become_resident();
+  /// Who fetched it stays busy with it until the bytes are there.
   void become_arriving();
-  /// The bytes are there. False when another thread has said so, or it was freed meanwhile.
-  bool settle();
+  /// They are there, or nobody wants them any more, since it was freed meanwhile; gives up `busy`.
+  void settle();
   void abandon_fetch();
 
   /// Freed by the program. False when the extent is cold or inside a window: see Heap::free.
@@ -147,6 +148,8 @@ class Extent {
   void revive();
   bool claim_for_free();
   bool claim_for_trim();
+  /// Cached again: its memory could not be given back.
+  void cancel_trim();
   /// Takes `busy` of a resident extent without changing its state; false when somebody has it.
   bool try_take_busy();
   void release_busy();

@@ -24,6 +24,11 @@ void Heap::reserve_or_exceed(uint64_t bytes) {
   count_over_budget(bytes, budget_.force_reserve(bytes));
 }
 
+bool Heap::evict_more(uint64_t bytes) {
+  Status reason;
+  return budget_.try_reserve(bytes) || room_maker_->make_room(bytes, &reason);
+}
+
 // The rungs: what is cached -> evictions -> evictions also of what no op has named yet -> an error,
 // or over the budget.
 Status Heap::climb(uint64_t bytes, uint64_t requested_bytes) {

@@ -49,6 +49,11 @@ class RoomMaker {
   virtual void on_wait(uint64_t ns) = 0;
 };
 
+struct Allocation {
+  void* address = nullptr;
+  Extent* extent = nullptr;  // null for a small block
+};
+
 /// An extent as it was when it was listed. Its address and bytes are copied under the heap's lock,
 /// because the extent may be recycled at any moment; what it is now tells its state word.
 struct ListedExtent {
@@ -99,6 +104,9 @@ class Heap {
  protected:
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
   uint64_t next_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  /// Makes `bytes` more of the budget free by eviction and reserves them; false when nothing is
+  /// left that may be evicted.
+  bool evict_more(uint64_t bytes);
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
 

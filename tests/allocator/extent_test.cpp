@@ -56,7 +56,6 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
       {"retire",
        &Extent::retire,
        {{kResident, kCached}, {kEvicting, kCached}, {kArriving, kCached}}},
-      {"settle", &Extent::settle, {{kArriving, kResident}}},
       {"claim_for_free", &Extent::claim_for_free, {{kCold, kVacant}}},
       {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
       {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
@@ -88,7 +87,7 @@ TEST(ExtentDeathTest, ForcedTransitionsCheckTheirState) {
   const std::function<void(Extent&)> forced[] = {
       &Extent::unseal,          &Extent::become_cold,   &Extent::begin_merge,
       &Extent::become_resident, &Extent::abandon_fetch, &Extent::revive,
-      &Extent::become_arriving,
+      &Extent::become_arriving, &Extent::cancel_trim,
   };
   for (const auto& transition : forced) {
     EXPECT_DEATH(
@@ -180,6 +179,34 @@ TEST(ExtentTest, FlagsEndWithTheLifeAndDirtyWithTheEviction) {
   EXPECT_EQ(extent.load() & kUseFlags, 0u);
 }
 
+TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
+  Extent extent;
+  lead_to(extent, kArriving);
+  EXPECT_FALSE(extent.may_be_evicted());
+  extent.settle();
+  EXPECT_EQ(extent.state(), kResident);
+  EXPECT_TRUE(extent.may_be_evicted());
+
+  Extent freed;
+  lead_to(freed, kArriving);
+  ASSERT_TRUE(freed.retire());
+  EXPECT_FALSE(freed.claim_for_trim());  // the copy is still under way
+  freed.settle();
+  EXPECT_EQ(freed.state(), kCached);
+  EXPECT_TRUE(freed.claim_for_trim());
+  freed.cancel_trim();
+  EXPECT_EQ(freed.state(), kCached);
+
+  Extent revived;
+  lead_to(revived, kArriving);
+  ASSERT_TRUE(revived.retire());
+  revived.revive();
+  revived.set_flags(kFlagSeen);
+  EXPECT_FALSE(revived.claim_for_eviction());
+  revived.settle();
+  EXPECT_TRUE(revived.claim_for_eviction());
+}
+
 TEST(ExtentTest, StreamsThatUseItAddUp) {
   Extent extent;
   extent.note_streams(kNoStreams);
@@ -234,6 +261,7 @@ TEST(ExtentTest, WaiterWakesAtEachEndOfAWindow) {
       {kSealing, &Extent::become_cold},      {kSealing, &Extent::unseal},
       {kSealing, &Extent::abandon_eviction}, {kMerging, &Extent::become_resident},
       {kMerging, &Extent::abandon_fetch},    {kFetching, &Extent::become_arriving},
+      {kArriving, &Extent::settle},
   };
   for (const auto& [state, end] : ends) {
     Extent extent;

@@ -40,4 +40,11 @@ Status CopyStream::to_device(CUdeviceptr device, const void* host, uint64_t byte
                      "Cannot copy " + format_bytes(bytes) + " to the GPU");
 }
 
+Status CopyStream::wait_until_idle() {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  return cuda_status(driver, driver.cuStreamSynchronize(stream_), "Cannot wait for copies");
+}
+
 }  // namespace tencache

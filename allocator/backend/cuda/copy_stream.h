@@ -28,12 +28,16 @@ class CopyStream {
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
 
+  CUstream handle() const { return stream_; }
+
   /// Copies from now on begin after the mark is reached.
   Status wait_for(const StreamMark& mark) { return mark.hold_back(stream_); }
   /// REQUIRES: the range of the device stays mapped, and the host memory as it is, until a mark
   /// that is made afterwards is reached.
   Status to_host(void* host, CUdeviceptr device, uint64_t bytes);
   Status to_device(CUdeviceptr device, const void* host, uint64_t bytes);
+  /// Blocks the calling thread until all copies so far have arrived.
+  Status wait_until_idle();
   /// Reached when all copies so far have arrived.
   Result<StreamMark> mark() { return marks_.make(stream_); }
 

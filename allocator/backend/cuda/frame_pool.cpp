@@ -19,7 +19,7 @@ FramePool::~FramePool() {
   TENCACHE_CHECK(bytes_ == 0, "%s of frames are still in use", format_bytes(bytes_).c_str());
 }
 
-Result<Frame> FramePool::take(uint64_t bytes) {
+Result<Frame> FramePool::take(uint64_t bytes, bool is_reserved) {
   TENCACHE_CHECK(bytes > 0 && bytes % gpu_.facts().granularity_bytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
@@ -38,12 +38,14 @@ Result<Frame> FramePool::take(uint64_t bytes) {
         return frame;
       }
       const uint64_t used_bytes = bytes_ - free_bytes_ - leaving_bytes_;
-      if (bytes > limit_bytes_ || used_bytes > limit_bytes_ - bytes) return no_room(bytes);
-      if (bytes_ <= limit_bytes_ - bytes) {
+      const bool exceeds = bytes > limit_bytes_ || used_bytes > limit_bytes_ - bytes;
+      if (exceeds && !is_reserved) return no_room(bytes);
+      const uint64_t allowed_bytes = exceeds ? used_bytes + bytes : limit_bytes_;
+      if (bytes_ <= allowed_bytes - bytes) {
         bytes_ += bytes;
         break;
       }
-      const uint64_t missing_bytes = bytes_ - (limit_bytes_ - bytes);
+      const uint64_t missing_bytes = bytes_ - (allowed_bytes - bytes);
       if (missing_bytes > leaving_bytes_) {
         victims = pick_oldest(missing_bytes - leaving_bytes_);
       } else {

@@ -6,7 +6,8 @@
 // mapped in part. Creating is the dear call, so frames that are given back wait for a request of
 // the same size; where room is short, the ones that waited longest go back to the driver first.
 //
-// Invariant: the handles that exist, in use or free, never hold more than the limit. A frame is
+// Invariant: the handles that exist, in use or free, never hold more than the limit, but for what
+// take_reserved() needs beyond it; none is free then. A frame is
 // destroyed before another is created in its place: the driver does not take that on trust.
 //
 // Where the driver must not be called (backend/cuda/driver_use.h), take() says so, the rest does
@@ -45,7 +46,12 @@ class FramePool {
   /// not 0. kOutOfMemory when the frames in use leave no room below the limit, or when the GPU has
   /// none left because others use it; the message says which. Waits while another thread gives
   /// frames back to the driver.
-  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, false); }
+  /// The same for callers who keep books of what is in use themselves: only free frames go to stay
+  /// below the limit, and where that is not enough it is exceeded.
+  Result<Frame> take_reserved(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
+    return take(bytes, true);
+  }
   /// The frame is mapped nowhere, and no work of the device uses it any more.
   void give_back(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
 
@@ -60,6 +66,7 @@ class FramePool {
  private:
   using ByAge = std::list<Frame>;  // oldest first
 
+  Result<Frame> take(uint64_t bytes, bool is_reserved) TENCACHE_EXCLUDES(mutex_);
   std::vector<Frame> pick_oldest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   uint64_t destroy(const std::vector<Frame>& frames) TENCACHE_EXCLUDES(mutex_);
   Result<Frame> create(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);

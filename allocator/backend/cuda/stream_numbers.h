@@ -29,13 +29,11 @@
 
 #include "backend/cuda/gpu.h"
 #include "backend/cuda/stream_mark.h"
+#include "backend/stream_set.h"
 #include "base/mutex.h"
 #include "base/status.h"
 
 namespace tencache {
-
-/// A set of streams, a bit each, as a StreamNumbers numbers them. 0 = none.
-using StreamSet = uint64_t;
 
 class StreamNumbers {
  public:

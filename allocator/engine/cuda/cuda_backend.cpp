@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/cuda_backend.h"
+
+#include <utility>
+
+namespace tencache {
+namespace {
+
+// Addresses cost nothing but table entries where they are used; freed ones of other sizes lie
+// between those in use.
+constexpr uint64_t kArenaPerGpuByte = 8;
+
+}  // namespace
+
+Result<std::unique_ptr<CudaBackend>> CudaBackend::open(const DriverApi& driver,
+                                                       const CudaBackendConfig& config,
+                                                       Budget& budget, Stats& stats) {
+  std::unique_ptr<CudaBackend> backend(new CudaBackend());
+  TENCACHE_RETURN_IF_ERROR(backend->open_parts(driver, config, budget, stats));
+  return backend;
+}
+
+// The members go from the last to the first, each before what it stands on.
+CudaBackend::~CudaBackend() = default;
+
+Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig& config,
+                               Budget& budget, Stats& stats) {
+  Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver, config.ordinal);
+  if (!gpu.is_ok()) return gpu.status();
+  gpu_ = std::move(gpu).value();
+  pinner_ = std::make_unique<CudaHostPinner>(driver, gpu_->context());
+  marks_ = std::make_unique<StreamMarks>(*gpu_);
+  streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
+  frames_ = std::make_unique<FramePool>(*gpu_, budget.limit());
+  const uint64_t arena_bytes =
+      config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;
+  Result<std::unique_ptr<DeviceArena>> arena =
+      DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes));
+  if (!arena.is_ok()) return arena.status();
+  arena_ = std::move(arena).value();
+  Result<std::unique_ptr<ExtentTable>> table =
+      ExtentTable::create(reinterpret_cast<const char*>(arena_->base()), arena_->bytes());
+  if (!table.is_ok()) return table.status();
+  table_ = std::move(table).value();
+  if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
+  heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
+                                     *table_, budget, stats);
+  if (!config.host) return Status::ok();
+  Result<std::unique_ptr<StreamMigrations>> migrations =
+      StreamMigrations::create(*gpu_, *marks_, *heap_, *host_, stats);
+  if (!migrations.is_ok()) return migrations.status();
+  migrations_ = std::move(migrations).value();
+  return Status::ok();
+}
+
+Status CudaBackend::open_host(const CudaBackendConfig& config) {
+  HostTierConfig host_config = *config.host;
+  host_config.node = gpu_->facts().numa_node;
+  host_config.pinner = pinner_.get();
+  Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
+  if (!host.is_ok()) return host.status();
+  host_ = std::move(host).value();
+  return Status::ok();
+}
+
+}  // namespace tencache

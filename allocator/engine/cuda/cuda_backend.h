@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaBackend: extents in the memory of one GPU, cold ones in host memory that is pinned and next
+// to it.
+//
+// Threads: create and destroy on one thread; the rest as its parts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "backend/cuda/device_arena.h"
+#include "backend/cuda/frame_pool.h"
+#include "backend/cuda/gpu.h"
+#include "backend/cuda/host_pinner.h"
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/backend.h"
+#include "engine/cuda/stream_migrations.h"
+#include "memory/cuda/cuda_heap.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+struct CudaBackendConfig {
+  int ordinal = 0;           // of the GPU
+  uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
+  HeapConfig heap;
+  std::optional<HostTierConfig> host;  // none: nothing ever goes cold. Node and pinner are set here
+};
+
+class CudaBackend final : public Backend {
+ public:
+  /// `driver`, `budget` and `stats` outlive the backend.
+  static Result<std::unique_ptr<CudaBackend>> open(const DriverApi& driver,
+                                                   const CudaBackendConfig& config, Budget& budget,
+                                                   Stats& stats);
+  /// REQUIRES: no thread uses it any more. Waits for the device.
+  ~CudaBackend() override;
+
+  CudaHeap& heap() override { return *heap_; }
+  StreamMigrations* migrations() override { return migrations_.get(); }
+  HostTier* host() { return host_.get(); }
+  const Gpu& gpu() const { return *gpu_; }
+  StreamNumbers& streams() { return *streams_; }
+
+  // The children of a fork have no GPU and do not see the host tier.
+  void before_fork() override {}
+  void after_fork_in_parent() override {}
+
+ private:
+  CudaBackend() = default;
+  Status open_parts(const DriverApi& driver, const CudaBackendConfig& config, Budget& budget,
+                    Stats& stats);
+  Status open_host(const CudaBackendConfig& config);
+
+  std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<CudaHostPinner> pinner_;
+  std::unique_ptr<StreamMarks> marks_;
+  std::unique_ptr<StreamNumbers> streams_;
+  std::unique_ptr<FramePool> frames_;
+  std::unique_ptr<DeviceArena> arena_;
+  std::unique_ptr<ExtentTable> table_;
+  std::unique_ptr<HostTier> host_;
+  std::unique_ptr<CudaHeap> heap_;
+  std::unique_ptr<StreamMigrations> migrations_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/cuda_engine.h"
+
+#include <utility>
+
+namespace tencache {
+
+Result<std::unique_ptr<CudaEngine>> CudaEngine::create(const DriverApi& driver,
+                                                       const CudaEngineConfig& config) {
+  std::unique_ptr<CudaEngine> engine(new CudaEngine(config));
+  TENCACHE_RETURN_IF_ERROR(engine->start([&](Budget& budget,
+                                             Stats& stats) -> Result<std::unique_ptr<Backend>> {
+    Result<std::unique_ptr<CudaBackend>> backend = CudaBackend::open(driver, config, budget, stats);
+    if (!backend.is_ok()) return backend.status();
+    engine->backend_ = backend.value().get();
+    return std::unique_ptr<Backend>(std::move(backend).value());
+  }));
+  if (StreamMigrations* migrations = engine->backend_->migrations()) {
+    TENCACHE_RETURN_IF_ERROR(migrations->measure_link(config.probe_bytes));
+  }
+  return engine;
+}
+
+}  // namespace tencache

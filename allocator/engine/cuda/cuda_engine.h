@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaEngine: an engine over the cuda backend, with its front door. Threads: create and destroy on
+// one thread; the rest from any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "base/units.h"
+#include "engine/cuda/cuda_backend.h"
+#include "engine/engine.h"
+
+namespace tencache {
+
+struct CudaEngineConfig : EngineConfig, CudaBackendConfig {
+  uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured
+};
+
+class CudaEngine final : public Engine {
+ public:
+  /// `driver` outlives the engine.
+  static Result<std::unique_ptr<CudaEngine>> create(const DriverApi& driver,
+                                                    const CudaEngineConfig& config);
+
+  /// Memory that the stream may use at once.
+  Result<void*> allocate(uint64_t bytes, CUstream stream) {
+    const Result<Allocation> allocation =
+        backend_->heap().allocate(bytes, backend_->streams().set_of(stream));
+    if (!allocation.is_ok()) return allocation.status();
+    note_allocation(allocation.value().extent);
+    return allocation.value().address;
+  }
+  void free(void* address) {
+    note_free(address);
+    backend_->heap().free(address);
+  }
+  /// The stream uses the memory too, which must not be used again before it is done with it.
+  void record_stream(const void* address, CUstream stream) {
+    backend_->heap().note_use(address, backend_->streams().set_of(stream));
+  }
+  /// gate().open() for an op that queues its work on this stream.
+  void open_op(uint32_t op, std::span<const Access> accesses, CUstream stream) {
+    gate().open(op, accesses, backend_->streams().set_of(stream));
+  }
+
+  CudaHeap& heap() { return backend_->heap(); }
+  HostTier* host() { return backend_->host(); }
+  CudaBackend& backend() { return *backend_; }
+
+ private:
+  explicit CudaEngine(const EngineConfig& config) : Engine(config) {}
+
+  CudaBackend* backend_ = nullptr;  // the base owns it
+};
+
+}  // namespace tencache

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The phases of a fetch (engine/cuda/stream_migrations.h tells the protocol and why it is safe).
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "engine/cuda/stream_migrations.h"
+#include "engine/migration_permit.h"
+
+namespace tencache {
+namespace {
+
+// What is in flight ahead of use: some milliseconds of the link, so that it never runs dry between
+// two batches, and not so much that an order which becomes outdated has begun long ago.
+constexpr uint64_t kAheadBytesMax = 256 * kMiB;
+
+}  // namespace
+
+void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
+  begin_demand();
+  // Phase 1: claim what is cold. What another thread brings is awaited at the end.
+  std::vector<CudaExtent*> claimed;
+  uint64_t bytes = 0;
+  for (Extent* extent : extents) {
+    if (!extent->claim_for_fetch()) continue;
+    claimed.push_back(static_cast<CudaExtent*>(extent));
+    bytes += extent->bytes;
+  }
+  std::vector<const Extent*> left_cold;
+  if (!claimed.empty()) {
+    // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
+    heap_.reserve_or_exceed(bytes);
+    add(stats_.late_fetches, claimed.size());
+    // Phase 3: frames and copies.
+    for (CudaExtent* extent : bring(std::move(claimed), *in_on_demand_, false)) {
+      left_cold.push_back(extent);
+    }
+  }
+  // Phase 4: the op's streams wait for the bytes, whoever brings them.
+  std::vector<Extent*> cold_again;
+  for (Extent* extent : extents) {
+    for (;;) {
+      const uint64_t word = extent->load();
+      const ExtentState state = Extent::state_of(word);
+      if (Extent::usable_in(state)) break;
+      if (state == ExtentState::kArriving) {
+        if (join(static_cast<CudaExtent*>(extent), streams)) break;
+        std::this_thread::yield();  // it is about to take off, or has just landed
+        continue;
+      }
+      if (state == ExtentState::kCold) {
+        // An eviction that was sealed before our pin went through, unless it was just left cold.
+        const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+        if (!is_left) cold_again.push_back(extent);
+        break;
+      }
+      TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                     "an op uses freed memory at %p", static_cast<void*>(extent->address));
+      extent->wait_while(word);
+    }
+  }
+  end_demand();
+  if (!cold_again.empty()) fetch(cold_again, streams);
+}
+
+size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
+  settle(false);
+  if (bytes_ahead() > kAheadBytesMax) wait_for_oldest();
+  std::vector<CudaExtent*> claimed;
+  size_t carried_out = 0;
+  *lacking_bytes = 0;
+  for (const Order& order : orders) {
+    if (!order.is_current() || order.is_outdated()) {
+      ++carried_out;
+      continue;
+    }
+    wait_while_sealing(*order.extent);
+    if (order.extent->claim_for_fetch()) {
+      const uint64_t bytes = order.extent->bytes;
+      // Told before the room is taken, so that whoever misses the room finds out why.
+      bytes_ahead_.fetch_add(bytes);
+      if (!heap_.budget().try_reserve(bytes)) {
+        bytes_ahead_.fetch_sub(bytes);
+        order.extent->abandon_fetch();
+        *lacking_bytes = bytes;
+        break;
+      }
+      claimed.push_back(static_cast<CudaExtent*>(order.extent));
+    }
+    ++carried_out;
+  }
+  if (!claimed.empty()) bring(std::move(claimed), *in_ahead_, true);
+  return carried_out;
+}
+
+// Returns those that stay cold.
+std::vector<CudaExtent*> StreamMigrations::bring(std::vector<CudaExtent*> extents,
+                                                 CopyStream& stream, bool is_ahead) {
+  std::vector<CudaExtent*> left_cold = map_frames(extents, is_ahead);
+  MigrationPermit permit(gate_);
+  if (!extents.empty()) {
+    StreamMark mark;
+    const Status status = copy_in(extents, stream, &mark);
+    if (status.is_ok()) {
+      take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()), is_ahead);
+    } else {
+      for (CudaExtent* extent : extents) leave_cold(extent, is_ahead, status);
+      left_cold.insert(left_cold.end(), extents.begin(), extents.end());
+    }
+  }
+  return left_cold;
+}
+
+// Takes those out of `extents` that get no frame, and returns them.
+std::vector<CudaExtent*> StreamMigrations::map_frames(std::vector<CudaExtent*>& extents,
+                                                      bool is_ahead) {
+  std::vector<CudaExtent*> left_cold;
+  std::vector<CudaExtent*> with_frame;
+  for (CudaExtent* extent : extents) {
+    const Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
+    if (frame.is_ok()) {
+      extent->frame = frame.value();
+      with_frame.push_back(extent);
+    } else {
+      leave_cold(extent, is_ahead, frame.status());
+      left_cold.push_back(extent);
+    }
+  }
+  std::ranges::sort(with_frame, {}, [](const CudaExtent* extent) { return extent->address; });
+  std::vector<FramePlace> places;
+  for (const CudaExtent* extent : with_frame) {
+    places.push_back({extent->device_address(), extent->frame});
+  }
+  const Status mapped = heap_.arena().map(places);
+  if (mapped.is_ok()) {
+    extents = std::move(with_frame);
+    return left_cold;
+  }
+  for (CudaExtent* extent : with_frame) {
+    heap_.give_back_frame(std::exchange(extent->frame, Frame{}));
+    leave_cold(extent, is_ahead, mapped);
+    left_cold.push_back(extent);
+  }
+  extents.clear();
+  return left_cold;
+}
+
+// What was queued when a call is refused has ended when this returns, so that the frames can go.
+Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
+                                 StreamMark* mark) {
+  Status status;
+  for (const CudaExtent* extent : extents) {
+    if (!status.is_ok()) break;
+    status = stream.to_device(extent->device_address(), extent->host_block.memory, extent->bytes);
+  }
+  if (status.is_ok()) {
+    Result<StreamMark> made = stream.mark();
+    status = made.status();
+    if (made.is_ok()) *mark = std::move(made).value();
+  }
+  if (status.is_ok()) return status;
+  (void)stream.wait_until_idle();
+  for (CudaExtent* extent : extents) {
+    const Status unmapped = heap_.take_away_frame(extent);
+    // The context is broken then, and its memory goes with it.
+    if (!unmapped.is_ok()) TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
+  }
+  return status;
+}
+
+// Nobody lands what is not Arriving yet, so the flight is entered last.
+void StreamMigrations::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
+                                StreamSet stream, bool is_ahead) {
+  const auto flight = std::make_shared<Flight>();
+  flight->extents = extents;
+  flight->marks.push_back(std::move(mark));
+  flight->stream = stream;
+  for (CudaExtent* extent : extents) {
+    add(stats_.fetched_bytes, extent->bytes);
+    if (!is_ahead) bytes_ahead_.fetch_add(extent->bytes);  // until now its op has it pinned
+    extent->note_streams(stream);
+    if (is_ahead) extent->set_flags(kFlagAhead);
+    extent->become_arriving();
+  }
+  MutexLock lock(mutex_);
+  flights_.push_back(flight);
+  for (const CudaExtent* extent : extents) flight_of_[extent] = flight;
+}
+
+void StreamMigrations::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
+  if (is_ahead) bytes_ahead_.fetch_sub(extent->bytes);
+  if (!is_ahead && !warned_left_cold_.exchange(true)) {
+    TENCACHE_LOG_WARNING(
+        "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
+        "error",
+        reason.clause().c_str());
+  }
+  heap_.budget().release(extent->bytes);
+  extent->abandon_fetch();
+}
+
+// False when it is in no flight, though it was Arriving a moment ago.
+bool StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
+  FlightPtr flight;
+  {
+    MutexLock lock(mutex_);
+    const auto found = flight_of_.find(extent);
+    if (found == flight_of_.end()) return false;
+    flight = found->second;
+  }
+  const bool is_early = is_there(*flight, false);
+  if (extent->take_ahead()) {
+    add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
+    if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
+  }
+  if (!is_early) let_wait(streams, *flight);
+  return true;
+}
+
+// On the device where that is possible, else here.
+void StreamMigrations::let_wait(StreamSet streams, const Flight& flight) {
+  if (StreamNumbers::is_one_stream(streams) &&
+      heap_.streams().hold_back(streams, flight.marks).is_ok()) {
+    return;
+  }
+  for (const StreamMark& mark : flight.marks) (void)mark.wait();
+}
+
+void StreamMigrations::settle(bool may_wait) {
+  std::vector<FlightPtr> flights;
+  {
+    MutexLock lock(mutex_);
+    flights.assign(flights_.begin(), flights_.end());
+  }
+  for (const FlightPtr& flight : flights) {
+    if (!is_there(*flight, may_wait)) continue;
+    {
+      MutexLock lock(mutex_);
+      const auto found = std::ranges::find(flights_, flight);
+      if (found == flights_.end()) continue;  // another thread lands it
+      flights_.erase(found);
+      for (const CudaExtent* extent : flight->extents) flight_of_.erase(extent);
+    }
+    land(*flight);
+  }
+}
+
+void StreamMigrations::land(const Flight& flight) {
+  for (CudaExtent* extent : flight.extents) {
+    const uint64_t bytes = extent->bytes;
+    // The copy below is worth nothing as soon as an op may write the extent.
+    heap_.release_copy(extent);
+    extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
+    extent->settle();
+    bytes_ahead_.fetch_sub(bytes);
+  }
+}
+
+void StreamMigrations::wait_for_oldest() {
+  FlightPtr oldest;
+  {
+    MutexLock lock(mutex_);
+    if (!flights_.empty()) oldest = flights_.front();
+  }
+  if (oldest != nullptr) (void)is_there(*oldest, true);
+  settle(false);
+}
+
+// When the context is broken no mark is reached any more, and nobody will see the bytes either.
+bool StreamMigrations::is_there(const Flight& flight, bool may_wait) {
+  const StreamMark& mark = flight.marks.front();
+  if (may_wait) {
+    (void)mark.wait();
+    return true;
+  }
+  const Result<bool> reached = mark.is_reached();
+  return !reached.is_ok() || reached.value();
+}
+
+}  // namespace tencache

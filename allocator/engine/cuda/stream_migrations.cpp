@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/stream_migrations.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace tencache {
+
+Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gpu,
+                                                                   StreamMarks& marks,
+                                                                   CudaHeap& heap, HostTier& host,
+                                                                   Stats& stats) {
+  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, host, stats));
+  for (auto* stream : {&made->out_, &made->in_on_demand_, &made->in_ahead_}) {
+    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
+    if (!created.is_ok()) return created.status();
+    *stream = std::move(created).value();
+    // Before the program's streams, so that each gets a bit of its own.
+    const StreamSet number = heap.streams().set_of((*stream)->handle());
+    TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
+  }
+  return made;
+}
+
+StreamMigrations::~StreamMigrations() { settle(true); }
+
+Status StreamMigrations::measure_link(uint64_t bytes) {
+  bytes = std::min(bytes, heap_.budget().free() / 2) / kGranuleBytes * kGranuleBytes;
+  if (bytes == 0) return Status::ok();
+  const Result<HostBlock> block = host_.allocate(bytes);
+  if (!block.is_ok()) return block.status();
+  const Result<Allocation> probe = heap_.allocate(bytes, heap_.streams().set_of(out_->handle()));
+  Status status = probe.status();
+  if (probe.is_ok()) {
+    status = time_copies(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
+    heap_.free(probe.value().address);
+    heap_.drop_cached(bytes);
+  }
+  host_.release(block.value());
+  return status;
+}
+
+// Each way twice: the first copy pays for what the driver does once.
+Status StreamMigrations::time_copies(CUdeviceptr address, const HostBlock& block) {
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t begin_ns = now_ns();
+    Status status = out_->to_host(block.memory, address, block.bytes);
+    const Status out_done = out_->wait_until_idle();
+    const uint64_t between_ns = now_ns();
+    if (status.is_ok()) status = in_ahead_->to_device(address, block.memory, block.bytes);
+    const Status in_done = in_ahead_->wait_until_idle();
+    TENCACHE_RETURN_IF_ERROR(status);
+    TENCACHE_RETURN_IF_ERROR(out_done);
+    TENCACHE_RETURN_IF_ERROR(in_done);
+    if (round == 0) continue;
+    write_speed_.add(block.bytes, between_ns - begin_ns);
+    read_speed_.add(block.bytes, now_ns() - between_ns);
+  }
+  return Status::ok();
+}
+
+}  // namespace tencache

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamMigrations: how the cuda backend moves extents between the GPU and host memory: copies on
+// streams of its own, ordered on the device after the program's work and before it.
+//
+// An eviction of an extent E
+//   1. claims E (it stays usable; a pin taken from now on wins) and takes a block of host memory,
+//   2. marks the streams that have used E, and copies its bytes on the stream of that direction,
+//      which waits for the marks on the device,
+//   3. waits, on the thread that evicts, until the copy is done, and seals E: nobody has pinned it
+//      since the claim, so no work that uses it was queued after the marks, and the block holds its
+//      bytes,
+//   4. unmaps the frame. E is cold; its room is free.
+//
+// A fetch claims E, takes a frame and maps it on the host, because the driver checks addresses when
+// work is queued; it queues the copy, marks it, and lets the op's stream wait for the mark. No
+// thread waits for the data. Until the mark is reached E is Arriving: it is part of a flight, and
+// any other stream that uses it waits for the flight's mark too. Whoever notices that the mark is
+// reached settles E. Fetches that ops wait for have a stream of their own, so that they do not
+// queue behind those ahead of use, of which only so many bytes are in flight at a time.
+//
+// A GPU cannot read what is not mapped: should a copy fail, E stays cold, and an op that uses it
+// faults on the device. It never reads wrong bytes.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/cuda/copy_stream.h"
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/mutex.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/migrations.h"
+#include "memory/cuda/cuda_heap.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+class StreamMigrations final : public Migrations {
+ public:
+  /// All of them outlive the migrations.
+  static Result<std::unique_ptr<StreamMigrations>> create(const Gpu& gpu, StreamMarks& marks,
+                                                          CudaHeap& heap, HostTier& host,
+                                                          Stats& stats);
+  /// Waits for the copies under way. REQUIRES: no thread uses the migrations any more.
+  ~StreamMigrations() override;
+
+  /// Copies so many bytes to the host and back, as far as the budget has room for them, so that the
+  /// first plan knows the link. Waits for it.
+  Status measure_link(uint64_t bytes);
+
+  EvictionResult evict(std::span<Extent* const> extents) override;
+  /// Where the driver refuses, the extent stays cold and a warning says so.
+  void fetch(std::span<Extent* const> extents, StreamSet streams) override;
+  size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
+  void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Eviction {
+    CudaExtent* extent = nullptr;
+    uint64_t claimed_at_ticks = 0;
+    StreamMark copied;
+  };
+  /// Extents whose bytes are on their way, with one mark for all of them.
+  struct Flight {
+    std::vector<CudaExtent*> extents;
+    std::vector<StreamMark> marks;  // one
+    StreamSet stream = kNoStreams;  // that brings them
+  };
+  using FlightPtr = std::shared_ptr<const Flight>;
+
+  StreamMigrations(CudaHeap& heap, HostTier& host, Stats& stats)
+      : heap_(heap), host_(host), stats_(stats) {}
+
+  Status time_copies(CUdeviceptr address, const HostBlock& block);
+
+  // Phases of an eviction.
+  std::vector<Eviction> claim(std::span<Extent* const> extents);
+  void take_blocks(std::vector<Eviction>& evictions, EvictionResult* result);
+  void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status wait_for_users(std::span<const Eviction> evictions);
+  bool leave(const Eviction& eviction, EvictionResult* result);
+  void abandon(const Eviction& eviction);
+  void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
+
+  // Phases of a fetch.
+  std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
+                                 bool is_ahead);
+  std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
+  Status copy_in(std::span<CudaExtent* const> extents, CopyStream& stream, StreamMark* mark);
+  void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
+                bool is_ahead) TENCACHE_EXCLUDES(mutex_);
+  void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
+  bool join(CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+  void let_wait(StreamSet streams, const Flight& flight);
+  void land(const Flight& flight);
+  static bool is_there(const Flight& flight, bool may_wait);
+  void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
+
+  CudaHeap& heap_;
+  HostTier& host_;
+  Stats& stats_;
+  std::unique_ptr<CopyStream> out_;
+  std::unique_ptr<CopyStream> in_on_demand_;
+  std::unique_ptr<CopyStream> in_ahead_;
+  std::atomic<bool> warned_failure_{false};
+  std::atomic<bool> warned_left_cold_{false};
+
+  mutable Mutex mutex_;
+  std::deque<FlightPtr> flights_ TENCACHE_GUARDED_BY(mutex_);  // began first, first
+  std::unordered_map<const Extent*, FlightPtr> flight_of_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaExtent: an extent of the cuda backend, with what only that knows of one: the frame under its
+// address, the stream it belongs to, and its copy in host memory.
+#pragma once
+
+#include <vector>
+
+#include "backend/cuda/frame_pool.h"
+#include "backend/cuda/stream_mark.h"
+#include "memory/extent.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+struct CudaExtent : Extent {
+  /// What is mapped at the address; owned by whoever migrates or recycles the extent.
+  Frame frame;
+  /// The stream it was allocated on, which may have it again as soon as it is freed. Written by
+  /// CudaHeap while nobody else has the extent.
+  StreamSet home = kNoStreams;
+  /// The copy below; owned as the slot is (memory/extent.h, invariant 3).
+  HostBlock host_block;
+
+  /// While it is freed and other streams may still use it: until when. Empty with has_marks false
+  /// when the marks could not be made. Guarded by CudaHeap's lock.
+  std::vector<StreamMark> marks;
+  bool has_marks = false;
+
+  CUdeviceptr device_address() const { return reinterpret_cast<CUdeviceptr>(address); }
+};
+
+}  // namespace tencache

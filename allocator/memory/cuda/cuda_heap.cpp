@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/cuda_heap.h"
+
+#include <algorithm>
+#include <span>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace tencache {
+
+CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
+                   StreamNumbers& streams, HostTier* host, ExtentTable& table, Budget& budget,
+                   Stats& stats)
+    : Heap(config, table, budget, stats),
+      // The table has an entry for each granule.
+      granularity_(std::max(gpu.facts().granularity_bytes, kGranuleBytes)),
+      extent_min_bytes_(std::clamp(config.extent_min_bytes, granularity_, kBlockBytesMax)),
+      total_bytes_(gpu.facts().total_bytes),
+      arena_(arena),
+      frames_(frames),
+      streams_(streams),
+      host_(host),
+      granules_(arena.bytes() / kGranuleBytes),
+      small_blocks_(streams, *this) {}
+
+CudaHeap::~CudaHeap() {
+  drop_cached(~uint64_t{0});
+  for (const ListedExtent& listed : extents()) {
+    CudaExtent* extent = of_cuda(listed.extent);
+    if (extent->state() == ExtentState::kVacant) continue;
+    release_copy(extent);
+    std::vector<StreamMark> marks;
+    bool is_idle = streams_.mark_all(extent->used_by.load(), &marks).is_ok();
+    for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
+    // Memory that the device may still use stays mapped; it is lost with the context.
+    if (is_idle && extent->frame.bytes > 0) (void)take_away_frame(extent);
+  }
+}
+
+Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
+  TENCACHE_DCHECK(bytes > 0);
+  if (bytes < extent_min_bytes_) return allocate_small(bytes, stream);
+  const uint64_t rounded = round_up(bytes, granularity_);
+  if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);
+  return allocate_slow(bytes, rounded, stream);
+}
+
+Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
+  const Result<CUdeviceptr> address = small_blocks_.allocate(bytes, stream);
+  if (!address.is_ok()) return address.status();
+  return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
+}
+
+Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream) {
+  release_spare_copy(extent);  // of a migration that noticed the free only later
+  extent->requested_bytes = requested_bytes;
+  extent->id = next_id();
+  extent->home = stream;
+  extent->used_by.store(stream, std::memory_order_relaxed);
+  extent->revive();
+  add(stats_.extents_allocated, 1);
+  return {extent->address, extent};
+}
+
+Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t bytes,
+                                           StreamSet stream) {
+  const uint64_t bytes_max =
+      std::min(std::min(config_.request_bytes_max, total_bytes_), arena_.bytes());
+  if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
+  poll_waiting(false);
+  if (CudaExtent* extent = pop_cached({bytes, stream})) {
+    return hand_out(extent, requested_bytes, stream);
+  }
+  if (CudaExtent* extent = adopt_cached(bytes, stream)) {
+    return hand_out(extent, requested_bytes, stream);
+  }
+  TENCACHE_RETURN_IF_ERROR(reserve(bytes, requested_bytes));
+  const Result<CudaExtent*> made = make_extent(requested_bytes, bytes, stream);
+  if (!made.is_ok()) {
+    budget_.release(bytes);
+    return made.status();
+  }
+  if (budget_.needs_attention()) call_attention();
+  add(stats_.extents_allocated, 1);
+  return Allocation{made.value()->address, made.value()};
+}
+
+Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t bytes,
+                                          StreamSet stream) {
+  const Result<Frame> frame = take_frame(bytes, true);
+  if (!frame.is_ok()) return frame.status();
+  const Result<char*> address = map_anywhere(frame.value());
+  if (!address.is_ok()) {
+    frames_.give_back(frame.value());
+    return address.status();
+  }
+  CudaExtent* extent = nullptr;
+  {
+    MutexLock lock(mutex_);
+    if (vacant_.empty()) {
+      extent = &pool_.emplace_back();
+    } else {
+      extent = vacant_.back();
+      vacant_.pop_back();
+    }
+    extent->address = address.value();
+    extent->bytes = bytes;
+  }
+  extent->frame = frame.value();
+  extent->home = stream;
+  extent->used_by.store(stream, std::memory_order_relaxed);
+  extent->id = next_id();
+  extent->requested_bytes = requested_bytes;
+  extent_count_.fetch_add(1, std::memory_order_relaxed);
+  table_.set(extent->address, bytes, extent);
+  extent->commit();
+  return extent;
+}
+
+// The budget has room, and the GPU may have none all the same, because others use it too. Then what
+// they took counts as used from now on.
+Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait) {
+  for (;;) {
+    Result<Frame> frame = frames_.take_reserved(bytes);
+    if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
+    if (drop_cached(bytes) > 0) continue;
+    if (!may_wait || !evict_more(bytes)) return frame;
+    others_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    if (!warned_others_.exchange(true)) {
+      TENCACHE_LOG_WARNING(
+          "other programs use the GPU's memory: the device budget of %s cannot be used up, and "
+          "tensors are spilled earlier; lower --device-memory to what is left for this program",
+          format_bytes(budget_.limit()).c_str());
+    }
+  }
+}
+
+Result<char*> CudaHeap::map_anywhere(const Frame& frame) {
+  char* address = nullptr;
+  {
+    MutexLock lock(mutex_);
+    const std::optional<uint64_t> granule = granules_.allocate(frame.bytes / kGranuleBytes);
+    if (!granule) {
+      return Status(StatusCode::kUnavailable,
+                    "The GPU's address arena of " + format_bytes(arena_.bytes()) + " is used up.");
+    }
+    address = base() + *granule * kGranuleBytes;
+  }
+  const FramePlace place{reinterpret_cast<CUdeviceptr>(address), frame};
+  const Status status = arena_.map(std::span(&place, 1));
+  if (status.is_ok()) return address;
+  return_addresses(address, frame.bytes);
+  return status;
+}
+
+void CudaHeap::return_addresses(const char* address, uint64_t bytes) {
+  MutexLock lock(mutex_);
+  granules_.free(static_cast<uint64_t>(address - base()) / kGranuleBytes, bytes / kGranuleBytes);
+}
+
+Status CudaHeap::take_away_frame(CudaExtent* extent) {
+  TENCACHE_RETURN_IF_ERROR(arena_.unmap(extent->device_address(), extent->frame.bytes));
+  frames_.give_back(extent->frame);
+  extent->frame = {};
+  return Status::ok();
+}
+
+Result<CUdeviceptr> CudaHeap::make(uint64_t bytes) {
+  const uint64_t rounded = round_up(bytes, granularity_);
+  TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes));
+  const Result<Frame> frame = take_frame(rounded, true);
+  const Result<char*> address =
+      frame.is_ok() ? map_anywhere(frame.value()) : Result<char*>(frame.status());
+  if (!address.is_ok()) {
+    if (frame.is_ok()) frames_.give_back(frame.value());
+    budget_.release(rounded);
+    return address.status();
+  }
+  if (budget_.needs_attention()) call_attention();
+  const auto device_address = reinterpret_cast<CUdeviceptr>(address.value());
+  MutexLock lock(mutex_);
+  segments_.emplace(device_address, frame.value());
+  return device_address;
+}
+
+void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
+  Frame frame;
+  {
+    MutexLock lock(mutex_);
+    const auto found = segments_.find(address);
+    frame = found->second;
+    segments_.erase(found);
+  }
+  const Status status = arena_.unmap(address, frame.bytes);
+  if (!status.is_ok()) {
+    // The context is broken. The segment is lost with it; its room stays taken.
+    TENCACHE_LOG_WARNING("%s", status.message().c_str());
+    return;
+  }
+  frames_.give_back(frame);
+  return_addresses(reinterpret_cast<const char*>(address), frame.bytes);
+  budget_.release(frame.bytes);
+}
+
+void CudaHeap::free(void* address) {
+  if (address == nullptr || is_passive()) return;
+  auto* extent = of_cuda(find(address));
+  if (extent == nullptr) {
+    const bool is_ours = small_blocks_.free(reinterpret_cast<CUdeviceptr>(address));
+    TENCACHE_CHECK(is_ours, "free of %p", address);
+    return;
+  }
+  TENCACHE_CHECK(extent->address == address, "free of %p", address);
+  for (;;) {
+    const uint64_t word = extent->load();
+    if (extent->retire()) {
+      retire(extent);
+      return;
+    }
+    if (extent->claim_for_free()) {
+      release_copy(extent);
+      give_back_addresses(extent);
+      return;
+    }
+    const ExtentState state = Extent::state_of(word);
+    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                   "double free of %p", address);
+    extent->wait_while(word);  // an eviction's proof or the beginning of a fetch: it ends by itself
+  }
+}
+
+void CudaHeap::note_use(const void* address, StreamSet streams) {
+  if (Extent* extent = find(address)) {
+    extent->note_streams(streams);
+    return;
+  }
+  const bool is_ours = small_blocks_.note_use(reinterpret_cast<CUdeviceptr>(address), streams);
+  TENCACHE_CHECK(is_ours, "record_stream of %p, which is no memory of this GPU's heap", address);
+}
+
+void CudaHeap::release_copy(CudaExtent* extent) {
+  extent->slot_is_written.store(false, std::memory_order_relaxed);
+  const HostBlock block = std::exchange(extent->host_block, HostBlock{});
+  if (block.is_valid()) host_->release(block);
+}
+
+// Ends the life of an extent that is Vacant and busy, and has no frame and no copy any more.
+void CudaHeap::give_back_addresses(CudaExtent* extent) {
+  table_.set(extent->address, extent->bytes, nullptr);
+  const char* address = extent->address;
+  const uint64_t bytes = extent->bytes;
+  extent->become_vacant();
+  extent_count_.fetch_sub(1, std::memory_order_relaxed);
+  return_addresses(address, bytes);
+  MutexLock lock(mutex_);
+  vacant_.push_back(extent);
+}
+
+std::vector<ListedExtent> CudaHeap::extents() const {
+  MutexLock lock(mutex_);
+  std::vector<ListedExtent> extents;
+  extents.reserve(pool_.size());
+  for (const CudaExtent& extent : pool_) {
+    extents.push_back({const_cast<CudaExtent*>(&extent), extent.address, extent.bytes});
+  }
+  return extents;
+}
+
+bool CudaHeap::is_valid() const {
+  MutexLock lock(mutex_);
+  uint64_t granule_count = 0;
+  uint64_t vacant_count = 0;
+  uint64_t cached_bytes = 0;
+  for (const CudaExtent& extent : pool_) {
+    const ExtentState state = extent.state();
+    if (state == ExtentState::kVacant) {
+      ++vacant_count;
+      if (extent.frame.bytes > 0 || extent.host_block.is_valid()) return false;
+      continue;
+    }
+    granule_count += extent.bytes / kGranuleBytes;
+    if (table_.find(extent.address) != &extent) return false;
+    if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
+    const bool has_frame = extent.frame.bytes == extent.bytes;
+    if (has_frame != (state != ExtentState::kCold)) return false;
+    const bool waits = std::ranges::find(waiting_, &extent) != waiting_.end();
+    const bool is_linked = extent.age_hook.linked && extent.size_hook.linked;
+    if ((waits || is_linked) != (state == ExtentState::kCached) || (waits && is_linked)) {
+      return false;
+    }
+    if (state == ExtentState::kCached) cached_bytes += extent.bytes;
+  }
+  for (const auto& [address, frame] : segments_) granule_count += frame.bytes / kGranuleBytes;
+  return granules_.is_valid() && granules_.used() == granule_count &&
+         vacant_.size() == vacant_count && cached_bytes == cached_bytes_.load();
+}
+
+}  // namespace tencache

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHeap: the front door of the cuda backend. Requests below the extent threshold come from a
+// pool of small blocks and are always resident; above it each is an extent, whose address is its
+// own for good and whose frame is one handle of exactly its size.
+//
+// Memory that the program frees may still be used by work that it has queued. So a freed extent
+// waits in a cache: the stream it was allocated on may have it again at once, because what that
+// stream is given next runs later; another stream takes it over by waiting, on the device, for a
+// mark on the first. What other streams have used besides waits until they have reached marks that
+// were made when it was freed. Only when the frame itself is wanted, for a request of another size
+// or for an extent that comes back, does a thread wait for the device, and then for these streams
+// alone.
+//
+// Invariants, besides those of memory/heap.h
+//   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
+//   2. An extent in the cache has been used by no stream but its home since the marks that others
+//      had to reach. One that waits is Cached too, and in waiting_.
+//   3. Frames, free ones included, and small blocks' segments never hold more than the budget says.
+//
+// Threads: any. mutex_ is held for list and range bookkeeping only, never across a call of the
+// driver, a copy, or a wait for room.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/device_arena.h"
+#include "backend/cuda/frame_pool.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/mutex.h"
+#include "memory/cuda/block_pool.h"
+#include "memory/cuda/cuda_extent.h"
+#include "memory/heap.h"
+#include "memory/intrusive_list.h"
+#include "tier/host_tier.h"
+#include "tier/range_allocator.h"
+
+namespace tencache {
+
+class CudaHeap final : public Heap, private SegmentSource {
+ public:
+  CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
+           StreamNumbers& streams, HostTier* host, ExtentTable& table, Budget& budget,
+           Stats& stats);
+  /// Waits for the device. REQUIRES: nobody uses the heap any more.
+  ~CudaHeap() override;
+
+  /// Memory that the stream may use at once. `stream` is the set of one stream.
+  Result<Allocation> allocate(uint64_t bytes, StreamSet stream);
+  void free(void* address);
+  /// These streams use the block too (record_stream); the address may be any inside of it.
+  void note_use(const void* address, StreamSet streams);
+
+  std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
+  uint64_t small_bytes() const override { return small_blocks_.segment_bytes(); }
+  uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+
+  /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
+  /// evictions, if it may.
+  Result<Frame> take_frame(uint64_t bytes, bool may_wait);
+  void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
+  /// Unmaps the frame under an extent; it is free then. REQUIRES: the device is done with it.
+  Status take_away_frame(CudaExtent* extent);
+  /// Gives the copy below back. REQUIRES: it is the caller's.
+  void release_copy(CudaExtent* extent);
+
+  /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
+  /// allocates or frees.
+  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
+
+  /// Of the budget, what turned out to be in use by others on the same GPU.
+  uint64_t others_bytes() const { return others_bytes_.load(std::memory_order_relaxed); }
+
+  DeviceArena& arena() { return arena_; }
+  StreamNumbers& streams() { return streams_; }
+  const BlockPool& small_blocks() const { return small_blocks_; }
+
+ private:
+  using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
+  using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
+  using Key = std::pair<uint64_t, StreamSet>;  // bytes, home
+
+  // SegmentSource.
+  Result<CUdeviceptr> make(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+
+  Result<Allocation> allocate_small(uint64_t bytes, StreamSet stream);
+  Result<Allocation> allocate_slow(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
+  Allocation hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream);
+  Result<CudaExtent*> make_extent(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
+  CudaExtent* pop_cached(Key key) TENCACHE_EXCLUDES(mutex_);
+  CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+
+  void retire(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  void release_spare_copy(CudaExtent* extent);
+  static StreamSet others_of(const CudaExtent& extent);
+  Status mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks);
+  void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
+  void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
+  void poll_waiting(bool may_wait) TENCACHE_EXCLUDES(mutex_);
+  bool is_over(CudaExtent* extent, bool may_wait);
+  std::vector<CudaExtent*> take_oldest(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool wait_for_homes(const std::vector<CudaExtent*>& extents);
+  uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
+
+  char* base() const { return reinterpret_cast<char*>(arena_.base()); }
+  Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
+  void return_addresses(const char* address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  void give_back_addresses(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  static CudaExtent* of_cuda(Extent* extent) { return static_cast<CudaExtent*>(extent); }
+
+  // Constant after construction.
+  const uint64_t granularity_;
+  const uint64_t extent_min_bytes_;
+  const uint64_t total_bytes_;  // of the GPU
+  DeviceArena& arena_;
+  FramePool& frames_;
+  StreamNumbers& streams_;
+  HostTier* const host_;
+
+  std::atomic<uint64_t> others_bytes_{0};
+  std::atomic<bool> warned_others_{false};
+
+  mutable Mutex mutex_;
+  std::deque<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);  // grows only; addresses stay valid
+  std::vector<CudaExtent*> vacant_ TENCACHE_GUARDED_BY(mutex_);
+  RangeAllocator granules_ TENCACHE_GUARDED_BY(mutex_);
+  AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
+  std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<CudaExtent*> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
+  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;           // a thread looks at what waits
+  CondVar has_polled_;
+  std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
+
+  BlockPool small_blocks_;  // last: its segments go back through what stands above
+};
+
+}  // namespace tencache

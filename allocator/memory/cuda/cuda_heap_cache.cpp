@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHeap's cache: freed extents, their frames still mapped, that wait for reuse, and those that
+// wait for streams before that.
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "memory/cuda/cuda_heap.h"
+
+namespace tencache {
+
+CudaExtent* CudaHeap::pop_cached(Key key) {
+  MutexLock lock(mutex_);
+  const auto found = cached_by_key_.find(key);
+  if (found == cached_by_key_.end()) return nullptr;
+  CudaExtent* extent = of_cuda(found->second.front());
+  unlink_cached(extent);
+  cached_bytes_.fetch_sub(extent->bytes, std::memory_order_relaxed);
+  return extent;
+}
+
+// One that another stream left behind; this one's work waits, on the device, until that has got to
+// where it was freed.
+CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
+  CudaExtent* extent = nullptr;
+  {
+    MutexLock lock(mutex_);
+    const auto found = cached_by_key_.lower_bound({bytes, kNoStreams});
+    if (found == cached_by_key_.end() || found->first.first != bytes) return nullptr;
+    extent = of_cuda(found->second.back());  // freed longest ago
+    unlink_cached(extent);
+  }
+  std::vector<StreamMark> marks;
+  Status status = mark_home(*extent, &marks);
+  if (status.is_ok() && StreamNumbers::is_one_stream(stream)) {
+    status = streams_.hold_back(stream, marks);
+  } else {
+    for (const StreamMark& mark : marks) {
+      if (status.is_ok()) status = mark.wait();
+    }
+  }
+  MutexLock lock(mutex_);
+  if (!status.is_ok()) {
+    link_cached(extent);
+    return nullptr;
+  }
+  cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  return extent;
+}
+
+// What the stream that freed it may still have queued. Where many streams share a bit, they have
+// been waited for already.
+Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks) {
+  if (!StreamNumbers::is_one_stream(extent.home)) return Status::ok();
+  return streams_.mark_all(extent.home, marks);
+}
+
+// REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
+void CudaHeap::retire(CudaExtent* extent) {
+  const StreamSet others = others_of(*extent);
+  if (others == kNoStreams) {
+    release_spare_copy(extent);
+  } else {
+    extent->marks.clear();
+    extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
+  }
+  MutexLock lock(mutex_);
+  cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
+  if (others != kNoStreams) {
+    waiting_.push_back(extent);
+  } else {
+    link_cached(extent);
+  }
+}
+
+// The copy of a busy extent is its migration's affair.
+void CudaHeap::release_spare_copy(CudaExtent* extent) {
+  if (extent->host_block.is_valid() && !extent->has(kFlagBusy)) release_copy(extent);
+}
+
+StreamSet CudaHeap::others_of(const CudaExtent& extent) {
+  const StreamSet used_by = extent.used_by.load(std::memory_order_relaxed);
+  return StreamNumbers::is_one_stream(extent.home) ? used_by & ~extent.home : used_by;
+}
+
+void CudaHeap::link_cached(CudaExtent* extent) {
+  cached_by_age_.push_front(extent);
+  cached_by_key_[{extent->bytes, extent->home}].push_front(extent);
+}
+
+void CudaHeap::unlink_cached(CudaExtent* extent) {
+  cached_by_age_.remove(extent);
+  const auto found = cached_by_key_.find({extent->bytes, extent->home});
+  found->second.remove(extent);
+  if (found->second.is_empty()) cached_by_key_.erase(found);
+}
+
+void CudaHeap::poll_waiting(bool may_wait) {
+  std::vector<CudaExtent*> polled;
+  {
+    MutexLock lock(mutex_);
+    if (is_polling_ && !may_wait) return;
+    while (is_polling_) has_polled_.wait(mutex_);
+    if (waiting_.empty()) return;
+    is_polling_ = true;
+    polled.swap(waiting_);
+  }
+  const auto first_left = std::stable_partition(
+      polled.begin(), polled.end(), [&](CudaExtent* extent) { return is_over(extent, may_wait); });
+  for (auto extent = polled.begin(); extent != first_left; ++extent) release_spare_copy(*extent);
+  MutexLock lock(mutex_);
+  for (auto extent = polled.begin(); extent != first_left; ++extent) link_cached(*extent);
+  waiting_.insert(waiting_.begin(), first_left, polled.end());
+  is_polling_ = false;
+  has_polled_.notify_all();
+}
+
+// Whether the other streams are done with it. Marks that could not be made are tried again. One
+// that is refused to be asked about is of a broken context, which reaches none any more.
+bool CudaHeap::is_over(CudaExtent* extent, bool may_wait) {
+  if (!extent->has_marks) {
+    extent->marks.clear();
+    extent->has_marks = streams_.mark_all(others_of(*extent), &extent->marks).is_ok();
+    if (!extent->has_marks) return false;
+  }
+  for (const StreamMark& mark : extent->marks) {
+    if (may_wait) {
+      (void)mark.wait();
+    } else {
+      const Result<bool> reached = mark.is_reached();
+      if (reached.is_ok() && !reached.value()) return false;
+    }
+  }
+  extent->marks.clear();
+  extent->has_marks = false;
+  return true;
+}
+
+uint64_t CudaHeap::drop_cached(uint64_t bytes) {
+  uint64_t dropped_bytes = 0;
+  poll_waiting(false);
+  dropped_bytes += destroy(take_oldest(bytes));
+  if (dropped_bytes < bytes) {
+    poll_waiting(true);
+    dropped_bytes += destroy(take_oldest(bytes - dropped_bytes));
+  }
+  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim(bytes - dropped_bytes);
+  return dropped_bytes;
+}
+
+// They are in no list then.
+std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes) {
+  std::vector<CudaExtent*> taken;
+  MutexLock lock(mutex_);
+  uint64_t taken_bytes = 0;
+  Extent* next = nullptr;
+  for (Extent* extent = cached_by_age_.back(); extent != nullptr && taken_bytes < bytes;
+       extent = next) {
+    next = AgeList::previous(extent);
+    const uint64_t word = extent->load();
+    // An op still pins it, or a writer still reads it.
+    if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
+    unlink_cached(of_cuda(extent));
+    taken.push_back(of_cuda(extent));
+    taken_bytes += extent->bytes;
+  }
+  return taken;
+}
+
+// Gives their frames back once the device is done with them, and returns their bytes. Those that
+// cannot go yet are cached again.
+uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
+  if (extents.empty()) return 0;
+  const bool is_idle = wait_for_homes(extents);
+  uint64_t destroyed_bytes = 0;
+  for (CudaExtent* extent : extents) {
+    const uint64_t bytes = extent->bytes;
+    if (is_idle && extent->claim_for_trim()) {
+      const Status status = take_away_frame(extent);
+      if (status.is_ok()) {
+        cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+        release_copy(extent);
+        give_back_addresses(extent);
+        budget_.release(bytes);
+        destroyed_bytes += bytes;
+        continue;
+      }
+      // The context is broken, and nothing that is done with it matters any more.
+      TENCACHE_LOG_WARNING("%s", status.message().c_str());
+      extent->cancel_trim();
+    }
+    MutexLock lock(mutex_);
+    link_cached(extent);
+  }
+  return destroyed_bytes;
+}
+
+bool CudaHeap::wait_for_homes(const std::vector<CudaExtent*>& extents) {
+  StreamSet homes = kNoStreams;
+  for (const CudaExtent* extent : extents) {
+    if (StreamNumbers::is_one_stream(extent->home)) homes |= extent->home;
+  }
+  std::vector<StreamMark> marks;
+  if (homes != kNoStreams && !streams_.mark_all(homes, &marks).is_ok()) return false;
+  return std::ranges::all_of(marks, [](const StreamMark& mark) { return mark.wait().is_ok(); });
+}
+
+}  // namespace tencache

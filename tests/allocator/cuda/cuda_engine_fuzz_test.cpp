@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A random program over the simulated driver against a model of it: streams, ops, frees, evictions
+// and fetches in any order, while another thread evicts and fetches what it likes. Every kernel
+// checks what it reads; one that touched memory which is not mapped would fail the context. The
+// model orders its own streams as a correct program does; all else is the allocator's affair.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "support/cuda/test_cuda_engine.h"
+#include "support/random.h"
+#include "support/test_engine.h"
+
+namespace tencache {
+namespace {
+
+constexpr size_t kTensorsMax = 16;
+constexpr size_t kStreams = 3;
+constexpr int kSteps = kHasSanitizer ? 400 : 1'500;
+
+struct Tensor {
+  char* address = nullptr;
+  uint64_t bytes = 0;
+  uint64_t seed = 0;
+  std::set<CUstream> users;  // since its last write, the writer included
+};
+
+class RandomProgram {
+ public:
+  RandomProgram(TestCudaEngine& engine, uint64_t generator) : engine_(engine), random_(generator) {
+    for (size_t index = 0; index < kStreams; ++index) streams_.push_back(engine_.make_stream());
+  }
+
+  void run(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      const uint64_t draw = random_.between(0, 99);
+      if (tensors_.empty() || (draw < 12 && tensors_.size() < kTensorsMax)) {
+        allocate();
+      } else if (draw < 20) {
+        free_one();
+      } else if (draw < 50) {
+        op(true);
+      } else if (draw < 90) {
+        op(false);
+      } else if (draw < 94) {
+        evict();
+      } else if (draw < 98) {
+        prefetch();
+      } else if (draw == 98) {
+        record_stream();
+      } else {
+        engine_.wait_until_idle();
+      }
+    }
+    while (!tensors_.empty()) free_one();
+  }
+
+ private:
+  CUstream any_stream() { return streams_[random_.between(0, kStreams - 1)]; }
+  size_t any_tensor() { return random_.between(0, tensors_.size() - 1); }
+
+  void allocate() {
+    Tensor tensor;
+    tensor.bytes = random_.chance(0.2)   ? random_.between(8, 2 * kMiB - 8) / 8 * 8
+                   : random_.chance(0.7) ? 2 * kMiB
+                                         : random_.between(3, 6) * kMiB;
+    const CUstream stream = any_stream();
+    tensor.address = engine_.allocate(tensor.bytes, stream);
+    tensors_.push_back(tensor);
+    use(stream, {tensors_.size() - 1}, true);
+  }
+
+  void free_one() {
+    const size_t index = any_tensor();
+    engine_.free(tensors_[index].address);
+    tensors_[index] = tensors_.back();
+    tensors_.pop_back();
+  }
+
+  void op(bool writes) {
+    std::set<size_t> named;
+    for (uint64_t count = random_.between(1, 3); count > 0; --count) named.insert(any_tensor());
+    use(any_stream(), named, writes);
+  }
+
+  // The first one is written, if any is.
+  void use(CUstream stream, const std::set<size_t>& named, bool writes) {
+    std::vector<KernelUse> uses;
+    for (const size_t index : named) {
+      Tensor& tensor = tensors_[index];
+      for (const CUstream user : tensor.users) {
+        if (user != stream) engine_.order(user, stream);
+      }
+      if (writes) {
+        tensor.seed = ++seed_;
+        tensor.users.clear();
+      }
+      tensor.users.insert(stream);
+      // The gate tells the allocator which streams use an extent, not which use a small block.
+      if (engine_.extent(tensor.address) == nullptr) {
+        engine_->record_stream(tensor.address, stream);
+      }
+      uses.push_back({tensor.address, tensor.bytes, tensor.seed, writes});
+      writes = false;
+    }
+    const auto duration = random_.chance(0.1) ? random_.between(1, 400) : 0;
+    engine_.op(stream, uses, std::chrono::microseconds(duration));
+  }
+
+  void evict() {
+    std::vector<Extent*> extents;
+    for (const Tensor& tensor : tensors_) {
+      Extent* extent = engine_.extent(tensor.address);
+      if (extent != nullptr && random_.chance(0.4)) extents.push_back(extent);
+    }
+    engine_->migrations()->evict(extents);
+  }
+
+  void prefetch() {
+    std::vector<const void*> addresses;
+    for (const Tensor& tensor : tensors_) {
+      const bool is_extent = engine_.extent(tensor.address) != nullptr;
+      if (is_extent && random_.chance(0.3)) addresses.push_back(tensor.address);
+    }
+    engine_.prefetch(addresses);
+  }
+
+  void record_stream() {
+    const Tensor& tensor = tensors_[any_tensor()];
+    engine_->record_stream(tensor.address + tensor.bytes / 2, any_stream());
+  }
+
+  TestCudaEngine& engine_;
+  Random random_;
+  std::vector<CUstream> streams_;
+  std::vector<Tensor> tensors_;
+  uint64_t seed_ = 0;
+};
+
+/// Evicts and fetches whatever there is until it is told to stop.
+void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t generator) {
+  Random random(generator);
+  while (!is_done.load()) {
+    std::vector<Extent*> some;
+    std::vector<Order> orders;
+    for (const ListedExtent& listed : engine->heap().extents()) {
+      if (!random.chance(0.3)) continue;
+      some.push_back(listed.extent);
+      orders.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
+    }
+    uint64_t lacking_bytes = 0;
+    if (random.chance(0.5)) {
+      engine->migrations()->evict(some);
+    } else {
+      engine->migrations()->prefetch(orders, &lacking_bytes);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));
+  }
+}
+
+class CudaEngineFuzzTest : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
+  const uint64_t generator = GetParam();
+  TestCudaEngine engine(
+      [&](CudaEngineConfig& config) {
+        config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
+        // With chaos, whatever may leave does so at the end of every tenth op.
+        if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
+      },
+      generator % 4 == 3 ? SimulatedDriverConfig{.to_device_bytes_per_s = 8 * kGiB,
+                                                 .to_host_bytes_per_s = 8 * kGiB}
+                         : SimulatedDriverConfig{});
+  std::atomic<bool> is_done{false};
+  std::jthread meddler([&] { meddle(engine, is_done, 1'000 + generator); });
+  RandomProgram program(engine, generator);
+  program.run(kSteps);
+  is_done = true;
+  meddler.join();
+  EXPECT_EQ(engine.check_books(), "");
+  EXPECT_EQ(engine.differences(), 0u);
+  EXPECT_GT(engine.stats().evicted_bytes, 0u);
+  EXPECT_GT(engine.stats().early_fetches + engine.stats().late_fetches, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, CudaEngineFuzzTest, ::testing::Range(uint64_t{0}, uint64_t{8}));
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole allocator over the simulated driver: tensors leave the GPU and come back in time,
+// whatever streams use them; room is made by the migrator; memory is used again only when the
+// device is done with it; and no thread waits for data.
+#include "engine/cuda/cuda_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/cuda/test_cuda_engine.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+class CudaEngineTest : public ::testing::Test {
+ protected:
+  ~CudaEngineTest() override {
+    if (!engine_.has_value()) return;
+    for (char* address : allocated_) engine_->free(address);
+    EXPECT_EQ(engine_->check_books(), "");
+  }
+  void start(const TestCudaEngine::Adjust& adjust = {}, const SimulatedDriverConfig& driver = {}) {
+    engine_.emplace(adjust, driver);
+    stream_ = engine_->make_stream();
+  }
+  char* allocate(uint64_t bytes = kBytes) {
+    allocated_.push_back(engine_->allocate(bytes, stream_));
+    return allocated_.back();
+  }
+  void free(char* address) {
+    std::erase(allocated_, address);
+    engine_->free(address);
+  }
+
+  std::optional<TestCudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<char*> allocated_;
+};
+
+TEST_F(CudaEngineTest, WhatLeavesComesBack) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 7);
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kCold);
+  EXPECT_EQ(engine_->extent(tensor)->frame.bytes, 0u);
+  EXPECT_EQ((*engine_)->budget().used(), 0u);
+  EXPECT_EQ(engine_->check_books(), "");
+  engine_->check(stream_, tensor, kBytes, 7);
+  EXPECT_EQ(engine_->check_books(), "");
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
+  EXPECT_EQ(engine_->stats().evicted_bytes, kBytes);
+  EXPECT_EQ(engine_->stats().fetched_bytes, kBytes);
+  EXPECT_EQ(engine_->stats().late_fetches, 1u);
+}
+
+// The op that needs a cold tensor is queued at once, behind the copy on the device.
+TEST_F(CudaEngineTest, NoThreadWaitsForData) {
+  start({}, {.to_device_bytes_per_s = 64 * kMiB});  // 62 ms for the tensor
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 3);
+  ASSERT_TRUE(engine_->evict(tensor));
+  const auto begin = std::chrono::steady_clock::now();
+  engine_->check(stream_, tensor, kBytes, 3);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(40));
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
+  // Another stream that uses it waits for the same copy.
+  CUstream other = engine_->make_stream();
+  engine_->check(other, tensor, kBytes, 3);
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
+  engine_->wait_until_idle();
+  EXPECT_EQ(engine_->stats().fetched_bytes, kBytes);
+}
+
+// Work that is queued before an eviction runs before the copy that takes the bytes away.
+TEST_F(CudaEngineTest, EvictionWaitsForQueuedWork) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  engine_->write(stream_, tensor, kBytes, 2, milliseconds(30));
+  EXPECT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+TEST_F(CudaEngineTest, EvictionWaitsForEveryStreamThatUsedIt) {
+  start();
+  CUstream other = engine_->make_stream();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  engine_->order(stream_, other);
+  engine_->write(other, tensor, kBytes, 2, milliseconds(30));
+  EXPECT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
+  start({}, {.to_host_bytes_per_s = 64 * kMiB});
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
+  while (engine_->state(tensor) != ExtentState::kEvicting) std::this_thread::yield();
+  engine_->write(stream_, tensor, kBytes, 2);
+  evictor.join();
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
+  EXPECT_FALSE(engine_->extent(tensor)->host_block.is_valid());
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+TEST_F(CudaEngineTest, PinnedUnseenAndKeptTensorsStay) {
+  start();
+  char* pinned = allocate();
+  char* unseen = allocate();
+  char* kept = allocate();
+  engine_->write(stream_, pinned, kBytes, 1);
+  engine_->write(stream_, kept, kBytes, 1);
+  (*engine_)->gate().keep_resident(std::vector<Access>{{kept, AccessMode::kRead}});
+  (*engine_)->open_op(0, std::vector<Access>{{pinned, AccessMode::kRead}}, stream_);
+  Extent* all[] = {engine_->extent(pinned), engine_->extent(unseen), engine_->extent(kept)};
+  EXPECT_EQ((*engine_)->migrations()->evict(all).count, 0u);
+  (*engine_)->gate().close();
+}
+
+TEST_F(CudaEngineTest, ProgramLargerThanTheGpuRuns) {
+  start();
+  constexpr uint64_t kCount = 40;  // 160 MiB in a budget of 64
+  for (uint64_t index = 0; index < kCount; ++index) {
+    engine_->write(stream_, allocate(), kBytes, index);
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t index = 0; index < kCount; ++index) {
+      engine_->check(stream_, allocated_[index], kBytes, index);
+    }
+  }
+  engine_->wait_until_idle();
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  EXPECT_LE(engine_->stats().peak_device_bytes, TestCudaEngine::kBudgetBytes);
+  EXPECT_GT(engine_->stats().evicted_bytes, 100 * kMiB);
+}
+
+// What one op names may exceed the budget as long as the GPU has the memory.
+TEST_F(CudaEngineTest, OneOpMayExceedTheBudget) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
+  std::vector<KernelUse> uses;
+  for (uint64_t index = 0; index < 8; ++index) {
+    char* tensor = allocate();
+    engine_->write(stream_, tensor, kBytes, index);
+    uses.push_back({tensor, kBytes, index, false});
+  }
+  engine_->op(stream_, uses);
+  engine_->wait_until_idle();
+  EXPECT_GT(engine_->stats().over_budget_events, 0u);
+  EXPECT_EQ(engine_->stats().over_budget_peak_bytes, 16 * kMiB);
+  // Frames above the budget go back when they are not needed any more.
+  for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
+  char* other = allocate(6 * kMiB);
+  engine_->write(stream_, other, 6 * kMiB, 1);
+  EXPECT_LE((*engine_)->budget().used(), 16 * kMiB);
+}
+
+TEST_F(CudaEngineTest, FullHostTierIsAnOutOfMemoryError) {
+  start([](CudaEngineConfig& config) { config.host->budget_bytes = 16 * kMiB; });
+  std::string refusal;
+  for (uint64_t index = 0; index < 40 && refusal.empty(); ++index) {
+    const Result<void*> address = (*engine_)->allocate(kBytes, stream_);
+    if (!address.is_ok()) {
+      EXPECT_EQ(address.status().code(), StatusCode::kOutOfMemory);
+      refusal = address.status().message();
+      break;
+    }
+    allocated_.push_back(static_cast<char*>(address.value()));
+    engine_->write(stream_, allocated_.back(), kBytes, index);
+  }
+  EXPECT_NE(refusal.find(" out of memory."), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("host"), std::string::npos) << refusal;
+  for (uint64_t index = 0; index < allocated_.size(); ++index) {
+    engine_->check(stream_, allocated_[index], kBytes, index);
+  }
+}
+
+TEST_F(CudaEngineTest, StrictNeverSpills) {
+  start([](CudaEngineConfig& config) {
+    config.host.reset();
+    config.heap.strict = true;
+    config.budget_bytes = 8 * kMiB;
+  });
+  allocate();
+  allocate();
+  const Result<void*> refused = (*engine_)->allocate(kBytes, stream_);
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_NE(refused.status().message().find("--strict"), std::string::npos);
+}
+
+TEST_F(CudaEngineTest, FetchedAheadIsEarly) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
+  engine_->wait_until_idle();
+  (*engine_)->migrations()->settle(false);
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
+  engine_->check(stream_, tensor, kBytes, 5);
+  EXPECT_EQ(engine_->stats().early_fetches, 1u);
+  EXPECT_EQ(engine_->stats().early_fetched_bytes, kBytes);
+  EXPECT_EQ(engine_->stats().late_fetches, 0u);
+}
+
+TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
+  start({}, {.to_device_bytes_per_s = 64 * kMiB});
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
+  engine_->check(stream_, tensor, kBytes, 5);
+  EXPECT_EQ(engine_->stats().late_fetches, 1u);
+  EXPECT_EQ(engine_->stats().early_fetches, 0u);
+}
+
+TEST_F(CudaEngineTest, FetchedInVainIsWasted) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
+  engine_->wait_until_idle();
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->stats().wasted_fetches, 1u);
+  EXPECT_EQ(engine_->stats().wasted_fetched_bytes, kBytes);
+}
+
+// Freed in every state: its bytes are nobody's, its memory is used again when that is safe.
+TEST_F(CudaEngineTest, FreeInEveryState) {
+  start({}, {.to_device_bytes_per_s = 256 * kMiB, .to_host_bytes_per_s = 256 * kMiB});
+  char* cold = allocate();
+  engine_->write(stream_, cold, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(cold));
+  free(cold);
+  EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+
+  char* arriving = allocate();
+  engine_->write(stream_, arriving, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(arriving));
+  engine_->check(stream_, arriving, kBytes, 1);
+  ASSERT_EQ(engine_->state(arriving), ExtentState::kArriving);
+  free(arriving);
+  char* next = allocate();
+  engine_->write(stream_, next, kBytes, 2);
+  engine_->check(stream_, next, kBytes, 2);
+
+  std::jthread evictor([&] { engine_->evict(next); });
+  while (engine_->state(next) == ExtentState::kResident) std::this_thread::yield();
+  free(next);
+  char* last = allocate();
+  engine_->write(stream_, last, kBytes, 3);
+  evictor.join();
+  engine_->check(stream_, last, kBytes, 3);
+}
+
+TEST_F(CudaEngineTest, SameStreamHasItAgainAtOnce) {
+  start();
+  char* first = allocate();
+  engine_->write(stream_, first, kBytes, 1, milliseconds(30));
+  free(first);
+  EXPECT_EQ(allocate(), first);  // while the kernel runs
+  EXPECT_FALSE(engine_->driver().is_idle());
+}
+
+TEST_F(CudaEngineTest, AnotherStreamTakesItOverOnTheDevice) {
+  start();
+  CUstream other = engine_->make_stream();
+  char* first = allocate();
+  engine_->write(stream_, first, kBytes, 1, milliseconds(30));
+  engine_->check(stream_, first, kBytes, 1);
+  free(first);
+  char* second = engine_->allocate(kBytes, other);
+  allocated_.push_back(second);
+  EXPECT_EQ(second, first);
+  engine_->write(other, second, kBytes, 2);
+  engine_->check(other, second, kBytes, 2);
+}
+
+TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
+  start();
+  CUstream other = engine_->make_stream();
+  char* first = allocate();
+  engine_->write(stream_, first, kBytes, 1);
+  engine_->order(stream_, other);
+  (*engine_)->record_stream(first + 100, other);
+  // Not announced to the gate: a collective's kernel, say.
+  const DeviceRange range{reinterpret_cast<CUdeviceptr>(first), kBytes, false};
+  ASSERT_EQ(
+      engine_->driver().launch(
+          other, {range}, [&] { EXPECT_TRUE(has_stamp(first, kBytes, 1)); }, milliseconds(30)),
+      CUDA_SUCCESS);
+  free(first);
+  char* second = allocate();
+  EXPECT_NE(second, first);
+  engine_->write(stream_, second, kBytes, 2);
+  engine_->wait_until_idle();
+  char* third = allocate();
+  EXPECT_EQ(third, first);
+}
+
+// A request of another size gets the memory of what is cached, once the device is done with it.
+TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
+  for (int index = 0; index < 4; ++index) engine_->write(stream_, allocate(), kBytes, 1);
+  engine_->write(stream_, allocated_.back(), kBytes, 2, milliseconds(30));
+  for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
+  EXPECT_EQ((*engine_)->heap().cached_bytes(), 16 * kMiB);
+  char* large = allocate(12 * kMiB);
+  engine_->write(stream_, large, 12 * kMiB, 3);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  EXPECT_EQ(engine_->stats().evicted_bytes, 0u);
+}
+
+// Others took the GPU's memory: what the budget promises is not there.
+TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
+        {.capacity_bytes = 32 * kMiB});
+  EXPECT_EQ((*engine_)->heap().others_bytes(), 0u);
+  for (uint64_t index = 0; index < 16; ++index) {
+    engine_->write(stream_, allocate(), kBytes, index);
+  }
+  for (uint64_t index = 0; index < 16; ++index) {
+    engine_->check(stream_, allocated_[index], kBytes, index);
+  }
+  engine_->wait_until_idle();
+  EXPECT_EQ((*engine_)->heap().others_bytes(), 16 * kMiB);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+}
+
+TEST_F(CudaEngineTest, SmallBlocksAreResident) {
+  start();
+  char* small = allocate(1000);
+  EXPECT_EQ(engine_->extent(small), nullptr);
+  engine_->write(stream_, small, 1000, 4);
+  EXPECT_EQ((*engine_)->budget().used(), 2 * kMiB);
+  engine_->check(stream_, small, 1000, 4);
+}
+
+TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
+  start([](CudaEngineConfig& config) { config.probe_bytes = 32 * kMiB; },
+        {.to_device_bytes_per_s = kGiB, .to_host_bytes_per_s = 2 * kGiB});
+  const double to_device = (*engine_)->migrations()->read_speed().bytes_per_s(0);
+  const double to_host = (*engine_)->migrations()->write_speed().bytes_per_s(0);
+  EXPECT_GT(to_device, 0.0);
+  EXPECT_LE(to_device, 1.01 * static_cast<double>(kGiB));
+  EXPECT_GT(to_host, 0.0);
+  EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
+  EXPECT_EQ((*engine_)->budget().used(), 0u);
+}
+
+TEST_F(CudaEngineTest, ChaosChangesNothing) {
+  start([](CudaEngineConfig& config) { config.chaos = ChaosConfig{1, 1.0}; });
+  for (uint64_t index = 0; index < 10; ++index) {
+    engine_->write(stream_, allocate(), kBytes, index);
+  }
+  for (uint64_t index = 0; index < 10; ++index) {
+    engine_->op(stream_, {{allocated_[index], kBytes, index, false},
+                          {allocated_[9 - index], kBytes, 9 - index, false}});
+  }
+  EXPECT_GT(engine_->stats().chaos_evictions, 15u);
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TestCudaEngine: a whole allocator over the simulated driver with small figures, and the few
+// things that tests do with one: streams, ops whose kernels write a stamp or look for one,
+// evictions and fetches of single extents. A kernel that touches what is not mapped fails the
+// context, which the destructor reports. The host tier pins for real what the simulated driver
+// calls pinned. Threads: as Engine; make and destroy it on one thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "engine/cuda/cuda_engine.h"
+#include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver.h"
+
+namespace tencache {
+
+/// What a kernel does with a buffer.
+struct KernelUse {
+  char* address = nullptr;
+  uint64_t bytes = 0;
+  uint64_t seed = 0;  // of the stamp that is written, or that must be there
+  bool writes = false;
+};
+
+class TestCudaEngine {
+ public:
+  static constexpr uint64_t kBudgetBytes = 64 * kMiB;
+  static constexpr uint64_t kHostBytes = 256 * kMiB;
+
+  using Adjust = std::function<void(CudaEngineConfig&)>;
+
+  /// `adjust` may change the configuration before the engine is made; aborts when that fails.
+  explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {});
+  /// A failed test when something is left of the driver's objects, or when the context has failed
+  /// without expect_failed_context().
+  ~TestCudaEngine();
+  TestCudaEngine(const TestCudaEngine&) = delete;
+  TestCudaEngine& operator=(const TestCudaEngine&) = delete;
+
+  CudaEngine& operator*() { return *engine_; }
+  CudaEngine* operator->() { return engine_.get(); }
+  SimulatedDriver& driver() { return *driver_; }
+  const DriverApi& api() const { return driver_->api(); }
+  Stats& stats() { return engine_->stats(); }
+
+  /// A stream of the program's.
+  CUstream make_stream();
+  /// What `later` is given from now on runs after what `earlier` has been given.
+  void order(CUstream earlier, CUstream later);
+
+  /// Allocates; a failure is a failed test and ends the process.
+  char* allocate(uint64_t bytes, CUstream stream);
+  void free(void* address) { engine_->free(address); }
+  /// Null for a small block.
+  CudaExtent* extent(const void* address) const;
+  ExtentState state(const void* address) const { return extent(address)->state(); }
+
+  /// An op passes the gate, queues one kernel and ends.
+  void op(CUstream stream, const std::vector<KernelUse>& uses,
+          std::chrono::nanoseconds duration = {});
+  void write(CUstream stream, char* address, uint64_t bytes, uint64_t seed,
+             std::chrono::nanoseconds duration = {}) {
+    op(stream, {{address, bytes, seed, true}}, duration);
+  }
+  void check(CUstream stream, char* address, uint64_t bytes, uint64_t seed) {
+    op(stream, {{address, bytes, seed, false}});
+  }
+  /// How many kernels have found another stamp than they should.
+  uint64_t differences() const { return differences_.load(); }
+
+  /// Makes this one extent cold; false when it stayed resident.
+  bool evict(const void* address);
+  /// Fetches these ahead of use; how many orders were carried out.
+  size_t prefetch(const std::vector<const void*>& addresses);
+  void wait_until_idle() { driver_->wait_until_idle(); }
+  void expect_failed_context() { may_fail_ = true; }
+
+  /// Empty when the books agree: the budget with the extents and segments, the host tier with the
+  /// copies, the heap with itself. REQUIRES: no other thread uses the engine.
+  std::string check_books();
+
+ private:
+  std::string check_books_once();
+
+  std::optional<SimulatedDriver> driver_;
+  std::optional<CurrentContext> context_;  // the program's
+  std::unique_ptr<CudaEngine> engine_;
+  std::vector<CUstream> streams_;
+  std::atomic<uint64_t> differences_{0};
+  bool may_fail_ = false;
+};
+
+/// Words at both ends of each page, made of seed and place.
+void stamp(char* memory, uint64_t bytes, uint64_t seed);
+bool has_stamp(const char* memory, uint64_t bytes, uint64_t seed);
+
+}  // namespace tencache
