@@ -46,6 +46,11 @@ namespace tencache {
   X(cuMemSetAccess)                \
   X(cuMemHostRegister)             \
   X(cuMemHostUnregister)           \
+  X(cuMemHostGetDevicePointer)     \
+  X(cuModuleLoadData)              \
+  X(cuModuleUnload)                \
+  X(cuModuleGetFunction)           \
+  X(cuLaunchKernel)                \
   X(cuStreamCreateWithPriority)    \
   X(cuStreamDestroy)               \
   X(cuStreamQuery)                 \

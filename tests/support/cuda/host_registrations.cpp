@@ -42,6 +42,14 @@ CUresult HostRegistrations::remove(void* memory) {
   return CUDA_SUCCESS;
 }
 
+CUresult HostRegistrations::device_pointer(CUdeviceptr* address, void* memory, unsigned flags) {
+  if (address == nullptr || flags != 0 || kind(memory, 1) != HostMemoryKind::kRegistered) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  return CUDA_SUCCESS;
+}
+
 HostMemoryKind HostRegistrations::kind(const void* memory, size_t bytes) const {
   const auto begin = reinterpret_cast<uint64_t>(memory);
   const uint64_t end = begin + bytes;

@@ -27,6 +27,10 @@ class HostRegistrations {
   CUresult add(void* memory, size_t bytes, unsigned flags) TENCACHE_EXCLUDES(mutex_);
   CUresult remove(void* memory) TENCACHE_EXCLUDES(mutex_);
 
+  /// Where the device finds registered memory: at the host's own address.
+  CUresult device_pointer(CUdeviceptr* address, void* memory, unsigned flags)
+      TENCACHE_EXCLUDES(mutex_);
+
   HostMemoryKind kind(const void* memory, size_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// One line for each registration.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);

@@ -13,6 +13,7 @@
 #include "support/cuda/host_registrations.h"
 #include "support/cuda/simulated_devices.h"
 #include "support/cuda/simulated_memory.h"
+#include "support/cuda/simulated_modules.h"
 #include "support/cuda/simulated_stream.h"
 #include "support/cuda/stream_table.h"
 
@@ -30,6 +31,7 @@ struct SimulatedDriver::Parts {
       : devices(config),
         memory(config, devices, failure),
         host(config),
+        modules(config, devices, host, failure, streams),
         streams(config, memory, host, failure) {}
 
   CUresult enter(size_t function, CallKind kind) {
@@ -46,6 +48,7 @@ struct SimulatedDriver::Parts {
   SimulatedDevices devices;
   SimulatedMemory memory;
   HostRegistrations host;
+  SimulatedModules modules;
   StreamTable streams;  // last: its threads use the others
 };
 
@@ -107,6 +110,14 @@ void fill_memory(DriverApi& api) {
   TENCACHE_SIMULATE(cuMemSetAccess, kMemory, memory, set_access);
   TENCACHE_SIMULATE(cuMemHostRegister, kContext, host, add);
   TENCACHE_SIMULATE(cuMemHostUnregister, kContext, host, remove);
+  TENCACHE_SIMULATE(cuMemHostGetDevicePointer, kContext, host, device_pointer);
+}
+
+void fill_modules(DriverApi& api) {
+  TENCACHE_SIMULATE(cuModuleLoadData, kContext, modules, load);
+  TENCACHE_SIMULATE(cuModuleUnload, kContext, modules, unload);
+  TENCACHE_SIMULATE(cuModuleGetFunction, kContext, modules, find_function);
+  TENCACHE_SIMULATE(cuLaunchKernel, kContext, modules, launch);
 }
 
 void fill_streams(DriverApi& api) {
@@ -138,6 +149,7 @@ SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
     : parts_(std::make_unique<Parts>(config)) {
   fill_devices(api_);
   fill_memory(api_);
+  fill_modules(api_);
   fill_streams(api_);
 #define TENCACHE_CHECK_FILLED(name) \
   TENCACHE_CHECK(api_.name != nullptr, "nothing simulates %s", #name);
@@ -157,6 +169,10 @@ CUresult SimulatedDriver::launch(CUstream stream, std::vector<DeviceRange> touch
   if (parts_->failure.is_set()) return parts_->failure.result();
   return parts_->streams.launch(stream, std::move(touches), std::move(kernel),
                                 static_cast<uint64_t>(duration.count()));
+}
+
+void SimulatedDriver::add_kernel(std::string_view name, SimulatedKernel kernel) {
+  parts_->modules.add_kernel(name, std::move(kernel));
 }
 
 void SimulatedDriver::fail(std::string_view name, uint64_t nth, CUresult result) {
@@ -185,7 +201,7 @@ void SimulatedDriver::wait_until_idle() { parts_->streams.wait_until_idle(); }
 
 std::string SimulatedDriver::leaks() const {
   return parts_->memory.leaks() + parts_->host.leaks() + parts_->streams.leaks() +
-         parts_->devices.leaks();
+         parts_->modules.leaks() + parts_->devices.leaks();
 }
 
 }  // namespace tencache

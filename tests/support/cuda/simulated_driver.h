@@ -36,6 +36,7 @@
 
 #include "backend/cuda/driver_api.h"
 #include "support/cuda/simulated_driver_config.h"
+#include "support/cuda/simulated_modules.h"
 
 namespace tencache {
 
@@ -56,6 +57,9 @@ class SimulatedDriver {
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   std::chrono::nanoseconds duration = {});
 
+  /// What modules mean by a kernel of that name from now on (support/cuda/simulated_modules.h).
+  void add_kernel(std::string_view name, SimulatedKernel kernel);
+
   /// The nth call of the function from now (1 is the next one) returns `result` and does nothing.
   void fail(std::string_view name, uint64_t nth, CUresult result);
   /// From now on each call of the function takes so much longer.
@@ -74,7 +78,7 @@ class SimulatedDriver {
   void wait_until_idle();
 
   /// What is alive still, one line each: reservations, mappings, handles, registrations, streams,
-  /// events, retained contexts. Empty when there is nothing.
+  /// events, modules, retained contexts. Empty when there is nothing.
   std::string leaks() const;
 
   /// For the functions of the table alone.

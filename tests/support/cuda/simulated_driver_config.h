@@ -28,6 +28,8 @@ struct SimulatedDriverConfig {
   uint64_t to_device_bytes_per_s = 0;
   uint64_t to_host_bytes_per_s = 0;
   uint64_t on_device_bytes_per_s = 0;
+  // What a kernel that is launched through a module reads and writes in a second; 0: any amount.
+  uint64_t kernel_bytes_per_s = 0;
   uint64_t copy_latency_ns = 0;  // on top of each copy, which keeps its engine for so long
 
   bool has_host_numa_handles = true;  // whether cuMemCreate gives memory of a NUMA node

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceHasher: hashes ranges of one GPU's memory where they are (backend/cuda/device_hash.h), in a
+// stream, after what the stream was given before. It owns the compiled kernel and the slots that
+// the kernel's blocks write their sums to. A slot is pinned host memory that the device writes
+// directly, 32 bytes a block, so a hash is one launch: no copy back, no memory of the device, and
+// the sums are there when the kernel has ended. PendingHash: one hash under way, and its slot.
+//
+// Invariant: a slot is used again only once its PendingHash is gone, which is after its kernel.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver. A
+// PendingHash has one owner; the hasher outlives it. Where the driver must not be called
+// (backend/cuda/driver_use.h) nothing is hashed, and what there is stays as it is.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/device_hash.h"
+#include "backend/cuda/gpu.h"
+#include "backend/cuda/nvrtc_api.h"
+#include "backend/host_memory.h"
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace tencache {
+
+class DeviceHasher;
+
+class PendingHash {
+ public:
+  /// REQUIRES: as value().
+  ~PendingHash() { drop(); }
+  PendingHash(PendingHash&& other) noexcept
+      : hasher_(std::exchange(other.hasher_, nullptr)),
+        slot_(other.slot_),
+        blocks_(other.blocks_),
+        bytes_(other.bytes_) {}
+  PendingHash& operator=(PendingHash&& other) noexcept;
+
+  /// REQUIRES: a mark that was made in the stream after the hash was queued is reached, and without
+  /// an error; or else the stream failed, and the value is worth nothing.
+  DeviceHash value() const;
+
+ private:
+  friend class DeviceHasher;
+  PendingHash(DeviceHasher* hasher, unsigned slot, unsigned blocks, uint64_t bytes)
+      : hasher_(hasher), slot_(slot), blocks_(blocks), bytes_(bytes) {}
+  void drop();
+
+  DeviceHasher* hasher_;
+  unsigned slot_;
+  unsigned blocks_;  // that write to it
+  uint64_t bytes_;
+};
+
+class DeviceHasher {
+ public:
+  /// Compiles the kernel for the GPU, which takes some tenths of a second. Errors are those of
+  /// NVRTC and of the driver.
+  static Result<std::unique_ptr<DeviceHasher>> create(const Gpu& gpu, const NvrtcApi& nvrtc,
+                                                      const DeviceHashSeeds& seeds);
+  /// REQUIRES: no hash is under way, as long as the driver may be called.
+  ~DeviceHasher();
+  DeviceHasher(const DeviceHasher&) = delete;
+  DeviceHasher& operator=(const DeviceHasher&) = delete;
+
+  /// Queues the hash of the range and returns at once. REQUIRES: the address is a multiple of 16,
+  /// the range stays mapped until a mark that is made afterwards is reached, and the stream is not
+  /// capturing a graph. kUnavailable when kSlotCount hashes are under way.
+  Result<PendingHash> hash(CUstream stream, CUdeviceptr address, uint64_t bytes)
+      TENCACHE_EXCLUDES(mutex_);
+
+  static constexpr unsigned kSlotCount = 32;
+  static constexpr unsigned kBlocksMax = 2048;  // of one launch; 64 KiB a slot
+
+ private:
+  friend class PendingHash;
+  DeviceHasher(const Gpu& gpu, const DeviceHashSeeds& seeds, HostMemory slots);
+
+  Status load_kernel(const NvrtcApi& nvrtc);
+  Status pin_slots();
+  Status launch(CUstream stream, const HashJob& job, unsigned blocks) const;
+  HashSums* slot_on_host(unsigned slot) const;
+  Result<unsigned> take_slot() TENCACHE_EXCLUDES(mutex_);
+  void give_back_slot(unsigned slot) TENCACHE_EXCLUDES(mutex_);
+
+  const Gpu& gpu_;
+  const DeviceHashSeeds seeds_;
+  const HashJob job_;  // what all have in common
+  // Constant once create() has returned.
+  HostMemory slots_;
+  CUdeviceptr device_slots_ = 0;  // the same memory for the device; 0 as long as it is not pinned
+  CUmodule module_ = nullptr;
+  CUfunction function_ = nullptr;
+  unsigned blocks_max_ = 1;
+
+  Mutex mutex_;
+  std::vector<unsigned> free_slots_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

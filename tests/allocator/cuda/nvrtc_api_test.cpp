@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NVRTC: what a machine without it says; what becomes of a refused call, with a simulated one; and
+// the real one, where it is installed, which must take the kernels of this project for each
+// generation of GPUs without a word. Nothing that it makes is run: there need be no GPU.
+#include "backend/cuda/nvrtc_api.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "backend/cuda/device_hash.h"
+#include "support/child_process.h"
+#include "support/cuda/simulated_nvrtc.h"
+
+namespace tencache {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// TENCACHE_NVRTC is what the build found beside cuda.h; may be empty.
+Result<NvrtcApi> load_installed() { return load_nvrtc(TENCACHE_NVRTC); }
+
+KernelText hash_kernel(int compute_capability) {
+  return {kDeviceHashKernelName, device_hash_kernel_text(), compute_capability};
+}
+
+bool is_loaded() {
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"}) {
+    if (dlopen(name, RTLD_NOW | RTLD_NOLOAD) != nullptr) return true;
+  }
+  return false;
+}
+
+// These two come first, because a library stays loaded once it was found. No file can be opened
+// here, so there is none.
+TEST(LoadNvrtcTest, WhereThereIsNoneSaysWhatWasTriedAndTheRemedy) {
+  if (is_loaded()) GTEST_SKIP() << "NVRTC is loaded already";
+  const int ended = run_in_child([] {
+    if (!deny_syscall(SYS_openat, ENOENT)) _exit(kSkipped);
+    const Result<NvrtcApi> none = load_nvrtc("/nowhere/libnvrtc.so");
+    ASSERT_FALSE(none.is_ok());
+    EXPECT_EQ(none.status().code(), StatusCode::kUnavailable);
+    EXPECT_THAT(none.status().message(), HasSubstr("/nowhere/libnvrtc.so"));
+    EXPECT_THAT(none.status().message(), EndsWith("pip install nvidia-cuda-nvrtc."));
+    EXPECT_THAT(load_nvrtc().status().message(), HasSubstr("libnvrtc.so.13"));
+  });
+  if (ended == kSkipped) GTEST_SKIP() << "this machine allows no filters of system calls";
+  EXPECT_EQ(ended, 0);
+}
+
+TEST(LoadNvrtcTest, AnotherLibraryLacksItsFunctions) {
+  if (is_loaded()) GTEST_SKIP() << "NVRTC is loaded already";
+  const Result<NvrtcApi> other = load_nvrtc("libc.so.6");
+  ASSERT_FALSE(other.is_ok());
+  EXPECT_EQ(other.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(other.status().message(), HasSubstr("nvrtcVersion"));
+}
+
+class CompileKernelTest : public ::testing::Test {
+ protected:
+  ~CompileKernelTest() override { EXPECT_EQ(nvrtc_.leaks(), 0u) << "programs"; }
+
+  SimulatedNvrtc nvrtc_{100};
+};
+
+TEST_F(CompileKernelTest, MakesAnImageForTheGpu) {
+  const Result<CompiledKernel> compiled = compile_kernel(nvrtc_.api(), hash_kernel(90));
+  ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
+  EXPECT_THAT(compiled.value().image.data(), StartsWith("simulated cubin of sm_90\n"));
+  EXPECT_THAT(compiled.value().image.data(), HasSubstr(kDeviceHashKernelName));
+  EXPECT_EQ(compiled.value().log, "");
+}
+
+TEST_F(CompileKernelTest, EveryRefusedCallIsAStatus) {
+  for (const char* name : {"create_program", "compile_program", "cubin_size", "cubin"}) {
+    SCOPED_TRACE(name);
+    nvrtc_.fail(name, kNvrtcOutOfMemory);
+    const Result<CompiledKernel> compiled = compile_kernel(nvrtc_.api(), hash_kernel(90));
+    ASSERT_FALSE(compiled.is_ok());
+    EXPECT_EQ(compiled.status().code(), StatusCode::kOutOfMemory);
+    EXPECT_THAT(compiled.status().message(), HasSubstr("NVRTC_ERROR_OUT_OF_MEMORY"));
+  }
+  for (const char* name : {"log_size", "log"}) {
+    nvrtc_.fail(name, kNvrtcOutOfMemory);
+    EXPECT_TRUE(compile_kernel(nvrtc_.api(), hash_kernel(90)).is_ok()) << "only " << name;
+  }
+}
+
+TEST_F(CompileKernelTest, AnErrorOfTheTextComesWithTheLog) {
+  nvrtc_.fail("compile_program", kNvrtcCompilation);
+  const Result<CompiledKernel> compiled = compile_kernel(nvrtc_.api(), hash_kernel(90));
+  ASSERT_FALSE(compiled.is_ok());
+  EXPECT_EQ(compiled.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(compiled.status().message(), HasSubstr("line 7: as the test asked"));
+}
+
+TEST_F(CompileKernelTest, AGpuThatIsNewerThanTheCompilerIsUnavailable) {
+  const Result<CompiledKernel> compiled = compile_kernel(nvrtc_.api(), hash_kernel(130));
+  ASSERT_FALSE(compiled.is_ok());
+  EXPECT_EQ(compiled.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(compiled.status().message(), HasSubstr("sm_130"));
+}
+
+// ---- The real one --------------------------------------------------------------------------
+
+class RealNvrtcTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    Result<NvrtcApi> loaded = load_installed();
+    if (!loaded.is_ok()) GTEST_SKIP() << loaded.status().message();
+    nvrtc_ = loaded.value();
+  }
+
+  NvrtcApi nvrtc_;
+};
+
+TEST_P(RealNvrtcTest, TakesTheHashKernelWithoutAWord) {
+  const Result<CompiledKernel> compiled = compile_kernel(nvrtc_, hash_kernel(GetParam()));
+  ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
+  EXPECT_EQ(compiled.value().log, "");
+  ASSERT_GT(compiled.value().image.size(), 4u);
+  EXPECT_EQ(std::string(compiled.value().image.data(), 4),
+            "\x7f"
+            "ELF");
+}
+
+// Registers that go to memory and back would cost the bandwidth that the kernel lives on; more than
+// 64 would leave less than eight blocks on a multiprocessor.
+TEST_P(RealNvrtcTest, TheHashKernelSpillsNoRegisters) {
+  const char* const verbose = "-Xptxas=-v";
+  const Result<CompiledKernel> compiled =
+      compile_kernel(nvrtc_, hash_kernel(GetParam()), {&verbose, 1});
+  ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
+  const std::string& log = compiled.value().log;
+  EXPECT_THAT(log, HasSubstr(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
+  const size_t used = log.find("Used ");
+  ASSERT_NE(used, std::string::npos) << log;
+  const int registers = atoi(log.c_str() + used + strlen("Used "));
+  printf("sm_%d: %d registers\n", GetParam(), registers);
+  EXPECT_GT(registers, 0);
+  EXPECT_LE(registers, 64);
+}
+
+INSTANTIATE_TEST_SUITE_P(Generations, RealNvrtcTest, ::testing::Values(80, 90, 100),
+                         [](const auto& info) { return "sm_" + std::to_string(info.param); });
+
+using RealNvrtcErrorsTest = RealNvrtcTest;
+
+TEST_P(RealNvrtcErrorsTest, AreStatusesOfTheRightCode) {
+  int major = 0;
+  int minor = 0;
+  EXPECT_EQ(nvrtc_.version(&major, &minor), kNvrtcSuccess);
+  EXPECT_GE(major, 11);
+  const Status wrong = compile_kernel(nvrtc_, {"wrong", "int f( {", 90}).status();
+  EXPECT_EQ(wrong.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(wrong.message(), HasSubstr("NVRTC_ERROR_COMPILATION"));
+  EXPECT_THAT(wrong.message(), HasSubstr("wrong(1): error"));
+  const Status unknown = compile_kernel(nvrtc_, hash_kernel(GetParam())).status();
+  EXPECT_EQ(unknown.code(), StatusCode::kUnavailable) << unknown.message();
+  EXPECT_THAT(unknown.message(), HasSubstr("NVRTC_ERROR_INVALID_OPTION"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Unknown, RealNvrtcErrorsTest, ::testing::Values(999));
+
+}  // namespace
+}  // namespace tencache

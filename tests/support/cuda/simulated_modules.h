@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SimulatedModules: the modules and kernels of the simulated driver. A test says by name what a
+// kernel does, as a callable of the host; a module is loaded from an image that names its kernels
+// and the GPU it was compiled for (support/cuda/simulated_nvrtc.h makes such images). A launch
+// copies the parameters, and runs the callable on the stream's thread, in the stream's order, while
+// the device ranges that it says it uses are declared to the memory. A range that is not
+// accessible, or host memory that is not registered, fails the context when the kernel's turn
+// comes.
+//
+// The methods of the driver have its parameters. Grids have one dimension. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_devices.h"
+#include "support/cuda/simulated_driver_config.h"
+
+namespace tencache {
+
+class StreamTable;
+
+struct SimulatedLaunch {
+  unsigned blocks = 0;
+  unsigned threads = 0;                   // of a block
+  std::vector<std::vector<char>> values;  // the parameters' bytes
+};
+
+struct SimulatedKernel {
+  struct Ranges {
+    std::vector<DeviceRange> device;
+    std::vector<DeviceRange> host;  // addresses of registered host memory
+  };
+  std::vector<size_t> parameter_bytes;  // the size of each parameter
+  std::function<Ranges(const SimulatedLaunch& launch)> ranges;
+  std::function<void(const SimulatedLaunch& launch)> run;
+};
+
+/// What cuModuleLoadData takes.
+std::string simulated_image(int compute_capability, const std::vector<std::string>& kernels);
+
+class SimulatedModules {
+ public:
+  SimulatedModules(const SimulatedDriverConfig& config, SimulatedDevices& devices,
+                   const HostRegistrations& host, StickyFailure& failure, StreamTable& streams)
+      : config_(config), devices_(devices), host_(host), failure_(failure), streams_(streams) {}
+
+  void add_kernel(std::string_view name, SimulatedKernel kernel) TENCACHE_EXCLUDES(mutex_);
+
+  CUresult load(CUmodule* module, const void* image) TENCACHE_EXCLUDES(mutex_);
+  CUresult unload(CUmodule module) TENCACHE_EXCLUDES(mutex_);
+  CUresult find_function(CUfunction* function, CUmodule module, const char* name)
+      TENCACHE_EXCLUDES(mutex_);
+  CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                  CUstream stream, void** parameters, void** extra) TENCACHE_EXCLUDES(mutex_);
+
+  /// One line for each module.
+  std::string leaks() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Function {
+    CUmodule module;
+    SimulatedKernel kernel;
+  };
+
+  int current_capability();
+  uint64_t duration_ns(const SimulatedKernel::Ranges& ranges) const;
+
+  const SimulatedDriverConfig config_;
+  SimulatedDevices& devices_;
+  const HostRegistrations& host_;
+  StickyFailure& failure_;
+  StreamTable& streams_;
+
+  mutable Mutex mutex_;
+  std::map<std::string, SimulatedKernel, std::less<>> kernels_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<CUmodule, std::vector<std::string>> modules_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<CUfunction, Function> functions_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x2000;  // of a module or function
+};
+
+}  // namespace tencache
