@@ -35,6 +35,10 @@ bool Extent::claim_for_eviction() {
                     kPinsMask | kFlagBusy | kFlagKeepResident, kFlagBusy, 0);
 }
 
+bool Extent::reaffirm_eviction() {
+  return transition(bit(ExtentState::kEvicting), ExtentState::kEvicting, 0, 0, 0);
+}
+
 bool Extent::seal() {
   return transition(bit(ExtentState::kEvicting), ExtentState::kSealing,
                     kPinsMask | kFlagKeepResident, 0, 0);

@@ -51,6 +51,7 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
   };
   const Claim claims[] = {
       {"claim_for_eviction", &Extent::claim_for_eviction, {{kResident, kEvicting}}},
+      {"reaffirm_eviction", &Extent::reaffirm_eviction, {{kEvicting, kEvicting}}},
       {"seal", &Extent::seal, {{kEvicting, kSealing}}},
       {"claim_for_fetch", &Extent::claim_for_fetch, {{kCold, kFetching}}},
       {"retire",

@@ -75,7 +75,7 @@ class DeviceHasher {
   Result<PendingHash> hash(CUstream stream, CUdeviceptr address, uint64_t bytes)
       TENCACHE_EXCLUDES(mutex_);
 
-  static constexpr unsigned kSlotCount = 32;
+  static constexpr unsigned kSlotCount = 64;
   static constexpr unsigned kBlocksMax = 2048;  // of one launch; 64 KiB a slot
 
  private:

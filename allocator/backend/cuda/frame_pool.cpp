@@ -100,6 +100,11 @@ void FramePool::give_back(const Frame& frame) {
   free_bytes_ += frame.bytes;
 }
 
+void FramePool::write_off(const Frame& frame) {
+  MutexLock lock(mutex_);
+  bytes_ -= frame.bytes;
+}
+
 uint64_t FramePool::trim(uint64_t bytes) {
   if (!may_call_driver()) return 0;
   std::vector<Frame> victims;

@@ -52,6 +52,8 @@ class FramePool {
   Result<Frame> take_reserved(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
     return take(bytes, true);
   }
+  /// The frame cannot be unmapped, because the context is broken, and is lost with it.
+  void write_off(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   /// The frame is mapped nowhere, and no work of the device uses it any more.
   void give_back(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
 

@@ -35,6 +35,18 @@ Status StreamMark::wait() const {
   return cuda_status(driver, driver.cuEventSynchronize(event_), "Cannot wait for a stream");
 }
 
+bool StreamMark::is_over(bool may_wait) const {
+  for (int tries = 0; tries < 2; ++tries) {
+    if (may_wait) {
+      if (wait().is_ok()) return true;
+    } else {
+      const Result<bool> reached = is_reached();
+      if (reached.is_ok()) return reached.value();
+    }
+  }
+  return true;
+}
+
 // The event may be recorded anew at once: whoever waits for it waits for what it meant then.
 void StreamMark::drop() {
   // Where the driver must not be called, the maker of marks may be gone already.

@@ -45,6 +45,9 @@ class StreamMark {
   Status hold_back(CUstream stream) const;
   /// Blocks the calling thread, without spinning, until it is reached.
   Status wait() const;
+  /// Whether it is reached, or never will be: two refusals in a row are a broken context, whose
+  /// work nobody will see the results of. Waits if it may, and is true then.
+  bool is_over(bool may_wait) const;
 
  private:
   friend class StreamMarks;

@@ -122,7 +122,7 @@ Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
   return Status::ok();
 }
 
-Status StreamNumbers::hold_back(StreamSet stream, const std::vector<StreamMark>& marks) {
+Status StreamNumbers::hold_back(StreamSet stream, std::span<const StreamMark> marks) {
   TENCACHE_CHECK(is_one_stream(stream), "%#llx is not one stream",
                  static_cast<unsigned long long>(stream));
   if (marks.empty()) return Status::ok();

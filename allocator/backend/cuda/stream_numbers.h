@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/cuda/gpu.h"
@@ -62,8 +63,7 @@ class StreamNumbers {
   /// nothing is held back, when it is capturing; after another failure some marks may hold it back.
   /// REQUIRES: is_one_stream(stream), since a stream that is yet to get the shared bit could not be
   /// held back.
-  Status hold_back(StreamSet stream, const std::vector<StreamMark>& marks)
-      TENCACHE_EXCLUDES(mutex_);
+  Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
  private:
   struct Slot {

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "base/log.h"
+
 namespace tencache {
 namespace {
 
@@ -46,8 +48,9 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
   heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
                                      *table_, budget, stats);
   if (!config.host) return Status::ok();
+  if (config.nvrtc) open_hasher(*config.nvrtc);
   Result<std::unique_ptr<StreamMigrations>> migrations =
-      StreamMigrations::create(*gpu_, *marks_, *heap_, *host_, stats);
+      StreamMigrations::create(*gpu_, *marks_, *heap_, *host_, hasher_.get(), stats);
   if (!migrations.is_ok()) return migrations.status();
   migrations_ = std::move(migrations).value();
   return Status::ok();
@@ -61,6 +64,21 @@ Status CudaBackend::open_host(const CudaBackendConfig& config) {
   if (!host.is_ok()) return host.status();
   host_ = std::move(host).value();
   return Status::ok();
+}
+
+// Without it everything works, and more is copied.
+void CudaBackend::open_hasher(const NvrtcApi& nvrtc) {
+  const Result<DeviceHashSeeds> seeds = draw_hash_seeds();
+  Status status = seeds.status();
+  if (seeds.is_ok()) {
+    Result<std::unique_ptr<DeviceHasher>> hasher =
+        DeviceHasher::create(*gpu_, nvrtc, seeds.value());
+    status = hasher.status();
+    if (hasher.is_ok()) hasher_ = std::move(hasher).value();
+  }
+  if (status.is_ok()) return;
+  TENCACHE_LOG_WARNING("copies in host memory cannot be proved and are made anew each time: %s",
+                       status.clause().c_str());
 }
 
 }  // namespace tencache

@@ -11,9 +11,11 @@
 #include <optional>
 
 #include "backend/cuda/device_arena.h"
+#include "backend/cuda/device_hasher.h"
 #include "backend/cuda/frame_pool.h"
 #include "backend/cuda/gpu.h"
 #include "backend/cuda/host_pinner.h"
+#include "backend/cuda/nvrtc_api.h"
 #include "backend/cuda/stream_mark.h"
 #include "backend/cuda/stream_numbers.h"
 #include "base/stats.h"
@@ -30,6 +32,7 @@ struct CudaBackendConfig {
   uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
   HeapConfig heap;
   std::optional<HostTierConfig> host;  // none: nothing ever goes cold. Node and pinner are set here
+  std::optional<NvrtcApi> nvrtc;       // compiles the hash; none: every eviction copies
 };
 
 class CudaBackend final : public Backend {
@@ -56,6 +59,7 @@ class CudaBackend final : public Backend {
   Status open_parts(const DriverApi& driver, const CudaBackendConfig& config, Budget& budget,
                     Stats& stats);
   Status open_host(const CudaBackendConfig& config);
+  void open_hasher(const NvrtcApi& nvrtc);
 
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CudaHostPinner> pinner_;
@@ -66,6 +70,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<HostTier> host_;
   std::unique_ptr<CudaHeap> heap_;
+  std::unique_ptr<DeviceHasher> hasher_;
   std::unique_ptr<StreamMigrations> migrations_;
 };
 

@@ -2,32 +2,70 @@
 //
 // The phases of an eviction (engine/cuda/stream_migrations.h tells the protocol and why it is
 // safe).
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/cuda/stream_migrations.h"
 #include "engine/migration_permit.h"
 
 namespace tencache {
+namespace {
+
+// While one batch is copied the next one is queued behind it, so that the link does not run dry.
+// Together they have three hashes under way for each place in a batch.
+constexpr size_t kBatchMax = DeviceHasher::kSlotCount / 8;
+
+}  // namespace
 
 EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   MigrationPermit permit(gate_);
   EvictionResult result;
   settle(false);
-  // Phase 1: claim. From here on the extents are ours, and still usable by the program.
-  std::vector<Eviction> evictions = claim(extents);
-  take_blocks(evictions, &result);
-  if (evictions.empty()) return result;
-  // Phase 2: copies, all of them queued before the first one is waited for.
-  const uint64_t begin_ns = now_ns();
-  queue_copies(evictions, &result);
-  // Phases 3 and 4, in the order in which the copies end.
-  uint64_t copied_bytes = 0;
-  for (const Eviction& eviction : evictions) {
-    const uint64_t bytes = eviction.extent->bytes;
-    if (leave(eviction, &result)) copied_bytes += bytes;
+  std::vector<Eviction> under_way;
+  while (!extents.empty() || !under_way.empty()) {
+    const size_t count = std::min(extents.size(), kBatchMax);
+    std::vector<Eviction> next = begin(extents.first(count), &result);
+    extents = extents.subspan(count);
+    finish(under_way, &result);
+    under_way = std::move(next);
   }
-  write_speed_.add(copied_bytes, now_ns() - begin_ns);
   return result;
+}
+
+// Returns those whose copies are queued.
+std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<Extent* const> extents,
+                                                                EvictionResult* result) {
+  // Phase 1: claim. From here on the extents are ours, and still usable by the program.
+  std::vector<Eviction> dirty = claim(extents);
+  const auto first_clean = std::stable_partition(
+      dirty.begin(), dirty.end(), [](const Eviction& eviction) { return eviction.needs_copy; });
+  std::vector<Eviction> clean(std::make_move_iterator(first_clean),
+                              std::make_move_iterator(dirty.end()));
+  dirty.erase(first_clean, dirty.end());
+  // What is presumed clean needs only the proof; what fails the proof is dirty.
+  prove_and_leave(clean, result, &dirty);
+  // Phase 2: blocks, then copies.
+  for (Eviction& eviction : dirty) eviction.needs_copy = true;
+  take_blocks(dirty, result);
+  queue_copies(dirty, result);
+  return dirty;
+}
+
+// Phases 3 and 4. What differs now is being written by somebody; it is no victim.
+void StreamMigrations::finish(std::vector<Eviction>& evictions, EvictionResult* result) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status done = eviction.done.wait();
+    if (done.is_ok()) return false;
+    (void)out_->wait_until_idle();  // before the block is used again
+    fail(eviction, done, result);
+    return true;
+  });
+  std::vector<Eviction> differing;
+  prove_and_leave(evictions, result, &differing);
+  for (const Eviction& eviction : differing) abandon(eviction);
 }
 
 std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<Extent* const> extents) {
@@ -36,109 +74,190 @@ std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<Extent
   for (Extent* extent : extents) {
     const uint64_t claimed_at_ticks = ticks();
     if (!extent->claim_for_eviction()) continue;
-    evictions.push_back({static_cast<CudaExtent*>(extent), claimed_at_ticks, {}});
+    Eviction& eviction = evictions.emplace_back();
+    eviction.extent = static_cast<CudaExtent*>(extent);
+    eviction.claimed_at_ticks = claimed_at_ticks;
+    eviction.needs_copy = hasher_ == nullptr || !extent->is_presumed_clean();
   }
   return evictions;
 }
 
 void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, EvictionResult* result) {
-  std::vector<Eviction> with_block;
-  for (Eviction& eviction : evictions) {
-    CudaExtent* extent = eviction.extent;
-    extent->slot_is_written = false;
-    if (!extent->host_block.is_valid()) {
-      const Result<HostBlock> block = host_.allocate(extent->bytes);
-      if (!block.is_ok()) {
-        abandon(eviction);
-        count_failure(block.status(), 1, result);
-        continue;
-      }
-      extent->host_block = block.value();
-    }
-    with_block.push_back(std::move(eviction));
-  }
-  evictions = std::move(with_block);
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status status = ensure_block(eviction.extent);
+    if (!status.is_ok()) fail(eviction, status, result);
+    return !status.is_ok();
+  });
 }
 
-void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionResult* result) {
-  Status status = wait_for_users(evictions);
-  size_t queued = 0;
-  for (; status.is_ok() && queued < evictions.size(); ++queued) {
-    Eviction& eviction = evictions[queued];
-    const CudaExtent* extent = eviction.extent;
-    status = out_->to_host(extent->host_block.memory, extent->device_address(), extent->bytes);
-    if (!status.is_ok()) break;
-    Result<StreamMark> mark = out_->mark();
-    status = mark.status();
-    if (!status.is_ok()) {
-      // The copy may be under way, and the block must not be anybody else's until it has ended.
-      (void)out_->wait_until_idle();
-      break;
-    }
-    eviction.copied = std::move(mark).value();
+Status StreamMigrations::ensure_block(CudaExtent* extent) {
+  extent->slot_is_written = false;
+  if (extent->host_block.is_valid()) return Status::ok();
+  Result<HostBlock> block = host_.allocate(extent->bytes);
+  // What is given back may lie scattered, so this goes on while there is anything to give back.
+  while (!block.is_ok() && heap_.drop_spare_copies(extent->bytes) > 0) {
+    block = host_.allocate(extent->bytes);
   }
-  for (size_t index = queued; index < evictions.size(); ++index) abandon(evictions[index]);
-  if (queued < evictions.size()) count_failure(status, evictions.size() - queued, result);
-  evictions.resize(queued);
+  if (block.is_ok()) extent->host_block = block.value();
+  return block.status();
+}
+
+// Those whose copy is queued stay in `evictions`.
+void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionResult* result) {
+  // Who frees one from now on waits for the copy before the memory is used again.
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    eviction.extent->note_streams(out_number_);
+    if (eviction.extent->reaffirm_eviction()) return false;
+    abandon(eviction);
+    return true;
+  });
+  if (evictions.empty()) return;
+  Status status = let_wait_for_users(*out_, evictions);
+  size_t queued = 0;
+  while (status.is_ok() && queued < evictions.size()) {
+    status = queue_copy(evictions[queued]);
+    if (status.is_ok()) ++queued;
+  }
+  if (queued == evictions.size()) return;
+  // Of the one that was refused a part may be under way, and the block must not be anybody else's
+  // until it has ended.
+  (void)out_->wait_until_idle();
+  for (size_t index = queued; index < evictions.size(); ++index) {
+    fail(evictions[index], status, result);
+  }
+  evictions.erase(evictions.begin() + static_cast<std::ptrdiff_t>(queued), evictions.end());
+}
+
+Status StreamMigrations::queue_copy(Eviction& eviction) {
+  const CudaExtent* extent = eviction.extent;
+  if (hasher_ != nullptr) {
+    Result<PendingHash> hash =
+        hasher_->hash(out_->handle(), extent->device_address(), extent->bytes);
+    if (!hash.is_ok()) return hash.status();
+    eviction.before = std::move(hash).value();
+  }
+  TENCACHE_RETURN_IF_ERROR(
+      out_->to_host(extent->host_block.memory, extent->device_address(), extent->bytes));
+  Result<StreamMark> mark = out_->mark();
+  if (!mark.is_ok()) return mark.status();
+  eviction.done = std::move(mark).value();
+  return Status::ok();
 }
 
 // Everything that the streams have been given so far: whoever used one of the extents has given up
 // its pin, and so had queued its work before.
-Status StreamMigrations::wait_for_users(std::span<const Eviction> evictions) {
+Status StreamMigrations::let_wait_for_users(CopyStream& stream,
+                                            std::span<const Eviction> evictions) {
   StreamSet users = kNoStreams;
   for (const Eviction& eviction : evictions) {
     users |= eviction.extent->used_by.load(std::memory_order_relaxed);
   }
+  users &= ~out_number_;  // copies of other extents
   std::vector<StreamMark> marks;
   TENCACHE_RETURN_IF_ERROR(heap_.streams().mark_all(users, &marks));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(out_->wait_for(mark));
+  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
   return Status::ok();
 }
 
-// Whether its bytes were copied; then it is cold, unless it was used meanwhile.
-bool StreamMigrations::leave(const Eviction& eviction, EvictionResult* result) {
+// What differs is unsealed and handed on.
+void StreamMigrations::prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
+                                       std::vector<Eviction>* differing) {
+  seal(evictions);
+  hash_sealed(evictions, result);
+  for (Eviction& eviction : evictions) {
+    if (is_proved(eviction)) {
+      leave(eviction, result);
+      continue;
+    }
+    eviction.extent->unseal();
+    eviction.after.reset();
+    differing->push_back(std::move(eviction));
+  }
+}
+
+// Those that were not used since the claim; the others are given up.
+void StreamMigrations::seal(std::vector<Eviction>& evictions) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const bool is_sealed = eviction.extent->seal() &&
+                           eviction.extent->last_use_ticks.load(std::memory_order_relaxed) <=
+                               eviction.claimed_at_ticks;
+    if (!is_sealed) abandon(eviction);
+    return !is_sealed;
+  });
+}
+
+// Waits for the hashes; those that cannot be had are given up.
+void StreamMigrations::hash_sealed(std::vector<Eviction>& evictions, EvictionResult* result) {
+  if (hasher_ == nullptr || evictions.empty()) return;
+  const Status ready = let_wait_for_users(*proof_, evictions);
+  std::vector<Status> queued;
+  queued.reserve(evictions.size());
+  for (Eviction& eviction : evictions) {
+    queued.push_back(ready.is_ok() ? queue_proof(eviction) : ready);
+  }
+  size_t index = 0;
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    Status status = queued[index++];
+    if (status.is_ok()) status = eviction.done.wait();
+    if (status.is_ok()) return false;
+    (void)proof_->wait_until_idle();  // before the hash's slot is used again
+    fail(eviction, status, result);
+    return true;
+  });
+}
+
+Status StreamMigrations::queue_proof(Eviction& eviction) {
+  const CudaExtent* extent = eviction.extent;
+  Result<PendingHash> hash =
+      hasher_->hash(proof_->handle(), extent->device_address(), extent->bytes);
+  if (!hash.is_ok()) return hash.status();
+  eviction.after = std::move(hash).value();
+  Result<StreamMark> mark = proof_->mark();
+  if (!mark.is_ok()) return mark.status();
+  eviction.done = std::move(mark).value();
+  return Status::ok();
+}
+
+bool StreamMigrations::is_proved(const Eviction& eviction) const {
+  if (hasher_ == nullptr) return true;
+  return eviction.after->value() ==
+         (eviction.needs_copy ? eviction.before->value() : eviction.extent->copy_hash);
+}
+
+void StreamMigrations::leave(const Eviction& eviction, EvictionResult* result) {
   CudaExtent* extent = eviction.extent;
   const uint64_t bytes = extent->bytes;
-  Status status = eviction.copied.wait();
-  if (!status.is_ok()) {
-    abandon(eviction);
-    count_failure(status, 1, result);
-    return false;
-  }
   const bool was_fetched_in_vain = extent->has(kFlagAhead);
-  if (!extent->seal() ||
-      extent->last_use_ticks.load(std::memory_order_relaxed) > eviction.claimed_at_ticks) {
-    abandon(eviction);
-    return true;
-  }
-  status = heap_.take_away_frame(extent);
-  if (!status.is_ok()) {
-    abandon(eviction);
-    count_failure(status, 1, result);
-    return true;
-  }
+  const Status status = heap_.take_away_frame(extent);
+  if (!status.is_ok()) return fail(eviction, status, result);
+  if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
   extent->slot_is_written = true;
+  extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
   extent->become_cold();
   heap_.budget().release(bytes);
   add(stats_.evicted_bytes, bytes);
+  if (!eviction.needs_copy) add(stats_.clean_dropped_bytes, bytes);
   if (was_fetched_in_vain) {
     add(stats_.wasted_fetches, 1);
     add(stats_.wasted_fetched_bytes, bytes);
   }
   result->count += 1;
   result->bytes += bytes;
-  return true;
 }
 
-// The block's bytes are worth nothing as soon as the extent may be written again.
+// A copy that was begun is worth nothing as soon as the extent may be written again.
 void StreamMigrations::abandon(const Eviction& eviction) {
-  heap_.release_copy(eviction.extent);
+  if (eviction.needs_copy) heap_.release_copy(eviction.extent);
+  eviction.extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
   eviction.extent->abandon_eviction();
 }
 
-void StreamMigrations::count_failure(const Status& failure, uint64_t count,
-                                     EvictionResult* result) {
-  add(stats_.eviction_failures, count);
+void StreamMigrations::fail(const Eviction& eviction, const Status& failure,
+                            EvictionResult* result) {
+  abandon(eviction);
+  // Not now: a stream captures a graph, or other threads evict as well.
+  if (failure.code() == StatusCode::kUnavailable) return;
+  add(stats_.eviction_failures, 1);
   if (result->failure.is_ok()) result->failure = failure;
   if (warned_failure_.exchange(true)) return;
   TENCACHE_LOG_WARNING(

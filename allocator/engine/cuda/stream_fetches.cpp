@@ -2,6 +2,7 @@
 //
 // The phases of a fetch (engine/cuda/stream_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -18,10 +19,16 @@ namespace {
 // What is in flight ahead of use: some milliseconds of the link, so that it never runs dry between
 // two batches, and not so much that an order which becomes outdated has begun long ago.
 constexpr uint64_t kAheadBytesMax = 256 * kMiB;
+// What is refused may be granted when it is asked for again, as long as the context is alive.
+constexpr int kFetchTriesMax = 3;
 
 }  // namespace
 
 void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
+  fetch(extents, streams, kFetchTriesMax);
+}
+
+void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams, int tries) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread brings is awaited at the end.
   std::vector<CudaExtent*> claimed;
@@ -54,9 +61,9 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
         continue;
       }
       if (state == ExtentState::kCold) {
-        // An eviction that was sealed before our pin went through, unless it was just left cold.
+        // An eviction that was sealed before our pin went through, or a fetch that was refused.
         const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
-        if (!is_left) cold_again.push_back(extent);
+        if (!is_left || tries > 1) cold_again.push_back(extent);
         break;
       }
       TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
@@ -65,7 +72,7 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
     }
   }
   end_demand();
-  if (!cold_again.empty()) fetch(cold_again, streams);
+  if (!cold_again.empty()) fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1);
 }
 
 size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
@@ -178,7 +185,7 @@ void StreamMigrations::take_off(const std::vector<CudaExtent*>& extents, StreamM
                                 StreamSet stream, bool is_ahead) {
   const auto flight = std::make_shared<Flight>();
   flight->extents = extents;
-  flight->marks.push_back(std::move(mark));
+  flight->mark = std::move(mark);
   flight->stream = stream;
   for (CudaExtent* extent : extents) {
     add(stats_.fetched_bytes, extent->bytes);
@@ -213,7 +220,7 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
     if (found == flight_of_.end()) return false;
     flight = found->second;
   }
-  const bool is_early = is_there(*flight, false);
+  const bool is_early = flight->mark.is_over(false);
   if (extent->take_ahead()) {
     add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
     if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
@@ -225,10 +232,10 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
 // On the device where that is possible, else here.
 void StreamMigrations::let_wait(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&
-      heap_.streams().hold_back(streams, flight.marks).is_ok()) {
+      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
     return;
   }
-  for (const StreamMark& mark : flight.marks) (void)mark.wait();
+  (void)flight.mark.is_over(true);
 }
 
 void StreamMigrations::settle(bool may_wait) {
@@ -238,7 +245,7 @@ void StreamMigrations::settle(bool may_wait) {
     flights.assign(flights_.begin(), flights_.end());
   }
   for (const FlightPtr& flight : flights) {
-    if (!is_there(*flight, may_wait)) continue;
+    if (!flight->mark.is_over(may_wait)) continue;
     {
       MutexLock lock(mutex_);
       const auto found = std::ranges::find(flights_, flight);
@@ -253,8 +260,8 @@ void StreamMigrations::settle(bool may_wait) {
 void StreamMigrations::land(const Flight& flight) {
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
-    // The copy below is worth nothing as soon as an op may write the extent.
-    heap_.release_copy(extent);
+    // The copy below may save one when the extent leaves again, as long as that can be proved.
+    if (hasher_ == nullptr) heap_.release_copy(extent);
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
     bytes_ahead_.fetch_sub(bytes);
@@ -267,19 +274,8 @@ void StreamMigrations::wait_for_oldest() {
     MutexLock lock(mutex_);
     if (!flights_.empty()) oldest = flights_.front();
   }
-  if (oldest != nullptr) (void)is_there(*oldest, true);
+  if (oldest != nullptr) (void)oldest->mark.is_over(true);
   settle(false);
-}
-
-// When the context is broken no mark is reached any more, and nobody will see the bytes either.
-bool StreamMigrations::is_there(const Flight& flight, bool may_wait) {
-  const StreamMark& mark = flight.marks.front();
-  if (may_wait) {
-    (void)mark.wait();
-    return true;
-  }
-  const Result<bool> reached = mark.is_reached();
-  return !reached.is_ok() || reached.value();
 }
 
 }  // namespace tencache

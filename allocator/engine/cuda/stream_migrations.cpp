@@ -11,9 +11,10 @@ namespace tencache {
 Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gpu,
                                                                    StreamMarks& marks,
                                                                    CudaHeap& heap, HostTier& host,
+                                                                   DeviceHasher* hasher,
                                                                    Stats& stats) {
-  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, host, stats));
-  for (auto* stream : {&made->out_, &made->in_on_demand_, &made->in_ahead_}) {
+  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, host, hasher, stats));
+  for (auto* stream : {&made->out_, &made->proof_, &made->in_on_demand_, &made->in_ahead_}) {
     Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
     if (!created.is_ok()) return created.status();
     *stream = std::move(created).value();
@@ -21,6 +22,7 @@ Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gp
     const StreamSet number = heap.streams().set_of((*stream)->handle());
     TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
   }
+  made->out_number_ = heap.streams().set_of(made->out_->handle());
   return made;
 }
 

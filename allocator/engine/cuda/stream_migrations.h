@@ -5,12 +5,17 @@
 //
 // An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins) and takes a block of host memory,
-//   2. marks the streams that have used E, and copies its bytes on the stream of that direction,
-//      which waits for the marks on the device,
-//   3. waits, on the thread that evicts, until the copy is done, and seals E: nobody has pinned it
-//      since the claim, so no work that uses it was queued after the marks, and the block holds its
-//      bytes,
+//   2. marks the streams that have used E, and on the stream of that direction, which waits for the
+//      marks on the device, hashes E and copies its bytes. Not when the block that E still has from
+//      the last time is presumed to hold them,
+//   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
+//      pinned it since the claim, so no work that uses it was queued after the marks. It hashes E
+//      again and compares: the proof that the block holds these very bytes, whoever may have
+//      written meanwhile without a gate,
 //   4. unmaps the frame. E is cold; its room is free.
+// A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
+// reads device memory alone and returns 16 bytes. Where there is no NVRTC to compile the kernel,
+// nothing is presumed: every eviction copies, and the gate's word is the proof.
 //
 // A fetch claims E, takes a frame and maps it on the host, because the driver checks addresses when
 // work is queued; it queues the copy, marks it, and lets the op's stream wait for the mark. No
@@ -29,11 +34,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "backend/cuda/copy_stream.h"
+#include "backend/cuda/device_hasher.h"
 #include "backend/cuda/stream_mark.h"
 #include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
@@ -47,10 +54,10 @@ namespace tencache {
 
 class StreamMigrations final : public Migrations {
  public:
-  /// All of them outlive the migrations.
+  /// All of them outlive the migrations; `hasher` may be null.
   static Result<std::unique_ptr<StreamMigrations>> create(const Gpu& gpu, StreamMarks& marks,
                                                           CudaHeap& heap, HostTier& host,
-                                                          Stats& stats);
+                                                          DeviceHasher* hasher, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the migrations any more.
   ~StreamMigrations() override;
 
@@ -68,31 +75,45 @@ class StreamMigrations final : public Migrations {
   struct Eviction {
     CudaExtent* extent = nullptr;
     uint64_t claimed_at_ticks = 0;
-    StreamMark copied;
+    bool needs_copy = true;
+    std::optional<PendingHash> before = std::nullopt;  // of what is copied
+    std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
+    StreamMark done = {};                              // with the copy, or with the last hash
   };
   /// Extents whose bytes are on their way, with one mark for all of them.
   struct Flight {
     std::vector<CudaExtent*> extents;
-    std::vector<StreamMark> marks;  // one
+    StreamMark mark;
     StreamSet stream = kNoStreams;  // that brings them
   };
   using FlightPtr = std::shared_ptr<const Flight>;
 
-  StreamMigrations(CudaHeap& heap, HostTier& host, Stats& stats)
-      : heap_(heap), host_(host), stats_(stats) {}
+  StreamMigrations(CudaHeap& heap, HostTier& host, DeviceHasher* hasher, Stats& stats)
+      : heap_(heap), host_(host), hasher_(hasher), stats_(stats) {}
 
   Status time_copies(CUdeviceptr address, const HostBlock& block);
 
   // Phases of an eviction.
+  std::vector<Eviction> begin(std::span<Extent* const> extents, EvictionResult* result);
+  void finish(std::vector<Eviction>& evictions, EvictionResult* result);
   std::vector<Eviction> claim(std::span<Extent* const> extents);
   void take_blocks(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status ensure_block(CudaExtent* extent);
   void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
-  Status wait_for_users(std::span<const Eviction> evictions);
-  bool leave(const Eviction& eviction, EvictionResult* result);
+  Status queue_copy(Eviction& eviction);
+  Status let_wait_for_users(CopyStream& stream, std::span<const Eviction> evictions);
+  void prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
+                       std::vector<Eviction>* differing);
+  void seal(std::vector<Eviction>& evictions);
+  void hash_sealed(std::vector<Eviction>& evictions, EvictionResult* result);
+  Status queue_proof(Eviction& eviction);
+  bool is_proved(const Eviction& eviction) const;
+  void leave(const Eviction& eviction, EvictionResult* result);
   void abandon(const Eviction& eviction);
-  void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
+  void fail(const Eviction& eviction, const Status& failure, EvictionResult* result);
 
   // Phases of a fetch.
+  void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
                                  bool is_ahead);
   std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
@@ -103,13 +124,15 @@ class StreamMigrations final : public Migrations {
   bool join(CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
   void let_wait(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
-  static bool is_there(const Flight& flight, bool may_wait);
   void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
 
   CudaHeap& heap_;
   HostTier& host_;
+  DeviceHasher* const hasher_;
   Stats& stats_;
   std::unique_ptr<CopyStream> out_;
+  StreamSet out_number_ = kNoStreams;
+  std::unique_ptr<CopyStream> proof_;  // hashes that pins wait for do not queue behind copies
   std::unique_ptr<CopyStream> in_on_demand_;
   std::unique_ptr<CopyStream> in_ahead_;
   std::atomic<bool> warned_failure_{false};

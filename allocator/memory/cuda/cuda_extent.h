@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "backend/cuda/device_hash.h"
 #include "backend/cuda/frame_pool.h"
 #include "backend/cuda/stream_mark.h"
 #include "memory/extent.h"
@@ -19,8 +20,10 @@ struct CudaExtent : Extent {
   /// The stream it was allocated on, which may have it again as soon as it is freed. Written by
   /// CudaHeap while nobody else has the extent.
   StreamSet home = kNoStreams;
-  /// The copy below; owned as the slot is (memory/extent.h, invariant 3).
+  /// The copy below, and the hash of what it holds once it is written (slot_is_written); owned as
+  /// the slot is (memory/extent.h, invariant 3).
   HostBlock host_block;
+  DeviceHash copy_hash;
 
   /// While it is freed and other streams may still use it: until when. Empty with has_marks false
   /// when the marks could not be made. Guarded by CudaHeap's lock.

@@ -22,21 +22,26 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       frames_(frames),
       streams_(streams),
       host_(host),
-      granules_(arena.bytes() / kGranuleBytes),
-      small_blocks_(streams, *this) {}
+      granules_(arena.bytes() / kGranuleBytes) {
+  SegmentSource& source = *this;
+  small_blocks_.emplace(streams, source);
+}
 
 CudaHeap::~CudaHeap() {
   drop_cached(~uint64_t{0});
+  small_blocks_.reset();
   for (const ListedExtent& listed : extents()) {
     CudaExtent* extent = of_cuda(listed.extent);
     if (extent->state() == ExtentState::kVacant) continue;
     release_copy(extent);
+    if (extent->frame.bytes == 0) continue;
     std::vector<StreamMark> marks;
     bool is_idle = streams_.mark_all(extent->used_by.load(), &marks).is_ok();
     for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
     // Memory that the device may still use stays mapped; it is lost with the context.
-    if (is_idle && extent->frame.bytes > 0) (void)take_away_frame(extent);
+    if (!is_idle || !take_away_frame(extent).is_ok()) frames_.write_off(extent->frame);
   }
+  for (const auto& [address, frame] : segments_) frames_.write_off(frame);
 }
 
 Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
@@ -48,7 +53,7 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
 }
 
 Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
-  const Result<CUdeviceptr> address = small_blocks_.allocate(bytes, stream);
+  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream);
   if (!address.is_ok()) return address.status();
   return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
@@ -189,15 +194,17 @@ void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
   Frame frame;
   {
     MutexLock lock(mutex_);
-    const auto found = segments_.find(address);
-    frame = found->second;
-    segments_.erase(found);
+    frame = segments_.at(address);
   }
   const Status status = arena_.unmap(address, frame.bytes);
   if (!status.is_ok()) {
     // The context is broken. The segment is lost with it; its room stays taken.
     TENCACHE_LOG_WARNING("%s", status.message().c_str());
     return;
+  }
+  {
+    MutexLock lock(mutex_);
+    segments_.erase(address);
   }
   frames_.give_back(frame);
   return_addresses(reinterpret_cast<const char*>(address), frame.bytes);
@@ -208,7 +215,7 @@ void CudaHeap::free(void* address) {
   if (address == nullptr || is_passive()) return;
   auto* extent = of_cuda(find(address));
   if (extent == nullptr) {
-    const bool is_ours = small_blocks_.free(reinterpret_cast<CUdeviceptr>(address));
+    const bool is_ours = small_blocks_->free(reinterpret_cast<CUdeviceptr>(address));
     TENCACHE_CHECK(is_ours, "free of %p", address);
     return;
   }
@@ -236,7 +243,7 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
     extent->note_streams(streams);
     return;
   }
-  const bool is_ours = small_blocks_.note_use(reinterpret_cast<CUdeviceptr>(address), streams);
+  const bool is_ours = small_blocks_->note_use(reinterpret_cast<CUdeviceptr>(address), streams);
   TENCACHE_CHECK(is_ours, "record_stream of %p, which is no memory of this GPU's heap", address);
 }
 
@@ -244,6 +251,19 @@ void CudaHeap::release_copy(CudaExtent* extent) {
   extent->slot_is_written.store(false, std::memory_order_relaxed);
   const HostBlock block = std::exchange(extent->host_block, HostBlock{});
   if (block.is_valid()) host_->release(block);
+}
+
+uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
+  uint64_t dropped_bytes = 0;
+  for (const ListedExtent& listed : extents()) {
+    if (dropped_bytes >= bytes) break;
+    CudaExtent* extent = of_cuda(listed.extent);
+    if (!extent->try_take_busy()) continue;
+    dropped_bytes += extent->host_block.bytes;
+    release_copy(extent);
+    extent->release_busy();
+  }
+  return dropped_bytes;
 }
 
 // Ends the life of an extent that is Vacant and busy, and has no frame and no copy any more.

@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -58,7 +59,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void note_use(const void* address, StreamSet streams);
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
-  uint64_t small_bytes() const override { return small_blocks_.segment_bytes(); }
+  uint64_t small_bytes() const override { return small_blocks_->segment_bytes(); }
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
   /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
@@ -69,6 +70,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   Status take_away_frame(CudaExtent* extent);
   /// Gives the copy below back. REQUIRES: it is the caller's.
   void release_copy(CudaExtent* extent);
+  /// Gives copies of resident extents back, which only save a copy later, until `bytes` went or
+  /// none is left; returns what went.
+  uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
   /// allocates or frees.
@@ -79,7 +83,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   DeviceArena& arena() { return arena_; }
   StreamNumbers& streams() { return streams_; }
-  const BlockPool& small_blocks() const { return small_blocks_; }
+  const BlockPool& small_blocks() const { return *small_blocks_; }
 
  private:
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
@@ -138,7 +142,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   CondVar has_polled_;
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
 
-  BlockPool small_blocks_;  // last: its segments go back through what stands above
+  std::optional<BlockPool> small_blocks_;  // until the destructor
 };
 
 }  // namespace tencache

@@ -116,8 +116,7 @@ void CudaHeap::poll_waiting(bool may_wait) {
   has_polled_.notify_all();
 }
 
-// Whether the other streams are done with it. Marks that could not be made are tried again. One
-// that is refused to be asked about is of a broken context, which reaches none any more.
+// Whether the other streams are done with it. Marks that could not be made are tried again.
 bool CudaHeap::is_over(CudaExtent* extent, bool may_wait) {
   if (!extent->has_marks) {
     extent->marks.clear();
@@ -125,12 +124,7 @@ bool CudaHeap::is_over(CudaExtent* extent, bool may_wait) {
     if (!extent->has_marks) return false;
   }
   for (const StreamMark& mark : extent->marks) {
-    if (may_wait) {
-      (void)mark.wait();
-    } else {
-      const Result<bool> reached = mark.is_reached();
-      if (reached.is_ok() && !reached.value()) return false;
-    }
+    if (!mark.is_over(may_wait)) return false;
   }
   extent->marks.clear();
   extent->has_marks = false;
@@ -145,7 +139,7 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
     poll_waiting(true);
     dropped_bytes += destroy(take_oldest(bytes - dropped_bytes));
   }
-  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim(bytes - dropped_bytes);
+  if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim(bytes - dropped_bytes);
   return dropped_bytes;
 }
 

@@ -79,6 +79,80 @@ TEST_F(CudaEngineTest, NoThreadWaitsForData) {
 }
 
 // Work that is queued before an eviction runs before the copy that takes the bytes away.
+// What was only read since it came back is dropped: the copy of the last time is proved to hold it.
+TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 1);
+  engine_->wait_until_idle();
+  const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
+  EXPECT_EQ(engine_->stats().clean_dropped_bytes, kBytes);
+  engine_->check(stream_, tensor, kBytes, 1);
+  // Written: it is copied again.
+  engine_->write(stream_, tensor, kBytes, 2);
+  engine_->wait_until_idle();
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies + 1);
+  EXPECT_EQ(engine_->stats().clean_dropped_bytes, kBytes);
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// A kernel that no gate announced wrote it: the hash tells, and the new bytes are copied.
+TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 1);
+  const DeviceRange range{reinterpret_cast<CUdeviceptr>(tensor), kBytes, true};
+  ASSERT_EQ(engine_->driver().launch(stream_, {range}, [&] { tensor[kBytes / 2 + 11] ^= 1; }),
+            CUDA_SUCCESS);
+  engine_->wait_until_idle();
+  const char changed = tensor[kBytes / 2 + 11];
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->stats().clean_dropped_bytes, 0u);
+  engine_->check(stream_, tensor, kBytes, 1);
+  engine_->wait_until_idle();
+  EXPECT_EQ(tensor[kBytes / 2 + 11], changed);
+}
+
+// Copies of resident tensors only save a copy later; what has to leave comes first.
+TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
+  start([](CudaEngineConfig& config) { config.host->budget_bytes = 16 * kMiB; });
+  for (uint64_t index = 0; index < 8; ++index) {
+    engine_->write(stream_, allocate(), kBytes, index);
+  }
+  for (uint64_t first = 0; first < 8; first += 4) {
+    for (uint64_t index = first; index < first + 4; ++index) {
+      ASSERT_TRUE(engine_->evict(allocated_[index]));
+    }
+    for (uint64_t index = first; index < first + 4; ++index) {
+      engine_->check(stream_, allocated_[index], kBytes, index);
+    }
+    engine_->wait_until_idle();
+    (*engine_)->migrations()->settle(false);
+    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 16 * kMiB);
+  }
+}
+
+TEST_F(CudaEngineTest, WithoutACompilerEveryEvictionCopies) {
+  start([](CudaEngineConfig& config) { config.nvrtc.reset(); });
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(engine_->evict(tensor));
+    engine_->check(stream_, tensor, kBytes, 1);
+    engine_->wait_until_idle();
+    (*engine_)->migrations()->settle(false);
+    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+  }
+  EXPECT_EQ(engine_->stats().clean_dropped_bytes, 0u);
+}
+
 TEST_F(CudaEngineTest, EvictionWaitsForQueuedWork) {
   start();
   char* tensor = allocate();

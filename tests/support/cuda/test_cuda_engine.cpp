@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "support/cuda/simulated_device_hash.h"
 
 namespace tencache {
 namespace {
@@ -22,6 +23,7 @@ uint64_t word_at(uint64_t seed, uint64_t offset) {
 
 TestCudaEngine::TestCudaEngine(const Adjust& adjust, const SimulatedDriverConfig& driver)
     : driver_(std::in_place, driver) {
+  add_hash_kernel(*driver_);
   context_.emplace(driver_->api());
   CudaEngineConfig config;
   config.budget_bytes = kBudgetBytes;
@@ -33,6 +35,7 @@ TestCudaEngine::TestCudaEngine(const Adjust& adjust, const SimulatedDriverConfig
   config.host->threads = 1;
   config.host->bytes_left = [] { return 64 * kGiB; };
   config.probe_bytes = 0;
+  config.nvrtc = nvrtc_.api();
   if (adjust) adjust(config);
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_->api(), config);
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());

@@ -20,6 +20,7 @@
 #include "engine/cuda/cuda_engine.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
+#include "support/cuda/simulated_nvrtc.h"
 
 namespace tencache {
 
@@ -93,6 +94,7 @@ class TestCudaEngine {
 
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;  // the program's
+  SimulatedNvrtc nvrtc_;
   std::unique_ptr<CudaEngine> engine_;
   std::vector<CUstream> streams_;
   std::atomic<uint64_t> differences_{0};

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every function of the driver is refused once, at every moment of a small program that allocates,
+// spills, fetches and frees. A refused call of itself costs an eviction or a fetch ahead, or is
+// tried again; an allocation may fail with a Status. No kernel reads wrong bytes, nothing hangs,
+// and the books agree at the end.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/cuda/test_cuda_engine.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 2 * kMiB;
+constexpr uint64_t kTensors = 6;
+
+struct Fault {
+  const char* function;
+  CUresult result;
+};
+
+const Fault kFaults[] = {
+    {"cuMemCreate", CUDA_ERROR_OUT_OF_MEMORY},
+    {"cuMemMap", CUDA_ERROR_UNKNOWN},
+    {"cuMemSetAccess", CUDA_ERROR_UNKNOWN},
+    {"cuMemUnmap", CUDA_ERROR_UNKNOWN},
+    {"cuMemHostRegister", CUDA_ERROR_OUT_OF_MEMORY},
+    {"cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY},
+    {"cuEventRecord", CUDA_ERROR_UNKNOWN},
+    {"cuEventQuery", CUDA_ERROR_UNKNOWN},
+    {"cuEventSynchronize", CUDA_ERROR_UNKNOWN},
+    {"cuStreamWaitEvent", CUDA_ERROR_UNKNOWN},
+    {"cuStreamIsCapturing", CUDA_ERROR_UNKNOWN},
+    {"cuStreamSynchronize", CUDA_ERROR_UNKNOWN},
+    {"cuMemcpyDtoHAsync", CUDA_ERROR_UNKNOWN},
+    {"cuMemcpyHtoDAsync", CUDA_ERROR_UNKNOWN},
+    {"cuLaunchKernel", CUDA_ERROR_UNKNOWN},
+    {"cuCtxGetCurrent", CUDA_ERROR_UNKNOWN},
+    {"cuThreadExchangeStreamCaptureMode", CUDA_ERROR_UNKNOWN},
+};
+
+class FaultyProgram {
+ public:
+  explicit FaultyProgram(TestCudaEngine& engine)
+      : engine_(engine), stream_(engine.make_stream()), other_(engine.make_stream()) {}
+
+  void run() {
+    for (uint64_t index = 0; index < kTensors; ++index) allocate(index);
+    for (int round = 0; round < 2; ++round) {
+      for (char* tensor : tensors_) engine_.evict(tensor);
+      std::vector<const void*> ahead(tensors_.begin(), tensors_.end());
+      ahead.resize(ahead.size() / 2);
+      engine_.prefetch(ahead);
+      for (uint64_t index = 0; index < tensors_.size(); ++index) {
+        engine_.check(round == 0 ? stream_ : other_, tensors_[index], kBytes, seeds_[index]);
+      }
+    }
+    // Freed while another stream may use it; larger ones need other frames.
+    for (char* tensor : tensors_) engine_.free(tensor);
+    const Result<void*> large = engine_->allocate(3 * kBytes, stream_);
+    if (large.is_ok()) engine_.free(large.value());
+    engine_->heap().drop_cached(~uint64_t{0});
+  }
+
+ private:
+  void allocate(uint64_t seed) {
+    const Result<void*> address = engine_->allocate(kBytes, stream_);
+    if (!address.is_ok()) {
+      EXPECT_FALSE(address.status().message().empty());
+      return;
+    }
+    tensors_.push_back(static_cast<char*>(address.value()));
+    seeds_.push_back(seed);
+    engine_.write(stream_, tensors_.back(), kBytes, seed);
+  }
+
+  TestCudaEngine& engine_;
+  CUstream stream_;
+  CUstream other_;
+  std::vector<char*> tensors_;
+  std::vector<uint64_t> seeds_;
+};
+
+class CudaEngineFaultsTest : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBit) {
+  for (uint64_t nth = 1;; nth += nth < 12 ? 1 : 7) {
+    SCOPED_TRACE(std::string(GetParam().function) + " #" + std::to_string(nth));
+    TestCudaEngine engine([](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+    FaultyProgram program(engine);
+    const uint64_t before = engine.driver().calls(GetParam().function);
+    engine.driver().fail(GetParam().function, nth, GetParam().result);
+    program.run();
+    const bool is_hit = engine.driver().calls(GetParam().function) >= before + nth;
+    EXPECT_EQ(engine.check_books(), "");
+    if (::testing::Test::HasFailure() || !is_hit) break;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, CudaEngineFaultsTest, ::testing::ValuesIn(kFaults),
+                         [](const auto& info) { return std::string(info.param.function); });
+
+// The context breaks under the allocator, by a kernel's fault say: errors and no hang.
+TEST(CudaEngineBrokenContextTest, EndsWithErrors) {
+  for (int moment = 0; moment < 4; ++moment) {
+    SCOPED_TRACE(moment);
+    TestCudaEngine engine([](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+    engine.expect_failed_context();
+    const CUstream stream = engine.make_stream();
+    std::vector<char*> tensors;
+    for (uint64_t index = 0; index < 3; ++index) {
+      tensors.push_back(engine.allocate(kBytes, stream));
+      engine.write(stream, tensors.back(), kBytes, index);
+    }
+    if (moment >= 1) engine.evict(tensors[0]);
+    if (moment >= 2) engine.prefetch({tensors[0]});
+    if (moment >= 3) engine.check(stream, tensors[0], kBytes, 0);
+    engine.wait_until_idle();
+    engine.driver().fail_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+    for (char* tensor : tensors) {
+      engine.op(stream, {{tensor, kBytes, 0, true}});
+      engine.evict(tensor);
+    }
+    const Result<void*> refused = engine->allocate(3 * kBytes, stream);
+    EXPECT_FALSE(refused.is_ok());
+    for (char* tensor : tensors) engine.free(tensor);
+  }
+}
+
+}  // namespace
+}  // namespace tencache
