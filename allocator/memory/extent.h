@@ -129,8 +129,8 @@ class Extent {
   }
 
   bool claim_for_eviction();
-  /// Whether it has not been freed since the claim. Whoever frees it later sees what this thread did
-  /// before the call.
+  /// Whether it has not been freed since the claim. Whoever frees it later sees what this thread
+  /// did before the call.
   bool reaffirm_eviction();
   bool seal();
   void unseal();

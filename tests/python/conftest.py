@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 Finished = subprocess.CompletedProcess[str]
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

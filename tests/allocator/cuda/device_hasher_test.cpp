@@ -168,7 +168,8 @@ TEST_F(DeviceHasherTest, SlotsRunOutAndComeBack) {
   while (pending.size() < DeviceHasher::kSlotCount) pending.push_back(queue());
   const Status none = hasher_->hash(stream_, device_->address(), kBytes).status();
   EXPECT_EQ(none.code(), StatusCode::kUnavailable);
-  EXPECT_THAT(none.message(), HasSubstr(std::to_string(DeviceHasher::kSlotCount) + " hashes under way"));
+  EXPECT_THAT(none.message(),
+              HasSubstr(std::to_string(DeviceHasher::kSlotCount) + " hashes under way"));
   ASSERT_TRUE(mark().wait().is_ok());
   const DeviceHash expected = hash_on_host(device_->data(), kBytes);
   for (const PendingHash& one : pending) EXPECT_EQ(one.value(), expected);
