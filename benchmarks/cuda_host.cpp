@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What does the cuda backend cost the thread that calls it? Over a simulated driver, since none of
+// what is measured calls the driver: a block that the same stream freed before is allocated and
+// freed again, and an op passes the gate, naming extents that are resident. The engine is armed and
+// nothing is evicted.
+//
+// The names are <what>/<number>: allocate/<bytes>, stock/<bytes> (posix_memalign and free, for
+// comparison), gate/<extents>; benchmarks/cuda_host.py runs this program and makes the table.
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "base/units.h"
+#include "engine/cuda/cuda_engine.h"
+#include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver.h"
+
+namespace {
+
+using namespace tencache;  // NOLINT: a program, not a header
+
+constexpr uint64_t kExtentBytes = 2 * kMiB;
+constexpr int64_t kExtentsMax = 64;
+
+struct Machine {
+  SimulatedDriver driver{{.capacity_bytes = kGiB}};
+  CurrentContext context{driver.api()};
+  std::unique_ptr<CudaEngine> engine;
+  CUstream stream = nullptr;
+  std::vector<Access> accesses;
+
+  Machine() {
+    CudaEngineConfig config;
+    config.budget_bytes = 768 * kMiB;
+    config.arm_at = 0.0001;
+    config.arena_bytes = 64 * kGiB;
+    config.probe_bytes = 0;
+    config.host.emplace();
+    config.host->budget_bytes = kGiB;
+    Result<std::unique_ptr<CudaEngine>> made = CudaEngine::create(driver.api(), config);
+    if (!made.is_ok()) {
+      std::fprintf(stderr, "%s\n", made.status().message().c_str());
+      std::exit(1);
+    }
+    engine = std::move(made).value();
+    driver.api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+    for (int64_t index = 0; index < kExtentsMax; ++index) {
+      accesses.push_back({engine->allocate(kExtentBytes, stream).value(), AccessMode::kRead});
+    }
+  }
+  ~Machine() {
+    for (const Access& access : accesses) engine->free(const_cast<void*>(access.address));
+    engine.reset();
+    driver.api().cuStreamDestroy(stream);
+  }
+};
+
+Machine& machine() {
+  static Machine made;
+  return made;
+}
+
+void allocate(benchmark::State& state) {
+  CudaEngine& engine = *machine().engine;
+  const auto bytes = static_cast<uint64_t>(state.range(0));
+  for ([[maybe_unused]] auto iteration : state) {
+    const Result<void*> address = engine.allocate(bytes, machine().stream);
+    if (!address.is_ok()) {
+      state.SkipWithError("no memory");
+      break;
+    }
+    benchmark::DoNotOptimize(address.value());
+    engine.free(address.value());
+  }
+}
+
+void stock(benchmark::State& state) {
+  const auto bytes = static_cast<size_t>(state.range(0));
+  for ([[maybe_unused]] auto iteration : state) {
+    void* address = nullptr;
+    if (posix_memalign(&address, 64, bytes) != 0) {
+      state.SkipWithError("no memory");
+      break;
+    }
+    benchmark::DoNotOptimize(address);
+    std::free(address);
+  }
+}
+
+void gate(benchmark::State& state) {
+  CudaEngine& engine = *machine().engine;
+  const std::span<const Access> named(machine().accesses.data(),
+                                      static_cast<size_t>(state.range(0)));
+  for ([[maybe_unused]] auto iteration : state) {
+    engine.open_op(1, named, machine().stream);
+    engine.gate().close();
+  }
+}
+
+constexpr int64_t kSizes[] = {1 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20, 256 << 20};
+
+BENCHMARK(stock)->ArgsProduct({{std::begin(kSizes), std::end(kSizes)}});
+BENCHMARK(allocate)->ArgsProduct({{std::begin(kSizes), std::end(kSizes)}});
+BENCHMARK(gate)->Arg(0)->Arg(1)->Arg(2)->Arg(4)->Arg(8)->Arg(16)->Arg(32)->Arg(64);
+
+}  // namespace
