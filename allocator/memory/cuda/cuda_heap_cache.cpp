@@ -76,7 +76,7 @@ void CudaHeap::retire(CudaExtent* extent) {
 
 // The copy of a busy extent is its migration's affair.
 void CudaHeap::release_spare_copy(CudaExtent* extent) {
-  if (extent->host_block.is_valid() && !extent->has(kFlagBusy)) release_copy(extent);
+  if (!extent->has(kFlagBusy) && extent->host_block.is_valid()) release_copy(extent);
 }
 
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {

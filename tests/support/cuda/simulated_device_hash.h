@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 
 #include "backend/cuda/device_hash.h"
 #include "base/check.h"
+#include "base/racy_access.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_modules.h"
 
@@ -19,7 +21,8 @@ inline HashJob hash_job_of(const SimulatedLaunch& launch) {
   return job;
 }
 
-inline void add_hash_kernel(SimulatedDriver& driver) {
+/// `reads_may_race`: as in SimulatedDriverConfig.
+inline void add_hash_kernel(SimulatedDriver& driver, bool reads_may_race = false) {
   driver.add_kernel(
       kDeviceHashKernelName,
       {.parameter_bytes = {sizeof(HashJob)},
@@ -31,7 +34,9 @@ inline void add_hash_kernel(SimulatedDriver& driver) {
                  {{reinterpret_cast<CUdeviceptr>(job.sums), launch.blocks * sizeof(HashSums)}}};
            },
        .run =
-           [](const SimulatedLaunch& launch) {
+           [reads_may_race](const SimulatedLaunch& launch) {
+             std::optional<RacyReads> racy;
+             if (reads_may_race) racy.emplace();
              TENCACHE_CHECK(launch.threads == kHashLanes, "%u threads", launch.threads);
              const HashJob job = hash_job_of(launch);
              for (unsigned block = 0; block < launch.blocks; ++block) {

@@ -32,6 +32,10 @@ struct SimulatedDriverConfig {
   uint64_t kernel_bytes_per_s = 0;
   uint64_t copy_latency_ns = 0;  // on top of each copy, which keeps its engine for so long
 
+  // What copies to the host read may be written by kernels meanwhile, on purpose: ThreadSanitizer
+  // is told to let that pass.
+  bool reads_may_race = false;
+
   bool has_host_numa_handles = true;  // whether cuMemCreate gives memory of a NUMA node
   int host_numa_id = 0;               // the node next to the device; -1 on a machine without NUMA
 

@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/racy_access.h"
 
 namespace tencache {
 namespace {
@@ -38,6 +40,7 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& m
     : memory_(memory),
       host_(host),
       failure_(failure),
+      reads_may_race_(config.reads_may_race),
       to_device_(config.to_device_bytes_per_s, config.copy_latency_ns),
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
       on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
@@ -318,12 +321,16 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   }
   if (bytes == 0) return CUDA_SUCCESS;
   const auto marker = is_synchronous ? std::make_shared<Marker>() : nullptr;
+  const auto copy = [target, source, bytes, is_racy = reads_may_race_ && &engine == &to_host_] {
+    std::optional<RacyReads> racy;
+    if (is_racy) racy.emplace();
+    memmove(target, source, bytes);
+  };
   found->push(
-      [this, &engine, touches = std::move(touches), target, source, bytes](SimulatedStream& worker,
-                                                                           uint64_t begin_ns) {
-        return perform(
-            worker, touches, begin_ns, engine.take(begin_ns, bytes),
-            [target, source, bytes] { memmove(target, source, bytes); }, thread_work_ns);
+      [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
+                                                                 uint64_t begin_ns) {
+        return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
+                       thread_work_ns);
       },
       marker);
   if (marker == nullptr) return CUDA_SUCCESS;

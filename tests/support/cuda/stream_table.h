@@ -108,6 +108,7 @@ class StreamTable {
   SimulatedMemory& memory_;
   const HostRegistrations& host_;
   StickyFailure& failure_;
+  const bool reads_may_race_;
   CopyEngine to_device_;
   CopyEngine to_host_;
   CopyEngine on_device_;

@@ -84,6 +84,7 @@ class TestCudaEngine {
   size_t prefetch(const std::vector<const void*>& addresses);
   void wait_until_idle() { driver_->wait_until_idle(); }
   void expect_failed_context() { may_fail_ = true; }
+  void allow_leaks() { may_leak_ = true; }
 
   /// Empty when the books agree: the budget with the extents and segments, the host tier with the
   /// copies, the heap with itself. REQUIRES: no other thread uses the engine.
@@ -99,6 +100,7 @@ class TestCudaEngine {
   std::vector<CUstream> streams_;
   std::atomic<uint64_t> differences_{0};
   bool may_fail_ = false;
+  bool may_leak_ = false;
 };
 
 /// Words at both ends of each page, made of seed and place.
