@@ -7,6 +7,7 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/headroom.h"
+#include "engine/migration_permit.h"
 
 namespace tencache {
 namespace {
@@ -168,7 +169,10 @@ std::optional<EvictionResult> Migrator::run_pass() {
   migrations_->settle(false);
   const uint64_t wanted = wanted_bytes();
   if (wanted == 0) return std::nullopt;
-  total.bytes += heap_.drop_cached(wanted);
+  {
+    const MigrationPermit permit(migrations_->gate());
+    total.bytes += heap_.drop_cached(wanted);
+  }
   if (total.bytes >= wanted) return total;
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
   std::vector<Extent*> batch;
