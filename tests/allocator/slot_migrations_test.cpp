@@ -2,7 +2,7 @@
 //
 // Evictions and fetches one at a time: what a use, a stray write or a failing disk does in each of
 // their phases. Death tests show the messages of bytes that are lost.
-#include "engine/migrations.h"
+#include "engine/slot_migrations.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
