@@ -258,6 +258,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
     for (Extent* extent : thread_ops().inner_pins) {
       // Pinned ever since it was allocated, so it is usable unless the op has freed it again.
       if (Extent::usable_in(Extent::state_of(extent->pin()))) {
+        extent->note_streams(streams);
         hold->extents.push_back(extent);
       } else {
         extent->unpin();

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/service_thread.h"
+#include "base/stats.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -36,7 +37,7 @@ void Prefetcher::start() {
 void Prefetcher::order(std::span<const Order> fetches) {
   // Like a use: it calls off an eviction that is ordered or under way.
   for (const Order& order : fetches) {
-    order.extent->last_use_ticks.store(order.given_at_ticks, std::memory_order_relaxed);
+    raise_to(order.extent->last_use_ticks, order.given_at_ticks);
   }
   MutexLock lock(mutex_);
   orders_.insert(orders_.end(), fetches.begin(), fetches.end());

@@ -12,8 +12,7 @@
 //     Cold --claim_for_fetch--> Fetching --begin_merge--> Merging --become_resident--> Resident
 //     Fetching --become_arriving--> Arriving --settle--> Resident        (cuda)
 //     Fetching, Merging --abandon_fetch--> Cold
-//     Evicting --retire--> Cached        (freed while its bytes are being written: the writer
-//     notices) Arriving --retire--> Cached
+//     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
 //     Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
 //
 // Invariants
@@ -24,9 +23,8 @@
 //      on their way, and a stream that uses them waits for their mark first.
 //   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
 //      waits.
-//   3. `busy` is held by the one thread that migrates or recycles the extent. The fields of the
-//   copy
-//      below belong to that thread; while nobody is busy, to the holder of the heap's lock.
+//   3. `busy` is held by the one thread that migrates or recycles the extent. The copy below is
+//      that thread's; while nobody is busy, it is the heap's, which lets one thread look at it.
 //
 // Threads: the word is changed by any thread with the methods below, all of them lock-free.
 #pragma once

@@ -7,8 +7,8 @@
 // the same size; where room is short, the ones that waited longest go back to the driver first.
 //
 // Invariant: the handles that exist, in use or free, never hold more than the limit, but for what
-// take_reserved() needs beyond it; none is free then. A frame is
-// destroyed before another is created in its place: the driver does not take that on trust.
+// take_reserved() needs beyond it; none is free then. A frame is destroyed before another is
+// created in its place: the driver does not take that on trust.
 //
 // Where the driver must not be called (backend/cuda/driver_use.h), take() says so, the rest does
 // nothing, and what is in use stays so.

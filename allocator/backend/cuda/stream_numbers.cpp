@@ -118,6 +118,9 @@ Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
     if (!mark.is_ok()) return mark.status();
     made.push_back(std::move(mark).value());
   }
+  // One that began to capture meanwhile has taken the event for its own: such a mark is worth
+  // nothing, and whoever waited for it would join the capture.
+  TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams));
   for (StreamMark& mark : made) marks->push_back(std::move(mark));
   return Status::ok();
 }

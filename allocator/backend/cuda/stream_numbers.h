@@ -55,8 +55,7 @@ class StreamNumbers {
 
   /// Appends one mark for each stream of the set: everything that they have been given so far.
   /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its
-  /// own. Nothing is appended when it fails; when it fails for a capture, no stream is marked.
-  /// REQUIRES: no stream of the set begins to capture meanwhile.
+  /// own. Nothing is appended when it fails.
   Status mark_all(StreamSet set, std::vector<StreamMark>* marks) TENCACHE_EXCLUDES(mutex_);
 
   /// What the stream is given from now on begins after the marks are reached. kUnavailable, and

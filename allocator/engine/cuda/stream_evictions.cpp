@@ -111,8 +111,8 @@ void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionRe
     abandon(eviction);
     return true;
   });
-  if (evictions.empty()) return;
-  Status status = let_wait_for_users(*out_, evictions);
+  let_wait_for_users(*out_, evictions, result);
+  Status status;
   size_t queued = 0;
   while (status.is_ok() && queued < evictions.size()) {
     status = queue_copy(evictions[queued]);
@@ -145,16 +145,29 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
 }
 
 // Everything that the streams have been given so far: whoever used one of the extents has given up
-// its pin, and so had queued its work before.
-Status StreamMigrations::let_wait_for_users(CopyStream& stream,
-                                            std::span<const Eviction> evictions) {
+// its pin, and so had queued its work before. An extent whose users cannot be marked is given up,
+// and keeps no other from leaving.
+void StreamMigrations::let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
+                                          EvictionResult* result) {
   StreamSet users = kNoStreams;
   for (const Eviction& eviction : evictions) {
     users |= eviction.extent->used_by.load(std::memory_order_relaxed);
   }
-  users &= ~out_number_;  // copies of other extents
+  if (let_wait(stream, users).is_ok()) return;
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status status =
+        let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
+    if (!status.is_ok()) fail(eviction, status, result);
+    return !status.is_ok();
+  });
+}
+
+Status StreamMigrations::let_wait(CopyStream& stream, StreamSet users) {
   std::vector<StreamMark> marks;
-  TENCACHE_RETURN_IF_ERROR(heap_.streams().mark_all(users, &marks));
+  // Copies of other extents are no use of this one.
+  const Status marked = heap_.streams().mark_all(users & ~out_number_, &marks);
+  // Whatever the reason, it is none of the tier below.
+  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
   for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
   return Status::ok();
 }
@@ -188,13 +201,11 @@ void StreamMigrations::seal(std::vector<Eviction>& evictions) {
 
 // Waits for the hashes; those that cannot be had are given up.
 void StreamMigrations::hash_sealed(std::vector<Eviction>& evictions, EvictionResult* result) {
-  if (hasher_ == nullptr || evictions.empty()) return;
-  const Status ready = let_wait_for_users(*proof_, evictions);
+  if (hasher_ == nullptr) return;
+  let_wait_for_users(*proof_, evictions, result);
   std::vector<Status> queued;
   queued.reserve(evictions.size());
-  for (Eviction& eviction : evictions) {
-    queued.push_back(ready.is_ok() ? queue_proof(eviction) : ready);
-  }
+  for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
   size_t index = 0;
   std::erase_if(evictions, [&](const Eviction& eviction) {
     Status status = queued[index++];

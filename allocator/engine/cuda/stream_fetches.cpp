@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/cuda/stream_migrations.h"
@@ -49,6 +48,7 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
     }
   }
   // Phase 4: the op's streams wait for the bytes, whoever brings them.
+  bool has_landed = false;
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
     for (;;) {
@@ -56,7 +56,7 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
       const ExtentState state = Extent::state_of(word);
       if (Extent::usable_in(state)) break;
       if (state == ExtentState::kArriving) {
-        if (join(static_cast<CudaExtent*>(extent), streams)) break;
+        if (join(static_cast<CudaExtent*>(extent), streams, &has_landed)) break;
         std::this_thread::yield();  // it is about to take off, or has just landed
         continue;
       }
@@ -72,6 +72,7 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
     }
   }
   end_demand();
+  if (has_landed) settle(false);  // so that the next op finds it resident
   if (!cold_again.empty()) fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1);
 }
 
@@ -174,8 +175,10 @@ Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStrea
   (void)stream.wait_until_idle();
   for (CudaExtent* extent : extents) {
     const Status unmapped = heap_.take_away_frame(extent);
+    if (unmapped.is_ok()) continue;
     // The context is broken then, and its memory goes with it.
-    if (!unmapped.is_ok()) TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
+    TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
+    heap_.write_off_frame(extent);
   }
   return status;
 }
@@ -212,7 +215,7 @@ void StreamMigrations::leave_cold(CudaExtent* extent, bool is_ahead, const Statu
 }
 
 // False when it is in no flight, though it was Arriving a moment ago.
-bool StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
+bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool* has_landed) {
   FlightPtr flight;
   {
     MutexLock lock(mutex_);
@@ -225,12 +228,16 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
     add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
     if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
   }
-  if (!is_early) let_wait(streams, *flight);
+  if (is_early) {
+    *has_landed = true;
+  } else {
+    hold_back(streams, *flight);
+  }
   return true;
 }
 
 // On the device where that is possible, else here.
-void StreamMigrations::let_wait(StreamSet streams, const Flight& flight) {
+void StreamMigrations::hold_back(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&
       heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
     return;
@@ -261,7 +268,8 @@ void StreamMigrations::land(const Flight& flight) {
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
     // The copy below may save one when the extent leaves again, as long as that can be proved.
-    if (hasher_ == nullptr) heap_.release_copy(extent);
+    const bool is_wanted = extent->state() == ExtentState::kArriving;
+    if (hasher_ == nullptr || !is_wanted) heap_.release_copy(extent);
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
     bytes_ahead_.fetch_sub(bytes);

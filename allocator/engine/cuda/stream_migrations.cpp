@@ -29,10 +29,12 @@ Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gp
 StreamMigrations::~StreamMigrations() { settle(true); }
 
 Status StreamMigrations::measure_link(uint64_t bytes) {
-  bytes = std::min(bytes, heap_.budget().free() / 2) / kGranuleBytes * kGranuleBytes;
+  bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
+  bytes = bytes / kGranuleBytes * kGranuleBytes;
   if (bytes == 0) return Status::ok();
   const Result<HostBlock> block = host_.allocate(bytes);
-  if (!block.is_ok()) return block.status();
+  // Then evictions will say so, should it come to any.
+  if (!block.is_ok()) return Status::ok();
   const Result<Allocation> probe = heap_.allocate(bytes, heap_.streams().set_of(out_->handle()));
   Status status = probe.status();
   if (probe.is_ok()) {

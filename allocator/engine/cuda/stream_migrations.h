@@ -10,8 +10,8 @@
 //      the last time is presumed to hold them,
 //   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. It hashes E
-//      again and compares: the proof that the block holds these very bytes, whoever may have
-//      written meanwhile without a gate,
+//      again and compares, which finds what was written meanwhile without a gate, unless the
+//      write was undone before the second hash,
 //   4. unmaps the frame. E is cold; its room is free.
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Where there is no NVRTC to compile the kernel,
@@ -101,7 +101,9 @@ class StreamMigrations final : public Migrations {
   Status ensure_block(CudaExtent* extent);
   void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
   Status queue_copy(Eviction& eviction);
-  Status let_wait_for_users(CopyStream& stream, std::span<const Eviction> evictions);
+  void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
+                          EvictionResult* result);
+  Status let_wait(CopyStream& stream, StreamSet users);
   void prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
                        std::vector<Eviction>* differing);
   void seal(std::vector<Eviction>& evictions);
@@ -121,8 +123,8 @@ class StreamMigrations final : public Migrations {
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
   void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
-  bool join(CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
-  void let_wait(StreamSet streams, const Flight& flight);
+  bool join(CudaExtent* extent, StreamSet streams, bool* has_landed) TENCACHE_EXCLUDES(mutex_);
+  void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
   void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
 
@@ -138,7 +140,7 @@ class StreamMigrations final : public Migrations {
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 
-  mutable Mutex mutex_;
+  Mutex mutex_;
   std::deque<FlightPtr> flights_ TENCACHE_GUARDED_BY(mutex_);  // began first, first
   std::unordered_map<const Extent*, FlightPtr> flight_of_ TENCACHE_GUARDED_BY(mutex_);
 };

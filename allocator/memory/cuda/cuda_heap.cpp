@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "backend/cuda/driver_use.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -39,13 +40,14 @@ CudaHeap::~CudaHeap() {
     bool is_idle = streams_.mark_all(extent->used_by.load(), &marks).is_ok();
     for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
     // Memory that the device may still use stays mapped; it is lost with the context.
-    if (!is_idle || !take_away_frame(extent).is_ok()) frames_.write_off(extent->frame);
+    if (!is_idle || !take_away_frame(extent).is_ok()) write_off_frame(extent);
   }
   for (const auto& [address, frame] : segments_) frames_.write_off(frame);
 }
 
 Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_DCHECK(bytes > 0);
+  if (is_passive()) return driver_use_status();
   if (bytes < extent_min_bytes_) return allocate_small(bytes, stream);
   const uint64_t rounded = round_up(bytes, granularity_);
   if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);
@@ -172,6 +174,10 @@ Status CudaHeap::take_away_frame(CudaExtent* extent) {
   return Status::ok();
 }
 
+void CudaHeap::write_off_frame(CudaExtent* extent) {
+  frames_.write_off(std::exchange(extent->frame, Frame{}));
+}
+
 Result<CUdeviceptr> CudaHeap::make(uint64_t bytes) {
   const uint64_t rounded = round_up(bytes, granularity_);
   TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes));
@@ -239,6 +245,7 @@ void CudaHeap::free(void* address) {
 }
 
 void CudaHeap::note_use(const void* address, StreamSet streams) {
+  if (is_passive()) return;
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
     return;

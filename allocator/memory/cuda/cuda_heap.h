@@ -68,6 +68,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
   /// Unmaps the frame under an extent; it is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
+  /// The frame cannot be unmapped, because the context is broken.
+  void write_off_frame(CudaExtent* extent);
   /// Gives the copy below back. REQUIRES: it is the caller's.
   void release_copy(CudaExtent* extent);
   /// Gives copies of resident extents back, which only save a copy later, until `bytes` went or
@@ -110,7 +112,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void poll_waiting(bool may_wait) TENCACHE_EXCLUDES(mutex_);
   bool is_over(CudaExtent* extent, bool may_wait);
   std::vector<CudaExtent*> take_oldest(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  bool wait_for_homes(const std::vector<CudaExtent*>& extents);
+  StreamSet wait_for_homes(const std::vector<CudaExtent*>& extents);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
   char* base() const { return reinterpret_cast<char*>(arena_.base()); }

@@ -4,7 +4,6 @@
 // wait for streams before that.
 #include <algorithm>
 
-#include "base/check.h"
 #include "base/log.h"
 #include "memory/cuda/cuda_heap.h"
 
@@ -58,10 +57,9 @@ Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* ma
 
 // REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
 void CudaHeap::retire(CudaExtent* extent) {
+  release_spare_copy(extent);
   const StreamSet others = others_of(*extent);
-  if (others == kNoStreams) {
-    release_spare_copy(extent);
-  } else {
+  if (others != kNoStreams) {
     extent->marks.clear();
     extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
   }
@@ -166,11 +164,11 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes) {
 // cannot go yet are cached again.
 uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
   if (extents.empty()) return 0;
-  const bool is_idle = wait_for_homes(extents);
+  const StreamSet busy_homes = wait_for_homes(extents);
   uint64_t destroyed_bytes = 0;
   for (CudaExtent* extent : extents) {
     const uint64_t bytes = extent->bytes;
-    if (is_idle && extent->claim_for_trim()) {
+    if ((extent->home & busy_homes) == kNoStreams && extent->claim_for_trim()) {
       const Status status = take_away_frame(extent);
       if (status.is_ok()) {
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
@@ -190,14 +188,22 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
   return destroyed_bytes;
 }
 
-bool CudaHeap::wait_for_homes(const std::vector<CudaExtent*>& extents) {
+// Returns those that cannot be waited for, because they capture a graph say.
+StreamSet CudaHeap::wait_for_homes(const std::vector<CudaExtent*>& extents) {
   StreamSet homes = kNoStreams;
   for (const CudaExtent* extent : extents) {
     if (StreamNumbers::is_one_stream(extent->home)) homes |= extent->home;
   }
-  std::vector<StreamMark> marks;
-  if (homes != kNoStreams && !streams_.mark_all(homes, &marks).is_ok()) return false;
-  return std::ranges::all_of(marks, [](const StreamMark& mark) { return mark.wait().is_ok(); });
+  StreamSet refused = kNoStreams;
+  while (homes != kNoStreams) {
+    const StreamSet home = homes & ~(homes - 1);
+    homes &= ~home;
+    std::vector<StreamMark> marks;
+    bool is_idle = streams_.mark_all(home, &marks).is_ok();
+    for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
+    if (!is_idle) refused |= home;
+  }
+  return refused;
 }
 
 }  // namespace tencache
