@@ -9,6 +9,7 @@
 
 #include <thread>
 
+#include "support/child_process.h"
 #include "support/cuda/test_cuda_engine.h"
 
 namespace tencache {
@@ -335,6 +336,68 @@ TEST_F(CudaEngineTest, FreeInEveryState) {
   engine_->write(stream_, last, kBytes, 3);
   evictor.join();
   engine_->check(stream_, last, kBytes, 3);
+}
+
+// A stream that captures a graph cannot be waited for: what it uses stays, all else leaves.
+TEST_F(CudaEngineTest, CapturingStreamHoldsNoOtherTensor) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
+  CUstream capturing = engine_->make_stream();
+  char* captured = allocate();
+  char* free_to_go = allocate();
+  engine_->write(stream_, captured, kBytes, 1);
+  engine_->write(stream_, free_to_go, kBytes, 2);
+  engine_->order(stream_, capturing);
+  engine_->check(capturing, captured, kBytes, 1);
+  engine_->wait_until_idle();
+  engine_->driver().set_capturing(capturing, true);
+  Extent* both[] = {engine_->extent(captured), engine_->extent(free_to_go)};
+  EXPECT_EQ((*engine_)->migrations()->evict(both).count, 1u);
+  EXPECT_EQ(engine_->state(captured), ExtentState::kResident);
+  EXPECT_EQ(engine_->state(free_to_go), ExtentState::kCold);
+  EXPECT_EQ(engine_->stats().eviction_failures, 0u);
+  // Cached memory of other streams can still be dropped.
+  char* of_capturing = engine_->allocate(kBytes, capturing);
+  char* of_other = allocate();
+  engine_->free(of_capturing);
+  free(of_other);
+  EXPECT_EQ((*engine_)->heap().drop_cached(~uint64_t{0}), kBytes);
+  engine_->driver().set_capturing(capturing, false);
+  EXPECT_EQ((*engine_)->heap().drop_cached(~uint64_t{0}), kBytes);
+  engine_->check(stream_, free_to_go, kBytes, 2);
+}
+
+// The first use after it has landed notes that, so that the next ones find it resident.
+TEST_F(CudaEngineTest, UseOfWhatHasLandedSettlesIt) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 5);
+  engine_->wait_until_idle();
+  ASSERT_EQ(engine_->state(tensor), ExtentState::kArriving);
+  engine_->check(stream_, tensor, kBytes, 5);
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
+}
+
+TEST_F(CudaEngineTest, LinkThatCannotBeMeasuredIsNoError) {
+  start([](CudaEngineConfig& config) {
+    config.probe_bytes = 64 * kMiB;
+    config.host->budget_bytes = kMiB;
+  });
+  EXPECT_EQ((*engine_)->migrations()->read_speed().bytes_per_s(-1), -1);
+}
+
+TEST_F(CudaEngineTest, ForkedChildGetsNoMemory) {
+  start();
+  engine_->write(stream_, allocate(), kBytes, 1);
+  free(allocated_.back());
+  engine_->wait_until_idle();
+  EXPECT_EQ(run_in_child([&] {
+              const Result<void*> refused = (*engine_)->allocate(kBytes, stream_);
+              ASSERT_FALSE(refused.is_ok());
+              EXPECT_EQ(refused.status().code(), StatusCode::kUnavailable);
+            }),
+            0);
 }
 
 TEST_F(CudaEngineTest, SameStreamHasItAgainAtOnce) {
