@@ -71,6 +71,7 @@ class CpuHeap final : public Heap {
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
 
+  bool is_cold_usable() const override { return true; }
   Result<Allocation> allocate_small(uint64_t bytes);
   void free_small(void* address);
   Extent* pop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);

@@ -43,7 +43,8 @@ Status Heap::climb(uint64_t bytes, uint64_t requested_bytes) {
   // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
   // kernel killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(bytes, requested_bytes, reason);
-  if (count_all_as_seen() && room_maker_->make_room(bytes, &reason)) return Status::ok();
+  if (is_cold_usable() && count_all_as_seen() && room_maker_->make_room(bytes, &reason))
+    return Status::ok();
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
 }

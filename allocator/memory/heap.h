@@ -102,6 +102,8 @@ class Heap {
   Budget& budget() { return budget_; }
 
  protected:
+  /// Whether what is cold can be used all the same, by whoever does so without a gate.
+  virtual bool is_cold_usable() const = 0;
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
   uint64_t next_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   /// Makes `bytes` more of the budget free by eviction and reserves them; false when nothing is

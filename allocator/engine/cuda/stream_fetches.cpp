@@ -141,6 +141,7 @@ std::vector<CudaExtent*> StreamMigrations::map_frames(std::vector<CudaExtent*>& 
   }
   std::ranges::sort(with_frame, {}, [](const CudaExtent* extent) { return extent->address; });
   std::vector<FramePlace> places;
+  places.reserve(with_frame.size());
   for (const CudaExtent* extent : with_frame) {
     places.push_back({extent->device_address(), extent->frame});
   }

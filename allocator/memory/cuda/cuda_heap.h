@@ -92,6 +92,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, home
 
+  bool is_cold_usable() const override { return false; }
+
   // SegmentSource.
   Result<CUdeviceptr> make(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
