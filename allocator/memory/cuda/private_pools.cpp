@@ -17,11 +17,6 @@ PrivatePools::PoolPtr PrivatePools::find(uint64_t number) const {
   return found == pools_.end() ? nullptr : found->second;
 }
 
-uint64_t PrivatePools::trim(uint64_t number) {
-  const PoolPtr pool = find(number);
-  return pool == nullptr ? 0 : pool->trim(~uint64_t{0});
-}
-
 bool PrivatePools::drop(uint64_t number) {
   const PoolPtr pool = find(number);
   if (pool == nullptr) return true;

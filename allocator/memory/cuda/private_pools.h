@@ -3,10 +3,10 @@
 // PrivatePools: pools of blocks of their own, for what must not share memory with anything else:
 // the allocations of a CUDA graph, whose replays use them again long after they were freed. A pool
 // is a BlockPool, so its memory is always resident, and what is freed in it serves that pool alone,
-// until the pool is trimmed.
+// until the pool is dropped.
 //
 // A graph may be replayed on streams that the pool has never heard of. So only the caller knows
-// when the device is done with a pool's free memory; nothing here trims on its own.
+// when the device is done with a pool's free memory; nothing here is dropped on its own.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of a pool.
 #pragma once
@@ -35,11 +35,9 @@ class PrivatePools {
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
   /// Null when there is none of that number.
   PoolPtr find(uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// Gives the pool's free segments back; returns their bytes. REQUIRES: the device is done with
-  /// everything that was freed in it.
-  uint64_t trim(uint64_t number) TENCACHE_EXCLUDES(mutex_);
-  /// Trims, and forgets the pool when it is empty then: whether it is gone. REQUIRES: as trim(),
-  /// and nobody allocates in it any more.
+  /// Gives the pool's free segments back, and forgets the pool when it is empty then: whether it is
+  /// gone. REQUIRES: the device is done with everything that was freed in it, and nobody allocates
+  /// in it any more.
   bool drop(uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
   /// All pools there are, with their numbers. One relaxed load while there is none.
