@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The target tencache::torch: headers and libraries of the torch that the building Python imports, and
+# The target tencache::torch, and tencache::torch_cuda where that torch is built for CUDA and the CUDA
+# it runs on is found beside cuda.h: headers and libraries of the torch that the building Python imports, and
 # TENCACHE_TORCH_VERSION. find_package(Torch) is not used: it looks for a CUDA toolkit that building
 # against torch's headers does not need.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
@@ -39,3 +40,12 @@ foreach(name c10 torch_cpu torch)
   endif()
   target_link_libraries(tencache::torch INTERFACE ${library})
 endforeach()
+
+file(GLOB cudart ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.* ${TENCACHE_CUDA_INCLUDE}/../lib64/libcudart.so.*)
+list(APPEND cudart "")
+list(GET cudart 0 cudart)
+if(TARGET tencache::cuda_headers AND cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
+  add_library(tencache::torch_cuda INTERFACE IMPORTED)
+  target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so
+                                                       ${cudart} tencache::cuda_headers)
+endif()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks what a built libtencache.so exports and needs.
 
-It exports the functions that the C ABI's header declares, all of them and nothing else, so that
+It exports the functions that the C ABI's headers declare, all of them and nothing else, so that
 nothing in a process can bind to an inner symbol by accident. It needs no symbol of torch or Python,
 and no shared library outside the C and C++ run time, so that one file serves every torch and every
 Python on a machine where no package was installed for it.
@@ -17,16 +17,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEADER = Path(__file__).resolve().parent.parent / "allocator" / "abi" / "tencache.h"
+ABI = Path(__file__).resolve().parent.parent / "allocator" / "abi"
+HEADERS = (ABI / "tencache.h", ABI / "tencache_gpu.h")
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
 FOREIGN_SYMBOL = re.compile(
     r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"
 )
 
 
-def declared_functions(header_text: str) -> set[str]:
-    """The names that the header declares with TENCACHE_API."""
-    text = re.sub(r"/\*.*?\*/", "", header_text, flags=re.DOTALL)
+def declared_functions(*header_texts: str) -> set[str]:
+    """The names that the headers declare with TENCACHE_API."""
+    text = re.sub(r"/\*.*?\*/", "", "\n".join(header_texts), flags=re.DOTALL)
     return set(re.findall(r"TENCACHE_API\s[^;]*?\b(tencache_\w+)\s*\(", text))
 
 
@@ -34,11 +35,9 @@ def problems_in(
     exported: set[str], undefined: set[str], needed: set[str], declared: set[str]
 ) -> list[str]:
     """What is wrong with a library, one sentence each."""
-    problems = [
-        f"exports {name}, which the header does not declare" for name in sorted(exported - declared)
-    ]
+    problems = [f"exports {name}, which no header declares" for name in sorted(exported - declared)]
     problems += [
-        f"does not export {name}, which the header declares" for name in sorted(declared - exported)
+        f"does not export {name}, which a header declares" for name in sorted(declared - exported)
     ]
     problems += [
         f"needs {name}, a symbol of torch, Python or CUDA"
@@ -70,7 +69,7 @@ def main(library: str) -> int:
         _dynamic_symbols(library, "--defined-only"),
         _dynamic_symbols(library, "--undefined-only"),
         needed,
-        declared_functions(HEADER.read_text()),
+        declared_functions(*(header.read_text() for header in HEADERS)),
     )
     for problem in problems:
         print(f"{library}: {problem}")

@@ -27,6 +27,7 @@ from environment import (
     TEST_PACKAGES,
     VirtualEnvironment,
     build_environment,
+    build_shim_suites,
     install_package,
     install_system_packages,
     jobs,
@@ -102,6 +103,7 @@ def test_python(
 ) -> None:
     ready(environment, TEST_PACKAGES)
     install_package(environment)
+    build_shim_suites(environment)
     run(
         f"Tests of the package and the scripts on {environment.torch}",
         [environment.python, "-m", "pytest", *arguments],

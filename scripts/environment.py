@@ -230,6 +230,26 @@ def install_package(environment: VirtualEnvironment) -> None:
     stamp.write_text(fingerprint)
 
 
+def build_shim_suites(environment: VirtualEnvironment) -> None:
+    """Builds the suites of the shim in the tree of the package, where the shim's objects are."""
+    folder = environment.build_folder
+    configure: list[str | Path] = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        folder,
+        "-DTENCACHE_BUILD_SHIM_TESTS=ON",
+    ]
+    build: list[str | Path] = ["cmake", "--build", folder, "--target", "shim_suites"]
+    for title, command in (("Configure", configure), ("Build", build)):
+        run(
+            f"{title} the suites of the shim for {environment.torch}",
+            command,
+            environment=build_environment(),
+        )
+
+
 def _sources_fingerprint() -> str:
     """Changes with any file that the package is built from."""
     digest = hashlib.sha256()

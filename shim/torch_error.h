@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one place where an error of the core becomes an exception of PyTorch. Nothing else in the
-// shim throws.
+// The one place where an error of the core becomes an exception of PyTorch, but for the CUDA
+// allocator's (cuda_errors.h). Nothing else in the shim throws.
 #pragma once
 
 #include "abi/tencache.h"

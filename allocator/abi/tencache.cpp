@@ -13,6 +13,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
 #include "learn/trace_writer.h"
@@ -23,6 +24,7 @@ using tencache::Access;
 using tencache::AccessMode;
 using tencache::CpuEngine;
 using tencache::Extent;
+using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
 
@@ -30,16 +32,6 @@ CpuEngine* engine() { return Runtime::instance().engine(); }
 
 // Written once, before the first tencache_start() returns.
 tencache_arena g_arena = {0, 0};
-
-int report(const Status& status, tencache_error* error) {
-  if (error != nullptr) {
-    error->code = static_cast<int>(status.code());
-    const size_t length = std::min(status.message().size(), sizeof error->message - 1);
-    memcpy(error->message, status.message().data(), length);
-    error->message[length] = '\0';
-  }
-  return static_cast<int>(status.code());
-}
 
 size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
   if (buffer != nullptr && bytes > 0) {

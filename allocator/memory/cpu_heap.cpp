@@ -36,7 +36,7 @@ Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
   }
   const uint64_t rounded = round_up(bytes, kPageBytes);
   if (Extent* extent = pop_cached(rounded)) {
-    extent->requested_bytes = bytes;
+    extent->requested_bytes.store(bytes, std::memory_order_relaxed);
     extent->id = next_id();
     extent->revive();
     add(stats_.extents_allocated, 1);
@@ -163,7 +163,7 @@ Result<Extent*> CpuHeap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
     return status;
   }
   extent->id = next_id();
-  extent->requested_bytes = requested_bytes;
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
   table_.set(extent->address, bytes, extent);
   extent->commit();

@@ -112,7 +112,7 @@ Extent* CpuHeap::recut_cached(uint64_t requested_bytes, uint64_t bytes) {
   Extent* extent = claim_cached(bytes);
   if (extent == nullptr || !shrink(extent, bytes)) return nullptr;
   release_slot_of(extent);
-  extent->requested_bytes = requested_bytes;
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->id = next_id();
   extent->become_vacant();
   extent->commit();

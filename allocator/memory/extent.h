@@ -66,9 +66,9 @@ class Extent {
  public:
   // Constant while the extent is not Vacant; written by Heap.
   char* address = nullptr;
-  uint64_t bytes = 0;           // multiple of kPageBytes
-  std::atomic<uint64_t> id{0};  // a new one for every allocation; read by anyone
-  uint64_t requested_bytes = 0;
+  uint64_t bytes = 0;                        // multiple of kPageBytes
+  std::atomic<uint64_t> id{0};               // a new one for every allocation; read by anyone
+  std::atomic<uint64_t> requested_bytes{0};  // written with the id; read by anyone
 
   /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
   /// a stale value only makes a worse victim.

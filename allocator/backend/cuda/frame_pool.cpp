@@ -71,7 +71,12 @@ Result<Frame> FramePool::create(uint64_t bytes) {
     if (!status.is_ok()) break;
     status = cuda_status(driver, driver.cuMemCreate(&frame.handle, bytes, &properties, 0),
                          "The GPU gives no " + format_bytes(bytes) + " of memory");
-    if (status.is_ok()) return frame;
+    if (status.is_ok()) {
+      MutexLock lock(mutex_);
+      uses_.bytes.add(bytes);
+      uses_.frames.add(1);
+      return frame;
+    }
   } while (status.code() == StatusCode::kOutOfMemory &&
            (trim(bytes) > 0 || has_destroyed_since(destroyed_before)));
   MutexLock lock(mutex_);
@@ -153,6 +158,8 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
   bytes_ -= destroyed_bytes;
   leaving_bytes_ -= destroyed_bytes;
   destroyed_count_ += frames.size();
+  uses_.bytes.remove(destroyed_bytes);
+  uses_.frames.remove(frames.size());
   has_left_.notify_all();
   return destroyed_bytes;
 }
@@ -167,6 +174,23 @@ Status FramePool::no_room(uint64_t bytes) const {
 uint64_t FramePool::bytes() const {
   MutexLock lock(mutex_);
   return bytes_;
+}
+
+FrameUses FramePool::uses() const {
+  MutexLock lock(mutex_);
+  return uses_;
+}
+
+void FramePool::reset_peaks() {
+  MutexLock lock(mutex_);
+  uses_.bytes.reset_peak();
+  uses_.frames.reset_peak();
+}
+
+void FramePool::reset_totals() {
+  MutexLock lock(mutex_);
+  uses_.bytes.reset_totals();
+  uses_.frames.reset_totals();
 }
 
 uint64_t FramePool::free_bytes() const {

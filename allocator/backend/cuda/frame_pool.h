@@ -26,12 +26,19 @@
 #include "backend/cuda/gpu.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/use_count.h"
 
 namespace tencache {
 
 struct Frame {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t bytes = 0;
+};
+
+/// What the pool has from the driver, free frames included.
+struct FrameUses {
+  UseCount bytes;
+  UseCount frames;
 };
 
 class FramePool {
@@ -64,6 +71,9 @@ class FramePool {
   /// Of all handles, and of those that wait.
   uint64_t bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t free_bytes() const TENCACHE_EXCLUDES(mutex_);
+  FrameUses uses() const TENCACHE_EXCLUDES(mutex_);
+  void reset_peaks() TENCACHE_EXCLUDES(mutex_);
+  void reset_totals() TENCACHE_EXCLUDES(mutex_);
 
  private:
   using ByAge = std::list<Frame>;  // oldest first
@@ -87,6 +97,7 @@ class FramePool {
   uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  FrameUses uses_ TENCACHE_GUARDED_BY(mutex_);
   CondVar has_left_;
 };
 

@@ -87,6 +87,12 @@ std::vector<CUstream> StreamNumbers::streams_of(StreamSet set) const {
   return streams;
 }
 
+CUstream StreamNumbers::stream_of(StreamSet set) const {
+  if (!is_one_stream(set)) return nullptr;
+  const std::vector<CUstream> streams = streams_of(set);
+  return streams.empty() ? nullptr : streams.front();
+}
+
 Status StreamNumbers::expect_no_capture(const std::vector<CUstream>& streams) const {
   const DriverApi& driver = gpu_.driver();
   for (const CUstream stream : streams) {

@@ -32,6 +32,13 @@ class CudaEngine final : public Engine {
     note_allocation(allocation.value().extent);
     return allocation.value().address;
   }
+  /// The same from a private pool (memory/cuda/private_pools.h), whose memory never leaves the GPU.
+  Result<void*> allocate_private(uint64_t pool, uint64_t bytes, CUstream stream) {
+    const Result<Allocation> allocation =
+        backend_->heap().allocate_private(pool, bytes, backend_->streams().set_of(stream));
+    if (!allocation.is_ok()) return allocation.status();
+    return allocation.value().address;
+  }
   void free(void* address) {
     note_free(address);
     backend_->heap().free(address);

@@ -31,27 +31,30 @@ Block* BlockPool::take(uint64_t bytes, StreamSet stream) {
   return table_.take(bytes, stream);
 }
 
-// The address of a block that is the program's does not change: it is read without the lock.
-Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
+// Address and size of a block that is the program's do not change: they are read without the lock.
+Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream, uint64_t* block_bytes) {
   TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
   TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
                  static_cast<unsigned long long>(stream));
-  const Block* const block = take(bytes, stream);
-  if (block != nullptr) [[likely]] {
-    return block->address;
+  const Block* block = take(bytes, stream);
+  if (block == nullptr) [[unlikely]] {
+    const Result<const Block*> taken = take_slow(bytes, stream);
+    if (!taken.is_ok()) return taken.status();
+    block = taken.value();
   }
-  return allocate_slow(bytes, stream);
+  if (block_bytes != nullptr) *block_bytes = block->bytes;
+  return block->address;
 }
 
-TENCACHE_SLOW Result<CUdeviceptr> BlockPool::allocate_slow(uint64_t bytes, StreamSet stream) {
+TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSet stream) {
   // 1. What waits may be over.
   if (poll()) {
-    if (const Block* block = take(bytes, stream); block != nullptr) return block->address;
+    if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }
   // 2. Another stream may have a segment that it does not need.
   if (adopt(bytes, stream)) {
-    if (const Block* block = take(bytes, stream); block != nullptr) return block->address;
+    if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }
   // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
   const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
@@ -62,14 +65,14 @@ TENCACHE_SLOW Result<CUdeviceptr> BlockPool::allocate_slow(uint64_t bytes, Strea
   }
   const Block* const block = table_.take(bytes, stream);
   if (block == nullptr) return made.status();
-  return block->address;
+  return block;
 }
 
 StreamSet BlockPool::streams_to_wait_for(StreamSet owner, StreamSet users) {
   return StreamNumbers::is_one_stream(owner) ? users & ~owner : users | owner;
 }
 
-bool BlockPool::free(CUdeviceptr address) {
+bool BlockPool::free(CUdeviceptr address, FoundBlock* freed) {
   Block* block = nullptr;
   StreamSet streams = 0;
   {
@@ -79,6 +82,7 @@ bool BlockPool::free(CUdeviceptr address) {
     TENCACHE_CHECK(block->address == address && block->state == BlockState::kActive,
                    "%#llx is freed, but no block in use begins there: freed twice?",
                    printed(address));
+    if (freed != nullptr) *freed = found(*block);
     streams = streams_to_wait_for(block->segment->owner, block->users);
     table_.retire(block);
     if (streams == 0) [[likely]] {
@@ -107,6 +111,18 @@ bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
                  "%#llx is used by another stream, but it was freed", printed(address));
   block->users |= streams;
   return true;
+}
+
+FoundBlock BlockPool::found(const Block& block) {
+  return {block.segment->address, block.segment->bytes, block.address, block.bytes,
+          block.requested_bytes};
+}
+
+std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
+  MutexLock lock(mutex_);
+  const Block* const block = table_.find(address);
+  if (block == nullptr || block->state != BlockState::kActive) return std::nullopt;
+  return found(*block);
 }
 
 // Looks at everything that waits and frees what is over; returns whether something may have become
@@ -322,11 +338,20 @@ uint64_t BlockPool::segment_bytes() const {
   return table_.segment_bytes() + leaving_bytes_;
 }
 
+BlockFigures BlockPool::figures(bool is_small) const {
+  MutexLock lock(mutex_);
+  return table_.figures(is_small);
+}
+
 std::vector<SegmentView> BlockPool::segments() const {
   std::vector<SegmentView> views;
   MutexLock lock(mutex_);
   for (const auto& [address, segment] : table_.segments()) {
-    views.push_back({address, segment.bytes, segment.owner, segment.is_small, {}});
+    SegmentView& view = views.emplace_back();
+    view.address = address;
+    view.bytes = segment.bytes;
+    view.owner = segment.owner;
+    view.is_small = segment.is_small;
   }
   size_t at = 0;
   for (const auto& [address, block] : table_.blocks()) {

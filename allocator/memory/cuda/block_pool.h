@@ -27,6 +27,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/stream_mark.h"
@@ -51,7 +52,19 @@ struct SegmentView {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
+  bool is_extent = false;         // an extent of CudaHeap, as a segment of one block
+  bool is_resident = true;        // false: its bytes are below, and no device memory is behind it
+  uint64_t pool = 0;              // number of the private pool it belongs to; 0: none
   std::vector<BlockView> blocks;  // ascending; they cover the segment
+};
+
+/// A block that is the program's, and the segment or extent that it lies in.
+struct FoundBlock {
+  CUdeviceptr segment_address = 0;
+  uint64_t segment_bytes = 0;
+  CUdeviceptr address = 0;
+  uint64_t bytes = 0;
+  uint64_t requested_bytes = 0;
 };
 
 class BlockPool {
@@ -67,14 +80,20 @@ class BlockPool {
   /// Memory that the stream may use at once, at a multiple of 512; its contents are anything.
   /// REQUIRES: 0 < bytes <= kBlockBytesMax, and the set of one stream, as StreamNumbers gives it.
   /// The source's Status when there is no free block and it has no segment left.
-  Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  /// `block_bytes`, where given, is what the block has.
+  Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream, uint64_t* block_bytes = nullptr)
+      TENCACHE_EXCLUDES(mutex_);
   /// The program is done with the block; what it has queued may go on. False when the address is in
   /// no segment of the pool. REQUIRES: else it is what allocate() returned, and not freed yet.
-  bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
+  /// `freed`, where given, is what the block was.
+  bool free(CUdeviceptr address, FoundBlock* freed = nullptr) TENCACHE_EXCLUDES(mutex_);
   /// These streams use the block too (record_stream): it is not used again before they are done
   /// with what they were given until free(). The address may be any in the block. False when it is
   /// in no segment of the pool. REQUIRES: else the block is not freed yet.
   bool note_use(CUdeviceptr address, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+
+  /// The block that contains the address and is the program's; none when there is no such block.
+  std::optional<FoundBlock> find(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
   /// Gives segments that are wholly free back to the source, those first that have been free
   /// longest, until `bytes` went back or none is left; waits on the host for what the device still
@@ -85,6 +104,7 @@ class BlockPool {
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Of all segments, until the source has them back.
   uint64_t segment_bytes() const TENCACHE_EXCLUDES(mutex_);
+  BlockFigures figures(bool is_small) const TENCACHE_EXCLUDES(mutex_);
   /// All segments with their blocks at one moment, in the order of their addresses.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
@@ -99,7 +119,8 @@ class BlockPool {
   };
 
   Block* take(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  Result<CUdeviceptr> allocate_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  static FoundBlock found(const Block& block);
   // Which streams must be waited for before a block is free, when these used it beside its owner.
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
   void wait_for(Block* block, StreamSet streams) TENCACHE_EXCLUDES(mutex_);

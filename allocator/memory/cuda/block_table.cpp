@@ -39,7 +39,8 @@ void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owne
                  static_cast<unsigned long long>(address));
   Segment& segment = segments_[address];
   segment = {address, bytes, owner, is_small, {}};
-  segment_bytes_ += bytes;
+  figures_[is_small ? 1 : 0].segment_bytes += bytes;
+  figures_[is_small ? 1 : 0].segment_count += 1;
   enter_free(new_block(address, bytes, &segment, next));
 }
 
@@ -61,10 +62,12 @@ Block* BlockTable::new_block(CUdeviceptr address, uint64_t bytes, Segment* segme
   block->users = 0;
   block->state = BlockState::kWaiting;
   block->segment = segment;
+  figures_of(*block).block_count += 1;
   return block;
 }
 
 void BlockTable::drop_block(Block* block) {
+  figures_of(*block).block_count -= 1;
   block->place_node = blocks_.extract(block->place);
   spare_.push_back(block);
 }
@@ -79,12 +82,24 @@ void BlockTable::enter_free(Block* block) {
     block->free_node.value() = key;
     block->free_place = free.insert(std::move(block->free_node)).position;
   }
-  if (block->bytes == block->segment->bytes) whole_.push_front(block->segment);
+  BlockFigures& figures = figures_of(*block);
+  figures.free_bytes += block->bytes;
+  figures.free_count += 1;
+  if (block->bytes != block->segment->bytes) return;
+  whole_.push_front(block->segment);
+  figures.whole_bytes += block->bytes;
+  figures.whole_count += 1;
 }
 
 void BlockTable::leave_free(Block* block) {
   block->free_node = free_blocks(*block->segment).extract(block->free_place);
-  if (block->bytes == block->segment->bytes) whole_.remove(block->segment);
+  BlockFigures& figures = figures_of(*block);
+  figures.free_bytes -= block->bytes;
+  figures.free_count -= 1;
+  if (block->bytes != block->segment->bytes) return;
+  whole_.remove(block->segment);
+  figures.whole_bytes -= block->bytes;
+  figures.whole_count -= 1;
 }
 
 Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
@@ -98,7 +113,8 @@ Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
   if (is_worth_splitting(small, block->bytes - needed_bytes)) split(block, needed_bytes);
   block->state = BlockState::kActive;
   block->requested_bytes = bytes;
-  active_bytes_ += block->bytes;
+  figures_of(*block).active_bytes += block->bytes;
+  figures_of(*block).active_count += 1;
   return block;
 }
 
@@ -122,7 +138,8 @@ void BlockTable::retire(Block* block) {
   block->state = BlockState::kWaiting;
   block->requested_bytes = 0;
   block->users = 0;
-  active_bytes_ -= block->bytes;
+  figures_of(*block).active_bytes -= block->bytes;
+  figures_of(*block).active_count -= 1;
 }
 
 void BlockTable::release(Block* block) {
@@ -185,9 +202,11 @@ void BlockTable::remove_segment(Block* block) {
   TENCACHE_CHECK(block->state == BlockState::kWaiting && block->bytes == block->segment->bytes,
                  "the segment at %#llx is in use",
                  static_cast<unsigned long long>(block->segment->address));
-  segment_bytes_ -= block->bytes;
-  segments_.erase(block->segment->address);
+  figures_of(*block).segment_bytes -= block->bytes;
+  figures_of(*block).segment_count -= 1;
+  const CUdeviceptr address = block->segment->address;
   drop_block(block);
+  segments_.erase(address);
 }
 
 }  // namespace tencache

@@ -81,6 +81,22 @@ struct Block {
   FreeBlocks::node_type free_node;
 };
 
+/// Of all segments of one kind, small or large. What is neither free nor active waits.
+struct BlockFigures {
+  uint64_t segment_bytes = 0;
+  uint64_t segment_count = 0;
+  uint64_t block_count = 0;
+  uint64_t active_bytes = 0;
+  uint64_t active_count = 0;
+  uint64_t free_bytes = 0;
+  uint64_t free_count = 0;
+  uint64_t whole_bytes = 0;  // of these, in segments that are wholly free
+  uint64_t whole_count = 0;
+
+  uint64_t waiting_bytes() const { return segment_bytes - active_bytes - free_bytes; }
+  uint64_t waiting_count() const { return block_count - active_count - free_count; }
+};
+
 class BlockTable {
  public:
   BlockTable() = default;
@@ -117,8 +133,9 @@ class BlockTable {
   /// In the order of their addresses.
   const std::map<CUdeviceptr, Segment>& segments() const { return segments_; }
   const BlocksByAddress& blocks() const { return blocks_; }
-  uint64_t active_bytes() const { return active_bytes_; }
-  uint64_t segment_bytes() const { return segment_bytes_; }
+  const BlockFigures& figures(bool is_small) const { return figures_[is_small ? 1 : 0]; }
+  uint64_t active_bytes() const { return figures_[0].active_bytes + figures_[1].active_bytes; }
+  uint64_t segment_bytes() const { return figures_[0].segment_bytes + figures_[1].segment_bytes; }
 
  private:
   using WholeSegments = IntrusiveList<Segment, &Segment::whole_hook>;
@@ -127,6 +144,7 @@ class BlockTable {
     return free_blocks(segment.is_small, segment.owner);
   }
   FreeBlocks& free_blocks(bool is_small, StreamSet owner);
+  BlockFigures& figures_of(const Block& block) { return figures_[block.segment->is_small ? 1 : 0]; }
   Block* new_block(CUdeviceptr address, uint64_t bytes, Segment* segment,
                    BlocksByAddress::iterator next);
   void drop_block(Block* block);
@@ -140,8 +158,7 @@ class BlockTable {
   WholeSegments whole_;                             // front: became free last
   std::deque<Block> storage_;                       // of every block there ever was at once
   std::vector<Block*> spare_;
-  uint64_t active_bytes_ = 0;
-  uint64_t segment_bytes_ = 0;
+  std::array<BlockFigures, 2> figures_;  // by kind
 };
 
 }  // namespace tencache

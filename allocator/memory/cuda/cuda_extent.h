@@ -4,6 +4,7 @@
 // address, the stream it belongs to, and its copy in host memory.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "backend/cuda/device_hash.h"
@@ -18,8 +19,8 @@ struct CudaExtent : Extent {
   /// What is mapped at the address; owned by whoever migrates or recycles the extent.
   Frame frame;
   /// The stream it was allocated on, which may have it again as soon as it is freed. Written by
-  /// CudaHeap while nobody else has the extent.
-  StreamSet home = kNoStreams;
+  /// CudaHeap while nobody else has the extent; snapshots read it at any time.
+  std::atomic<StreamSet> home{kNoStreams};
   /// The copy below, and the hash of what it holds once it is written (slot_is_written); owned as
   /// the slot is (memory/extent.h, invariant 3).
   HostBlock host_block;

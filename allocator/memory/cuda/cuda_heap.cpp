@@ -26,10 +26,12 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       granules_(arena.bytes() / kGranuleBytes) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source);
+  private_pools_.emplace(streams, source);
 }
 
 CudaHeap::~CudaHeap() {
   drop_cached(~uint64_t{0});
+  private_pools_.reset();
   small_blocks_.reset();
   for (const ListedExtent& listed : extents()) {
     CudaExtent* extent = of_cuda(listed.extent);
@@ -55,18 +57,36 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
 }
 
 Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
-  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream);
+  uint64_t block_bytes = 0;
+  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream, &block_bytes);
   if (!address.is_ok()) return address.status();
+  use_.add(BlockTable::is_small(bytes), block_bytes, bytes);
+  return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
+}
+
+Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream) {
+  if (is_passive()) return driver_use_status();
+  const uint64_t bytes_max =
+      std::min({config_.request_bytes_max, total_bytes_, arena_.bytes(), kBlockBytesMax});
+  if (bytes > bytes_max) return never_fits(bytes, bytes_max);
+  const PrivatePools::PoolPtr blocks = private_pools_->find(pool);
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
+                 static_cast<unsigned long long>(pool));
+  uint64_t block_bytes = 0;
+  const Result<CUdeviceptr> address = blocks->allocate(bytes, stream, &block_bytes);
+  if (!address.is_ok()) return address.status();
+  use_.add(BlockTable::is_small(bytes), block_bytes, bytes);
   return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
 
 Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream) {
   release_spare_copy(extent);  // of a migration that noticed the free only later
-  extent->requested_bytes = requested_bytes;
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->id = next_id();
-  extent->home = stream;
+  extent->home.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->revive();
+  use_.add(BlockTable::is_small(requested_bytes), extent->bytes, requested_bytes);
   add(stats_.extents_allocated, 1);
   return {extent->address, extent};
 }
@@ -90,6 +110,7 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
     return made.status();
   }
   if (budget_.needs_attention()) call_attention();
+  use_.add(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
   add(stats_.extents_allocated, 1);
   return Allocation{made.value()->address, made.value()};
 }
@@ -116,10 +137,10 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
     extent->bytes = bytes;
   }
   extent->frame = frame.value();
-  extent->home = stream;
+  extent->home.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->id = next_id();
-  extent->requested_bytes = requested_bytes;
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
   table_.set(extent->address, bytes, extent);
   extent->commit();
@@ -221,18 +242,22 @@ void CudaHeap::free(void* address) {
   if (address == nullptr || is_passive()) return;
   auto* extent = of_cuda(find(address));
   if (extent == nullptr) {
-    const bool is_ours = small_blocks_->free(reinterpret_cast<CUdeviceptr>(address));
+    const bool is_ours = free_block(reinterpret_cast<CUdeviceptr>(address));
     TENCACHE_CHECK(is_ours, "free of %p", address);
     return;
   }
   TENCACHE_CHECK(extent->address == address, "free of %p", address);
+  const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
+  const uint64_t bytes = extent->bytes;
   for (;;) {
     const uint64_t word = extent->load();
     if (extent->retire()) {
+      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
       retire(extent);
       return;
     }
     if (extent->claim_for_free()) {
+      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
       release_copy(extent);
       give_back_addresses(extent);
       return;
@@ -244,13 +269,33 @@ void CudaHeap::free(void* address) {
   }
 }
 
+bool CudaHeap::free_block(CUdeviceptr address) {
+  FoundBlock freed;
+  bool is_ours = small_blocks_->free(address, &freed);
+  if (!is_ours) {
+    const auto pools = private_pools_->all();
+    is_ours = std::ranges::any_of(
+        pools, [&](const auto& pool) { return pool.second->free(address, &freed); });
+  }
+  if (is_ours) {
+    use_.remove(BlockTable::is_small(freed.requested_bytes), freed.bytes, freed.requested_bytes);
+  }
+  return is_ours;
+}
+
 void CudaHeap::note_use(const void* address, StreamSet streams) {
   if (is_passive()) return;
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
     return;
   }
-  const bool is_ours = small_blocks_->note_use(reinterpret_cast<CUdeviceptr>(address), streams);
+  const auto device_address = reinterpret_cast<CUdeviceptr>(address);
+  bool is_ours = small_blocks_->note_use(device_address, streams);
+  if (!is_ours) {
+    const auto pools = private_pools_->all();
+    is_ours = std::ranges::any_of(
+        pools, [&](const auto& pool) { return pool.second->note_use(device_address, streams); });
+  }
   TENCACHE_CHECK(is_ours, "record_stream of %p, which is no memory of this GPU's heap", address);
 }
 

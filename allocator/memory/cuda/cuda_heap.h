@@ -37,12 +37,30 @@
 #include "base/mutex.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
+#include "memory/cuda/private_pools.h"
+#include "memory/cuda/program_use.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
 #include "tier/host_tier.h"
 #include "tier/range_allocator.h"
 
 namespace tencache {
+
+/// What the GPU's memory is used for; each figure is of one moment, all of them nearly.
+struct CudaHeapFigures {
+  BlockFigures small;  // segments and blocks of small requests, those of private pools included
+  BlockFigures large;
+  FrameUses frames;  // what was taken from the driver for all of this
+  // Extents. Those of the program are resident or cold; the others keep a frame for the next one.
+  uint64_t resident_bytes = 0;
+  uint64_t resident_count = 0;
+  uint64_t cold_bytes = 0;
+  uint64_t cold_count = 0;
+  uint64_t cached_bytes = 0;
+  uint64_t cached_count = 0;
+  uint64_t waiting_bytes = 0;  // freed, and other streams may still use them
+  uint64_t waiting_count = 0;
+};
 
 class CudaHeap final : public Heap, private SegmentSource {
  public:
@@ -59,8 +77,28 @@ class CudaHeap final : public Heap, private SegmentSource {
   void note_use(const void* address, StreamSet streams);
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
-  uint64_t small_bytes() const override { return small_blocks_->segment_bytes(); }
+  uint64_t small_bytes() const override {
+    return small_blocks_->segment_bytes() + private_pools_->segment_bytes();
+  }
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+
+  /// Memory of this private pool that the stream may use at once. `pool` is there.
+  Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
+  PrivatePools& private_pools() { return *private_pools_; }
+  /// Gives everything that nobody uses back to the driver; returns its bytes. Waits for the device.
+  uint64_t empty_cache();
+
+  // What the program sees of its memory (cuda_heap_view.cpp).
+  ProgramUses uses() const { return use_.read(); }
+  CudaHeapFigures figures() const TENCACHE_EXCLUDES(mutex_);
+  /// Of uses() and figures().
+  void reset_peaks();
+  void reset_totals();
+  /// The allocation that contains the address; none when it is in none.
+  std::optional<FoundBlock> find_block(const void* address) const;
+  /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
+  /// missing, or stand there as they were.
+  std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
   /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
   /// evictions, if it may.
@@ -107,7 +145,11 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   void retire(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void release_spare_copy(CudaExtent* extent);
+  bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);
+  static Key key_of(const CudaExtent& extent) {
+    return {extent.bytes, extent.home.load(std::memory_order_relaxed)};
+  }
   Status mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks);
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
@@ -146,7 +188,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   CondVar has_polled_;
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
 
-  std::optional<BlockPool> small_blocks_;  // until the destructor
+  ProgramUse use_;
+  // Until the destructor: their segments go back through what stands above.
+  std::optional<BlockPool> small_blocks_;
+  std::optional<PrivatePools> private_pools_;
 };
 
 }  // namespace tencache

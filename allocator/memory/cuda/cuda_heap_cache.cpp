@@ -51,8 +51,9 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
 // What the stream that freed it may still have queued. Where many streams share a bit, they have
 // been waited for already.
 Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks) {
-  if (!StreamNumbers::is_one_stream(extent.home)) return Status::ok();
-  return streams_.mark_all(extent.home, marks);
+  const StreamSet home = extent.home.load(std::memory_order_relaxed);
+  if (!StreamNumbers::is_one_stream(home)) return Status::ok();
+  return streams_.mark_all(home, marks);
 }
 
 // REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
@@ -79,17 +80,18 @@ void CudaHeap::release_spare_copy(CudaExtent* extent) {
 
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
   const StreamSet used_by = extent.used_by.load(std::memory_order_relaxed);
-  return StreamNumbers::is_one_stream(extent.home) ? used_by & ~extent.home : used_by;
+  const StreamSet home = extent.home.load(std::memory_order_relaxed);
+  return StreamNumbers::is_one_stream(home) ? used_by & ~home : used_by;
 }
 
 void CudaHeap::link_cached(CudaExtent* extent) {
   cached_by_age_.push_front(extent);
-  cached_by_key_[{extent->bytes, extent->home}].push_front(extent);
+  cached_by_key_[key_of(*extent)].push_front(extent);
 }
 
 void CudaHeap::unlink_cached(CudaExtent* extent) {
   cached_by_age_.remove(extent);
-  const auto found = cached_by_key_.find({extent->bytes, extent->home});
+  const auto found = cached_by_key_.find(key_of(*extent));
   found->second.remove(extent);
   if (found->second.is_empty()) cached_by_key_.erase(found);
 }
@@ -192,7 +194,8 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
 StreamSet CudaHeap::wait_for_homes(const std::vector<CudaExtent*>& extents) {
   StreamSet homes = kNoStreams;
   for (const CudaExtent* extent : extents) {
-    if (StreamNumbers::is_one_stream(extent->home)) homes |= extent->home;
+    const StreamSet home = extent->home.load(std::memory_order_relaxed);
+    if (StreamNumbers::is_one_stream(home)) homes |= home;
   }
   StreamSet refused = kNoStreams;
   while (homes != kNoStreams) {

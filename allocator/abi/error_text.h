@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a Status crosses the C ABI: its code as the return value, code and text in the caller's
+// struct.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "abi/tencache.h"
+#include "base/status.h"
+
+namespace tencache {
+
+/// Fills `error`, where it is given, and returns the code.
+inline int report(const Status& status, tencache_error* error) {
+  if (error != nullptr) {
+    error->code = static_cast<int>(status.code());
+    const size_t length = std::min(status.message().size(), sizeof error->message - 1);
+    memcpy(error->message, status.message().data(), length);
+    error->message[length] = '\0';
+  }
+  return static_cast<int>(status.code());
+}
+
+}  // namespace tencache

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHeap, as the program's statistics and snapshots see it. Walks that take no part in
+// allocation.
+#include <algorithm>
+
+#include "memory/cuda/cuda_heap.h"
+
+namespace tencache {
+namespace {
+
+void add_to(BlockFigures* sum, const BlockFigures& more) {
+  sum->segment_bytes += more.segment_bytes;
+  sum->segment_count += more.segment_count;
+  sum->block_count += more.block_count;
+  sum->active_bytes += more.active_bytes;
+  sum->active_count += more.active_count;
+  sum->free_bytes += more.free_bytes;
+  sum->free_count += more.free_count;
+  sum->whole_bytes += more.whole_bytes;
+  sum->whole_count += more.whole_count;
+}
+
+// Freed and in no list: other streams may still use it.
+bool is_waiting(const CudaExtent& extent) {
+  return extent.state() == ExtentState::kCached && !extent.age_hook.linked;
+}
+
+bool has_frame(ExtentState state) {
+  return state != ExtentState::kCold && state != ExtentState::kFetching;
+}
+
+}  // namespace
+
+uint64_t CudaHeap::empty_cache() {
+  drop_cached(~uint64_t{0});
+  return frames_.trim(~uint64_t{0});
+}
+
+CudaHeapFigures CudaHeap::figures() const {
+  CudaHeapFigures figures;
+  figures.small = small_blocks_->figures(true);
+  figures.large = small_blocks_->figures(false);
+  for (const auto& [number, pool] : private_pools_->all()) {
+    add_to(&figures.small, pool->figures(true));
+    add_to(&figures.large, pool->figures(false));
+  }
+  figures.frames = frames_.uses();
+  MutexLock lock(mutex_);
+  for (const CudaExtent& extent : pool_) {
+    const ExtentState state = extent.state();
+    if (state == ExtentState::kVacant) continue;
+    const bool waits = is_waiting(extent);
+    const bool is_cached = state == ExtentState::kCached;
+    (waits              ? figures.waiting_bytes
+     : is_cached        ? figures.cached_bytes
+     : has_frame(state) ? figures.resident_bytes
+                        : figures.cold_bytes) += extent.bytes;
+    (waits              ? figures.waiting_count
+     : is_cached        ? figures.cached_count
+     : has_frame(state) ? figures.resident_count
+                        : figures.cold_count) += 1;
+  }
+  return figures;
+}
+
+void CudaHeap::reset_peaks() {
+  use_.reset_peaks();
+  frames_.reset_peaks();
+}
+
+void CudaHeap::reset_totals() {
+  use_.reset_totals();
+  frames_.reset_totals();
+}
+
+std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
+  const auto device_address = reinterpret_cast<CUdeviceptr>(address);
+  if (const Extent* extent = find(address)) {
+    if (extent->state() == ExtentState::kCached) return std::nullopt;
+    const auto begin = reinterpret_cast<CUdeviceptr>(extent->address);
+    return FoundBlock{begin, extent->bytes, begin, extent->bytes,
+                      extent->requested_bytes.load(std::memory_order_relaxed)};
+  }
+  if (const auto block = small_blocks_->find(device_address)) return block;
+  for (const auto& [number, pool] : private_pools_->all()) {
+    if (const auto block = pool->find(device_address)) return block;
+  }
+  return std::nullopt;
+}
+
+std::vector<SegmentView> CudaHeap::segments() const {
+  std::vector<SegmentView> views = small_blocks_->segments();
+  for (const auto& [number, pool] : private_pools_->all()) {
+    for (SegmentView& view : pool->segments()) {
+      view.pool = number;
+      views.push_back(std::move(view));
+    }
+  }
+  {
+    MutexLock lock(mutex_);
+    for (const CudaExtent& extent : pool_) {
+      const ExtentState state = extent.state();
+      if (state == ExtentState::kVacant) continue;
+      const bool is_active = state != ExtentState::kCached;
+      BlockView block;
+      block.address = extent.device_address();
+      block.bytes = extent.bytes;
+      block.requested_bytes =
+          is_active ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
+      block.streams = extent.used_by.load(std::memory_order_relaxed);
+      block.state = is_active            ? BlockState::kActive
+                    : is_waiting(extent) ? BlockState::kWaiting
+                                         : BlockState::kFree;
+      SegmentView& view = views.emplace_back();
+      view.address = block.address;
+      view.bytes = block.bytes;
+      view.owner = extent.home.load(std::memory_order_relaxed);
+      view.is_extent = true;
+      view.is_resident = has_frame(state);
+      view.blocks = {block};
+    }
+  }
+  std::ranges::sort(views, {}, &SegmentView::address);
+  return views;
+}
+
+}  // namespace tencache

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda_errors.h"
+
+namespace tencache::shim {
+namespace {
+
+constexpr size_t kExabyte = size_t{1} << 60;
+
+std::atomic<CudaAllocator*> g_allocator{nullptr};
+
+}  // namespace
+
+CudaAllocator::CudaAllocator(const CudaCalls& calls, Opener open)
+    : calls_(calls), open_(std::move(open)) {
+  CudaAllocator* none = nullptr;
+  TORCH_CHECK(g_allocator.compare_exchange_strong(none, this),
+              "There is a CUDA allocator of tencache already.");
+}
+
+CudaAllocator::~CudaAllocator() {
+  g_allocator.store(nullptr);
+  for (Device& device : devices_) {
+    tencache_gpu* const gpu = device.gpu.load();
+    if (gpu == nullptr) continue;
+    device.pools.drop_released(gpu, {});
+    tencache_gpu_close(gpu);
+  }
+}
+
+// Devices.
+
+void CudaAllocator::init(int device_count) {
+  TORCH_CHECK(device_count >= 0 && device_count <= C10_COMPILE_TIME_MAX_GPUS,
+              "This PyTorch knows at most ", C10_COMPILE_TIME_MAX_GPUS, " GPUs, and there are ",
+              device_count, ".");
+  device_count_.store(std::max(device_count, device_count_.load()));
+}
+
+bool CudaAllocator::initialized() { return device_count_.load() > 0; }
+
+CudaAllocator::Device& CudaAllocator::device_of(c10::DeviceIndex index) {
+  const int count = device_count_.load(std::memory_order_relaxed);
+  TORCH_CHECK(index >= 0 && index < count, "Invalid device argument ", static_cast<int>(index),
+              ": did you call init?");
+  return devices_[static_cast<uint8_t>(index)];
+}
+
+tencache_gpu* CudaAllocator::gpu_of(c10::DeviceIndex index) {
+  tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
+  return gpu != nullptr ? gpu : open_slow(index);
+}
+
+tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
+  Device& device = device_of(index);
+  const std::lock_guard lock(mutex_);
+  if (tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire)) return gpu;
+  tencache_error error = {};
+  tencache_gpu* const gpu = open_(index, device.fraction, &error);
+  TORCH_CHECK(gpu != nullptr, error.message);
+  device.arena = tencache_gpu_arena(gpu);
+  device.gpu.store(gpu, std::memory_order_release);
+  return gpu;
+}
+
+// Null for memory that is not from here.
+CudaAllocator::Device* CudaAllocator::find_device(const void* address, c10::DeviceIndex* index) {
+  const int count = device_count_.load(std::memory_order_relaxed);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    Device& device = devices_[static_cast<size_t>(ordinal)];
+    if (device.gpu.load(std::memory_order_acquire) == nullptr) continue;
+    if (reinterpret_cast<uintptr_t>(address) - device.arena.base >= device.arena.bytes) continue;
+    if (index != nullptr) *index = static_cast<c10::DeviceIndex>(ordinal);
+    return &device;
+  }
+  return nullptr;
+}
+
+double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  const Device& of = device_of(device);
+  const std::lock_guard lock(mutex_);
+  return of.fraction;
+}
+
+void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  TORCH_CHECK(fraction > 0 && fraction <= 1, "invalid fraction:", fraction,
+              ". Please set within (0, 1].");
+  Device& of = device_of(device);
+  const std::lock_guard lock(mutex_);
+  if (of.gpu.load() != nullptr && fraction != of.fraction) {
+    throw_unsupported("a change of the memory fraction of a GPU in use",
+                      "its budget is settled when the GPU is first used.",
+                      "Call torch.cuda.set_per_process_memory_fraction before the first tensor.");
+  }
+  of.fraction = fraction;
+}
+
+std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+  tencache_error error = {};
+  const int code = tencache_gpu_memory(gpu_of(device), &free_bytes, &total_bytes, &error);
+  TORCH_CHECK(code == TENCACHE_OK, error.message);
+  return {free_bytes, total_bytes};
+}
+
+// Allocation.
+
+void CudaAllocator::delete_raw(void* address) {
+  // Without an allocator its memory is gone already.
+  if (CudaAllocator* const allocator = g_allocator.load()) allocator->raw_delete(address);
+}
+
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_raw; }
+
+c10::DataPtr CudaAllocator::allocate(size_t bytes) {
+  const c10::DeviceIndex device = calls_.current_device();
+  void* const address = bytes == 0 ? nullptr : malloc(device, bytes, calls_.current_stream(device));
+  return {address, address, &delete_raw, c10::Device(c10::DeviceType::CUDA, device)};
+}
+
+void* CudaAllocator::raw_alloc(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const c10::DeviceIndex device = calls_.current_device();
+  return malloc(device, bytes, calls_.current_stream(device));
+}
+
+void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  return bytes == 0 ? nullptr : malloc(calls_.current_device(), bytes, stream);
+}
+
+void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte,
+                   "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  gpu_of(index);
+  tencache_error error;
+  void* address = try_malloc(device_of(index), bytes, stream, &error);
+  if (address == nullptr) [[unlikely]] {
+    address = malloc_slow(index, bytes, stream, &error);
+  }
+  const c10::impl::PyInterpreter* const trace = c10::impl::GPUTrace::get_trace();
+  if (trace != nullptr) [[unlikely]] {
+    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+  }
+  if (c10::memoryProfilingEnabled()) [[unlikely]] {
+    tencache_gpu_block block = {};
+    tencache_gpu_find(gpu_of(index), address, &block, nullptr);
+    report_use(index, address, static_cast<int64_t>(block.bytes));
+  }
+  return address;
+}
+
+// Null with *error filled.
+void* CudaAllocator::try_malloc(Device& device, size_t bytes, cudaStream_t stream,
+                                tencache_error* error) {
+  tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
+  void* address = nullptr;
+  if (device.pools.is_routing() && device.pools.allocate(gpu, bytes, stream, &address, error))
+      [[unlikely]] {
+    return address;
+  }
+  return tencache_gpu_allocate(gpu, bytes, stream, error);
+}
+
+void* CudaAllocator::malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStream_t stream,
+                                 tencache_error* error) {
+  TORCH_CHECK(error->code == TENCACHE_OUT_OF_MEMORY || error->code == TENCACHE_NO_SPACE,
+              error->message);
+  if (free_more(index)) {
+    Device& device = device_of(index);
+    device.retry_count.fetch_add(1, std::memory_order_relaxed);
+    if (void* const address = try_malloc(device, bytes, stream, error)) return address;
+  }
+  fail(index, bytes, *error);
+}
+
+// What the core cannot know to be free: pools of graphs that are gone, and what others said they
+// could give up. Whether there was something.
+bool CudaAllocator::free_more(c10::DeviceIndex index) {
+  bool freed = drop_released_pools(index, {});
+  for (const std::string& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+  }
+  return freed;
+}
+
+void CudaAllocator::fail(c10::DeviceIndex index, size_t bytes, const tencache_error& error) {
+  Device& device = device_of(index);
+  device.out_of_memory_count.fetch_add(1, std::memory_order_relaxed);
+  const CudaMemoryState state = cuda_memory_state(device.gpu.load());
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), state.stats.all.bytes.current,
+                                   state.stats.device_bytes.current,
+                                   c10::Device(c10::DeviceType::CUDA, index));
+  std::vector<cuda_api::OutOfMemoryObserver> observers;
+  {
+    const std::lock_guard lock(mutex_);
+    observers = observers_;
+  }
+  for (const cuda_api::OutOfMemoryObserver& observer : observers) {
+    observer(index, bytes, state.total_bytes, state.free_bytes);
+  }
+  throw_cuda_out_of_memory(index, bytes, state, error.message);
+}
+
+void CudaAllocator::report_use(c10::DeviceIndex index, void* address, int64_t bytes) {
+  tencache_gpu_stats stats;
+  tencache_gpu_get_stats(gpu_of(index), &stats);
+  c10::reportMemoryUsageToProfiler(address, bytes, stats.all.bytes.current,
+                                   stats.device_bytes.current,
+                                   c10::Device(c10::DeviceType::CUDA, index));
+}
+
+void CudaAllocator::raw_delete(void* address) {
+  if (address == nullptr) return;
+  c10::DeviceIndex index = 0;
+  Device* const device = find_device(address, &index);
+  TORCH_CHECK(device != nullptr, "invalid device pointer: ", address);
+  const c10::impl::PyInterpreter* const trace = c10::impl::GPUTrace::get_trace();
+  if (trace != nullptr) [[unlikely]] {
+    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+  }
+  tencache_gpu* const gpu = device->gpu.load(std::memory_order_acquire);
+  tencache_gpu_block block = {};
+  const bool is_profiled = c10::memoryProfilingEnabled();
+  if (is_profiled) [[unlikely]] {
+    tencache_gpu_find(gpu, address, &block, nullptr);
+  }
+  device->pools.note_free(address);
+  tencache_gpu_free(gpu, address);
+  if (is_profiled) [[unlikely]] {
+    report_use(index, address, -static_cast<int64_t>(block.bytes));
+  }
+}
+
+void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
+  // Empty tensors have none, and memory of other allocators is not ours to keep.
+  if (pointer.get() == nullptr || pointer.get_deleter() != &delete_raw) return;
+  const Device* const device = find_device(pointer.get());
+  TORCH_CHECK(device != nullptr, "invalid device pointer: ", pointer.get());
+  tencache_error error = {};
+  const int code = tencache_gpu_record_stream(device->gpu.load(std::memory_order_acquire),
+                                              pointer.get(), calls_.handle_of(stream), &error);
+  TORCH_CHECK(code == TENCACHE_OK, error.message);
+}
+
+// Cache, copies, figures.
+
+// Waits for the device only when a pool was released, and not while anything is routed to one: that
+// may be a graph's capture, which forbids it. Whether there was a pool to drop.
+bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only) {
+  Device& device = device_of(index);
+  tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
+  if (gpu == nullptr || !device.pools.has_released()) return false;
+  const bool is_routing =
+      std::ranges::any_of(devices_, [](const Device& other) { return other.pools.is_routing(); });
+  if (is_routing) return false;
+  calls_.synchronize(index);
+  device.pools.drop_released(gpu, only);
+  return true;
+}
+
+void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
+  const int count = device_count_.load();
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    const auto index = static_cast<c10::DeviceIndex>(ordinal);
+    drop_released_pools(index, pool);
+    tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
+    // A pool's memory has gone to the engine, which gives back what nobody uses.
+    if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
+  }
+}
+
+void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) const {
+  calls_.copy(target, source, bytes);
+}
+
+// Without peer access copies between GPUs go through the call that stages them where it must.
+cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source,
+                                       int source_device, size_t bytes, cudaStream_t stream,
+                                       bool /*has_peer_access*/) {
+  if (target_device == source_device) return calls_.copy_async(target, source, bytes, stream);
+  return calls_.copy_peer_async(target, target_device, source, source_device, bytes, stream);
+}
+
+c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  Device& of = device_of(device);
+  const tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire);
+  if (gpu == nullptr) return {};  // not used yet
+  c10::CachingDeviceAllocator::DeviceStats stats = of.view.stats(gpu);
+  stats.num_alloc_retries = of.retry_count.load(std::memory_order_relaxed);
+  stats.num_ooms = of.out_of_memory_count.load(std::memory_order_relaxed);
+  return stats;
+}
+
+void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  Device& of = device_of(device);
+  of.retry_count.store(0, std::memory_order_relaxed);
+  of.out_of_memory_count.store(0, std::memory_order_relaxed);
+  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire)) of.view.reset_totals(gpu);
+}
+
+void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
+  Device& of = device_of(device);
+  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire)) of.view.reset_peaks(gpu);
+}
+
+void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest_bytes) {
+  const CudaMemoryState state = cuda_memory_state(gpu_of(device));
+  if (*largest_bytes == 0) *largest_bytes = state.free_bytes;
+  for (const auto& segment : cuda_segments(gpu_of(device), device, {}, [](uint64_t number) {
+         // The free memory of private pools is nobody else's.
+         return c10::MempoolId_t{number, 0};
+       })) {
+    if (segment.owner_private_pool_id != c10::MempoolId_t{}) continue;
+    for (const auto& block : segment.blocks) {
+      if (!block.active) *largest_bytes = std::max(*largest_bytes, block.size);
+    }
+  }
+}
+
+void* CudaAllocator::getBaseAllocation(void* address, size_t* bytes) {
+  const Device* const device = find_device(address);
+  tencache_gpu_segment segment = {};
+  const bool is_found =
+      device != nullptr && tencache_gpu_find(device->gpu.load(), address, nullptr, &segment) != 0;
+  TORCH_CHECK(is_found, "invalid device pointer: ", address);
+  if (bytes != nullptr) *bytes = segment.bytes;
+  return reinterpret_cast<void*>(segment.address);
+}
+
+cuda_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool /*include_traces*/) {
+  cuda_api::SnapshotInfo info = {};
+  const int count = device_count_.load();
+  info.device_traces.resize(static_cast<size_t>(count));  // no history is recorded
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    Device& device = devices_[static_cast<size_t>(ordinal)];
+    const tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
+    if (gpu == nullptr) continue;
+    for (auto& segment :
+         cuda_segments(gpu, static_cast<c10::DeviceIndex>(ordinal), pool,
+                       [&](uint64_t number) { return device.pools.id_of(number); })) {
+      info.segments.push_back(std::move(segment));
+    }
+  }
+  return info;
+}
+
+std::vector<cuda_api::StreamSegmentSize> CudaAllocator::getExpandableSegmentSizes(
+    c10::DeviceIndex device) {
+  device_of(device);
+  return {};  // no segment expands
+}
+
+}  // namespace tencache::shim

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaAllocator: PyTorch's CUDA allocator over the core, one engine for each GPU that is used. It
+// answers for everything that PyTorch's own one offers, or refuses it with an error that names the
+// feature, the reason and the remedy. Compiled against the installed torch: functions were added in
+// the middle of this interface between its minors.
+//
+// Note [What differs]. What is allocated may be in host memory, so more may be allocated than is
+// reserved. A memory fraction bounds the budget, beyond which memory leaves the GPU instead of
+// running out; it is settled when the GPU is first used. Memory of private pools never leaves.
+// getMemoryInfo() tells what the driver tells.
+//
+// The DataPtr's context is the data pointer and its deleter is raw_deleter(), which CUDA graph
+// trees rely on. The deleter has no argument for the allocator, so there is one alive at a time.
+//
+// Threads: any, as PyTorch's own. mutex_ is held while a GPU is opened and for bookkeeping;
+// observers are called without it.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/headeronly/version.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi/tencache_gpu.h"
+#include "cuda_calls.h"
+#include "cuda_pools.h"
+#include "cuda_view.h"
+
+// Whether the installed torch is this minor or a newer one.
+#define TENCACHE_TORCH_SINCE(minor) \
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= (minor)))
+
+namespace tencache::shim {
+
+namespace cuda_api = c10::cuda::CUDACachingAllocator;
+
+class CudaAllocator final : public cuda_api::CUDAAllocator {
+ public:
+  /// Opens the engine of a GPU, of whose memory it may use that share; null with *error filled.
+  using Opener = std::function<tencache_gpu*(int ordinal, double fraction, tencache_error* error)>;
+
+  CudaAllocator(const CudaCalls& calls, Opener open);
+  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: nothing that was
+  /// allocated is used any more.
+  ~CudaAllocator() override;
+
+  // c10::Allocator
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* target, const void* source, size_t bytes) const override;
+
+  // c10::DeviceAllocator
+  bool initialized() override;
+  void emptyCache(c10::MempoolId_t pool) override;
+  using CUDAAllocator::recordStream;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex device) override;
+  void resetPeakStats(c10::DeviceIndex device) override;
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
+
+  // CUDAAllocator: memory
+  void* raw_alloc(size_t bytes) override;
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override;
+  void raw_delete(void* address) override;
+  void init(int device_count) override;
+  double getMemoryFraction(c10::DeviceIndex device) override;
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
+  std::vector<cuda_api::StreamSegmentSize> getExpandableSegmentSizes(
+      c10::DeviceIndex device) override;
+  void enable(bool value) override;
+  bool isEnabled() const override { return true; }
+  void cacheInfo(c10::DeviceIndex device, size_t* largest_bytes) override;
+  void* getBaseAllocation(void* address, size_t* bytes) override;
+  void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override;
+  cuda_api::SnapshotInfo snapshot(c10::MempoolId_t pool, bool include_traces) override;
+  cudaError_t memcpyAsync(void* target, int target_device, const void* source, int source_device,
+                          size_t bytes, cudaStream_t stream, bool has_peer_access) override;
+  std::string name() override { return "tencache"; }
+
+  // CUDAAllocator: private pools
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                          std::shared_ptr<CUDAAllocator> allocator) override;
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                const std::unordered_set<void*>& expected) override;
+  std::shared_ptr<cuda_api::AllocatorState> getCheckpointState(c10::DeviceIndex device,
+                                                               c10::MempoolId_t pool) override;
+  cuda_api::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex device, std::shared_ptr<cuda_api::AllocatorState> state) override;
+
+  // CUDAAllocator: other processes and GPUs
+  cuda_api::ShareableHandle shareIpcHandle(void* address) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) override;
+
+  // CUDAAllocator: those who watch
+  bool isHistoryEnabled() override { return false; }
+  void recordHistory(bool enabled, cuda_api::CreateContextFn context_recorder, size_t entries_max,
+                     cuda_api::RecordContext when, bool clear_history,
+                     const std::vector<std::string>& skip_actions) override;
+  void attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver observer) override;
+  void attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) override;
+#if TENCACHE_TORCH_SINCE(15)
+  void attachOomRejectionObserver(cuda_api::OomRejectionObserver observer) override;
+  c10::DataPtr allocateWithAddress(size_t bytes, void* address) override;
+  void setUserMetadata(const std::string& metadata) override;
+  void annotateMemory(const void* address, const std::string& metadata) override;
+#endif
+
+ private:
+  struct Device {
+    // Written once, with mutex_ held, after the arena; whoever sees it sees that too.
+    std::atomic<tencache_gpu*> gpu{nullptr};
+    tencache_arena arena = {0, 0};
+    double fraction = 1.0;  // guarded by mutex_
+    CudaPools pools;
+    CudaView view;
+    // Since they were reset.
+    std::atomic<int64_t> retry_count{0};
+    std::atomic<int64_t> out_of_memory_count{0};
+  };
+
+  static void delete_raw(void* address);
+  Device& device_of(c10::DeviceIndex index);
+  tencache_gpu* gpu_of(c10::DeviceIndex index);
+  tencache_gpu* open_slow(c10::DeviceIndex index);
+  Device* find_device(const void* address, c10::DeviceIndex* index = nullptr);
+  void* malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
+  void* try_malloc(Device& device, size_t bytes, cudaStream_t stream, tencache_error* error);
+  void* malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStream_t stream,
+                    tencache_error* error);
+  bool free_more(c10::DeviceIndex index);
+  bool drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only);
+  [[noreturn]] void fail(c10::DeviceIndex index, size_t bytes, const tencache_error& error);
+  void report_use(c10::DeviceIndex index, void* address, int64_t bytes);
+
+  const CudaCalls calls_;
+  const Opener open_;
+  std::atomic<int> device_count_{0};  // 0 until init()
+  std::array<Device, C10_COMPILE_TIME_MAX_GPUS> devices_;
+  mutable std::mutex mutex_;
+  std::vector<cuda_api::OutOfMemoryObserver> observers_;  // guarded by mutex_
+};
+
+}  // namespace tencache::shim

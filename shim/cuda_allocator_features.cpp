@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaAllocator's private pools, those who watch it, and what it refuses.
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "cuda_allocator.h"
+#include "cuda_errors.h"
+
+namespace tencache::shim {
+
+// Private pools.
+
+void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                        std::function<bool(cudaStream_t)> filter) {
+  tencache_gpu* const gpu = gpu_of(device);
+  device_of(device).pools.begin(gpu, pool, std::move(filter));
+}
+
+void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  device_of(device).pools.end(pool);
+}
+
+void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  device_of(device).pools.remove_user(pool);
+}
+
+int CudaAllocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  return device_of(device).pools.user_count(pool);
+}
+
+void CudaAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                       std::shared_ptr<CUDAAllocator> allocator) {
+  if (allocator != nullptr && allocator.get() != this) {
+    throw_unsupported("a torch.cuda.MemPool with an allocator of its own",
+                      "it would get memory that tencache knows nothing of.",
+                      "Leave out the pool's allocator, or run without tencache.");
+  }
+  tencache_gpu* const gpu = gpu_of(device);
+  device_of(device).pools.add_user(gpu, pool);
+}
+
+void CudaAllocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) {
+  device_of(device).pools.user_count(pool);  // an error when there is no such pool
+  if (!use_on_oom) return;
+  throw_unsupported("MemPool(use_on_oom=True)", "what is freed in a pool serves that pool alone.",
+                    "Delete the pool and call torch.cuda.empty_cache() to free its memory.");
+}
+
+void CudaAllocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  device_of(device).pools.user_count(pool);
+  throw_unsupported("MemPool(no_split=True)", "small blocks are always cut from larger ones.",
+                    "Leave out no_split, or run without tencache.");
+}
+
+bool CudaAllocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                             const std::unordered_set<void*>& expected) {
+  return device_of(device).pools.is_alive_exactly(pool, expected);
+}
+
+std::shared_ptr<cuda_api::AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex,
+                                                                            c10::MempoolId_t) {
+  throw_unsupported("checkpoints of a private pool (CUDA graph trees)",
+                    "its blocks cannot be put back to where they were.",
+                    "Set torch._inductor.config.triton.cudagraph_trees = False, or compile in "
+                    "another mode than reduce-overhead.");
+}
+
+cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
+    c10::DeviceIndex, std::shared_ptr<cuda_api::AllocatorState>) {
+  throw_unsupported("checkpoints of a private pool (CUDA graph trees)",
+                    "its blocks cannot be put back to where they were.",
+                    "Set torch._inductor.config.triton.cudagraph_trees = False, or compile in "
+                    "another mode than reduce-overhead.");
+}
+
+// Other processes and GPUs.
+
+cuda_api::ShareableHandle CudaAllocator::shareIpcHandle(void*) {
+  throw_unsupported("sharing CUDA tensors with other processes",
+                    "another process would not see that their memory moves.",
+                    "Send a copy in host memory: tensor.cpu().");
+}
+
+std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
+  throw_unsupported("CUDA tensors of other processes", "their memory is not tencache's to map.",
+                    "Receive a copy in host memory, and move it to the GPU here.");
+}
+
+void CudaAllocator::enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) {
+  throw_unsupported("access of one GPU to another one's memory",
+                    "memory is given to the GPU that it lies on alone.",
+                    "Run one process for each GPU (torchrun), or copy through host memory: "
+                    "tensor.cpu().");
+}
+
+void CudaAllocator::enable(bool value) {
+  if (value) return;
+  throw_unsupported("switching caching off", "what was allocated with it would be lost.",
+                    "Run without tencache instead.");
+}
+
+// Those who watch.
+
+void CudaAllocator::recordHistory(bool enabled, cuda_api::CreateContextFn, size_t,
+                                  cuda_api::RecordContext, bool, const std::vector<std::string>&) {
+  if (!enabled) return;  // it never is
+  throw_unsupported("the recording of a memory history",
+                    "only the present state of the memory is known.",
+                    "Take torch.cuda.memory._snapshot() where you want to see it.");
+}
+
+void CudaAllocator::attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver observer) {
+  const std::lock_guard lock(mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker) {
+  throw_unsupported("trackers of segments (NCCL's registration of the allocator's memory)",
+                    "segments come and go where PyTorch is not told.",
+                    "Unset TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK.");
+}
+
+#if TENCACHE_TORCH_SINCE(15)
+// Nothing is rejected before it was tried, so it has nothing to see.
+void CudaAllocator::attachOomRejectionObserver(cuda_api::OomRejectionObserver) {}
+
+c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
+  throw_unsupported("allocation at a given address", "addresses are the core's to choose.",
+                    "Allocate anywhere, and copy.");
+}
+
+void CudaAllocator::setUserMetadata(const std::string&) {
+  throw_unsupported("metadata of memory", "no history is recorded that would show it.",
+                    "Leave it out; torch._C._cuda_memoryMetadataSupported() tells.");
+}
+
+void CudaAllocator::annotateMemory(const void*, const std::string&) {
+  throw_unsupported("annotations of memory", "no history is recorded that would show them.",
+                    "Leave them out; torch._C._cuda_memoryMetadataSupported() tells.");
+}
+#endif
+
+}  // namespace tencache::shim

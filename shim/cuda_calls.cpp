@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_calls.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+namespace tencache::shim {
+namespace {
+
+cudaStream_t current_stream(c10::DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).stream();
+}
+
+// From 2.15 on it may initialise CUDA.
+cudaStream_t handle_of(const c10::cuda::CUDAStream& stream) { return stream.stream(); }
+
+void synchronize(c10::DeviceIndex device) {
+  const c10::cuda::CUDAGuard guard(device);
+  c10::cuda::device_synchronize();
+}
+
+void copy(void* target, const void* source, size_t bytes) {
+  C10_CUDA_CHECK(cudaMemcpy(target, source, bytes, cudaMemcpyDeviceToDevice));
+}
+
+cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+  return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+}  // namespace
+
+const CudaCalls& torch_cuda_calls() {
+  static constexpr CudaCalls kCalls = {
+      &c10::cuda::current_device, &current_stream, &handle_of, &synchronize, &copy, &copy_async,
+      &cudaMemcpyPeerAsync};
+  return kCalls;
+}
+
+}  // namespace tencache::shim

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The exceptions of the CUDA allocator: out of memory in PyTorch's own words, so that programs and
+// libraries that look for these find them, and what is not supported, with the reason and what to
+// do instead. Any thread.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "abi/tencache_gpu.h"
+
+namespace tencache::shim {
+
+/// What an out-of-memory error tells.
+struct CudaMemoryState {
+  uint64_t free_bytes = 0;  // of the GPU, all programs together
+  uint64_t total_bytes = 0;
+  tencache_gpu_stats stats = {};
+};
+CudaMemoryState cuda_memory_state(tencache_gpu* gpu);
+
+/// As PyTorch writes sizes: "20.00 MiB".
+std::string cuda_size_text(uint64_t bytes);
+
+/// c10::OutOfMemoryError; `reason` is the core's text.
+[[noreturn]] void throw_cuda_out_of_memory(c10::DeviceIndex device, size_t bytes,
+                                           const CudaMemoryState& state, const char* reason);
+
+/// c10::Error: "tencache does not support <feature>: <reason> <remedy>".
+[[noreturn]] void throw_unsupported(const char* feature, const char* reason, const char* remedy);
+
+}  // namespace tencache::shim

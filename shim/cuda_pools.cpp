@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_pools.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace tencache::shim {
+
+CudaPools::Pool& CudaPools::pool(const Id& id) {
+  const auto found = pools_.find(id);
+  TORCH_CHECK(found != pools_.end(), "There is no private pool (", id.first, ", ", id.second,
+              ") on this GPU.");
+  return found->second;
+}
+
+const CudaPools::Pool& CudaPools::pool(const Id& id) const {
+  return const_cast<CudaPools*>(this)->pool(id);
+}
+
+void CudaPools::add_user(tencache_gpu* gpu, const Id& id) {
+  TORCH_CHECK(id != Id{}, "(0, 0) names the common memory and no private pool.");
+  std::unique_lock lock(mutex_);
+  has_dropped_.wait(lock, [&] {
+    const auto found = pools_.find(id);
+    return found == pools_.end() || !found->second.is_dropping;
+  });
+  Pool& used = pools_[id];
+  if (used.number == 0) used.number = tencache_gpu_make_pool(gpu);
+  ++used.user_count;
+}
+
+void CudaPools::remove_user(const Id& id) {
+  const std::lock_guard lock(mutex_);
+  Pool& used = pool(id);
+  TORCH_CHECK(used.user_count > 0, "The private pool (", id.first, ", ", id.second,
+              ") was released already.");
+  --used.user_count;
+}
+
+int CudaPools::user_count(const Id& id) const {
+  const std::lock_guard lock(mutex_);
+  return pool(id).user_count;
+}
+
+void CudaPools::begin(tencache_gpu* gpu, const Id& id, Filter filter) {
+  {
+    const std::lock_guard lock(mutex_);
+    const bool is_routed =
+        std::ranges::any_of(routes_, [&](const Route& route) { return route.id == id; });
+    TORCH_CHECK(!is_routed, "beginAllocateToPool: already recording to mempool_id");
+  }
+  add_user(gpu, id);
+  const std::lock_guard lock(mutex_);
+  routes_.push_back({id, std::make_shared<const Filter>(std::move(filter))});
+  route_count_.store(routes_.size(), std::memory_order_relaxed);
+}
+
+void CudaPools::end(const Id& id) {
+  const std::lock_guard lock(mutex_);
+  const auto ended = std::ranges::find(routes_, id, &Route::id);
+  TORCH_CHECK(ended != routes_.end(), "endAllocatePool: not currently recording to mempool_id");
+  routes_.erase(ended);
+  route_count_.store(routes_.size(), std::memory_order_relaxed);
+}
+
+bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, void** address,
+                         tencache_error* error) {
+  // The innermost that wants the stream.
+  std::vector<Route> routes;
+  {
+    const std::lock_guard lock(mutex_);
+    routes.assign(routes_.rbegin(), routes_.rend());
+  }
+  const auto wanted =
+      std::ranges::find_if(routes, [&](const Route& route) { return (*route.filter)(stream); });
+  if (wanted == routes.end()) return false;
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    Pool& chosen = pool(wanted->id);
+    ++chosen.allocating_count;
+    number = chosen.number;
+  }
+  *address = tencache_gpu_allocate_in_pool(gpu, number, bytes, stream, error);
+  const std::lock_guard lock(mutex_);
+  Pool& chosen = pool(wanted->id);
+  --chosen.allocating_count;
+  if (*address == nullptr) return true;
+  chosen.alive.insert(*address);
+  pool_of_.emplace(*address, wanted->id);
+  alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
+  return true;
+}
+
+void CudaPools::note_free(void* address) {
+  if (alive_count_.load(std::memory_order_relaxed) == 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = pool_of_.find(address);
+  if (found == pool_of_.end()) return;
+  // A pool that the core has dropped meanwhile had nothing alive any more.
+  if (const auto of = pools_.find(found->second); of != pools_.end())
+    of->second.alive.erase(address);
+  pool_of_.erase(found);
+  alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
+}
+
+bool CudaPools::has_released() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(pools_, [](const auto& entry) { return is_released(entry.second); });
+}
+
+void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
+  std::vector<std::pair<Id, uint64_t>> dropping;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, candidate] : pools_) {
+      const bool is_meant = only == Id{} || id == only;
+      if (!is_meant || candidate.is_dropping || !is_released(candidate)) continue;
+      candidate.is_dropping = true;
+      dropping.emplace_back(id, candidate.number);
+    }
+  }
+  for (const auto& [id, number] : dropping) {
+    const bool is_gone = tencache_gpu_drop_pool(gpu, number) != 0;
+    const std::lock_guard lock(mutex_);
+    if (is_gone) {
+      pools_.erase(id);
+    } else {
+      pool(id).is_dropping = false;
+    }
+  }
+  has_dropped_.notify_all();
+}
+
+bool CudaPools::is_alive_exactly(const Id& id, const std::unordered_set<void*>& expected) const {
+  const std::lock_guard lock(mutex_);
+  return pool(id).alive == expected;
+}
+
+CudaPools::Id CudaPools::id_of(uint64_t number) const {
+  if (number == 0) return {};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, named] : pools_) {
+    if (named.number == number) return id;
+  }
+  return {};
+}
+
+}  // namespace tencache::shim

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaAllocatorTest and CudaPoolTest: the CUDA allocator of the shim over the simulated driver,
+// with a current device and stream that a test chooses. In the end everything must be back with the
+// driver. One thread.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "abi/cuda/open_gpu.h"
+#include "abi/error_text.h"
+#include "base/units.h"
+#include "cuda_allocator.h"
+#include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver.h"
+
+namespace tencache::shim {
+
+using c10::CachingAllocator::StatArray;
+using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+using Id = c10::MempoolId_t;
+
+inline constexpr uint64_t kExtent = 4 * kMiB;
+
+// What the functions of CudaCalls see.
+struct CurrentCuda {
+  SimulatedDriver* driver = nullptr;
+  c10::DeviceIndex device = 0;
+  cudaStream_t stream = nullptr;
+  int synchronize_count = 0;
+  int peer_copy_count = 0;
+};
+inline CurrentCuda g_current;
+
+inline cudaError_t as_runtime(CUresult result) { return static_cast<cudaError_t>(result); }
+
+inline CUdeviceptr as_device(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
+
+inline cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+  return as_runtime(g_current.driver->api().cuMemcpyDtoDAsync(as_device(target), as_device(source),
+                                                              bytes, stream));
+}
+
+inline CudaCalls test_calls() {
+  CudaCalls calls;
+  calls.current_device = [] { return g_current.device; };
+  calls.current_stream = [](c10::DeviceIndex) { return g_current.stream; };
+  calls.handle_of = [](const c10::cuda::CUDAStream& stream) {
+    return reinterpret_cast<cudaStream_t>(stream.unwrap().id());
+  };
+  calls.synchronize = [](c10::DeviceIndex) {
+    ++g_current.synchronize_count;
+    g_current.driver->wait_until_idle();
+  };
+  calls.copy = [](void* target, const void* source, size_t bytes) {
+    memcpy(target, source, bytes);
+  };
+  calls.copy_async = &copy_async;
+  calls.copy_peer_async = [](void* target, int, const void* source, int, size_t bytes,
+                             cudaStream_t stream) {
+    ++g_current.peer_copy_count;
+    return copy_async(target, source, bytes, stream);
+  };
+  return calls;
+}
+
+inline c10::cuda::CUDAStream as_torch(CUstream stream) {
+  const c10::Stream general(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0),
+                            reinterpret_cast<c10::StreamId>(stream));
+  return c10::cuda::CUDAStream(c10::cuda::CUDAStream::UNCHECKED, general);
+}
+
+inline int64_t all(const StatArray& stats) { return stats[0].current; }
+
+inline std::string text_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+class CudaAllocatorTest : public ::testing::Test {
+ protected:
+  CudaAllocatorTest() {
+    config_.device_budget_bytes = 64 * kMiB;
+    config_.extent_min_bytes = 2 * kMiB;
+    config_.arm_at = 0.7;
+  }
+  ~CudaAllocatorTest() override {
+    kept_.clear();
+    if (!driver_) return;
+    driver_->wait_until_idle();
+    allocator_.reset();
+    for (const CUstream stream : streams_) driver_->api().cuStreamDestroy(stream);
+    context_.reset();
+    EXPECT_EQ(driver_->leaks(), "");
+  }
+  void start(int device_count = 1) {
+    driver_.emplace(SimulatedDriverConfig{.device_count = device_count});
+    context_.emplace(driver_->api());
+    g_current = {};
+    g_current.driver = &*driver_;
+    allocator_ = std::make_unique<CudaAllocator>(
+        test_calls(), [this](int ordinal, double fraction, tencache_error* error) {
+          tencache_gpu_config config = config_;
+          config.ordinal = ordinal;
+          config.device_fraction = fraction;
+          Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
+          if (gpu.is_ok()) return gpus_[ordinal] = gpu.value();
+          report(gpu.status(), error);
+          return static_cast<tencache_gpu*>(nullptr);
+        });
+    cuda_ = allocator_.get();
+    cuda_->init(device_count);
+    stream_ = make_stream();
+    g_current.stream = stream_;
+  }
+  CUstream make_stream() {
+    CUstream stream = nullptr;
+    EXPECT_EQ(driver_->api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
+              CUDA_SUCCESS);
+    return streams_.emplace_back(stream);
+  }
+  c10::DataPtr allocate(uint64_t bytes) { return cuda_->allocate(bytes); }
+  void* keep(uint64_t bytes) { return kept_.emplace_back(cuda_->allocate(bytes)).get(); }
+  void op(void* address) {
+    const tencache_access access = {address, TENCACHE_WRITE};
+    tencache_gpu_open_op(gpus_[0], 0, &access, 1, stream_);
+    tencache_gpu_close_op(gpus_[0]);
+  }
+  uint64_t free_bytes() { return cuda_->getMemoryInfo(0).first; }
+
+  std::optional<SimulatedDriver> driver_;
+  std::optional<CurrentContext> context_;
+  tencache_gpu_config config_ = {};
+  std::map<int, tencache_gpu*> gpus_;
+  std::unique_ptr<CudaAllocator> allocator_;
+  CUDAAllocator* cuda_ = nullptr;
+  CUstream stream_ = nullptr;
+  std::vector<CUstream> streams_;
+  std::vector<c10::DataPtr> kept_;
+};
+
+class CudaPoolTest : public CudaAllocatorTest {
+ protected:
+  static constexpr Id kGraph = {1, 0};
+  void begin(Id id = kGraph) {
+    cuda_->beginAllocateToPool(0, id, [this](cudaStream_t stream) { return stream == stream_; });
+  }
+  void end(Id id = kGraph) { cuda_->endAllocateToPool(0, id); }
+  Id pool_of(const void* address) {
+    for (const auto& segment : cuda_->snapshot({0, 0}, false).segments) {
+      if (reinterpret_cast<size_t>(address) - segment.address < segment.total_size) {
+        return segment.owner_private_pool_id;
+      }
+    }
+    ADD_FAILURE() << "in no segment";
+    return {};
+  }
+};
+
+}  // namespace tencache::shim

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA allocator through PyTorch's own interface, over the simulated driver: the contract of a
+// DataPtr, streams, statistics, running out of memory, several GPUs, copies.
+#include "cuda_allocator.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "cuda_allocator_fixture.h"
+
+namespace tencache::shim {
+namespace {
+
+using c10::CachingAllocator::StatType;
+
+TEST_F(CudaAllocatorTest, ADataPtrIsItsOwnContext) {
+  start();
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{1000}, kExtent}) {
+    const c10::DataPtr pointer = allocate(bytes);
+    EXPECT_NE(pointer.get(), nullptr);
+    EXPECT_EQ(pointer.get(), pointer.get_context());
+    EXPECT_EQ(pointer.get_deleter(), cuda_->raw_deleter());
+    EXPECT_EQ(pointer.device(), c10::Device(c10::kCUDA, 0));
+    EXPECT_TRUE(cuda_->is_simple_data_ptr(pointer));
+  }
+  const c10::DataPtr empty = allocate(0);
+  EXPECT_EQ(empty.get(), nullptr);
+  EXPECT_EQ(empty.device(), c10::Device(c10::kCUDA, 0));
+  EXPECT_EQ(cuda_->raw_alloc(0), nullptr);
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
+
+  void* raw = cuda_->raw_allocate(1000);
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 1024);
+  cuda_->raw_deallocate(raw);
+  raw = cuda_->raw_alloc_with_stream(kExtent, make_stream());
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(kExtent));
+  cuda_->raw_delete(raw);
+  cuda_->raw_delete(nullptr);
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
+}
+
+TEST_F(CudaAllocatorTest, NothingWorksBeforeInit) {
+  start();
+  CudaAllocator* const first = allocator_.get();
+  EXPECT_TRUE(first->initialized());
+  EXPECT_NE(text_of([&] { CudaAllocator second(test_calls(), nullptr); }).find("already"),
+            std::string::npos);
+  allocator_.reset();
+  allocator_ = std::make_unique<CudaAllocator>(test_calls(), nullptr);
+  EXPECT_FALSE(allocator_->initialized());
+  EXPECT_NE(text_of([&] { (void)allocator_->allocate(1); }).find("did you call init?"),
+            std::string::npos);
+  EXPECT_EQ(allocator_->name(), "tencache");
+  EXPECT_TRUE(allocator_->isEnabled());
+  EXPECT_FALSE(allocator_->isHistoryEnabled());
+}
+
+TEST_F(CudaAllocatorTest, AGpuThatCannotBeOpenedSaysWhy) {
+  config_.arm_at = 7;
+  start();
+  EXPECT_NE(text_of([&] { (void)allocate(1); }).find("must be from 0 to 1"), std::string::npos);
+  config_.arm_at = 0.7;
+  EXPECT_NE(allocate(1).get(), nullptr);  // the next one tries again
+  EXPECT_NE(text_of([&] { (void)cuda_->getDeviceStats(1); }).find("Invalid device argument 1"),
+            std::string::npos);
+}
+
+TEST_F(CudaAllocatorTest, AStreamHasItsMemoryAgainAndOthersWait) {
+  start();
+  CUstream other = make_stream();
+  c10::DataPtr pointer = allocate(kExtent);
+  void* const address = pointer.get();
+  pointer.clear();
+  pointer = allocate(kExtent);
+  EXPECT_EQ(pointer.get(), address);
+  cuda_->recordStream(pointer, as_torch(other));
+  ASSERT_EQ(driver_->launch(
+                other, {}, [] {}, std::chrono::milliseconds(50)),
+            CUDA_SUCCESS);
+  pointer.clear();
+  EXPECT_EQ(cuda_->getDeviceStats(0).active_bytes[0].current, static_cast<int64_t>(kExtent));
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
+  EXPECT_NE(keep(kExtent), address);
+  driver_->wait_until_idle();
+  EXPECT_EQ(keep(kExtent), address);
+}
+
+// Empty tensors, and memory of another allocator: PyTorch's own does not mind either.
+TEST_F(CudaAllocatorTest, RecordStreamLeavesWhatIsNotOurs) {
+  start();
+  int on_host = 0;
+  cuda_->recordStream(allocate(0), as_torch(stream_));
+  const c10::DataPtr foreign(
+      &on_host, &on_host, [](void*) {}, c10::Device(c10::kCUDA, 0));
+  cuda_->recordStream(foreign, as_torch(stream_));
+  c10::DeviceAllocator* const general = cuda_;
+  const c10::DataPtr own = allocate(kExtent);
+  general->recordStream(own, as_torch(make_stream()).unwrap());
+  EXPECT_NE(text_of([&] { cuda_->raw_delete(&on_host); }).find("invalid device pointer"),
+            std::string::npos);
+}
+
+TEST_F(CudaAllocatorTest, StatisticsTellWhatHappened) {
+  start();
+  keep(1000);
+  void* const large = keep(kExtent + 1);
+  auto stats = cuda_->getDeviceStats(0);
+  EXPECT_EQ(all(stats.allocation), 2);
+  EXPECT_EQ(all(stats.allocated_bytes), static_cast<int64_t>(kExtent + 2 * kMiB + 1024));
+  EXPECT_EQ(all(stats.requested_bytes), static_cast<int64_t>(kExtent + 1 + 1000));
+  EXPECT_EQ(stats.allocated_bytes[static_cast<size_t>(StatType::SMALL_POOL)].current, 1024);
+  EXPECT_EQ(all(stats.reserved_bytes), static_cast<int64_t>(kExtent + 4 * kMiB));
+  EXPECT_EQ(stats.reserved_bytes[1].current + stats.reserved_bytes[2].current,
+            all(stats.reserved_bytes));
+  EXPECT_EQ(all(stats.inactive_split_bytes), static_cast<int64_t>(2 * kMiB - 1024));
+  EXPECT_EQ(stats.num_device_alloc, 2);
+  EXPECT_NE(large, nullptr);
+  kept_.pop_back();
+  stats = cuda_->getDeviceStats(0);
+  EXPECT_EQ(all(stats.allocated_bytes), 1024);
+  EXPECT_EQ(stats.allocated_bytes[0].peak, static_cast<int64_t>(kExtent + 2 * kMiB + 1024));
+  EXPECT_EQ(stats.active_bytes[0].peak, stats.allocated_bytes[0].peak);
+  EXPECT_EQ(stats.allocation[0].freed, 1);
+  EXPECT_EQ(all(stats.reserved_bytes), static_cast<int64_t>(kExtent + 4 * kMiB));
+  cuda_->resetPeakStats(0);
+  cuda_->resetAccumulatedStats(0);
+  stats = cuda_->getDeviceStats(0);
+  EXPECT_EQ(stats.allocated_bytes[0].peak, 1024);
+  EXPECT_EQ(stats.active_bytes[0].peak, 1024);
+  EXPECT_EQ(stats.allocation[0].allocated, 0);
+  EXPECT_EQ(stats.num_device_alloc, 0);
+}
+
+TEST_F(CudaAllocatorTest, EmptyCacheGivesMemoryBack) {
+  start();
+  const size_t total = cuda_->getMemoryInfo(0).second;
+  EXPECT_EQ(free_bytes(), total);
+  { const c10::DataPtr first = allocate(kExtent), second = allocate(1000); }
+  EXPECT_EQ(free_bytes(), total - kExtent - 2 * kMiB);
+  size_t largest = 1;
+  cuda_->cacheInfo(0, &largest);
+  EXPECT_EQ(largest, kExtent);
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(free_bytes(), total);
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).reserved_bytes), 0);
+  largest = 0;
+  cuda_->cacheInfo(0, &largest);
+  EXPECT_EQ(largest, total);
+}
+
+TEST_F(CudaAllocatorTest, BaseAllocationsAreFound) {
+  start();
+  char* const small = static_cast<char*>(keep(1000));
+  char* const second = static_cast<char*>(keep(1000));
+  char* const large = static_cast<char*>(keep(kExtent));
+  size_t bytes = 0;
+  EXPECT_EQ(cuda_->getBaseAllocation(second, &bytes), small);
+  EXPECT_EQ(bytes, 2 * kMiB);
+  EXPECT_EQ(cuda_->getBaseAllocation(large + 5, &bytes), large);
+  EXPECT_EQ(bytes, kExtent);
+  EXPECT_NE(text_of([&] { cuda_->getBaseAllocation(&bytes, nullptr); }).find("invalid device"),
+            std::string::npos);
+  EXPECT_TRUE(cuda_->getExpandableSegmentSizes(0).empty());
+}
+
+TEST_F(CudaAllocatorTest, OutOfMemoryIsToldInPyTorchsWords) {
+  config_.strict = 1;
+  start();
+  std::vector<std::array<uint64_t, 4>> seen;
+  cuda_->attachOutOfMemoryObserver(
+      [&](int64_t device, size_t bytes, size_t total_bytes, size_t free_bytes) {
+        seen.push_back({static_cast<uint64_t>(device), bytes, total_bytes, free_bytes});
+      });
+  keep(40 * kMiB);
+  std::string text;
+  try {
+    (void)allocate(30 * kMiB);
+  } catch (const c10::OutOfMemoryError& error) {
+    EXPECT_EQ(seen.size(), 1u) << "observers come first";
+    text = error.what_without_backtrace();
+  }
+  EXPECT_EQ(text.find("CUDA out of memory. Tried to allocate 30.00 MiB. GPU 0 has a total capacity "
+                      "of 256.00 MiB of which 216.00 MiB is free. Of the allocated memory 40.00 "
+                      "MiB is allocated by PyTorch"),
+            0u)
+      << text;
+  EXPECT_NE(text.find("--strict"), std::string::npos) << text;
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0], (std::array<uint64_t, 4>{0, 30 * kMiB, 256 * kMiB, 216 * kMiB}));
+  EXPECT_EQ(cuda_->getDeviceStats(0).num_ooms, 1);
+  EXPECT_THROW((void)allocate(uint64_t{1} << 61), c10::OutOfMemoryError);
+  EXPECT_NE(text_of([&] { (void)allocate(uint64_t{1} << 61); }).find("more than 1EB"),
+            std::string::npos);
+  // The failure leaves everything usable.
+  EXPECT_NE(keep(20 * kMiB), nullptr);
+}
+
+TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
+  config_.device_budget_bytes = 0;
+  config_.strict = 1;
+  start();
+  EXPECT_EQ(cuda_->getMemoryFraction(0), 1.0);
+  EXPECT_NE(text_of([&] { cuda_->setMemoryFraction(1.5, 0); }).find("invalid fraction"),
+            std::string::npos);
+  cuda_->setMemoryFraction(0.25, 0);
+  keep(60 * kMiB);
+  EXPECT_THROW((void)allocate(8 * kMiB), c10::OutOfMemoryError);
+  cuda_->setMemoryFraction(0.25, 0);
+  EXPECT_NE(text_of([&] { cuda_->setMemoryFraction(0.5, 0); }).find("before the first tensor"),
+            std::string::npos);
+  EXPECT_EQ(cuda_->getMemoryFraction(0), 0.25);
+}
+
+TEST_F(CudaAllocatorTest, EachGpuHasItsOwnMemory) {
+  start(2);
+  keep(kExtent);
+  g_current.device = 1;
+  const c10::DataPtr other = allocate(1000);
+  EXPECT_EQ(other.device(), c10::Device(c10::kCUDA, 1));
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(kExtent));
+  EXPECT_EQ(all(cuda_->getDeviceStats(1).allocated_bytes), 1024);
+  g_current.device = 0;  // memory goes back to where it is from
+  kept_.clear();
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
+  const auto snapshot = cuda_->snapshot({0, 0}, true);
+  EXPECT_EQ(snapshot.device_traces.size(), 2u);
+  ASSERT_EQ(snapshot.segments.size(), 2u);
+  EXPECT_EQ(snapshot.segments[1].device, 1);
+}
+
+TEST_F(CudaAllocatorTest, CopiesGoTheWayThatWorks) {
+  start();
+  char* const source = static_cast<char*>(keep(kExtent));
+  char* const target = static_cast<char*>(keep(kExtent));
+  source[7] = 42;
+  EXPECT_EQ(cuda_->memcpyAsync(target, 0, source, 0, kExtent, stream_, true), cudaSuccess);
+  driver_->wait_until_idle();
+  EXPECT_EQ(target[7], 42);
+  EXPECT_EQ(g_current.peer_copy_count, 0);
+  EXPECT_EQ(cuda_->memcpyAsync(target, 1, source, 0, kExtent, stream_, true), cudaSuccess);
+  EXPECT_EQ(g_current.peer_copy_count, 1);
+  source[8] = 43;
+  cuda_->copy_data(target, source, kExtent);
+  EXPECT_EQ(target[8], 43);
+  const c10::DataPtr clone = cuda_->clone(source, kExtent);
+  EXPECT_EQ(static_cast<char*>(clone.get())[8], 43);
+}
+
+}  // namespace
+}  // namespace tencache::shim

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Private pools, snapshots that agree with the statistics, and an honest error for everything that
+// is not supported, through PyTorch's own interface. With TENCACHE_SNAPSHOT_FILE set, a snapshot is
+// written there as the dictionary that torch.cuda.memory._snapshot() makes.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cuda_allocator_fixture.h"
+
+namespace tencache::shim {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
+  start();
+  CUstream other = make_stream();
+  begin();
+  c10::DataPtr graph = allocate(kExtent);
+  void* const address = graph.get();
+  g_current.stream = other;  // not the one that captures
+  void* const common = keep(kExtent);
+  g_current.stream = stream_;
+  EXPECT_EQ(pool_of(address), kGraph);
+  EXPECT_EQ(pool_of(common), (Id{0, 0}));
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {address}));
+  EXPECT_FALSE(cuda_->checkPoolLiveAllocations(0, kGraph, {}));
+  graph.clear();
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {}));
+  graph = allocate(kExtent);
+  EXPECT_EQ(graph.get(), address) << "the graph uses its own memory again";
+  graph.clear();
+  end();
+  EXPECT_NE(keep(kExtent), address) << "nobody else does";
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(pool_of(address), kGraph);
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u);
+  cuda_->releasePool(0, kGraph);
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(g_current.synchronize_count, 1);
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 0u);
+}
+
+TEST_F(CudaPoolTest, AReleasedPoolKeepsWhatIsAlive) {
+  start();
+  begin();
+  c10::DataPtr output = allocate(kExtent);
+  end();
+  cuda_->releasePool(0, kGraph);
+  cuda_->emptyCache(kGraph);
+  EXPECT_EQ(pool_of(output.get()), kGraph);
+  output.clear();
+  cuda_->emptyCache(kGraph);
+  EXPECT_TRUE(cuda_->snapshot(kGraph, false).segments.empty());
+  EXPECT_EQ(free_bytes(), cuda_->getMemoryInfo(0).second);
+}
+
+// The device must not be waited for while a graph is captured.
+TEST_F(CudaPoolTest, NothingIsDroppedDuringACapture) {
+  start();
+  begin();
+  allocate(kExtent).clear();
+  end();
+  cuda_->releasePool(0, kGraph);
+  begin({2, 0});
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(g_current.synchronize_count, 0);
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u);
+  end({2, 0});
+  cuda_->releasePool(0, {2, 0});
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(g_current.synchronize_count, 1);
+  EXPECT_TRUE(cuda_->snapshot({0, 0}, false).segments.empty());
+}
+
+TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
+  config_.strict = 1;
+  start();
+  begin();
+  allocate(40 * kMiB).clear();
+  end();
+  EXPECT_THROW((void)allocate(40 * kMiB), c10::OutOfMemoryError);
+  cuda_->releasePool(0, kGraph);
+  EXPECT_NE(keep(40 * kMiB), nullptr);
+  EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 1);
+}
+
+TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
+  start();
+  EXPECT_NE(text_of([&] { cuda_->releasePool(0, kGraph); }).find("no private pool (1, 0)"),
+            std::string::npos);
+  cuda_->createOrIncrefPool(0, kGraph, nullptr);
+  begin();
+  EXPECT_EQ(cuda_->getPoolUseCount(0, kGraph), 2);
+  EXPECT_NE(text_of([&] { begin(); }).find("already recording"), std::string::npos);
+  begin({2, 0});
+  const c10::DataPtr inner = allocate(1000);
+  EXPECT_EQ(pool_of(inner.get()), (Id{2, 0})) << "the innermost has it";
+  end({2, 0});
+  end();
+  EXPECT_NE(text_of([&] { end(); }).find("not currently recording"), std::string::npos);
+  cuda_->releasePool(0, kGraph);
+  cuda_->releasePool(0, kGraph);
+  EXPECT_NE(text_of([&] { cuda_->releasePool(0, kGraph); }).find("released already"),
+            std::string::npos);
+  EXPECT_NE(text_of([&] { begin({0, 0}); }).find("no private pool"), std::string::npos);
+  cuda_->releasePool(0, {2, 0});
+  cuda_->createOrIncrefPool(0, {2, 0}, nullptr);  // again in use, with what is alive in it
+  EXPECT_EQ(cuda_->getPoolUseCount(0, {2, 0}), 1);
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, {2, 0}, {inner.get()}));
+  cuda_->setUseOnOOM(0, {2, 0}, false);
+  cuda_->releasePool(0, {2, 0});
+}
+
+// Snapshots.
+
+Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
+  Json segments = Json::array();
+  for (const auto& segment : snapshot.segments) {
+    Json blocks = Json::array();
+    size_t address = segment.address;
+    for (const auto& block : segment.blocks) {
+      const char* const state = block.allocated ? "active_allocated"
+                                : block.active  ? "active_pending_free"
+                                                : "inactive";
+      blocks.push_back({{"address", address},
+                        {"size", block.size},
+                        {"requested_size", block.requested_size},
+                        {"state", state},
+                        {"frames", Json::array()}});
+      address += block.size;
+    }
+    segments.push_back(
+        {{"device", segment.device},
+         {"address", segment.address},
+         {"total_size", segment.total_size},
+         {"allocated_size", segment.allocated_size},
+         {"active_size", segment.active_size},
+         {"requested_size", segment.requested_size},
+         {"stream", reinterpret_cast<size_t>(segment.stream)},
+         {"segment_type", segment.is_large ? "large" : "small"},
+         {"segment_pool_id",
+          {segment.owner_private_pool_id.first, segment.owner_private_pool_id.second}},
+         {"is_expandable", segment.is_expandable},
+         {"frames", Json::array()},
+         {"blocks", blocks}});
+  }
+  Json traces = Json::array();
+  for (size_t device = 0; device < snapshot.device_traces.size(); ++device) {
+    traces.push_back(Json::array());
+  }
+  return {{"segments", segments},
+          {"device_traces", traces},
+          {"external_annotations", Json::array()},
+          {"allocator_settings", Json::object()}};
+}
+
+// Small and large, free, pending, private and cold: all kinds that there are.
+TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
+  config_.device_budget_bytes = 64 * kMiB;
+  config_.host_budget_bytes = 128 * kMiB;
+  start();
+  keep(1000);
+  keep(3000);
+  allocate(2000).clear();
+  keep(kMiB + 5);
+  begin();
+  keep(kExtent);
+  end();
+  for (int index = 0; index < 12; ++index) op(keep(kExtent));
+  CUstream other = make_stream();
+  cuda_->recordStream(kept_.back(), as_torch(other));
+  ASSERT_EQ(driver_->launch(
+                other, {}, [] {}, std::chrono::milliseconds(200)),
+            CUDA_SUCCESS);
+  kept_.pop_back();
+  const auto snapshot = cuda_->snapshot({0, 0}, true);
+  const auto stats = cuda_->getDeviceStats(0);
+  int64_t allocated_bytes = 0;
+  int64_t active_bytes = 0;
+  int64_t requested_bytes = 0;
+  uint64_t total_bytes = 0;
+  for (const auto& segment : snapshot.segments) {
+    size_t sum = 0;
+    for (const auto& block : segment.blocks) sum += block.size;
+    EXPECT_EQ(sum, segment.total_size);
+    allocated_bytes += static_cast<int64_t>(segment.allocated_size);
+    active_bytes += static_cast<int64_t>(segment.active_size);
+    requested_bytes += static_cast<int64_t>(segment.requested_size);
+    total_bytes += segment.total_size;
+  }
+  EXPECT_EQ(allocated_bytes, all(stats.allocated_bytes));
+  EXPECT_EQ(active_bytes, all(stats.active_bytes));
+  EXPECT_EQ(active_bytes - allocated_bytes, static_cast<int64_t>(kExtent));
+  EXPECT_EQ(requested_bytes, all(stats.requested_bytes));
+  tencache_gpu_stats core;
+  tencache_gpu_get_stats(gpus_[0], &core);
+  EXPECT_GT(core.cold_bytes, 0u);
+  EXPECT_GT(total_bytes, core.cold_bytes);
+  if (const char* path = std::getenv("TENCACHE_SNAPSHOT_FILE")) {
+    Json written = {{"snapshot", as_json(snapshot)},
+                    {"allocated_bytes", allocated_bytes},
+                    {"active_bytes", active_bytes},
+                    {"total_bytes", total_bytes}};
+    std::ofstream file(path);
+    file << written.dump();
+    ASSERT_TRUE(file.good());
+  }
+}
+
+// What is refused.
+
+TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
+  start();
+  cuda_->createOrIncrefPool(0, kGraph, nullptr);
+  const auto self = std::shared_ptr<CUDAAllocator>(cuda_, [](CUDAAllocator*) {});
+  cuda_->createOrIncrefPool(0, kGraph, self);
+  const auto foreign =
+      std::shared_ptr<CUDAAllocator>(c10::cuda::CUDACachingAllocator::get(), [](CUDAAllocator*) {});
+  struct Refusal {
+    const char* feature;
+    const char* remedy;
+    std::function<void()> call;
+  };
+  const std::vector<Refusal> refusals = {
+    {"MemPool with an allocator", "Leave out",
+     [&] { cuda_->createOrIncrefPool(0, kGraph, foreign); }},
+    {"use_on_oom", "empty_cache", [&] { cuda_->setUseOnOOM(0, kGraph, true); }},
+    {"no_split", "Leave out", [&] { cuda_->setNoSplit(0, kGraph); }},
+    {"checkpoints", "cudagraph_trees", [&] { (void)cuda_->getCheckpointState(0, kGraph); }},
+    {"checkpoints", "cudagraph_trees", [&] { (void)cuda_->setCheckpointPoolState(0, nullptr); }},
+    {"other processes", "tensor.cpu()", [&] { (void)cuda_->shareIpcHandle(nullptr); }},
+    {"other processes", "host memory", [&] { (void)cuda_->getIpcDevPtr(""); }},
+    {"another one's memory", "torchrun", [&] { cuda_->enablePeerAccess(0, 1); }},
+    {"caching off", "without tencache", [&] { cuda_->enable(false); }},
+    {"memory history", "_snapshot",
+     [&] {
+       cuda_->recordHistory(true, nullptr, 10, c10::CachingDeviceAllocator::RecordContext::ALL,
+                            true, {});
+     }},
+    {"trackers", "TORCH_NCCL", [&] { cuda_->attachAllocatorTraceTracker({}); }},
+#if TENCACHE_TORCH_SINCE(15)
+    {"given address", "Allocate anywhere", [&] { (void)cuda_->allocateWithAddress(1, nullptr); }},
+    {"metadata", "Leave it out", [&] { cuda_->setUserMetadata("x"); }},
+    {"annotations", "Leave them out", [&] { cuda_->annotateMemory(nullptr, "x"); }},
+#endif
+  };
+  for (const Refusal& refusal : refusals) {
+    const std::string text = text_of(refusal.call);
+    EXPECT_EQ(text.find("tencache does not support "), 0u) << refusal.feature << ": " << text;
+    EXPECT_NE(text.find(refusal.feature), std::string::npos) << text;
+    EXPECT_NE(text.find(refusal.remedy), std::string::npos) << text;
+  }
+  // What asks for nothing is fine.
+  cuda_->enable(true);
+  cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
+                       {});
+#if TENCACHE_TORCH_SINCE(15)
+  cuda_->attachOomRejectionObserver([](int64_t, size_t, size_t, size_t) {});
+  EXPECT_FALSE(cuda_->supportsUserMetadata());
+#endif
+  cuda_->releasePool(0, kGraph);
+  cuda_->releasePool(0, kGraph);
+}
+
+}  // namespace
+}  // namespace tencache::shim
