@@ -3,17 +3,19 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import DEVICE, Results, wide
 from torch import nn
+
+WIDTH = wide(192)
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.patch = nn.Conv2d(3, 192, 8, 8)
-        layer = nn.TransformerEncoderLayer(192, 4, 384, dropout=0.0, batch_first=True)
+        self.patch = nn.Conv2d(3, WIDTH, 8, 8)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(192, 10)
+        self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, images):
         patches = self.patch(images).flatten(2).transpose(1, 2)
@@ -25,10 +27,10 @@ def main():
     results = Results()
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=2)
     for _ in range(4):
         images, labels = torch.randn(8, 3, 48, 48), torch.randint(0, 10, (8,))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         scaler.scale(loss).backward()

@@ -8,10 +8,10 @@ middle; an exception half way through a backward pass, after which it goes on.
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 
-WIDTH, VOCABULARY = 128, 256
+WIDTH, VOCABULARY = wide(128), 256
 
 
 class Block(nn.Module):

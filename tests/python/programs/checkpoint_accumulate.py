@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -24,13 +24,16 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(x))
 
 
+WIDTH = wide(160)
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(256, 160)
-        self.first = nn.ModuleList(Block(160) for _ in range(2))
-        self.last = nn.Sequential(Block(160), Block(160))
-        self.head = nn.Linear(160, 256)
+        self.embed = nn.Embedding(256, WIDTH)
+        self.first = nn.ModuleList(Block(WIDTH) for _ in range(2))
+        self.last = nn.Sequential(Block(WIDTH), Block(WIDTH))
+        self.head = nn.Linear(WIDTH, 256)
 
     def forward(self, tokens, reentrant):
         x = self.embed(tokens)

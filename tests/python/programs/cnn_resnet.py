@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 
 
@@ -22,15 +22,21 @@ class Block(nn.Module):
         return F.relu(y + self.shortcut(x), inplace=True)
 
 
+CHANNELS = wide(32, least=128)
+
+
 class ResNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Conv2d(3, 32, 3, 1, 1)
+        self.stem = nn.Conv2d(3, CHANNELS, 3, 1, 1)
         self.blocks = nn.Sequential(
-            Block(32, 32, 1), Block(32, 64, 2), Block(64, 128, 2), Block(128, 128, 1)
+            Block(CHANNELS, CHANNELS, 1),
+            Block(CHANNELS, 2 * CHANNELS, 2),
+            Block(2 * CHANNELS, 4 * CHANNELS, 2),
+            Block(4 * CHANNELS, 4 * CHANNELS, 1),
         )
         self.pool = nn.MaxPool2d(2)
-        self.head = nn.Linear(128, 10)
+        self.head = nn.Linear(4 * CHANNELS, 10)
 
     def forward(self, x):
         x = self.pool(self.blocks(F.relu(self.stem(x))))

@@ -2,7 +2,7 @@
 """A GPT-2 decoder of transformers with fused AdamW, norm clipping, evaluation in between."""
 
 import torch
-from exact import Results
+from exact import Results, wide
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
@@ -12,7 +12,7 @@ def main():
     config = GPT2Config(
         vocab_size=512,
         n_positions=64,
-        n_embd=192,
+        n_embd=wide(192),
         n_layer=4,
         n_head=4,
         bos_token_id=None,

@@ -5,20 +5,22 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+
+WIDTH = wide(512)
 
 
 def make_model():
     return nn.Sequential(
-        nn.Linear(128, 512),
-        nn.BatchNorm1d(512),
+        nn.Linear(128, WIDTH),
+        nn.BatchNorm1d(WIDTH),
         nn.ReLU(),
-        nn.Linear(512, 512),
-        nn.BatchNorm1d(512),
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
         nn.ReLU(),
-        nn.Linear(512, 10),
+        nn.Linear(WIDTH, 10),
     )
 
 

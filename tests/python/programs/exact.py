@@ -4,14 +4,37 @@
 Losses are hexadecimal floats; parameters and optimizer state are SHA-256 hashes. Bytes are copied
 out by an ordinary op (`copy_` into memory of NumPy's), so that reading a result is announced like
 any other access.
+
+PROGRAM_DEVICE=cuda runs a program on a GPU: new tensors are made there, and what `wide` sizes is
+large enough to leave it (below 2 MiB nothing does).
 """
 
 import hashlib
 import json
+import os
 import sys
 
 import numpy as np
 import torch
+
+DEVICE = os.environ.get("PROGRAM_DEVICE", "cpu")
+
+
+def use_device():
+    """Makes new tensors of this thread on the device. Importing this module does it once."""
+    if DEVICE != "cpu":
+        torch.set_default_device(DEVICE)
+
+
+if DEVICE != "cpu":
+    # Ops without a deterministic variant only warn: two stock runs are compared before anything.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    use_device()
+
+
+def wide(width, least=1024):
+    """The width itself, or on a GPU a multiple of it that is at least `least`."""
+    return width if DEVICE == "cpu" else width * -(-least // width)
 
 
 def to_bytes(tensor):

@@ -3,31 +3,33 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
+
+CHANNELS = wide(64, least=256)
 
 
 def make_generator():
     return nn.Sequential(
-        nn.ConvTranspose2d(64, 128, 4, 1, 0, bias=False),
-        nn.BatchNorm2d(128),
+        nn.ConvTranspose2d(64, 2 * CHANNELS, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(2 * CHANNELS),
         nn.ReLU(True),
-        nn.ConvTranspose2d(128, 64, 4, 2, 1, bias=False),
-        nn.BatchNorm2d(64),
+        nn.ConvTranspose2d(2 * CHANNELS, CHANNELS, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(CHANNELS),
         nn.ReLU(True),
-        nn.ConvTranspose2d(64, 3, 4, 2, 1),
+        nn.ConvTranspose2d(CHANNELS, 3, 4, 2, 1),
         nn.Tanh(),
     )
 
 
 def make_discriminator():
     return nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 64, 4, 2, 1)),
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, CHANNELS, 4, 2, 1)),
         nn.LeakyReLU(0.2, True),
-        nn.utils.parametrizations.spectral_norm(nn.Conv2d(64, 128, 4, 2, 1)),
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(CHANNELS, 2 * CHANNELS, 4, 2, 1)),
         nn.LeakyReLU(0.2, True),
         nn.Flatten(),
-        nn.Linear(128 * 16, 1),
+        nn.Linear(2 * CHANNELS * 16, 1),
     )
 
 

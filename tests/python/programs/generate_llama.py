@@ -2,7 +2,7 @@
 """A tiny Llama (grouped-query attention) generates: greedy, sampling, beams, a static cache."""
 
 import torch
-from exact import Results
+from exact import Results, wide
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -11,8 +11,8 @@ def main():
     results = Results()
     config = LlamaConfig(
         vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=512,
+        hidden_size=wide(256),
+        intermediate_size=2 * wide(256),
         num_hidden_layers=3,
         num_attention_heads=8,
         num_key_value_heads=2,

@@ -3,15 +3,16 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 
 
 def main():
     torch.manual_seed(8)
     results = Results()
-    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
-    model.append(nn.Linear(256, 4))
+    width = wide(256)
+    model = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+    model.append(nn.Linear(width, 4))
     data = torch.randn(512, 64)
     target = torch.sin(data[:, :4] * 3) + data[:, 4:8].square()
     optimizer = torch.optim.LBFGS(

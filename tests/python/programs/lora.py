@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 
 
@@ -16,6 +16,9 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         return self.base(x) + F.linear(F.linear(x, self.down), self.up) * 2.0
+
+
+WIDTH = wide(256)
 
 
 class Block(nn.Module):
@@ -32,9 +35,9 @@ class Block(nn.Module):
 def main():
     torch.manual_seed(12)
     results = Results()
-    embed = nn.Embedding(300, 256).requires_grad_(False)
-    body = nn.Sequential(*(Block(256) for _ in range(5)))
-    head = nn.Linear(256, 300).requires_grad_(False)
+    embed = nn.Embedding(300, WIDTH).requires_grad_(False)
+    body = nn.Sequential(*(Block(WIDTH) for _ in range(5)))
+    head = nn.Linear(WIDTH, 300).requires_grad_(False)
     trained = [p for p in body.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, 1e-3, fused=True)
     for _ in range(6):

@@ -2,7 +2,7 @@
 """A tiny Mixtral: which expert works on which token, and so which op runs, depends on the data."""
 
 import torch
-from exact import Results
+from exact import Results, wide
 from transformers import MixtralConfig, MixtralForCausalLM
 
 
@@ -11,8 +11,8 @@ def main():
     results = Results()
     config = MixtralConfig(
         vocab_size=256,
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=wide(128),
+        intermediate_size=2 * wide(128),
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -3,17 +3,19 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+WIDTH = wide(256)
 
 
 class Tagger(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.embed = nn.Embedding(500, 128)
-        self.rnn = kind(128, 256, num_layers=2, batch_first=True, bidirectional=True, dropout=0.1)
-        self.head = nn.Linear(512, 20)
+        self.rnn = kind(128, WIDTH, num_layers=2, batch_first=True, bidirectional=True, dropout=0.1)
+        self.head = nn.Linear(2 * WIDTH, 20)
 
     def forward(self, tokens, lengths):
         packed = pack_padded_sequence(self.embed(tokens), lengths, True, enforce_sorted=False)
@@ -26,7 +28,7 @@ def train(name, kind, make_optimizer, results):
     optimizer = make_optimizer(model.parameters())
     for step in range(3):
         longest = (20, 12, 26)[step]
-        lengths = torch.randint(longest // 2, longest, (6,))
+        lengths = torch.randint(longest // 2, longest, (6,), device="cpu")
         lengths[0] = longest
         tokens = torch.randint(0, 500, (6, longest))
         logits = model(tokens, lengths)

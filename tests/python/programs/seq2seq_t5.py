@@ -2,7 +2,7 @@
 """A T5 encoder-decoder with shared embeddings, Adafactor, and greedy decoding at the end."""
 
 import torch
-from exact import Results
+from exact import Results, wide
 from transformers import T5Config, T5ForConditionalGeneration
 
 
@@ -11,9 +11,9 @@ def main():
     results = Results()
     config = T5Config(
         vocab_size=512,
-        d_model=128,
-        d_kv=32,
-        d_ff=256,
+        d_model=wide(128),
+        d_kv=wide(128) // 4,
+        d_ff=2 * wide(128),
         num_layers=2,
         num_decoder_layers=2,
         num_heads=4,

@@ -5,14 +5,16 @@ import threading
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import DEVICE, Results, use_device, wide
 from torch import nn
 
 
 def train(seed, barrier, outcome):
-    generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(96, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU())
-    model.append(nn.Linear(384, 10))
+    use_device()
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    width = wide(384)
+    model = nn.Sequential(nn.Linear(96, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    model.append(nn.Linear(width, 10))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)

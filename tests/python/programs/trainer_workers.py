@@ -4,7 +4,7 @@
 import tempfile
 
 import torch
-from exact import Results
+from exact import DEVICE, Results, wide
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
@@ -23,12 +23,14 @@ class Blocks(torch.utils.data.Dataset):
 
 
 def main():
+    if DEVICE != "cpu":
+        torch.set_default_device(None)  # the Trainer itself brings model and batches to it
     torch.manual_seed(15)
     results = Results()
     config = GPT2Config(
         vocab_size=256,
         n_positions=32,
-        n_embd=128,
+        n_embd=wide(128),
         n_layer=3,
         n_head=4,
         bos_token_id=None,
@@ -47,7 +49,7 @@ def main():
             eval_steps=2,
             save_strategy="no",
             dataloader_num_workers=2,
-            use_cpu=True,
+            use_cpu=DEVICE == "cpu",
             disable_tqdm=True,
         )
         trainer = Trainer(

@@ -3,17 +3,19 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results
+from exact import Results, wide
 from torch import nn
+
+WIDTH = wide(192)
 
 
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(192, 4, 512, dropout=0.1, batch_first=True)
-        self.embed = nn.Embedding(1000, 192)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, wide(512), dropout=0.1, batch_first=True)
+        self.embed = nn.Embedding(1000, WIDTH)
         self.encoder = nn.TransformerEncoder(layer, 3)
-        self.head = nn.Linear(192, 8)
+        self.head = nn.Linear(WIDTH, 8)
 
     def forward(self, tokens, padding):
         hidden = self.encoder(self.embed(tokens), src_key_padding_mask=padding)
