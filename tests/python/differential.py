@@ -54,10 +54,14 @@ def environment_for(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Harness:
-    """Runs programs; remembers their stock results and peaks. One per session; close() ends it."""
+    """Runs programs; remembers their stock results and peaks. One per session; close() ends it.
 
-    def __init__(self, folder: Path) -> None:
+    `base` is set for every run, stock or not (PROGRAM_DEVICE).
+    """
+
+    def __init__(self, folder: Path, base: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._base = dict(base or {})
         self._server: subprocess.Popen[str] | None = None
         self._stock: dict[str, dict[str, Any]] = {}
         self._peaks: dict[str, int] = {}
@@ -70,7 +74,9 @@ class Harness:
     def peak_bytes(self, program: str) -> int:
         """The highest sum of the tensors' bytes when the program runs stock."""
         if program not in self._peaks:
-            self._peaks[program] = PEAKS_BYTES.get(program) or self._profiled_peak_bytes(program)
+            # A GPU's own allocator follows every thread.
+            known = None if self._base else PEAKS_BYTES.get(program)
+            self._peaks[program] = known or self._profiled_peak_bytes(program)
         return self._peaks[program]
 
     def run(self, program: str, variables: Mapping[str, str], fresh: bool = False) -> Outcome:
@@ -112,7 +118,7 @@ class Harness:
             done = subprocess.run(
                 [sys.executable, str(PROGRAMS / f"{program}.py"), *arguments],
                 cwd=folder,
-                env=environment_for(variables),
+                env=environment_for({**self._base, **variables}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=TIMEOUT_S,
@@ -142,7 +148,7 @@ class Harness:
         job = {
             "program": str(PROGRAMS / f"{program}.py"),
             "arguments": arguments,
-            "environment": dict(variables),
+            "environment": {**self._base, **variables},
             "folder": str(folder),
             "output": str(log),
             "timeout_s": TIMEOUT_S,

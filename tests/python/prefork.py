@@ -61,10 +61,15 @@ def become(job):
     if job["profile"] is None:
         runpy.run_path(job["program"], run_name="__main__")
         return
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+    if os.environ.get("PROGRAM_DEVICE", "cpu") == "cpu":
+        with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+            runpy.run_path(job["program"], run_name="__main__")
+        peak_bytes = peak_of_tensors(profiler)
+    else:
         runpy.run_path(job["program"], run_name="__main__")
+        peak_bytes = torch.cuda.max_memory_allocated()
     with open(job["profile"], "w") as file:
-        file.write(str(peak_of_tensors(profiler)))
+        file.write(str(peak_bytes))
 
 
 def peak_of_tensors(profiler):

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that needs a GPU, in one run of at most ten minutes: build, tests, benchmarks.
+
+    python benchmarks/gpu/run.py --out results/ [--carried .carried] [--limit 560] [--only suites]
+
+Each part is a process of its own under a time limit, with a log of its own; a part that fails or
+hangs costs its own time and no more, and what is known so far is on disk at any moment:
+
+    DIR/results.json   every part with its status, reason, seconds and figures
+    DIR/results.md     the same as tables
+    DIR/logs.txt       what the parts printed, one after the other
+
+For a machine without a network, `benchmarks/gpu/carry.sh .carried` collects beforehand what the
+build needs. Where there is no GPU nothing runs, and the reason is said (status 77).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from reporting import Report, Table
+
+import support
+
+ROOT = support.ROOT
+BUILD = ROOT / "build" / "gpu"
+SKIPPED = 77
+SHARES = (75, 50, 25)
+WARMUP, STEPS = 4, 6
+LOG_BYTES_MAX = 4 << 20
+# Less than this is not worth a start: importing torch and transformers takes ten seconds.
+PART_S_MIN = 15.0
+
+
+class Failed(Exception):
+    """A part came to nothing; the message says why."""
+
+
+@dataclass
+class Part:
+    name: str
+    status: str = "not run"
+    reason: str = ""
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+class Run:
+    """The parts and where they leave their results. One thread."""
+
+    def __init__(self, out: Path, limit_s: float) -> None:
+        self._out = out
+        self._deadline = time.monotonic() + limit_s
+        self.parts: list[Part] = []
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "logs.txt").write_text("")
+
+    def left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def command(self, words: list[str | Path], limit_s: float, **variables: str) -> str:
+        """Runs a program, logs what it prints and returns it. Failed with its last lines."""
+        limit_s = min(limit_s, self.left_s())
+        if limit_s < PART_S_MIN:
+            raise Failed("no time was left")
+        try:
+            done = subprocess.run(
+                [str(word) for word in words],
+                cwd=ROOT,
+                env={**os.environ, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as expired:
+            output = expired.output or ""
+            self._log(words, output if isinstance(output, str) else output.decode(errors="replace"))
+            raise Failed(f"ran past {limit_s:.0f} s") from expired
+        self._log(words, done.stdout)
+        if done.returncode != 0:
+            last = " / ".join(done.stdout.strip().splitlines()[-6:])
+            raise Failed(f"{Path(str(words[0])).name} ended with {done.returncode}: {last[-900:]}")
+        return done.stdout
+
+    def part(self, name: str, work: Callable[[Part], None]) -> bool:
+        """Runs one part; whether it passed. Never raises."""
+        part = Part(name)
+        self.parts.append(part)
+        begin = time.monotonic()
+        try:
+            work(part)
+            part.status = "passed"
+        except (Failed, support.BenchmarkFailed) as failed:
+            part.status, part.reason = "failed", str(failed)
+        except Exception as error:
+            part.status, part.reason = "failed", f"{type(error).__name__}: {error}"
+        part.seconds = round(time.monotonic() - begin, 1)
+        print(f"{part.name}: {part.status} in {part.seconds:.0f} s {part.reason[:200]}", flush=True)
+        self.write()
+        return part.status == "passed"
+
+    def write(self) -> None:
+        report = Report(
+            name="results",
+            question="Is it right on a GPU, and how fast?",
+            command="python benchmarks/gpu/run.py",
+            facts={**support.machine_facts(("torch", "transformers")), "gpu": gpu_name()},
+            tables=[parts_table(self.parts), *step_tables(self.parts)],
+            data={"parts": [asdict(part) for part in self.parts]},
+        )
+        report.write(self._out)
+
+    def _log(self, words: list[str | Path], text: str) -> None:
+        with (self._out / "logs.txt").open("a") as file:
+            file.write(f"\n==== {' '.join(str(word) for word in words)[:300]}\n")
+            file.write(text if len(text) < LOG_BYTES_MAX else text[-LOG_BYTES_MAX:])
+
+
+# ---- Tables ------------------------------------------------------------------------------------
+
+
+def parts_table(parts: list[Part]) -> Table:
+    table = Table("Parts", ("part", "status", "seconds", "remark"))
+    for part in parts:
+        remark = part.reason or str(part.figures.get("summary", ""))
+        table.rows.append((part.name, part.status, f"{part.seconds:.0f}", " ".join(remark.split())))
+    return table
+
+
+def step_tables(parts: list[Part]) -> list[Table]:
+    """Step times of each shape against stock."""
+    tables = []
+    for part in parts:
+        rows = part.figures.get("steps", [])
+        if not rows:
+            continue
+        columns = ("variant", "step", "of stock", "peak", "moved a step", "late", "same bits")
+        table = Table(f"Training step, {part.name}", columns)
+        stock = next((row for row in rows if row["name"] == "stock"), None)
+        for row in rows:
+            of_stock = f"{row['step_s'] / stock['step_s']:.2f}" if stock else ""
+            table.rows.append(
+                (
+                    row["name"],
+                    f"{row['step_s'] * 1e3:.0f} ms",
+                    of_stock,
+                    support.format_bytes(row["peak_bytes"]),
+                    support.format_bytes(row["moved_bytes"]),
+                    str(row["late"]),
+                    "yes" if stock and row["losses"] == stock["losses"] else "no",
+                )
+            )
+        tables.append(table)
+    return tables
+
+
+def gpu_name() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "none"
+    query = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max"
+    done = subprocess.run(
+        [program, query, "--format=csv,noheader"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+# ---- Parts -------------------------------------------------------------------------------------
+
+
+def install(run: Run, part: Part, carried: Path | None) -> None:
+    """Installs what was carried along, then this package into the Python that runs this."""
+    if carried is not None:
+        for package in sorted(carried.glob("*.deb")):
+            run.command(["dpkg", "-x", package, "/"], 60)
+        wheels = sorted(carried.glob("*.whl"))
+        if wheels:
+            pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
+            run.command([*pip, "--break-system-packages", *wheels], 120)
+    pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
+    output = run.command([*pip, "--no-index", "--break-system-packages", "."], 300)
+    part.figures["summary"] = output.strip().splitlines()[-1]
+
+
+def suites(run: Run, part: Part) -> None:
+    """The core on the real driver, and the driver's own figures."""
+    configure = ["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+    options = ["-DTENCACHE_BUILD_TORCH=OFF", "-DTENCACHE_BUILD_TESTS=ON"]
+    run.command([*configure, *options], 60)
+    run.command(["cmake", "--build", BUILD, "--target", "gpu_core_test"], 240)
+    output = run.command([BUILD / "tests" / "gpu_core_test"], 120)
+    if "SKIPPED" in output:
+        raise Failed("skipped on a machine that has a GPU: see logs.txt")
+    part.figures["summary"] = output.strip().splitlines()[-1]
+
+
+def programs(run: Run, part: Part) -> None:
+    """The zoo of programs x budgets x chaos."""
+    pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-ra", "--no-header"]
+    parallel = ["--numprocesses", "4", "--dist", "loadfile"] if has_module("xdist") else []
+    output = run.command([*pytest, *parallel], 240, HF_HUB_OFFLINE="1")
+    part.figures["summary"] = output.strip().splitlines()[-1]
+
+
+def has_module(name: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+def training(run: Run, part: Part, shape: str) -> None:
+    """Step times: stock, then what a user would pick instead, then budgets below stock's peak."""
+    rows: list[dict[str, Any]] = []
+    part.figures["steps"] = rows
+
+    def measure(variant: support.Variant, instead: str | None = None) -> dict[str, Any]:
+        if run.left_s() < PART_S_MIN:
+            raise Failed("no time was left for " + variant.name)
+        job = {"shape": shape, "device": "cuda", "warmup": WARMUP, "steps": STEPS}
+        if instead is not None:
+            job["instead"] = instead
+        limit_s = min(90.0, run.left_s())
+        result = support.run_worker("gpu/step.py", job, variant, timeout_s=limit_s)
+        rows.append(step_row(instead or variant.name, result))
+        run.write()
+        return rows[-1]
+
+    stock = measure(support.STOCK)
+    failures = []
+    attempts: list[tuple[support.Variant, str | None]] = [
+        (tencache_variant("all fits", None), None)
+    ]
+    for share in SHARES:
+        budget_bytes = stock["peak_bytes"] * share // 100
+        attempts.append((tencache_variant(f"tencache {share}%", budget_bytes), None))
+    attempts += [(support.STOCK, "checkpoint"), (support.STOCK, "save_on_cpu")]
+    for variant, instead in attempts:
+        try:
+            measure(variant, instead)
+        except (Failed, support.BenchmarkFailed) as failed:
+            failures.append(f"{instead or variant.name}: {failed}")
+    if failures:
+        raise Failed(" | ".join(failures))
+
+
+def tencache_variant(name: str, budget_bytes: int | None) -> support.Variant:
+    options: dict[str, object] = {"backend": "cuda"}
+    if budget_bytes is not None:
+        options["device_memory"] = budget_bytes
+    return support.Variant(name, options)
+
+
+def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    after, before = result["stats"], result["stats_before"]
+    moved = late = 0
+    if after is not None:
+        for key in ("evicted", "fetched"):
+            moved += after["bytes"][key] - before["bytes"][key]
+        late = after["fetches"]["late"] - before["fetches"]["late"]
+    return {
+        "name": name,
+        "step_s": support.median(result["seconds"]),
+        "seconds": result["seconds"],
+        "peak_bytes": after["peak"]["device"] if after else result["allocated_peak_bytes"],
+        "moved_bytes": moved // STEPS,
+        "late": late,
+        "losses": result["losses"],
+        "parameters": result["parameters"],
+        "stats": after,
+    }
+
+
+def missing() -> str:
+    """Why nothing can run here; empty where everything can."""
+    if gpu_name() == "none":
+        return "this machine has no nvidia-smi, so it has no GPU that CUDA can use"
+    import torch
+
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is built without CUDA"
+    return "" if torch.cuda.device_count() else "torch finds no GPU"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--carried", type=Path, help="folder that carry.sh has filled")
+    parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--only", default="", help="names of parts, with commas between them")
+    arguments = parser.parse_args()
+    reason = missing()
+    if reason:
+        print(f"skipped: {reason}")
+        return SKIPPED
+    run = Run(arguments.out, arguments.limit)
+    parts: dict[str, Callable[[Part], None]] = {
+        "install": lambda part: install(run, part, arguments.carried),
+        "suites": lambda part: suites(run, part),
+        "programs": lambda part: programs(run, part),
+        "gpt-1.3b": lambda part: training(run, part, "gpt-1.3b"),
+        "gpt-1.3b-small-batch": lambda part: training(run, part, "gpt-1.3b-small-batch"),
+    }
+    chosen = arguments.only.split(",") if arguments.only else list(parts)
+    unknown = [name for name in chosen if name not in parts]
+    if unknown:
+        parser.error(f"no part is called {unknown[0]!r}; there are {', '.join(parts)}")
+    passed = [run.part(name, parts[name]) for name in chosen]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training steps that are measured on a GPU, run as a worker (support.run_worker).
+
+Answers with the time of each step, the losses to the last bit, the peak that PyTorch's allocator
+reports, and what tencache counted after the warm-up. The loop is plain PyTorch and does not know
+whether tencache is there. A job may ask for what a user would pick instead of an allocator:
+`instead` "checkpoint" (activations are computed again) or "save_on_cpu" (activations wait in pinned
+host memory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import support
+
+SEED = 21
+SHAPES: dict[str, dict[str, int]] = {
+    # 1.3 billion parameters: 21 GB of parameters, gradients and AdamW's state.
+    "gpt-1.3b": {"layers": 24, "width": 2048, "heads": 16, "sequence": 1024, "batch": 8},
+    # The same with little computation for each byte of state.
+    "gpt-1.3b-small-batch": {
+        "layers": 24,
+        "width": 2048,
+        "heads": 16,
+        "sequence": 1024,
+        "batch": 2,
+    },
+    # For trying the program out.
+    "gpt-tiny": {"layers": 2, "width": 256, "heads": 4, "sequence": 64, "batch": 2},
+}
+VOCABULARY = 50257
+
+
+def make_model(shape: dict[str, int], device: str, instead: str | None) -> Any:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(SEED)
+    config = GPT2Config(
+        n_layer=shape["layers"],
+        n_embd=shape["width"],
+        n_head=shape["heads"],
+        n_positions=shape["sequence"],
+        vocab_size=VOCABULARY,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    with torch.device(device):
+        model = GPT2LMHeadModel(config)
+    if instead == "checkpoint":
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+def main(job: dict[str, Any]) -> None:
+    import torch
+
+    device, shape, instead = job["device"], SHAPES[job["shape"]], job.get("instead")
+    model = make_model(shape, device, instead)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator().manual_seed(SEED)
+
+    def step() -> torch.Tensor:
+        tokens = torch.randint(
+            VOCABULARY, (shape["batch"], shape["sequence"]), generator=generator
+        ).to(device)
+        saved = contextlib.nullcontext()
+        if instead == "save_on_cpu":
+            saved = torch.autograd.graph.save_on_cpu(pin_memory=device != "cpu")
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), saved:
+            loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    seconds, losses, before = [], [], None
+    for number in range(job["warmup"] + job["steps"]):
+        if number == job["warmup"]:
+            before = support.tencache_stats()
+        begin = time.perf_counter()
+        # Reading the loss waits for the device.
+        losses.append(struct.pack("<f", step().item()).hex())
+        seconds.append(time.perf_counter() - begin)
+    on_gpu = device != "cpu"
+    support.answer(
+        {
+            "seconds": seconds[job["warmup"] :],
+            "losses": losses,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "allocated_peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
+            "stats_before": before,
+            "stats": support.tencache_stats(),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

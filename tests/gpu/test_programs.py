@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget.
+
+They run wider than on the cpu (exact.wide), so that parameters are extents; else the tests are
+those of tests/python/test_differential.py. A program whose stock results differ between two runs on
+this GPU, because some kernel adds in no fixed order, is skipped and named: it can be compared with
+nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+
+from differential import Harness, assert_budget_kept, assert_same_bits, program_names
+
+CHAOS_SEED = 20261122
+# Kernels that a GPU does not have.
+CPU_ONLY = {"quantized"}
+GPU = {"PROGRAM_DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+SWITCH = {"TENCACHE": "1", "TENCACHE_BACKEND": "cuda"}
+
+
+def missing() -> str:
+    """Why the tests cannot run here; empty where they can."""
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is built without CUDA"
+    # Asks NVIDIA's management library: CUDA itself must not start before the programs are forked.
+    if torch.cuda.device_count() == 0:
+        return "this machine has no GPU that CUDA can use"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
+
+
+@pytest.fixture(scope="session")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    harness = Harness(tmp_path_factory.mktemp("gpu"), GPU)
+    yield harness
+    harness.close()
+
+
+def programs() -> list[str]:
+    return [program for program in program_names() if program not in CPU_ONLY]
+
+
+@pytest.fixture(scope="session")
+def unstable() -> dict[str, list[str]]:
+    """Of each program that was asked for: which of its stock results differ between two runs."""
+    return {}
+
+
+def skip_unless_stable(harness: Harness, unstable: dict[str, list[str]], program: str) -> None:
+    if program not in unstable:
+        first, second = harness.stock(program), harness.run(program, {}).results
+        unstable[program] = [name for name in first if first[name] != second.get(name)]
+    differing = unstable[program]
+    if differing:
+        pytest.skip(
+            f"{len(differing)} stock results differ between two runs on this GPU, {differing[0]} "
+            "among them"
+        )
+
+
+@pytest.mark.parametrize("program", programs())
+def test_what_fits_moves_nothing(
+    harness: Harness, unstable: dict[str, list[str]], program: str
+) -> None:
+    skip_unless_stable(harness, unstable, program)
+    outcome = harness.run(program, SWITCH)
+    assert_same_bits(harness.stock(program), outcome)
+    assert outcome.stats is not None
+    assert outcome.stats["backend"] == "cuda", outcome.stats
+    assert outcome.stats["bytes"]["evicted"] == 0, outcome.stats
+
+
+@pytest.mark.parametrize("chaos", [False, True], ids=["plain", "chaos"])
+@pytest.mark.parametrize("share", [50, 25])
+@pytest.mark.parametrize("program", programs())
+def test_same_bits(
+    harness: Harness, unstable: dict[str, list[str]], program: str, share: int, chaos: bool
+) -> None:
+    skip_unless_stable(harness, unstable, program)
+    variables = {
+        **SWITCH,
+        "TENCACHE_DEVICE_MEMORY": str(harness.peak_bytes(program) * share // 100),
+        **({"TENCACHE_CHAOS": str(CHAOS_SEED)} if chaos else {}),
+    }
+    outcome = harness.run(program, variables)
+    assert_same_bits(harness.stock(program), outcome)
+    stats = outcome.stats
+    assert stats is not None
+    assert_budget_kept(stats)
+    assert stats["backend"] == "cuda", stats
+    assert stats["bytes"]["evicted"] > 0, f"nothing was evicted\n{stats}\n{outcome.output}"
+    if chaos:
+        assert stats["chaos_evictions"] > 0, stats

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""benchmarks/gpu/run.py: a part that fails or hangs costs the others nothing, and what is known so
+far is on disk. The parts themselves need a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
+
+
+@pytest.fixture(scope="module")
+def gpu_run() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_run", FOLDER / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_run"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_parts_are_independent(
+    gpu_run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_run, "PART_S_MIN", 0)
+    run = gpu_run.Run(tmp_path, 60)
+
+    def hangs(_part: object) -> None:
+        run.command(
+            [sys.executable, "-c", "import time; print('began', flush=True); time.sleep(60)"], 1
+        )
+
+    def breaks(_part: object) -> None:
+        run.command([sys.executable, "-c", "raise SystemExit('no such kernel')"], 30)
+
+    def works(part: object) -> None:
+        part.figures["summary"] = "3 passed"  # type: ignore[attr-defined]
+
+    assert [run.part(work.__name__, work) for work in (hangs, breaks, works)] == [
+        False,
+        False,
+        True,
+    ]
+    parts = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert [part["status"] for part in parts] == ["failed", "failed", "passed"]
+    assert parts[0]["reason"] == "ran past 1 s"
+    assert "no such kernel" in parts[1]["reason"]
+    log = (tmp_path / "logs.txt").read_text()
+    assert "began" in log and "no such kernel" in log
+    assert "3 passed" in (tmp_path / "results.md").read_text()
+
+
+def test_no_part_starts_when_the_time_is_over(gpu_run: ModuleType, tmp_path: Path) -> None:
+    run = gpu_run.Run(tmp_path, 0)
+    assert not run.part("late", lambda _part: run.command([sys.executable, "-c", ""], 30))
+    assert run.parts[0].reason == "no time was left"
+
+
+def test_steps_are_told_against_stock(gpu_run: ModuleType) -> None:
+    def row(name: str, step_s: float, losses: list[str]) -> dict[str, object]:
+        figures = {"step_s": step_s, "peak_bytes": 3 << 30, "moved_bytes": 0, "late": 0}
+        return {"name": name, "losses": losses, **figures}
+
+    part = gpu_run.Part("gpt")
+    part.figures["steps"] = [
+        row("stock", 0.5, ["aa", "bb"]),
+        row("tencache 50%", 0.6, ["aa", "bb"]),
+        row("tencache 25%", 0.75, ["aa", "bc"]),
+    ]
+    (table,) = gpu_run.step_tables([part])
+    assert [(line[2], line[6]) for line in table.rows] == [
+        ("1.00", "yes"),
+        ("1.20", "yes"),
+        ("1.50", "no"),
+    ]
