@@ -122,95 +122,124 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
   expect_success(driver_.cuStreamDestroy(stream), "a stream");
 }
 
-// What a tensor holds is base + factor * i at word i: adding one to another stays of that kind.
+// What a tensor holds is base + factor * i at word i; sums of such are of the same kind.
 struct Words {
   unsigned base = 0;
   unsigned factor = 0;
 };
 
-TEST_F(GpuCoreTest, TensorsOfManyTimesTheBudgetHoldTheirBytes) {
-  constexpr uint64_t kBytes = 24 * kMiB;
-  constexpr uint64_t kCount = kBytes / sizeof(unsigned);
-  constexpr unsigned kTensors = 48;
-  constexpr unsigned kRounds = 6;
-  CudaEngineConfig config;
-  config.budget_bytes = 10 * kBytes;
-  config.nvrtc = nvrtc_;
-  config.host.emplace();
-  config.host->budget_bytes = 4 * kGiB;
-  config.probe_bytes = 64 * kMiB;
-  Result<std::unique_ptr<CudaEngine>> created = CudaEngine::create(driver_, config);
-  ASSERT_TRUE(created.is_ok()) << created.status().message();
-  CudaEngine& engine = *created.value();
-  const Result<CompiledKernel> kernel =
-      compile_kernel(nvrtc_, {kAddKernelName, kAddKernelText, compute_capability()});
-  ASSERT_TRUE(kernel.is_ok()) << kernel.status().message();
-  CUmodule module = nullptr;
-  CUfunction add = nullptr;
-  expect_success(driver_.cuModuleLoadData(&module, kernel.value().image.data()), "a module");
-  expect_success(driver_.cuModuleGetFunction(&add, module, kAddKernelName), "a kernel");
+class GpuEngineTest : public GpuCoreTest {
+ protected:
+  static constexpr uint64_t kBytes = 24 * kMiB;  // of a tensor
+  static constexpr uint64_t kCount = kBytes / sizeof(unsigned);
+  static constexpr uint64_t kBudgetBytes = 10 * kBytes;
+  static constexpr unsigned kTensors = 48;
 
-  const std::array<CUstream, 2> streams = {make_stream(), make_stream()};
-  const uint32_t op = engine.recorder().register_op("test::add");
-  std::vector<CUdeviceptr> tensors;
-  std::vector<Words> model(kTensors);
-  for (unsigned index = 0; index < kTensors; ++index) {
-    const Result<void*> memory = engine.allocate(kBytes, streams[0]);
+  void SetUp() override {
+    GpuCoreTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    CudaEngineConfig config;
+    config.budget_bytes = kBudgetBytes;
+    config.nvrtc = nvrtc_;
+    config.host.emplace();
+    config.host->budget_bytes = 4 * kGiB;
+    config.probe_bytes = 64 * kMiB;
+    Result<std::unique_ptr<CudaEngine>> created = CudaEngine::create(driver_, config);
+    ASSERT_TRUE(created.is_ok()) << created.status().message();
+    engine_ = std::move(created).value();
+    const Result<CompiledKernel> kernel =
+        compile_kernel(nvrtc_, {kAddKernelName, kAddKernelText, compute_capability()});
+    ASSERT_TRUE(kernel.is_ok()) << kernel.status().message();
+    expect_success(driver_.cuModuleLoadData(&module_, kernel.value().image.data()), "a module");
+    expect_success(driver_.cuModuleGetFunction(&add_, module_, kAddKernelName), "a kernel");
+    streams_ = {make_stream(), make_stream()};
+    op_ = engine_->recorder().register_op("test::add");
+  }
+  void TearDown() override {
+    if (engine_ == nullptr) return;
+    for (const CUdeviceptr tensor : tensors_) engine_->free(reinterpret_cast<void*>(tensor));
+    for (CUstream stream : streams_) expect_success(driver_.cuStreamDestroy(stream), "a stream");
+    expect_success(driver_.cuModuleUnload(module_), "a module");
+    engine_.reset();
+  }
+
+  // A tensor has the stream of its parity, once all are made on the first.
+  CUstream stream_of(unsigned index) const { return streams_[index % 2]; }
+  Access access(unsigned index, AccessMode mode) const {
+    return {reinterpret_cast<void*>(tensors_[index]), mode};
+  }
+
+  void make(unsigned index) {
+    const Result<void*> memory = engine_->allocate(kBytes, streams_[0]);
     ASSERT_TRUE(memory.is_ok()) << memory.status().message();
-    tensors.push_back(reinterpret_cast<CUdeviceptr>(memory.value()));
-    const Access access = {memory.value(), AccessMode::kWrite};
-    engine.open_op(op, {&access, 1}, streams[0]);
-    expect_success(driver_.cuMemsetD8Async(tensors[index], static_cast<unsigned char>(index),
-                                           kBytes, streams[0]),
+    tensors_.push_back(reinterpret_cast<CUdeviceptr>(memory.value()));
+    const Access write = access(index, AccessMode::kWrite);
+    engine_->open_op(op_, {&write, 1}, streams_[0]);
+    expect_success(driver_.cuMemsetD8Async(tensors_[index], static_cast<unsigned char>(index),
+                                           kBytes, streams_[0]),
                    "a set");
-    engine.gate().close();
-    model[index].base = index * 0x01010101u;
+    engine_->gate().close();
+    model_.push_back({index * 0x01010101u, 0});
   }
-  // The second stream begins when all are set; then each tensor has one stream.
-  expect_success(driver_.cuStreamSynchronize(streams[0]), "a wait");
-  for (unsigned round = 0; round < kRounds; ++round) {
-    for (unsigned index = 0; index + 2 < kTensors; ++index) {
-      const unsigned source = index;
-      const unsigned target = index + 2;  // of the same parity
-      CUstream stream = streams[index % 2];
-      const std::array<Access, 2> accesses = {
-          Access{reinterpret_cast<void*>(tensors[target]), AccessMode::kReadWrite},
-          Access{reinterpret_cast<void*>(tensors[source]), AccessMode::kRead}};
-      engine.open_op(op, accesses, stream);
-      unsigned more = round * 100 + index;
-      unsigned long long count = kCount;
-      std::array<void*, 4> parameters = {&tensors[target], &tensors[source], &more, &count};
-      expect_success(
-          driver_.cuLaunchKernel(add, 512, 1, 1, 256, 1, 1, 0, stream, parameters.data(), nullptr),
-          "a kernel");
-      engine.gate().close();
-      model[target].base += model[source].base + more;
-      model[target].factor += model[source].factor + 1;
-    }
+
+  void add(unsigned target, unsigned source, unsigned more) {
+    CUstream stream = stream_of(target);
+    const std::array<Access, 2> accesses = {access(target, AccessMode::kReadWrite),
+                                            access(source, AccessMode::kRead)};
+    engine_->open_op(op_, accesses, stream);
+    unsigned long long count = kCount;
+    std::array<void*, 4> parameters = {&tensors_[target], &tensors_[source], &more, &count};
+    expect_success(
+        driver_.cuLaunchKernel(add_, 512, 1, 1, 256, 1, 1, 0, stream, parameters.data(), nullptr),
+        "a kernel");
+    engine_->gate().close();
+    model_[target].base += model_[source].base + more;
+    model_[target].factor += model_[source].factor + 1;
   }
-  std::vector<unsigned> words(kCount);
-  for (unsigned index = 0; index < kTensors; ++index) {
-    CUstream stream = streams[index % 2];
-    const Access access = {reinterpret_cast<void*>(tensors[index]), AccessMode::kRead};
-    engine.open_op(op, {&access, 1}, stream);
-    expect_success(driver_.cuMemcpyDtoHAsync(words.data(), tensors[index], kBytes, stream),
-                   "a copy");
-    engine.gate().close();
-    expect_success(driver_.cuStreamSynchronize(stream), "the stream");
+
+  uint64_t differing_words(unsigned index) {
+    std::vector<unsigned> words(kCount);
+    const Access read = access(index, AccessMode::kRead);
+    engine_->open_op(op_, {&read, 1}, stream_of(index));
+    expect_success(
+        driver_.cuMemcpyDtoHAsync(words.data(), tensors_[index], kBytes, stream_of(index)),
+        "a copy");
+    engine_->gate().close();
+    expect_success(driver_.cuStreamSynchronize(stream_of(index)), "the stream");
     uint64_t differing = 0;
     for (uint64_t word = 0; word < kCount; ++word) {
       const unsigned expected =
-          model[index].base + model[index].factor * static_cast<unsigned>(word);
+          model_[index].base + model_[index].factor * static_cast<unsigned>(word);
       differing += words[word] != expected ? 1 : 0;
     }
-    EXPECT_EQ(differing, 0u) << "tensor " << index;
+    return differing;
   }
-  EXPECT_GT(engine.stats().evicted_bytes, kTensors * kBytes);
-  EXPECT_EQ(engine.stats().over_budget_events, 0u);
-  EXPECT_LE(engine.stats().peak_device_bytes, config.budget_bytes);
-  for (const CUdeviceptr tensor : tensors) engine.free(reinterpret_cast<void*>(tensor));
-  for (CUstream stream : streams) expect_success(driver_.cuStreamDestroy(stream), "a stream");
-  expect_success(driver_.cuModuleUnload(module), "a module");
+
+  std::unique_ptr<CudaEngine> engine_;
+  CUmodule module_ = nullptr;
+  CUfunction add_ = nullptr;
+  std::array<CUstream, 2> streams_ = {};
+  uint32_t op_ = 0;
+  std::vector<CUdeviceptr> tensors_;
+  std::vector<Words> model_;
+};
+
+TEST_F(GpuEngineTest, TensorsOfManyTimesTheBudgetHoldTheirBytes) {
+  constexpr unsigned kRounds = 6;
+  for (unsigned index = 0; index < kTensors; ++index) make(index);
+  expect_success(driver_.cuStreamSynchronize(streams_[0]), "a wait");
+  for (unsigned round = 0; round < kRounds; ++round) {
+    // Both of the same parity, so of one stream.
+    for (unsigned index = 0; index + 2 < kTensors; ++index) {
+      add(index + 2, index, round * 100 + index);
+    }
+  }
+  for (unsigned index = 0; index < kTensors; ++index) {
+    EXPECT_EQ(differing_words(index), 0u) << "tensor " << index;
+  }
+  EXPECT_GT(engine_->stats().evicted_bytes, kTensors * kBytes);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  EXPECT_LE(engine_->stats().peak_device_bytes, kBudgetBytes);
 }
 
 }  // namespace
