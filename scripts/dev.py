@@ -23,6 +23,7 @@ from environment import (
     BUILD_PACKAGES,
     MAIN,
     NEWEST_TORCH,
+    SUITE_BYTES,
     TEST_BYTES,
     TEST_PACKAGES,
     VirtualEnvironment,
@@ -80,7 +81,9 @@ def core_preset(preset: str, *, suites: bool = True) -> None:
         run(
             f"Suites of the core ({preset})",
             [*CTEST, "--preset", preset],
-            environment=variables | clean_variables(),
+            environment=variables
+            | clean_variables()
+            | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
             live=True,
         )
 

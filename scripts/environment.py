@@ -39,8 +39,10 @@ TEST_PACKAGES = (
     "libgtest-dev",
     "python3-dev",
 )
-# What a job may take: the compiler with torch's headers, and a test of the largest programs.
+# What a job may take: the compiler with torch's headers, a suite of the core under a sanitizer, and
+# a test of the largest programs.
 COMPILER_BYTES = 2 << 30
+SUITE_BYTES = 2 << 30
 TEST_BYTES = 6 << 30
 CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),

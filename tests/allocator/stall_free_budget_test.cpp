@@ -12,6 +12,7 @@
 
 #include "learn/planner.h"
 #include "support/random_trace.h"
+#include "support/sanitizers.h"
 
 namespace tencache {
 namespace {
@@ -54,7 +55,7 @@ TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
   Random random;
   int searched_count = 0;
   int parted_count = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 60 : 200); ++round) {
     const RandomTraceShape shape{.ops = 16, .tensors = 8, .bytes_max = 40, .compute_ns_max = 60};
     const Trace trace = random_trace(random, shape);
     const uint64_t peak = trace.peak_bytes();

@@ -18,21 +18,10 @@
 #include "base/units.h"
 #include "engine/cpu_engine.h"
 #include "support/faulty_channel.h"
+#include "support/sanitizers.h"
 #include "support/test_directory.h"
 
 namespace tencache {
-
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kHasThreadSanitizer = true;
-#else
-inline constexpr bool kHasThreadSanitizer = false;
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kHasAddressSanitizer = true;
-#else
-inline constexpr bool kHasAddressSanitizer = false;
-#endif
-inline constexpr bool kHasSanitizer = kHasThreadSanitizer || kHasAddressSanitizer;
 
 class TestEngine {
  public:

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "support/cuda/test_cuda_engine.h"
-#include "support/test_engine.h"
+#include "support/sanitizers.h"
 
 namespace tencache {
 namespace {
