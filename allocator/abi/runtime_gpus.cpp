@@ -29,6 +29,7 @@ Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
     config.device_fraction = std::min(fraction, config.device_fraction);
   }
   config.extent_min_bytes = options_.extent_min_bytes;
+  config.arm_at = options_.arm_at;
   config.strict = options_.strict ? 1 : 0;
   if (!options_.strict) {
     const DefaultBudget budget = default_host_budget(probe_memory());

@@ -337,6 +337,23 @@ TEST_F(RuntimeGpusTest, InputsOfAGraphStay) {
   });
 }
 
+TEST_F(RuntimeGpusTest, OptionsReachTheGpu) {
+  in_child([this] {
+    set("arm_at", "0.75");
+    set("extent_min", "4MiB");
+    set("chunk_share", "0.5");
+    start();
+    open(0);
+    EXPECT_EQ(tencache_chunk_bytes(), 16 * kMiB);
+    EXPECT_EQ(tencache_extent_bytes(allocate(0)), 0u) << "too small";
+    const uint64_t small_bytes = stats()["now"]["device"];
+    allocate(0, 24 * kMiB - small_bytes);
+    EXPECT_EQ(tencache_is_armed(), 0);
+    allocate(0, 4 * kMiB);
+    EXPECT_EQ(tencache_is_armed(), 1);
+  });
+}
+
 TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
   in_child([this] {
     set("chaos", "1");
