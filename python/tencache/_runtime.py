@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache import _backend, _inductor, _options, _report
+from tencache import _backend, _inductor, _options, _report, _triton
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 
 # Options that name a file which the program leaves behind, and the text that means "none".
@@ -215,6 +215,8 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     period = _report.PeriodFile.before_run(Path(texts["record"])) if is_recorded else None
     _enabled = _Enabled(os.getpid(), texts, torch_version, period)
     _inductor.install(library, doors)
+    if texts["backend"] == _backend.CUDA:
+        _triton.install(library, doors)
     atexit.register(_at_exit)
 
 
