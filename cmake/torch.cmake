@@ -28,7 +28,7 @@ if(TENCACHE_TORCH_VERSION VERSION_LESS 2.11 OR TENCACHE_TORCH_VERSION VERSION_GR
 endif()
 message(STATUS "torch: ${TENCACHE_TORCH_VERSION} in ${torch_root}")
 
-add_library(tencache::torch INTERFACE IMPORTED)
+add_library(tencache::torch INTERFACE IMPORTED GLOBAL)
 target_include_directories(tencache::torch SYSTEM INTERFACE ${torch_root}/include
                                                             ${torch_root}/include/torch/csrc/api/include)
 target_compile_definitions(tencache::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
@@ -45,7 +45,9 @@ file(GLOB cudart ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.* ${TENCACHE_CUDA_
 list(APPEND cudart "")
 list(GET cudart 0 cudart)
 if(TARGET tencache::cuda_headers AND cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
-  add_library(tencache::torch_cuda INTERFACE IMPORTED)
+  add_library(tencache::torch_cuda INTERFACE IMPORTED GLOBAL)
   target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so
                                                        ${cudart} tencache::cuda_headers)
+  # Holds what Python is shown; its own kernels are no affair of the suites, which do without it.
+  set(TENCACHE_TORCH_CUDA_LIBRARY ${torch_root}/lib/libtorch_cuda.so)
 endif()

@@ -137,6 +137,10 @@ void* CudaAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
   return bytes == 0 ? nullptr : malloc(calls_.current_device(), bytes, stream);
 }
 
+void* CudaAllocator::allocate_on(c10::DeviceIndex device, size_t bytes, cudaStream_t stream) {
+  return bytes == 0 ? nullptr : malloc(device, bytes, stream);
+}
+
 void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte,
                    "CUDA out of memory. Tried to allocate more than 1EB memory.");

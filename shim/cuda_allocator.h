@@ -57,6 +57,9 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* target, const void* source, size_t bytes) const override;
 
+  /// On that device, whatever the current one is.
+  void* allocate_on(c10::DeviceIndex device, size_t bytes, cudaStream_t stream);
+
   // c10::DeviceAllocator
   bool initialized() override;
   void emptyCache(c10::MempoolId_t pool) override;

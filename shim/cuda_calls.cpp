@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 namespace tencache::shim {
 namespace {
@@ -29,12 +30,20 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
   return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
+int device_count() { return c10::cuda::device_count(); }
+
+// PyTorch's own list of one, from which torch.cuda.memory takes what it shows. The allocator is
+// never destroyed.
+void publish(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
+  torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator({&allocator, [](auto*) {}});
+}
+
 }  // namespace
 
 const CudaCalls& torch_cuda_calls() {
   static constexpr CudaCalls kCalls = {
-      &c10::cuda::current_device, &current_stream, &handle_of, &synchronize, &copy, &copy_async,
-      &cudaMemcpyPeerAsync};
+      &device_count, &c10::cuda::current_device, &current_stream, &handle_of, &synchronize, &copy,
+      &copy_async,   &cudaMemcpyPeerAsync,       &publish};
   return kCalls;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -13,6 +14,7 @@
 namespace tencache::shim {
 
 struct CudaCalls {
+  int (*device_count)() = nullptr;
   c10::DeviceIndex (*current_device)() = nullptr;
   cudaStream_t (*current_stream)(c10::DeviceIndex device) = nullptr;
   cudaStream_t (*handle_of)(const c10::cuda::CUDAStream& stream) = nullptr;
@@ -24,6 +26,8 @@ struct CudaCalls {
                             cudaStream_t stream) = nullptr;
   cudaError_t (*copy_peer_async)(void* target, int target_device, const void* source,
                                  int source_device, size_t bytes, cudaStream_t stream) = nullptr;
+  /// Makes it the allocator that Python sees; may be null.
+  void (*publish)(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) = nullptr;
 };
 
 /// Those of the CUDA that PyTorch runs on.

@@ -53,7 +53,8 @@ int install(tencache_error* error) {
   install_list_split();
   install_collectives();
   install_gate_hooks();
-  install_cpu_allocator();
+  // On the cuda backend CPU tensors stay with PyTorch; what puts in its doors comes next.
+  if (std::strcmp(tencache_backend(), "cpu") == 0) install_cpu_allocator();
   is_installed = true;
   return TENCACHE_OK;
 }
@@ -74,6 +75,8 @@ void append_number(const char* name, size_t number, std::string* json) {
 std::string describe() {
   std::string json = "{\"torch\": ";
   append_quoted(TENCACHE_TORCH_VERSION, &json);
+  json.append(", \"backend\": ");
+  append_quoted(tencache_backend(), &json);
   {
     const std::lock_guard lock(install_mutex);
     json.append(", \"installed\": ").append(is_installed ? "true" : "false");

@@ -22,9 +22,10 @@ extern "C" {
 /* The torch.__version__ it was compiled against, e.g. "2.11.0+cu130". The text lives for ever. */
 TENCACHE_API const char* tencache_torch_built_for(void);
 
-/* Starts the runtime with the options set so far and puts it under PyTorch: CPU allocator, gate,
- * list operators, collectives. 0, or an error code with *error filled and nothing installed. A
- * second call does nothing and returns 0; after a failed one it may be called again. */
+/* Starts the runtime with the options set so far and puts it under PyTorch: gate, list operators,
+ * collectives, and on the cpu backend the CPU allocator (for GPUs: tencache_torch_cuda.h). 0, or an
+ * error code with *error filled and nothing installed. A second call does nothing and returns 0;
+ * after a failed one it may be called again. */
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
 /* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for what
@@ -33,9 +34,9 @@ TENCACHE_API void tencache_torch_open(const char* name, const void* const* addre
                                       uint32_t count);
 TENCACHE_API void tencache_torch_close(void);
 
-/* What was installed, as JSON: {torch, installed, split: [names], left_alone: [{name, reason}],
- * split_calls, split_runs, collectives, pending_collectives, known_operators}. Writes as much as
- * fits, always terminated; returns the size needed, terminator included. */
+/* What was installed, as JSON: {torch, backend, installed, split: [names], left_alone: [{name,
+ * reason}], split_calls, split_runs, collectives, pending_collectives, known_operators}. Writes as
+ * much as fits, always terminated; returns the size needed, terminator included. */
 TENCACHE_API size_t tencache_torch_describe_json(char* buffer, size_t bytes);
 
 #ifdef __cplusplus

@@ -28,11 +28,15 @@ constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::NestedTensor,
 });
 
-// Written once, before any hook or kernel is installed.
-tencache_arena arena = {0, 0};
+// Written once, before any hook or kernel is installed. It grows when a GPU is opened, so its base
+// is read before its size (abi/tencache.h).
+constexpr tencache_arena kNowhere = {0, 0};
+const tencache_arena* arena = &kNowhere;
 
 inline void add_address(const void* address, uint32_t mode, AccessList& accesses) {
-  if (reinterpret_cast<uintptr_t>(address) - arena.base < arena.bytes) {
+  const uintptr_t base = __atomic_load_n(&arena->base, __ATOMIC_ACQUIRE);
+  const size_t bytes = __atomic_load_n(&arena->bytes, __ATOMIC_RELAXED);
+  if (reinterpret_cast<uintptr_t>(address) - base < bytes) {
     accesses.add(address, mode);
   }
 }
@@ -69,7 +73,7 @@ __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, u
 
 }  // namespace
 
-void install_tensor_walk() { arena = *tencache_get_arena(); }
+void install_tensor_walk() { arena = tencache_get_arena(); }
 
 AccessList::~AccessList() { std::free(grown_); }
 

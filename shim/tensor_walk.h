@@ -8,8 +8,9 @@
 // the op they are dispatched to.
 //
 // Invariants: (1) a storage's address is read without materialising copy-on-write, without throwing
-// and, for dense tensors, without touching a reference count; (2) an address outside the arena is
-// never stored; (3) an AccessList keeps its memory, so that a thread allocates once and not per op.
+// and, for dense tensors, without touching a reference count; (2) an address outside the arena (of
+// all GPUs that are open, on the cuda backend) is never stored; (3) an AccessList keeps its memory,
+// so that a thread allocates once and not per op.
 //
 // Threads: an AccessList belongs to one thread; the functions may run on any.
 #pragma once

@@ -52,7 +52,7 @@ Status Runtime::read_environment() {
   TENCACHE_RETURN_IF_ERROR(tencache::read_environment(
       options, environment_names(),
       [](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
-  if (engine() == nullptr) options_ = options;
+  if (!is_started()) options_ = options;
   return Status::ok();
 }
 
@@ -67,7 +67,7 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   TENCACHE_RETURN_IF_ERROR(tencache::set_option(changed, name, text));
   const std::string in_force = option_text(options_, name);
   const std::string wished = option_text(changed, name);
-  if (engine() != nullptr && in_force != wished) {
+  if (is_started() && in_force != wished) {
     return Status(StatusCode::kFailedPrecondition,
                   "tencache is already enabled with " + std::string(name) + "=" + in_force +
                       " and cannot change to " + wished +
@@ -79,48 +79,63 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
 
 Status Runtime::start() {
   MutexLock lock(mutex_);
-  if (engine() != nullptr) return Status::ok();
+  if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
+  if (options_.backend == BackendChoice::kCuda) {
+    gpus_.watch_forks();  // GPUs are opened when they are used
+  } else {
+    TENCACHE_RETURN_IF_ERROR(start_cpu());
+  }
+  start_ns_.store(now_ns());
+  is_started_.store(true, std::memory_order_release);
+  return Status::ok();
+}
+
+Status Runtime::start_cpu() {
   std::string origin;
   Result<CpuEngineConfig> config = engine_config(&origin);
   if (!config.is_ok()) return config.status();
   Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config.value());
   if (!engine.is_ok()) return engine.status();
-  start_ns_.store(now_ns());
-  chunk_bytes_.store(static_cast<uint64_t>(static_cast<double>(engine.value()->budget().limit()) *
-                                           options_.chunk_share),
-                     std::memory_order_relaxed);
+  lower_chunk_bytes(engine.value()->budget().limit());
+  const AddressArena& arena = engine.value()->arena();
+  cover({reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()});
   engine_.store(std::move(engine).value().release(), std::memory_order_release);
   announce_start(origin);
   return Status::ok();
 }
 
-Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) const {
-  const MachineMemory memory = probe_memory();
-  CpuEngineConfig config;
-  if (options_.device_memory_bytes) {
-    config.budget_bytes = *options_.device_memory_bytes;
-    *origin = "as asked";
+void Runtime::lower_chunk_bytes(uint64_t budget_bytes) {
+  const auto bytes =
+      static_cast<uint64_t>(static_cast<double>(budget_bytes) * options_.chunk_share);
+  chunk_bytes_.store(std::min(bytes, chunk_bytes()), std::memory_order_relaxed);
+}
+
+// The end is moved up before the base is moved down, and readers read the base first: at every
+// moment they see all that was covered before.
+void Runtime::cover(const tencache_arena& arena) {
+  const std::atomic_ref<uintptr_t> base(arena_.base);
+  const std::atomic_ref<size_t> bytes(arena_.bytes);
+  const uintptr_t old_base = base.load();
+  const bool is_first = bytes.load() == 0;
+  const uintptr_t new_base = is_first ? arena.base : std::min(old_base, arena.base);
+  const uintptr_t end = std::max(old_base + bytes.load(), arena.base + arena.bytes);
+  if (is_first) {
+    base.store(new_base);
+    bytes.store(end - new_base);
   } else {
-    const DefaultBudget budget = default_device_budget(memory);
-    config.budget_bytes = budget.bytes;
-    *origin = budget.reason;
+    bytes.store(end - new_base);
+    base.store(new_base);
   }
+}
+
+EngineConfig Runtime::wiring() {
+  EngineConfig config;
   config.arm_at = options_.arm_at;
   config.plans = options_.plan;
-  config.heap.extent_min_bytes = options_.extent_min_bytes;
-  config.heap.strict = options_.strict;
-  config.heap.request_bytes_max = memory.total_bytes + memory.swap_bytes;
-  // An extent costs up to three mappings: itself and the reservation on both sides.
-  config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
   if (options_.chaos_seed) {
     config.chaos = ChaosConfig{*options_.chaos_seed, options_.chaos_probability};
-  }
-  if (!options_.strict) {
-    Result<DiskTierConfig> disk = disk_config(origin);
-    if (!disk.is_ok()) return disk.status();
-    config.disk = std::move(disk).value();
   }
   config.on_arm = [this] {
     if (auto* callback = arm_callback_.load()) callback();
@@ -137,6 +152,31 @@ Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) const {
       peak_bytes = script.period->trace.peak_bytes();
       record_period(script, path);
     };
+  }
+  return config;
+}
+
+Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) {
+  const MachineMemory memory = probe_memory();
+  CpuEngineConfig config;
+  static_cast<EngineConfig&>(config) = wiring();
+  if (options_.device_memory_bytes) {
+    config.budget_bytes = *options_.device_memory_bytes;
+    *origin = "as asked";
+  } else {
+    const DefaultBudget budget = default_device_budget(memory);
+    config.budget_bytes = budget.bytes;
+    *origin = budget.reason;
+  }
+  config.heap.extent_min_bytes = options_.extent_min_bytes;
+  config.heap.strict = options_.strict;
+  config.heap.request_bytes_max = memory.total_bytes + memory.swap_bytes;
+  // An extent costs up to three mappings: itself and the reservation on both sides.
+  config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
+  if (!options_.strict) {
+    Result<DiskTierConfig> disk = disk_config(origin);
+    if (!disk.is_ok()) return disk.status();
+    config.disk = std::move(disk).value();
   }
   return config;
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runtime: the one engine of the process with the options it was started from, and the texts and
-// JSON that users see. The C ABI (abi/tencache.cpp) is a thin skin over it.
+// Runtime: the one backend of the process with the options it was started from, and the texts and
+// JSON that users see. The backend is the cpu engine, made by start(), or the engines of GPUs, each
+// of which is opened when the host program first uses that GPU. The C ABI (abi/tencache.cpp) is a
+// thin skin over it.
 //
 // It is never destroyed: at process exit threads may still be inside it, and freeing then would
 // only add a way to crash. Threads: any.
@@ -11,6 +13,8 @@
 #include <memory>
 #include <string>
 
+#include "abi/gpu_engines.h"
+#include "abi/tencache_gpu.h"
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/status.h"
@@ -30,8 +34,21 @@ class Runtime {
   static Status check_option(std::string_view name, std::string_view text);
   Status start() TENCACHE_EXCLUDES(mutex_);
 
-  /// Null before start.
+  bool is_started() const { return is_started_.load(std::memory_order_acquire); }
+  /// Null before start, and on the cuda backend.
   CpuEngine* engine() const { return engine_.load(std::memory_order_acquire); }
+  /// None but on the cuda backend.
+  GpuEngines& gpus() { return gpus_; }
+  /// Covers every address of an extent: the cpu engine's arena, or those of all GPUs so far and
+  /// what lies between them. Its fields are written by atomic operations.
+  const tencache_arena* arena() const { return &arena_; }
+
+  /// What the engine of this GPU is made of, by the options. `fraction` of its memory at most.
+  Result<tencache_gpu_config> gpu_config(int ordinal, double fraction) TENCACHE_EXCLUDES(mutex_);
+  EngineConfig gpu_wiring(int ordinal) TENCACHE_EXCLUDES(mutex_);
+  /// The engine serves the process from now on; `name` is the GPU's.
+  Status add_gpu(const GpuEngine& gpu, const std::string& name, const tencache_arena& arena)
+      TENCACHE_EXCLUDES(mutex_);
 
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
@@ -43,16 +60,26 @@ class Runtime {
 
  private:
   Runtime() = default;
-  Result<CpuEngineConfig> engine_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
+  Status start_cpu() TENCACHE_REQUIRES(mutex_);
+  Result<CpuEngineConfig> engine_config(std::string* origin) TENCACHE_REQUIRES(mutex_);
+  EngineConfig wiring() TENCACHE_REQUIRES(mutex_);
+  void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
+  void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
   Result<DiskTierConfig> disk_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
+  std::string cpu_stats_json(CpuEngine& engine) const;
+  std::string gpu_stats_json() const;
+  void announce_gpu(const GpuEngine& gpu, const std::string& name) const TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
 
+  std::atomic<bool> is_started_{false};
   std::atomic<CpuEngine*> engine_{nullptr};  // set once by start()
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};
-  std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // written before engine_ is set
+  std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // of the smallest budget
+  GpuEngines gpus_;
+  tencache_arena arena_ = {0, 0};
 
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);

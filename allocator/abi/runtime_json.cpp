@@ -3,6 +3,9 @@
 // What the runtime tells as JSON: statistics (schema 1) and the findings of `tencache doctor`.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "abi/runtime.h"
 #include "backend/gpu_probe.h"
@@ -106,69 +109,175 @@ Json gpu_json(const GpuProbe& probe) {
     devices.push_back(gpu.reason.empty() ? gpu.name + ", " + format_bytes(gpu.total_bytes)
                                          : gpu.reason);
   }
-  const std::string reason =
-      probe.gpus.empty() ? probe.reason : "tensors in GPU memory are not moved yet";
-  return {{"devices", devices}, {"reason", reason}};
+  return {{"devices", devices}, {"reason", probe.reason}};
+}
+
+// What is where on the tiers, of one engine or of several.
+struct Tiers {
+  uint64_t device_budget = 0;
+  uint64_t host_budget = 0;
+  uint64_t disk_budget = 0;
+  uint64_t device_peak = 0;
+  uint64_t host_peak = 0;
+  uint64_t disk_peak = 0;
+  uint64_t device_used = 0;
+  uint64_t host_used = 0;
+  uint64_t disk_used = 0;
+  uint64_t cached = 0;
+
+  void add(Engine& engine) {
+    device_budget += engine.budget().limit();
+    device_peak += read(engine.stats().peak_device_bytes);
+    device_used += engine.budget().used();
+    cached += engine.heap().cached_bytes();
+  }
+  void add(const DiskTier& disk) {
+    disk_budget += disk.quota_bytes();
+    disk_peak += disk.peak_used_bytes();
+    disk_used += disk.used_bytes();
+  }
+  void add(const HostTier& host) {
+    const HostTierStats stats = host.stats();
+    host_budget += host.budget_bytes();
+    host_peak += stats.peak_asked_bytes;
+    host_used += stats.asked_bytes;
+  }
+};
+
+// The counters of several engines, added up.
+class Counters {
+ public:
+  explicit Counters(std::vector<const Stats*> all) : all_(std::move(all)) {}
+  uint64_t operator()(Counter Stats::*counter) const {
+    uint64_t sum = 0;
+    for (const Stats* stats : all_) sum += read(stats->*counter);
+    return sum;
+  }
+
+ private:
+  std::vector<const Stats*> all_;
+};
+
+Json tiers_json(const Tiers& tiers, const ColdAccesses& cold) {
+  return {
+      {"budget",
+       {{"device", tiers.device_budget}, {"host", tiers.host_budget}, {"disk", tiers.disk_budget}}},
+      {"peak",
+       {{"device", tiers.device_peak}, {"host", tiers.host_peak}, {"disk", tiers.disk_peak}}},
+      {"now",
+       {{"device", tiers.device_used},
+        {"cached", tiers.cached},
+        {"cold", cold.cold_bytes},
+        {"cold_extents", cold.cold_count},
+        {"host", tiers.host_used},
+        {"disk", tiers.disk_used}}}};
+}
+
+Json counters_json(const Counters& sum, const ColdAccesses& cold) {
+  return {{"bytes",
+           {{"evicted", sum(&Stats::evicted_bytes)},
+            {"fetched", sum(&Stats::fetched_bytes)},
+            {"disk_written", sum(&Stats::disk_written_bytes)},
+            {"disk_read", sum(&Stats::disk_read_bytes)},
+            {"clean_dropped", sum(&Stats::clean_dropped_bytes)},
+            {"fetched_early", sum(&Stats::early_fetched_bytes)},
+            {"fetched_wasted", sum(&Stats::wasted_fetched_bytes)}}},
+          {"fetches",
+           {{"early", sum(&Stats::early_fetches)},
+            {"late", sum(&Stats::late_fetches)},
+            {"wasted", sum(&Stats::wasted_fetches)}}},
+          {"stall_s", seconds(sum(&Stats::stall_ns))},
+          {"unannounced",
+           {{"reads", sum(&Stats::unannounced_reads) + cold.reads},
+            {"writes", sum(&Stats::unannounced_writes) + cold.writes}}},
+          {"over_budget",
+           {{"events", sum(&Stats::over_budget_events)},
+            {"peak_bytes", sum(&Stats::over_budget_peak_bytes)}}},
+          {"eviction_failures", sum(&Stats::eviction_failures)},
+          {"chaos_evictions", sum(&Stats::chaos_evictions)},
+          {"forks", sum(&Stats::forks)},
+          {"ops", sum(&Stats::ops)},
+          {"steps", sum(&Stats::steps)},
+          {"extents", sum(&Stats::extents_allocated)}};
+}
+
+// One GPU of several.
+Json one_gpu_json(const GpuEngine& gpu, const ColdAccesses& cold) {
+  Tiers tiers;
+  tiers.add(*gpu.engine);
+  if (gpu.host != nullptr) tiers.add(*gpu.host);
+  Json json = {{"ordinal", gpu.ordinal}};
+  json.update(tiers_json(tiers, cold));
+  json.update(counters_json(Counters({&gpu.engine->stats()}), cold));
+  json["plan"] = plan_json(gpu.engine->learner());
+  return json;
+}
+
+ColdAccesses count_cold(Engine& engine) {
+  ColdAccesses cold;
+  for (const ListedExtent& listed : engine.heap().extents()) {
+    if (listed.extent->state() != ExtentState::kCold) continue;
+    cold.cold_count += 1;
+    cold.cold_bytes += listed.bytes;
+  }
+  return cold;
 }
 
 }  // namespace
 
-std::string Runtime::stats_json() const {
-  CpuEngine* current = engine();
-  if (current == nullptr) return "{}";
-  const Stats& stats = current->stats();
+std::string Runtime::cpu_stats_json(CpuEngine& engine) const {
   ColdAccesses cold;
+  Tiers tiers;
   Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
   // A forked child has a copy of the books that nobody keeps, and locks that may be held for ever.
-  const bool is_live = !current->is_passive();
-  if (is_live && page_map.is_ok()) cold = look_at_cold_extents(*current, *page_map.value());
-  DiskTier* disk = is_live ? current->disk() : nullptr;
-  Json json = {{"schema", 1},
-               {"backend", "cpu"},
-               {"budget",
-                {{"device", current->budget().limit()},
-                 {"host", 0},
-                 {"disk", disk != nullptr ? disk->quota_bytes() : 0}}},
-               {"peak",
-                {{"device", read(stats.peak_device_bytes)},
-                 {"host", 0},
-                 {"disk", disk != nullptr ? disk->peak_used_bytes() : 0}}},
-               {"now",
-                {{"device", current->budget().used()},
-                 {"cached", current->heap().cached_bytes()},
-                 {"cold", cold.cold_bytes},
-                 {"cold_extents", cold.cold_count},
-                 {"disk", disk != nullptr ? disk->used_bytes() : 0}}},
-               {"bytes",
-                {{"evicted", read(stats.evicted_bytes)},
-                 {"fetched", read(stats.fetched_bytes)},
-                 {"disk_written", read(stats.disk_written_bytes)},
-                 {"disk_read", read(stats.disk_read_bytes)},
-                 {"clean_dropped", read(stats.clean_dropped_bytes)},
-                 {"fetched_early", read(stats.early_fetched_bytes)},
-                 {"fetched_wasted", read(stats.wasted_fetched_bytes)}}},
-               {"fetches",
-                {{"early", read(stats.early_fetches)},
-                 {"late", read(stats.late_fetches)},
-                 {"wasted", read(stats.wasted_fetches)}}},
-               {"plan", is_live ? plan_json(current->learner()) : Json(nullptr)},
-               {"stall_s", seconds(read(stats.stall_ns))},
-               {"unannounced",
-                {{"reads", read(stats.unannounced_reads) + cold.reads},
-                 {"writes", read(stats.unannounced_writes) + cold.writes}}},
-               {"over_budget",
-                {{"events", read(stats.over_budget_events)},
-                 {"peak_bytes", read(stats.over_budget_peak_bytes)}}},
-               {"eviction_failures", read(stats.eviction_failures)},
-               {"chaos_evictions", read(stats.chaos_evictions)},
-               {"forks", read(stats.forks)},
-               {"armed", current->migrator().is_armed()},
-               {"ops", read(stats.ops)},
-               {"steps", read(stats.steps)},
-               {"extents", read(stats.extents_allocated)},
-               {"wall_s", seconds(now_ns() - start_ns_.load())},
-               {"versions", {{"tencache", kVersion}}}};
+  const bool is_live = !engine.is_passive();
+  if (is_live && page_map.is_ok()) cold = look_at_cold_extents(engine, *page_map.value());
+  tiers.add(engine);
+  if (is_live && engine.disk() != nullptr) tiers.add(*engine.disk());
+  Json json = {{"schema", 1}, {"backend", "cpu"}};
+  json.update(tiers_json(tiers, cold));
+  json.update(counters_json(Counters({&engine.stats()}), cold));
+  json["plan"] = is_live ? plan_json(engine.learner()) : Json(nullptr);
+  json["armed"] = engine.migrator().is_armed();
+  json["wall_s"] = seconds(now_ns() - start_ns_.load());
+  json["versions"] = {{"tencache", kVersion}};
   return dump(json);
+}
+
+std::string Runtime::gpu_stats_json() const {
+  ColdAccesses cold;
+  Tiers tiers;
+  std::vector<const Stats*> counters;
+  Json gpus = Json::array();
+  Json plan = nullptr;
+  for (const GpuEngine& gpu : gpus_.all()) {
+    counters.push_back(&gpu.engine->stats());
+    if (gpu.engine->is_passive()) continue;
+    const ColdAccesses own_cold = count_cold(*gpu.engine);
+    cold.cold_count += own_cold.cold_count;
+    cold.cold_bytes += own_cold.cold_bytes;
+    tiers.add(*gpu.engine);
+    if (gpu.host != nullptr) tiers.add(*gpu.host);
+    if (plan.is_null()) plan = plan_json(gpu.engine->learner());
+    gpus.push_back(one_gpu_json(gpu, own_cold));
+  }
+  const Counters sum(std::move(counters));
+  Json json = {{"schema", 1}, {"backend", "cuda"}};
+  json.update(tiers_json(tiers, cold));
+  json.update(counters_json(sum, cold));
+  json["graph_extents"] = sum(&Stats::graph_extents);
+  json["plan"] = plan;
+  json["armed"] = gpus_.is_armed();
+  json["gpus"] = gpus;
+  json["wall_s"] = seconds(now_ns() - start_ns_.load());
+  json["versions"] = {{"tencache", kVersion}};
+  return dump(json);
+}
+
+std::string Runtime::stats_json() const {
+  if (!is_started()) return "{}";
+  CpuEngine* cpu = engine();
+  return cpu != nullptr ? cpu_stats_json(*cpu) : gpu_stats_json();
 }
 
 std::string Runtime::doctor_json() const {

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <span>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
@@ -24,14 +24,15 @@ using tencache::Access;
 using tencache::AccessMode;
 using tencache::CpuEngine;
 using tencache::Extent;
+using tencache::GpuEngines;
+using tencache::GpuHold;
 using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
 
+// Null on the cuda backend.
 CpuEngine* engine() { return Runtime::instance().engine(); }
-
-// Written once, before the first tencache_start() returns.
-tencache_arena g_arena = {0, 0};
+GpuEngines& gpus() { return Runtime::instance().gpus(); }
 
 size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
   if (buffer != nullptr && bytes > 0) {
@@ -54,7 +55,13 @@ std::span<const Access> as_span(const tencache_access* accesses, uint32_t count)
   return {reinterpret_cast<const Access*>(accesses), count};
 }
 
-tencache_hold* as_handle(tencache::Hold* hold) { return reinterpret_cast<tencache_hold*>(hold); }
+// A handle is a Hold or a GpuHold, as the process's one backend says.
+tencache_hold* as_handle(void* hold) { return static_cast<tencache_hold*>(hold); }
+
+Extent* find_extent(const void* address) {
+  CpuEngine* cpu = engine();
+  return cpu != nullptr ? cpu->heap().find(address) : gpus().find(address);
+}
 
 }  // namespace
 
@@ -79,58 +86,102 @@ int tencache_check_option(const char* name, const char* text, tencache_error* er
   return report(Runtime::check_option(name, text), error);
 }
 
-int tencache_start(tencache_error* error) {
-  const Status status = Runtime::instance().start();
-  static std::once_flag arena_is_known;
-  if (status.is_ok()) {
-    std::call_once(arena_is_known, [] {
-      const tencache::AddressArena& arena = engine()->arena();
-      g_arena = {reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()};
-    });
-  }
-  return report(status, error);
+int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }
+
+int tencache_is_started(void) { return Runtime::instance().is_started() ? 1 : 0; }
+
+const char* tencache_backend(void) {
+  if (tencache_is_started() == 0) return "";
+  return engine() != nullptr ? "cpu" : "cuda";
 }
 
-int tencache_is_started(void) { return engine() != nullptr ? 1 : 0; }
-
-const tencache_arena* tencache_get_arena(void) { return &g_arena; }
+const tencache_arena* tencache_get_arena(void) { return Runtime::instance().arena(); }
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
-  const tencache::Result<void*> address = engine()->allocate(bytes);
+  CpuEngine* cpu = engine();
+  if (cpu == nullptr) {
+    report(Status(tencache::StatusCode::kFailedPrecondition,
+                  "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
+                  "use the backend cpu for that"),
+           error);
+    return nullptr;
+  }
+  const tencache::Result<void*> address = cpu->allocate(bytes);
   if (address.is_ok()) return address.value();
   report(address.status(), error);
   return nullptr;
 }
 
-void tencache_free(void* address) { engine()->free(address); }
+void tencache_free(void* address) {
+  if (address != nullptr) engine()->free(address);
+}
 
 uint32_t tencache_register_op(const char* name) {
   // The registry's lock may have been held by another thread when this child was forked.
-  return engine()->is_passive() ? 0 : engine()->recorder().register_op(name);
+  CpuEngine* cpu = engine();
+  if (cpu == nullptr) return gpus().register_op(name);
+  return cpu->is_passive() ? 0 : cpu->recorder().register_op(name);
 }
 
 void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
-  engine()->gate().open(op, as_span(accesses, count));
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().open(op, as_span(accesses, count));
+  } else {
+    gpus().open(op, as_span(accesses, count));
+  }
 }
 
-void tencache_gate_open_transparent(void) { engine()->gate().open_transparent(); }
+void tencache_gate_open_transparent(void) {
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().open_transparent();
+  } else {
+    gpus().open_transparent();
+  }
+}
 
-void tencache_gate_close(void) { engine()->gate().close(); }
+void tencache_gate_close(void) {
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().close();
+  } else {
+    gpus().close();
+  }
+}
 
 tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                       int and_inner) {
-  return as_handle(engine()->gate().hold(as_span(accesses, count), and_inner != 0));
+  if (CpuEngine* cpu = engine()) {
+    return as_handle(cpu->gate().hold(as_span(accesses, count), and_inner != 0));
+  }
+  return as_handle(gpus().hold(as_span(accesses, count), and_inner != 0));
 }
 
 void tencache_unhold(tencache_hold* hold) {
-  engine()->gate().unhold(reinterpret_cast<tencache::Hold*>(hold));
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().unhold(reinterpret_cast<tencache::Hold*>(hold));
+  } else {
+    GpuEngines::unhold(reinterpret_cast<GpuHold*>(hold));
+  }
 }
 
 void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
-  engine()->gate().keep_resident(as_span(accesses, count));
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().keep_resident(as_span(accesses, count));
+  } else {
+    gpus().keep_resident(as_span(accesses, count));
+  }
 }
 
-void tencache_mark_step(void) { engine()->gate().on_step(); }
+void tencache_mark_step(void) {
+  if (CpuEngine* cpu = engine()) {
+    cpu->gate().on_step();
+  } else {
+    gpus().on_step();
+  }
+}
+
+void tencache_set_stream_callback(void* (*current_stream)(int ordinal)) {
+  gpus().set_current_stream(current_stream);
+}
 
 void tencache_set_arm_callback(void (*arm)(void)) { Runtime::instance().set_arm_callback(arm); }
 
@@ -140,7 +191,7 @@ uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count
   std::unordered_set<const Extent*> distinct;
   uint64_t bytes = 0;
   for (uint32_t index = 0; index < count; ++index) {
-    const Extent* extent = engine()->heap().find(accesses[index].address);
+    const Extent* extent = find_extent(accesses[index].address);
     if (extent != nullptr && distinct.insert(extent).second) bytes += extent->bytes;
   }
   return bytes;
@@ -149,13 +200,14 @@ uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count
 uint64_t tencache_chunk_bytes(void) { return Runtime::instance().chunk_bytes(); }
 
 uint64_t tencache_extent_bytes(const void* address) {
-  const Extent* extent = engine()->heap().find(address);
+  const Extent* extent = find_extent(address);
   return extent != nullptr ? extent->bytes : 0;
 }
 
 int tencache_is_armed(void) {
-  CpuEngine* current = engine();
-  return current != nullptr && !current->is_passive() && current->migrator().is_armed() ? 1 : 0;
+  CpuEngine* cpu = engine();
+  if (cpu == nullptr) return gpus().is_armed() ? 1 : 0;
+  return !cpu->is_passive() && cpu->migrator().is_armed() ? 1 : 0;
 }
 
 size_t tencache_stats_json(char* buffer, size_t bytes) {
@@ -167,10 +219,13 @@ size_t tencache_doctor_json(char* buffer, size_t bytes) {
 }
 
 int tencache_write_trace(const char* path, tencache_error* error) {
-  CpuEngine* current = engine();
+  tencache::Engine* current = engine();
+  const std::vector<tencache::GpuEngine> open = gpus().all();
+  if (!open.empty()) current = open.front().engine;
   if (current == nullptr || current->is_passive()) {
     return report(Status(tencache::StatusCode::kFailedPrecondition,
-                         "there is no trace: tencache is not enabled in this process"),
+                         "there is no trace: tencache is not enabled in this process, or it has "
+                         "used no GPU"),
                   error);
   }
   return report(tencache::write_trace(current->recorder(), path), error);
@@ -196,11 +251,13 @@ size_t tencache_plan_timeline(const tencache_period* period, const tencache_mach
 }
 
 uint64_t tencache_evict_all(void) {
-  return engine()->is_passive() ? 0 : engine()->migrator().evict_all();
+  CpuEngine* cpu = engine();
+  if (cpu == nullptr) return gpus().evict_all();
+  return cpu->is_passive() ? 0 : cpu->migrator().evict_all();
 }
 
 int tencache_is_cold(const void* address) {
-  const Extent* extent = engine()->heap().find(address);
+  const Extent* extent = find_extent(address);
   if (extent == nullptr) return -1;
   return extent->state() == tencache::ExtentState::kCold ? 1 : 0;
 }

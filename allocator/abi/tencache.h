@@ -8,6 +8,10 @@
  * it lives until the process ends; a forked child keeps a passive one (memory stays readable,
  * nothing migrates, new allocations come from malloc).
  *
+ * The option backend says whose memory it keeps. On cpu (also where it says auto) that is DRAM,
+ * from tencache_allocate(). On cuda it is that of the GPUs which tencache_open_gpu() opens
+ * (tencache_gpu.h); there is nothing to allocate here then, and the gate is that of all of them.
+ *
  * Threads: everything may be called from any thread after tencache_start() returned, unless a
  * comment says otherwise.
  */
@@ -61,19 +65,24 @@ TENCACHE_API int tencache_check_option(const char* name, const char* text, tenca
 /* Probes the machine, opens the tiers, starts the migrator. A second call is a no-op (0). */
 TENCACHE_API int tencache_start(tencache_error* error);
 TENCACHE_API int tencache_is_started(void);
+/* The backend in force, "cpu" or "cuda"; "" before start. */
+TENCACHE_API const char* tencache_backend(void);
 
 /* ---- Memory ------------------------------------------------------------------------------- */
 
-/* The address arena: an address inside it belongs to an extent, any other never does. Constant
- * after start; size 0 before. The gate's caller tests addresses against it before it calls. */
+/* The address arena: an address outside it belongs to no extent. The gate's caller tests addresses
+ * against it before it calls. Size 0 before start; constant after it on the cpu backend. On cuda it
+ * covers the memory of all GPUs that are open and grows when one is opened: then read the base
+ * before the size, both atomically. */
 typedef struct tencache_arena {
   uintptr_t base;
   size_t bytes;
 } tencache_arena;
 TENCACHE_API const tencache_arena* tencache_get_arena(void);
 
-/* Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents), contents undefined. NULL
- * with *error filled (out of memory at the budget) when it cannot be had. bytes > 0. */
+/* On the cpu backend. Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents),
+ * contents undefined. NULL with *error filled (out of memory at the budget) when it cannot be had.
+ * bytes > 0. */
 TENCACHE_API void* tencache_allocate(size_t bytes, tencache_error* error);
 /* Frees what tencache_allocate returned; NULL is fine. */
 TENCACHE_API void tencache_free(void* address);
@@ -126,11 +135,14 @@ TENCACHE_API void tencache_mark_step(void);
 /* ---- What the shim gives the runtime ------------------------------------------------------- */
 
 /* Called when use passes the watermark: the gate must be told about ops from now on. Called once,
- * from inside tencache_allocate, with no lock held. Set before start; if it is NULL nothing is ever
- * evicted. */
+ * or once for each GPU, from inside an allocation, with no lock held. Set before start; if it is
+ * NULL nothing is ever evicted. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
 /* Called by the migrator before it looks for victims: time to unhold what has completed. */
 TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));
+/* On the cuda backend: the stream on which the calling thread's ops queue their work on that GPU.
+ * Until it is set, and where it returns NULL, the default stream. */
+TENCACHE_API void tencache_set_stream_callback(void* (*current_stream)(int ordinal));
 
 /* Bytes of distinct extents among the accesses, and the bytes one chunk of a list op should name
  * (a share of the budget). For splitting list ops. */

@@ -47,6 +47,10 @@ TENCACHE_API void tencache_gpu_default_config(int ordinal, tencache_gpu_config* 
  * filled where that cannot be. */
 TENCACHE_API tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config,
                                              tencache_error* error);
+/* Opens the engine of a GPU by the options of the runtime, and makes it one of those that the gate
+ * and the figures of tencache.h are about. At most this share of the GPU's memory is used, in (0,
+ * 1]. NULL with *error filled where that cannot be, or the backend in force is not cuda. */
+TENCACHE_API tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error);
 /* Ends it and waits for the GPU. For tests; a program keeps its engines until it ends. REQUIRES:
  * everything was freed, and no thread uses it. */
 TENCACHE_API void tencache_gpu_close(tencache_gpu* gpu);

@@ -30,6 +30,11 @@ tencache_gpu* tencache_gpu_open(const tencache_gpu_config*, tencache_error* erro
   return nullptr;
 }
 
+tencache_gpu* tencache_open_gpu(int, double, tencache_error* error) {
+  unavailable(error);
+  return nullptr;
+}
+
 void tencache_gpu_close(tencache_gpu*) {}
 
 tencache_arena tencache_gpu_arena(const tencache_gpu*) { return {0, 0}; }

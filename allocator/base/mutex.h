@@ -12,6 +12,8 @@
 //   5. leaf locks                 log, recorder registry, operator names, retired slots, frames,
 //                                 marks and numbers of streams, small blocks, staging buffers,
 //                                 flights
+// Held from before a fork until after it, and so in front of all of these: the list of engines, and
+// after it that of GPUs.
 // DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow
 // the tier and is the exception: it is held across fallocate, or while memory is mapped and pinned.
 #pragma once

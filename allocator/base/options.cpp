@@ -102,6 +102,7 @@ Refusal parse_share(std::string_view text, bool zero_allowed, double& value) {
 }
 
 constexpr std::array<std::string_view, 3> kChoiceNames = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 3> kBackendNames = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warning", "info", "debug"};
 
 /// The enumerators of `Enum` count up from 0 in the order of `names`.
@@ -165,13 +166,22 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 17> kRows = {{
+constexpr std::array<Row, 19> kRows = {{
     {{"device_memory", "bytes", "", "auto",
-      "Budget of the device tier (on the cpu backend: DRAM for tensors); auto takes what the "
-      "cgroup "
-      "or the machine leaves, less a reserve."},
+      "Budget of the device tier: of DRAM for tensors, where auto takes what the cgroup or the "
+      "machine leaves, less a reserve; or of each GPU's memory, where auto takes 90 %."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
+    {{"backend", "choice", "auto|cpu|cuda", "auto",
+      "Whose tensors move: those in DRAM, to disk, or those of GPUs, to host memory; auto takes "
+      "GPUs where PyTorch has some."},
+     [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
+     [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
+    {{"host_memory", "bytes", "", "auto",
+      "With GPUs: budget of pinned host memory for what leaves a GPU, for each of them; auto takes "
+      "what the cgroup or the machine leaves, less a reserve."},
+     [](Options& o, std::string_view t) { return parse_optional_size(t, o.host_memory_bytes); },
+     [](const Options& o) { return format_optional_size(o.host_memory_bytes); }},
     {{"spill_dir", "path", "", "auto",
       "Directory of the spill file; auto takes the first usable one of TMPDIR, the user's cache "
       "directory, /var/tmp and the working directory."},

@@ -21,25 +21,30 @@ namespace tencache {
 /// Whether a facility is used: as probed, always (an error when it is absent), or never.
 enum class Choice : uint8_t { kAuto, kOn, kOff };
 
+/// Where tensors are that move: auto is settled by the host program, which knows of GPUs.
+enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
+
 /// Parsed, checked values. `nullopt` means "auto": found by probing when the runtime starts.
 struct Options {
-  std::optional<uint64_t> device_memory_bytes;  // device_memory: budget of the device tier
-  std::string spill_dir;                        // spill_dir: empty = found by probing
-  std::optional<uint64_t> disk_space_bytes;     // disk_space: quota of the disk tier
-  std::string stats_path;                       // stats: JSON written at exit; empty = none
-  std::string trace_path;                       // trace: events written at exit; empty = none
-  std::string record_path;                      // record: the learned period; empty = none
-  bool strict = false;                          // strict: out of memory at the budget, never spill
-  bool plan = true;                             // plan: learn what repeats and move ahead of use
-  bool quiet = false;                           // quiet: no start line, no summary
-  LogLevel log_level = LogLevel::kInfo;         // log_level: error|warning|info|debug
-  uint64_t extent_min_bytes = 1 << 20;          // extent_min: smaller allocations never go cold
-  double arm_at = 0.70;                         // arm_at: share of the budget at which hooks arm
-  double chunk_share = 0.25;                    // chunk_share: share of the budget per list chunk
-  Choice io_uring = Choice::kAuto;              // io_uring: auto|on|off
-  Choice direct_io = Choice::kAuto;             // direct_io: auto|on|off
-  std::optional<uint64_t> chaos_seed;           // chaos: evict whatever is unpinned at op ends
-  double chaos_probability = 1.0;               // chaos_probability: chance per op end, 0..1
+  BackendChoice backend = BackendChoice::kAuto;  // backend: auto|cpu|cuda
+  std::optional<uint64_t> device_memory_bytes;   // device_memory: budget of the device tier
+  std::optional<uint64_t> host_memory_bytes;     // host_memory: budget of pinned host memory
+  std::string spill_dir;                         // spill_dir: empty = found by probing
+  std::optional<uint64_t> disk_space_bytes;      // disk_space: quota of the disk tier
+  std::string stats_path;                        // stats: JSON written at exit; empty = none
+  std::string trace_path;                        // trace: events written at exit; empty = none
+  std::string record_path;                       // record: the learned period; empty = none
+  bool strict = false;                           // strict: out of memory at the budget, never spill
+  bool plan = true;                              // plan: learn what repeats and move ahead of use
+  bool quiet = false;                            // quiet: no start line, no summary
+  LogLevel log_level = LogLevel::kInfo;          // log_level: error|warning|info|debug
+  uint64_t extent_min_bytes = 1 << 20;           // extent_min: smaller allocations never go cold
+  double arm_at = 0.70;                          // arm_at: share of the budget at which hooks arm
+  double chunk_share = 0.25;                     // chunk_share: share of the budget per list chunk
+  Choice io_uring = Choice::kAuto;               // io_uring: auto|on|off
+  Choice direct_io = Choice::kAuto;              // direct_io: auto|on|off
+  std::optional<uint64_t> chaos_seed;            // chaos: evict whatever is unpinned at op ends
+  double chaos_probability = 1.0;                // chaos_probability: chance per op end, 0..1
 };
 
 /// One row of the table, for help texts, doctor and documentation.

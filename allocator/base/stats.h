@@ -46,6 +46,7 @@ struct Stats {
   Counter extents_allocated{0};
   Counter chaos_evictions{0};
   Counter forks{0};
+  Counter graph_extents{0};  // named while a CUDA graph was captured, and resident since
 };
 
 }  // namespace tencache

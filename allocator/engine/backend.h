@@ -5,6 +5,7 @@
 // backend.
 #pragma once
 
+#include "backend/stream_set.h"
 #include "engine/migrations.h"
 #include "memory/heap.h"
 
@@ -17,6 +18,11 @@ class Backend {
   virtual Heap& heap() = 0;
   /// Null where nothing ever goes cold.
   virtual Migrations* migrations() = 0;
+
+  /// The set of this one stream of the driver's; none where there are no streams.
+  virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
+  /// Whether the stream is capturing a CUDA graph.
+  virtual bool is_capturing(void* /*stream*/) { return false; }
 
   /// A fork is about to be done; no migration is under way until the parent is told that it was.
   virtual void before_fork() = 0;

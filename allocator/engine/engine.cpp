@@ -3,13 +3,20 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <array>
 #include <mutex>
+
+#include "base/check.h"
+#include "base/mutex.h"
 
 namespace tencache {
 namespace {
 
-// The newest engine, for handlers that the process calls without an argument.
-std::atomic<Engine*> g_engine{nullptr};
+// Every engine there is, for handlers that the process calls without an argument. The lock is held
+// from before a fork until after it, so that none is added meanwhile: what is closed is reopened.
+Mutex g_engines_mutex;
+std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
 
 // What a disk is taken to give before anything was moved.
 constexpr double kUnknownBytesPerS = 1e9;
@@ -31,8 +38,8 @@ double uniform_draw(uint64_t seed, uint64_t index) {
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
 
 Engine::~Engine() {
-  Engine* self = this;
-  g_engine.compare_exchange_strong(self, nullptr);
+  MutexLock lock(g_engines_mutex);
+  std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
 
 Status Engine::start(const BackendOpener& open_backend) {
@@ -63,13 +70,20 @@ void Engine::wire() {
   migrator_ = std::make_unique<Migrator>(heap(), migrations(), std::move(migrator_config));
   heap().set_room_maker(migrator_.get());
   wire_gate();
-  g_engine.store(this, std::memory_order_release);
-  static std::once_flag fork_handlers_installed;
-  std::call_once(fork_handlers_installed,
-                 [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
+  wire_fork();
   if (migrations() != nullptr) migrator_->start();
   if (prefetcher_) prefetcher_->start();
   if (learner_) learner_->start();
+}
+
+void Engine::wire_fork() {
+  static std::once_flag fork_handlers_installed;
+  std::call_once(fork_handlers_installed,
+                 [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
+  MutexLock lock(g_engines_mutex);
+  Engine** const place = std::ranges::find(g_engines, nullptr);
+  TENCACHE_CHECK(place != g_engines.end(), "there are more than %zu engines", g_engines.size());
+  *place = this;
 }
 
 void Engine::wire_plans() {
@@ -130,27 +144,33 @@ void Engine::maybe_cause_chaos() {
 // tiers. No migration is under way while the process is copied, the slots in use are frozen, and
 // the child's engine is passive: malloc from then on, no gate, no migrator (its thread is not
 // copied).
-void Engine::before_fork() {
-  Engine* engine = g_engine.load(std::memory_order_acquire);
-  if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) return;
-  engine->migrations()->gate().close();
-  engine->backend_->before_fork();
-  add(engine->stats_.forks, 1);
+void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  g_engines_mutex.lock();
+  for (Engine* engine : g_engines) {
+    if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) continue;
+    engine->migrations()->gate().close();
+    engine->backend_->before_fork();
+    add(engine->stats_.forks, 1);
+  }
 }
 
-void Engine::after_fork_in_parent() {
-  Engine* engine = g_engine.load(std::memory_order_acquire);
-  if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) return;
-  engine->backend_->after_fork_in_parent();
-  engine->migrations()->gate().reopen();
+void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  for (Engine* engine : g_engines) {
+    if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) continue;
+    engine->backend_->after_fork_in_parent();
+    engine->migrations()->gate().reopen();
+  }
+  g_engines_mutex.unlock();
 }
 
-void Engine::after_fork_in_child() {
-  Engine* engine = g_engine.load(std::memory_order_acquire);
-  if (engine == nullptr) return;
-  engine->is_passive_.store(true, std::memory_order_relaxed);
-  engine->heap().become_passive();
-  engine->gate_->become_passive();
+void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  for (Engine* engine : g_engines) {
+    if (engine == nullptr) continue;
+    engine->is_passive_.store(true, std::memory_order_relaxed);
+    engine->heap().become_passive();
+    engine->gate_->become_passive();
+  }
+  g_engines_mutex.unlock();
 }
 
 }  // namespace tencache

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engine: owns one whole allocator, from its backend to the gate, and wires the parts. Allocation
-// itself differs between backends: engine/cpu_engine.h. Several engines may live one after another
-// in a process (tests); the process-wide fork handlers serve the newest. The C ABI holds one for
-// the life of the process.
+// itself differs between backends: engine/cpu_engine.h, engine/cuda/cuda_engine.h. Several may live
+// in a process, one for each GPU; the process-wide fork handlers serve all of them.
 //
 // Threads: create and destroy on one thread; the rest from any.
 #pragma once
@@ -60,6 +59,8 @@ class Engine {
   Migrations* migrations() { return backend_->migrations(); }
   Recorder& recorder() { return recorder_; }
   Stats& stats() { return stats_; }
+  StreamSet set_of(void* stream) { return backend_->set_of(stream); }
+  bool is_capturing(void* stream) { return backend_->is_capturing(stream); }
   /// Null where nothing is planned.
   Learner* learner() { return learner_.get(); }
 
@@ -82,6 +83,7 @@ class Engine {
 
  private:
   void wire();
+  void wire_fork();
   void wire_plans();
   void wire_gate();
   Machine measure(uint64_t* fixed_bytes);

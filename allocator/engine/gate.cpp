@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/gate.h"
 
+#include <array>
 #include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -17,6 +19,18 @@ constexpr size_t kFramesReserved = 64;
 constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
 
 std::atomic<uint64_t> g_generation{0};
+// The generations of the gates that are alive; 0: nobody's. No lock, because threads end in forked
+// children too.
+std::array<std::atomic<uint64_t>, Gate::kGatesMax> g_alive = {};
+
+size_t take_slot(uint64_t generation) {
+  for (size_t slot = 0; slot < g_alive.size(); ++slot) {
+    uint64_t nobody = 0;
+    if (g_alive.at(slot).compare_exchange_strong(nobody, generation)) return slot;
+  }
+  TENCACHE_CHECK(false, "there are more than %zu gates", Gate::kGatesMax);
+  return 0;
+}
 
 }  // namespace
 
@@ -28,7 +42,9 @@ struct Gate::ThreadOps {
   };
 
   uint64_t generation = 0;  // of the gate that this state belongs to
-  uint32_t op_depth = 0;    // open frames that are ops
+  size_t slot = 0;
+  ThreadOps* next = nullptr;  // the thread's state for another gate
+  uint32_t op_depth = 0;      // open frames that are ops
   std::vector<Frame> frames;
   std::vector<Extent*> pins;        // inputs of open ops, a stack
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
@@ -44,20 +60,25 @@ struct Gate::ThreadOps {
 
 namespace {
 
-// The hot path reads a plain pointer, without the guard of a thread-local with a destructor.
+// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. It is
+// the head of a list; the state for the gate that was passed last stands first.
 __attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
 
 }  // namespace
 
 // The destructor of the state's thread-specific key. Keys are destroyed after the C++ thread-locals
 // of the thread, which may free tensors, and once more for a state that was made meanwhile.
-void Gate::end_thread(void* state) {
-  const std::unique_ptr<ThreadOps> ops(static_cast<ThreadOps*>(state));
-  t_ops = nullptr;
-  // Another generation: the gate is gone, or this is a forked child, and so is the ring.
-  if (ops->generation == g_generation.load(std::memory_order_acquire)) {
-    ops->recorder->release_ring(ops->ring);
+void Gate::end_thread(void* /*first_state*/) {
+  auto* state = static_cast<ThreadOps*>(std::exchange(t_ops, nullptr));
+  while (state != nullptr) {
+    const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
+    // Else the gate is gone, or this is a forked child, and so is the ring.
+    if (is_alive(*ops)) ops->recorder->release_ring(ops->ring);
   }
+}
+
+bool Gate::is_alive(const ThreadOps& ops) {
+  return g_alive.at(ops.slot).load(std::memory_order_acquire) == ops.generation;
 }
 
 pthread_key_t Gate::thread_key() {
@@ -78,13 +99,15 @@ Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& rec
       recorder_(recorder),
       stats_(stats),
       config_(std::move(config)),
-      generation_(g_generation.fetch_add(1) + 1) {}
+      generation_(g_generation.fetch_add(1) + 1),
+      slot_(take_slot(generation_)) {}
 
-Gate::~Gate() { g_generation.fetch_add(1, std::memory_order_release); }
+Gate::~Gate() { g_alive.at(slot_).store(0, std::memory_order_release); }
 
 void Gate::become_passive() {
   is_passive_.store(true, std::memory_order_relaxed);
-  g_generation.fetch_add(1, std::memory_order_release);
+  // The slot stays taken: no state of this gate may be mistaken for one of another.
+  g_alive.at(slot_).store(~generation_, std::memory_order_release);
 }
 
 inline Gate::ThreadOps& Gate::thread_ops() {
@@ -96,18 +119,38 @@ inline Gate::ThreadOps& Gate::thread_ops() {
 }
 
 TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
+  auto* first = static_cast<ThreadOps*>(t_ops);
+  ThreadOps** link = &first;
+  while (*link != nullptr && (*link)->generation != generation_) {
+    if (is_alive(**link)) {
+      link = &(*link)->next;
+    } else {
+      delete std::exchange(*link, (*link)->next);
+    }
+  }
+  ThreadOps* own = *link;
+  if (own != nullptr) {
+    *link = own->next;
+  } else {
+    own = make_thread_ops();
+  }
+  own->next = first;
+  t_ops = own;
+  pthread_setspecific(thread_key(), t_ops);
+  return *own;
+}
+
+Gate::ThreadOps* Gate::make_thread_ops() {
   auto ops = std::make_unique<ThreadOps>();
   ops->generation = generation_;
+  ops->slot = slot_;
   ops->frames.reserve(kFramesReserved);
   ops->pins.reserve(kPinsReserved);
   ops->inner_pins.reserve(kPinsReserved);
   ops->recorder = &recorder_;
   ops->ring = recorder_.acquire_ring();
   ops->events_told = ops->ring->count();
-  delete static_cast<ThreadOps*>(t_ops);  // of an earlier gate
-  t_ops = ops.get();
-  pthread_setspecific(thread_key(), t_ops);
-  return *ops.release();
+  return ops.release();
 }
 
 void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
@@ -276,15 +319,21 @@ void Gate::unhold(Hold* hold) {
   unpin_down_to(owned->extents, 0, now_ticks);
 }
 
-void Gate::keep_resident(std::span<const Access> accesses) {
+uint64_t Gate::keep_resident(std::span<const Access> accesses) {
+  uint64_t count = 0;
   for (const Access& access : accesses) {
-    if (Extent* extent = heap_.find(access.address)) extent->set_flags(kFlagKeepResident);
+    Extent* extent = heap_.find(access.address);
+    if (extent == nullptr || extent->has(kFlagKeepResident)) continue;
+    extent->set_flags(kFlagKeepResident);
+    ++count;
   }
+  return count;
 }
 
 std::string Gate::current_op() const {
   const auto* thread = static_cast<const ThreadOps*>(t_ops);
-  if (thread == nullptr || thread->generation != generation_) return "";
+  while (thread != nullptr && thread->generation != generation_) thread = thread->next;
+  if (thread == nullptr) return "";
   for (size_t index = thread->frames.size(); index > 0; --index) {
     const ThreadOps::Frame& frame = thread->frames[index - 1];
     if (!frame.is_transparent) return recorder_.op_name(frame.op);

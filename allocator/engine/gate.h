@@ -10,6 +10,9 @@
 // path is one clock reading, and per extent a table load, an atomic add, a store and a record of
 // the event; while plans are followed (engine/plan_cursor.h), also a look at the next tick of one.
 //
+// Several gates may be there at once, one for each GPU, and a thread has a state for each it
+// passes.
+//
 // Threads: a frame stack belongs to its thread. Holds (pins that outlive their op) may be given up
 // anywhere. Callbacks given at construction run on the thread that closes an op, with no lock held.
 #pragma once
@@ -55,6 +58,9 @@ struct Hold {
 
 class Gate {
  public:
+  /// As many may be there at once.
+  static constexpr size_t kGatesMax = 128;
+
   struct Config {
     /// Called after a thread's outermost op has closed; empty outside chaos mode.
     std::function<void()> on_outermost_close;
@@ -85,7 +91,8 @@ class Gate {
   /// Null when nothing is to be held.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
   void unhold(Hold* hold);
-  void keep_resident(std::span<const Access> accesses);
+  /// Returns how many extents were not kept before.
+  uint64_t keep_resident(std::span<const Access> accesses);
 
   /// The innermost op that is open on this thread; "" when there is none.
   std::string current_op() const;
@@ -96,10 +103,12 @@ class Gate {
  private:
   struct ThreadOps;
 
+  static bool is_alive(const ThreadOps& ops);
   static pthread_key_t thread_key();
   static void end_thread(void* state);
   ThreadOps& thread_ops();
   ThreadOps& thread_ops_slow();
+  ThreadOps* make_thread_ops();
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void count_early(Extent* extent);
@@ -112,7 +121,8 @@ class Gate {
   Recorder& recorder_;
   Stats& stats_;
   const Config config_;
-  const uint64_t generation_;
+  const uint64_t generation_;  // no other gate has it
+  const size_t slot_;          // in the table of gates that are alive
 
   std::atomic<bool> is_passive_{false};
 };

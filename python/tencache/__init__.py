@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """tencache: train beyond the memory budget, with the same bits and no code change.
 
-A caching allocator that loads under an unmodified PyTorch, keeps cold tensors in a spill file and
-brings them back before an op uses them. There are three ways in, and all of them end in `enable`:
+A caching allocator that loads under an unmodified PyTorch, keeps cold tensors in a spill file,
+or those of a GPU in host memory, and brings them back before an op uses them. There are three ways
+in, and all of them end in `enable`:
 
 * ``tencache run --device-memory 2GiB -- python train.py``
 * ``TENCACHE=1 TENCACHE_DEVICE_MEMORY=2GiB python train.py``
@@ -13,7 +14,7 @@ Importing this package imports no torch and starts nothing.
 
 from tencache._library import OptionError, TencacheError
 from tencache._library import package_version as _package_version
-from tencache._runtime import enable, is_enabled, options, stats
+from tencache._runtime import allocator, enable, is_enabled, options, stats
 
 __version__ = _package_version()
 
@@ -21,6 +22,7 @@ __all__ = [
     "OptionError",
     "TencacheError",
     "__version__",
+    "allocator",
     "enable",
     "is_enabled",
     "options",

@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _cli_plan, _doctor, _options, _report, _runtime, _trace
+from tencache import _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
 from tencache._library import TencacheError, core, package_version
 
 _USAGE_STATUS = 2
@@ -214,6 +214,13 @@ def _check_machine(given: Mapping[str, str]) -> None:
     """
     library = core()
     _runtime.set_checked(library, given)
+    backend = _options.texts_in_force(given, os.environ)["backend"].strip().lower()
+    if backend == _backend.CUDA:
+        served, reason = _backend.is_served(library.doctor()["gpu"])
+        if not served:
+            raise TencacheError(_backend.no_cuda_message(reason))
+    elif backend == _backend.AUTO and _backend.may_have_gpu():
+        return  # Only the program's torch knows; it says what it has found.
     library.set_option("quiet", "on")
     library.set_option("log_level", "error")
     library.start()
@@ -265,6 +272,10 @@ def stats(file: Path) -> None:
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, value in content.items():
+        if name == "gpus":
+            for row in _gpu_rows(value):
+                table.add_row(*row)
+            continue
         if not isinstance(value, dict):
             table.add_row(name, _stats_text(name, "", value))
             continue
@@ -273,6 +284,13 @@ def stats(file: Path) -> None:
     Console().print(table)
     for line in lines:
         click.echo(line)
+
+
+def _gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for gpu in gpus:
+        for group in ("budget", "peak", "bytes"):
+            for key, value in gpu[group].items():
+                yield f"gpu {gpu['ordinal']}: {group}.{key}", _stats_text(group, key, value)
 
 
 def _stats_text(group: str, key: str, value: object) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tencache import _backend
 from tencache._library import Core, built_for_torch, installed_torch, mismatch_message
 from tencache._report import format_bytes
 
@@ -30,6 +31,8 @@ _MAP_COUNT_USUAL = 65530
 def collect(library: Core) -> dict[str, Any]:
     """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
     found = library.doctor()
+    served, reason = _backend.is_served(found["gpu"])
+    found["gpu"].update(served=served, served_reason=reason)
     return {
         "tencache": {
             "version": found.pop("version"),
@@ -59,6 +62,12 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
     found = []
     if not report["torch"]["fits"]:
         found.append(report["torch"]["remedy"])
+    backend = report["options"]["backend"]
+    gpu = report["gpu"]
+    if backend == _backend.CUDA and not gpu["served"]:
+        found.append(_backend.no_cuda_message(gpu["served_reason"]))
+    if backend == _backend.CUDA or (backend == _backend.AUTO and gpu["served"]):
+        return found  # What leaves a GPU goes to host memory.
     if "error" in report["disk"]:
         found.append(report["disk"]["error"])
     if not report["page_map"]["works"]:

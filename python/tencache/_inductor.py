@@ -79,11 +79,16 @@ class KernelGate:
 
 def install(core: Armed, gate: Gate) -> None:
     """Gates every kernel that is made from now on; waits for Inductor if it is not imported yet."""
-    module = sys.modules.get(_TARGET)
-    if module is not None and hasattr(module, "AsyncCompile"):
-        patch(module, core, gate)
+    when_imported(_TARGET, "AsyncCompile", lambda module: patch(module, core, gate))
+
+
+def when_imported(name: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
+    """Calls back with the module, once it has that attribute: now, or after its import."""
+    module = sys.modules.get(name)
+    if module is not None and hasattr(module, attribute):
+        callback(module)
     else:
-        sys.meta_path.insert(0, _ImportWatcher(lambda loaded: patch(loaded, core, gate)))
+        sys.meta_path.insert(0, _ImportWatcher(name, callback))
 
 
 def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
@@ -116,7 +121,8 @@ def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
 class _ImportWatcher(MetaPathFinder):
     """Calls back once, right after the target module was executed, then leaves sys.meta_path."""
 
-    def __init__(self, callback: Callable[[ModuleType], None]) -> None:
+    def __init__(self, target: str, callback: Callable[[ModuleType], None]) -> None:
+        self._target = target
         self._callback = callback
 
     def find_spec(
@@ -125,7 +131,7 @@ class _ImportWatcher(MetaPathFinder):
         path: Any = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        if fullname != _TARGET or self not in sys.meta_path:
+        if fullname != self._target or self not in sys.meta_path:
             return None
         # Removed first, so that the search below asks all other finders and not this one.
         sys.meta_path.remove(self)

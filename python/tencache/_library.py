@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two shared libraries, loaded with ctypes.
+"""The shared libraries, loaded with ctypes.
 
 `core()` gives libtencache.so, the allocator itself. It knows neither torch nor Python, so the
 command line, `tencache doctor` and the option table work where torch is absent or of the wrong
 version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It is compiled against one
 torch and reads that torch's C++ structures, so it is loaded only when exactly that torch runs.
+`cuda_shim()` gives libtencache_torch_cuda.so, those for the memory of GPUs, which is built where
+that torch is one with CUDA.
 
-Both libraries are in the package's folder, next to the `_build_info.py` which the build writes.
+The libraries are in the package's folder, next to the `_build_info.py` which the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
 before its first call; (3) an error of the C ABI becomes a TencacheError with its message unchanged.
 Threads: any. Calls go out without the GIL, except `is_armed`, which is too short to give it up.
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent
+_CUDA_SHIM = "libtencache_torch_cuda.so"
 REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 # The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
@@ -318,6 +321,29 @@ def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
     return ctypes.c_void_p * count
 
 
+class CudaShim:
+    """libtencache_torch_cuda.so. Use `cuda_shim()`, which checks torch's version first."""
+
+    def __init__(self) -> None:
+        library = _load(_CUDA_SHIM)
+        error = ctypes.POINTER(_ErrorStruct)
+        self._install = _declare(library, "tencache_torch_cuda_install", ctypes.c_int, error)
+        self._built_for = _declare(library, "tencache_torch_cuda_built_for", ctypes.c_char_p)
+
+    def install(self) -> None:
+        """What Shim.install does, and CUDA tensors are allocated from tencache from now on."""
+        error = _ErrorStruct()
+        _raise_if(self._install(error), error)
+
+    def built_for(self) -> str:
+        return str(self._built_for().decode())
+
+
+def has_cuda_shim() -> bool:
+    """Whether tencache was built with the doors for GPU memory."""
+    return (_FOLDER / _CUDA_SHIM).exists()
+
+
 def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:
     """Calls a C function that fills a buffer and returns the size it needs, until it fits."""
     while True:
@@ -346,6 +372,16 @@ def shim(torch_version: str) -> Shim:
         raise TencacheError(mismatch_message(torch_version, built_for_torch()))
     core()
     library = Shim()
+    if library.built_for() != torch_version:
+        raise TencacheError(mismatch_message(torch_version, library.built_for()))
+    return library
+
+
+@functools.cache
+def cuda_shim(torch_version: str) -> CudaShim:
+    """The library for GPU memory, as `shim` gives the other one; that one is loaded with it."""
+    shim(torch_version)
+    library = CudaShim()
     if library.built_for() != torch_version:
         raise TencacheError(mismatch_message(torch_version, library.built_for()))
     return library

@@ -85,12 +85,7 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     if moved["evicted"] == 0 and moved["fetched"] == 0:
         lines[0] += "; nothing was evicted"
     else:
-        lines.append(
-            f"evicted {format_bytes(moved['evicted'])}, fetched {format_bytes(moved['fetched'])}; "
-            f"disk: {format_bytes(moved['disk_written'])} written, "
-            f"{format_bytes(moved['disk_read'])} read, "
-            f"{format_bytes(moved['clean_dropped'])} clean and not written again"
-        )
+        lines.append(_moved_line(stats))
         lines.append(_wait_line(stats))
         lines.extend(_plan_lines(stats))
     lines.extend(_trouble_lines(stats))
@@ -171,6 +166,20 @@ def _first_line(stats: Mapping[str, Any]) -> str:
     return f"{line}; device peak {format_bytes(peak)} of a budget of {format_bytes(budget)}"
 
 
+def _moved_line(stats: Mapping[str, Any]) -> str:
+    moved = stats["bytes"]
+    line = f"evicted {format_bytes(moved['evicted'])}, fetched {format_bytes(moved['fetched'])}; "
+    clean = f"{format_bytes(moved['clean_dropped'])} clean and not"
+    if stats.get("backend") == "cuda":
+        return (
+            f"{line}host memory: peak {format_bytes(stats['peak']['host'])}; {clean} copied again"
+        )
+    return (
+        f"{line}disk: {format_bytes(moved['disk_written'])} written, "
+        f"{format_bytes(moved['disk_read'])} read, {clean} written again"
+    )
+
+
 def _wait_line(stats: Mapping[str, Any]) -> str:
     fetches, stall_s, wall_s = stats["fetches"], stats["stall_s"], stats["wall_s"]
     share = f" ({stall_s / wall_s:.0%} of the time)" if wall_s > 0 else ""
@@ -216,9 +225,12 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
         )
     failures = stats.get("eviction_failures", 0)
     if failures:
+        on_cuda = stats.get("backend") == "cuda"
         lines.append(
-            f"{_count(failures, 'eviction')} failed, since the spill file could not take them; the "
-            "tensors stayed in memory. `tencache doctor` shows the disk tier"
+            f"{_count(failures, 'eviction')} failed, since "
+            f"{'host memory' if on_cuda else 'the spill file'} could not take them; the tensors "
+            f"stayed {'on the GPU' if on_cuda else 'in memory'}. `tencache doctor` shows the "
+            f"{'memory that is left' if on_cuda else 'disk tier'}"
         )
     return lines
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache import _inductor, _options, _report
-from tencache._library import Core, OptionError, TencacheError, core, shim
+from tencache import _backend, _inductor, _options, _report, _triton
+from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 
 # Options that name a file which the program leaves behind, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
@@ -47,13 +47,15 @@ _enabled: _Enabled | None = None
 
 
 def enable(**options: object) -> None:
-    """Puts tencache under torch's CPU allocator, from now until the process ends.
+    """Puts tencache under torch's allocator, from now until the process ends.
 
-    Keywords are the options of README's table: `device_memory="2GiB"` (or bytes as an int),
-    `spill_dir=...`, `strict=True` and so on. What is not given, or given as None, comes from the
-    TENCACHE_* variables, else is found by probing. Call it before the first tensors exist: those
-    that exist already stay in memory and outside the budget, and a warning says so. A second call
-    is fine when its options are those in force.
+    That is the allocator of CUDA tensors where torch has a GPU, else that of CPU tensors; the
+    keyword `backend` ("cuda", "cpu") says which. Keywords are the options of README's table:
+    `device_memory="2GiB"` (or bytes as an int), `spill_dir=...`, `strict=True` and so on. What is
+    not given, or given as None, comes from the TENCACHE_* variables, else is found by probing. Call
+    it before the first tensors exist: those that exist already stay in memory and outside the
+    budget, and a warning says so (CUDA tensors are refused). A second call is fine when its options
+    are those in force.
 
     Raises TypeError for an unknown option or a value of a wrong type, OptionError (a ValueError)
     for a value that cannot be used, and TencacheError (a RuntimeError) when options differ from
@@ -73,6 +75,19 @@ def enable(**options: object) -> None:
             _enable_first(torch, given)
         else:
             _enable_again(_enabled, given)
+
+
+def allocator() -> Any:
+    """The allocator of CUDA tensors, for `torch.cuda.memory.change_current_allocator`.
+
+    Enables tencache with `backend="cuda"`, unless that was done, which puts its allocator under
+    torch already; change_current_allocator then checks that nothing stands in the way, and changes
+    nothing. Call both before the first CUDA tensor. Errors as of `enable`.
+    """
+    enable(backend=_backend.CUDA)
+    import torch
+
+    return torch.cuda.memory._get_current_allocator()
 
 
 def is_enabled() -> bool:
@@ -163,6 +178,8 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     for name, text in given.items():
         if name in OUTPUT_OPTIONS and text != _NO_FILE:
             text = _own_path(name, text)
+        if name == "backend" and text.strip().lower() == _backend.AUTO:
+            continue  # It was settled when tencache was enabled.
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 
@@ -180,9 +197,15 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
             if texts[name] != _NO_FILE:
                 texts[name] = _own_path(name, texts[name])
             library.set_option(name, texts[name])
-        # Counted first: once the shim is in, new tensors are ours.
-        _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
-        doors.install()
+        texts["backend"] = _backend.resolve(texts["backend"], torch)
+        library.set_option("backend", texts["backend"])
+        if texts["backend"] == _backend.CUDA:
+            # Which refuses where there are tensors already.
+            cuda_shim(torch_version).install()
+        else:
+            # Counted first: once the shim is in, new tensors are ours.
+            _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
+            doors.install()
     except Exception:  # A warning too, where the program made warnings errors.
         if not library.is_started():
             for name, text in texts_before.items():
@@ -192,6 +215,8 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     period = _report.PeriodFile.before_run(Path(texts["record"])) if is_recorded else None
     _enabled = _Enabled(os.getpid(), texts, torch_version, period)
     _inductor.install(library, doors)
+    if texts["backend"] == _backend.CUDA:
+        _triton.install(library, doors)
     atexit.register(_at_exit)
 
 

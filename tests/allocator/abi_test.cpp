@@ -72,6 +72,7 @@ class AbiTest : public ::testing::Test {
 TEST_F(AbiTest, BeforeStartThereIsNoArena) {
   in_child([] {
     EXPECT_EQ(tencache_is_started(), 0);
+    EXPECT_STREQ(tencache_backend(), "");
     EXPECT_EQ(tencache_is_armed(), 0);
     EXPECT_EQ(tencache_get_arena()->bytes, 0u);
     EXPECT_EQ(tencache_chunk_bytes(), ~uint64_t{0});
@@ -87,6 +88,7 @@ TEST_F(AbiTest, MemoryGateAndFiguresWorkTogether) {
     const tencache_arena* arena = tencache_get_arena();
     start();
     EXPECT_EQ(tencache_is_started(), 1);
+    EXPECT_STREQ(tencache_backend(), "cpu");
     EXPECT_GT(arena->bytes, 0u) << "the pointer from before start shows the arena";
     EXPECT_EQ(tencache_chunk_bytes(), 8 * kMiB);
     char* address = allocate(kMiB);

@@ -53,6 +53,39 @@ TEST_F(GateTest, InputsArePinnedWhileTheirOpIsOpen) {
   EXPECT_EQ(pins(a_), 0u);
 }
 
+// One for each GPU: an op passes all of them, each has its own frames and pins.
+TEST_F(GateTest, AThreadPassesSeveralGatesAtOnce) {
+  TestEngine other;
+  char* c = other.allocate(kBytes);
+  const auto other_pins = [&] { return Extent::pins_of(other.extent(c)->load()); };
+  {
+    const GateScope outer(engine_, {a_});
+    const GateScope outer_of_other(other, {c});
+    {
+      const GateScope inner(engine_, {a_});
+      const GateScope inner_of_other(other, {c});
+      EXPECT_EQ(pins(a_), 2u);
+      EXPECT_EQ(other_pins(), 2u);
+      std::thread([&] { engine_.use({a_}), other.use({c}), engine_.use({a_}); }).join();
+    }
+    EXPECT_EQ(pins(a_), 1u);
+    EXPECT_EQ(other_pins(), 1u);
+    char* inner = engine_.allocate(kBytes);
+    EXPECT_EQ(pins(inner), 1u) << "the op is open here still";
+  }
+  EXPECT_EQ(pins(a_), 0u);
+  EXPECT_EQ(other_pins(), 0u);
+}
+
+TEST_F(GateTest, StatesOfGatesThatAreGoneAreDropped) {
+  for (int round = 0; round < 3; ++round) {
+    TestEngine other;
+    other.use({other.allocate(kBytes)});
+    engine_.use({a_});
+  }
+  EXPECT_EQ(engine_->recorder().snapshot().size(), 1u) << "one ring serves the thread all along";
+}
+
 TEST_F(GateTest, AccessesSetTheirFlags) {
   gate().open(0, std::vector<Access>{{a_, AccessMode::kName}});
   EXPECT_EQ(pins(a_), 0u) << "a view touches no byte";

@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, DefaultTextsAreTheDefaults) {
-  ASSERT_EQ(option_table().size(), 17U);
+  ASSERT_EQ(option_table().size(), 19U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
@@ -53,16 +53,25 @@ TEST(OptionsTest, DefaultTextsAreTheDefaults) {
 }
 
 TEST(OptionsTest, EveryRowTakesItsOwnText) {
-  const std::map<std::string_view, std::string> others = {
-      {"device_memory", "3GiB"}, {"spill_dir", "/var/tmp"},
-      {"disk_space", "1050625"}, {"stats", "s.json"},
-      {"trace", "t.jsonl"},      {"strict", "on"},
-      {"plan", "off"},           {"quiet", "on"},
-      {"log_level", "debug"},    {"extent_min", "64KiB"},
-      {"arm_at", "0.5"},         {"chunk_share", "1"},
-      {"io_uring", "off"},       {"direct_io", "on"},
-      {"chaos", "42"},           {"chaos_probability", "0"},
-      {"record", "period.jsonl"}};
+  const std::map<std::string_view, std::string> others = {{"device_memory", "3GiB"},
+                                                          {"spill_dir", "/var/tmp"},
+                                                          {"disk_space", "1050625"},
+                                                          {"stats", "s.json"},
+                                                          {"trace", "t.jsonl"},
+                                                          {"strict", "on"},
+                                                          {"plan", "off"},
+                                                          {"quiet", "on"},
+                                                          {"log_level", "debug"},
+                                                          {"extent_min", "64KiB"},
+                                                          {"arm_at", "0.5"},
+                                                          {"chunk_share", "1"},
+                                                          {"io_uring", "off"},
+                                                          {"direct_io", "on"},
+                                                          {"chaos", "42"},
+                                                          {"chaos_probability", "0"},
+                                                          {"record", "period.jsonl"},
+                                                          {"backend", "cuda"},
+                                                          {"host_memory", "5GiB"}};
   for (const OptionDescription& row : option_table()) {
     const std::string& text = others.at(row.name);
     Options options = options_with(row.name, text);

@@ -117,9 +117,8 @@ def test_kernels_are_wrapped_and_named(how):
 def test_watcher_calls_once_after_the_import_and_leaves(tmp_path, monkeypatch):
     (tmp_path / "watched_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(_inductor, "_TARGET", "watched_module")
     seen = []
-    watcher = _inductor._ImportWatcher(lambda module: seen.append(module.value))
+    watcher = _inductor._ImportWatcher("watched_module", lambda module: seen.append(module.value))
     sys.meta_path.insert(0, watcher)
     try:
         importlib.import_module("json")

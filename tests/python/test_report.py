@@ -58,6 +58,17 @@ def test_summary_holds_every_figure():
     assert 2 <= len(_report.summary_lines(STATS)) <= 5
 
 
+def test_summary_of_gpus_speaks_of_host_memory():
+    stats = stats_with(backend="cuda", eviction_failures=2)
+    stats["peak"]["host"] = 7 << 30
+    text = "\n".join(_report.summary_lines(stats))
+    assert "evicted 10.0 GiB, fetched 9.00 GiB; host memory: peak 7.00 GiB" in text
+    assert "4.00 GiB clean and not copied again" in text
+    assert "2 evictions failed, since host memory could not take them" in text
+    assert "disk" not in text
+    assert "spill" not in text
+
+
 def test_summary_tells_what_plans_foresaw():
     plan = {
         "coverage": 0.934,

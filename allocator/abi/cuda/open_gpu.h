@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The door to a GPU's engine for what links the core itself, which brings its own driver table
-// (suites over the simulated driver). libtencache.so does not export it.
+// How the engine of a GPU is opened, also by what links the core itself and brings its own driver
+// table (suites over the simulated driver). libtencache.so does not export it.
 #pragma once
+
+#include <memory>
 
 #include "abi/tencache_gpu.h"
 #include "backend/cuda/driver_api.h"
 #include "base/status.h"
+#include "engine/cuda/cuda_engine.h"
+
+struct tencache_gpu {
+  std::unique_ptr<tencache::DriverApi> own_driver;  // null where the caller brought one
+  std::unique_ptr<tencache::CudaEngine> engine;
+};
 
 namespace tencache {
 
-/// As tencache_gpu_open(). The table outlives the engine.
-Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config);
+/// As tencache_gpu_open(). The table outlives the engine. What `config` says goes before what
+/// `wiring` says of the same.
+Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
+                               EngineConfig wiring = {});
+
+/// As tencache_open_gpu(). The table outlives the engine.
+Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction);
 
 }  // namespace tencache

@@ -15,15 +15,8 @@
 #include "base/units.h"
 #include "engine/cuda/cuda_engine.h"
 
-struct tencache_gpu {
-  std::unique_ptr<tencache::DriverApi> own_driver;  // null where the caller brought one
-  std::unique_ptr<tencache::CudaEngine> engine;
-};
-
 namespace tencache {
 namespace {
-
-constexpr double kDefaultFraction = 0.9;
 
 CUstream as_stream(void* stream) { return static_cast<CUstream>(stream); }
 
@@ -36,54 +29,6 @@ Status check_stream(void* stream) {
   return {StatusCode::kInvalidArgument,
           "The per-thread default stream is another stream on each thread, so memory cannot belong "
           "to it; use a stream that was created, or the default stream."};
-}
-
-Status check_config(const tencache_gpu_config& config) {
-  if (!(config.device_fraction > 0.0 && config.device_fraction <= 1.0)) {
-    return {StatusCode::kInvalidArgument, "The share of the GPU's memory is " +
-                                              std::to_string(config.device_fraction) +
-                                              "; it must be above 0 and at most 1."};
-  }
-  if (!(config.arm_at >= 0.0 && config.arm_at <= 1.0)) {
-    return {StatusCode::kInvalidArgument, "The share of the budget at which ops are watched is " +
-                                              std::to_string(config.arm_at) +
-                                              "; it must be from 0 to 1."};
-  }
-  return Status::ok();
-}
-
-Result<uint64_t> total_bytes(const DriverApi& driver, int ordinal) {
-  const std::string gpu = "GPU " + std::to_string(ordinal);
-  CUdevice device = 0;
-  TENCACHE_RETURN_IF_ERROR(
-      cuda_status(driver, driver.cuDeviceGet(&device, ordinal), "There is no " + gpu));
-  size_t bytes = 0;
-  TENCACHE_RETURN_IF_ERROR(cuda_status(driver, driver.cuDeviceTotalMem(&bytes, device),
-                                       "Cannot ask for the memory of " + gpu));
-  return uint64_t{bytes};
-}
-
-Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_gpu_config& config) {
-  TENCACHE_RETURN_IF_ERROR(check_config(config));
-  const Result<uint64_t> total = total_bytes(driver, config.ordinal);
-  if (!total.is_ok()) return total.status();
-  CudaEngineConfig made;
-  made.ordinal = config.ordinal;
-  made.budget_bytes =
-      static_cast<uint64_t>(static_cast<double>(total.value()) * config.device_fraction);
-  if (config.device_budget_bytes > 0) {
-    made.budget_bytes = std::min(made.budget_bytes, config.device_budget_bytes);
-  }
-  made.arm_at = config.arm_at;
-  made.heap.extent_min_bytes = config.extent_min_bytes;
-  made.heap.strict = config.strict != 0;
-  if (config.host_budget_bytes > 0 && !made.heap.strict) {
-    made.host.emplace();
-    made.host->budget_bytes = config.host_budget_bytes;
-  }
-  if (config.has_chaos != 0) made.chaos = ChaosConfig{config.chaos_seed, config.chaos_probability};
-  made.probe_bytes = config.probe_bytes;
-  return made;
 }
 
 tencache_gpu_count converted(const UseCount& count) {
@@ -137,29 +82,6 @@ void fill_memory(CudaHeap& heap, tencache_gpu_stats* stats) {
 }
 
 }  // namespace
-
-Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config) {
-  const Result<CudaEngineConfig> made = engine_config(driver, config);
-  if (!made.is_ok()) return made.status();
-  Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver, made.value());
-  if (!engine.is_ok()) return engine.status();
-  auto gpu = std::make_unique<tencache_gpu>();
-  gpu->engine = std::move(engine).value();
-  return gpu.release();
-}
-
-namespace {
-
-Result<tencache_gpu*> open_with_own_driver(const tencache_gpu_config& config) {
-  const Result<DriverApi> loaded = load_driver();
-  if (!loaded.is_ok()) return loaded.status();
-  auto driver = std::make_unique<DriverApi>(loaded.value());
-  Result<tencache_gpu*> gpu = open_gpu(*driver, config);
-  if (gpu.is_ok()) gpu.value()->own_driver = std::move(driver);
-  return gpu;
-}
-
-}  // namespace
 }  // namespace tencache
 
 using tencache::CudaHeap;
@@ -168,30 +90,6 @@ using tencache::SegmentView;
 using tencache::Status;
 
 extern "C" {
-
-void tencache_gpu_default_config(int ordinal, tencache_gpu_config* config) {
-  const tencache::CudaEngineConfig defaults;
-  *config = {};
-  config->ordinal = ordinal;
-  config->device_fraction = tencache::kDefaultFraction;
-  config->extent_min_bytes = defaults.heap.extent_min_bytes;
-  config->arm_at = defaults.arm_at;
-  config->chaos_probability = 1.0;
-  config->probe_bytes = defaults.probe_bytes;
-}
-
-tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config, tencache_error* error) {
-  const Result<tencache_gpu*> gpu = tencache::open_with_own_driver(*config);
-  if (gpu.is_ok()) return gpu.value();
-  tencache::report(gpu.status(), error);
-  return nullptr;
-}
-
-void tencache_gpu_close(tencache_gpu* gpu) {
-  if (gpu == nullptr) return;
-  gpu->engine.reset();  // before the table it calls
-  delete gpu;
-}
 
 tencache_arena tencache_gpu_arena(const tencache_gpu* gpu) {
   const tencache::DeviceArena& arena = gpu->engine->heap().arena();

@@ -93,6 +93,13 @@ CUstream StreamNumbers::stream_of(StreamSet set) const {
   return streams.empty() ? nullptr : streams.front();
 }
 
+// The default stream cannot be captured, so it costs no call; nor is its handle enough to ask,
+// where the thread's context is another GPU's.
+bool StreamNumbers::is_capturing(CUstream stream) const {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) return false;
+  return expect_no_capture({stream}).code() == StatusCode::kUnavailable;
+}
+
 Status StreamNumbers::expect_no_capture(const std::vector<CUstream>& streams) const {
   const DriverApi& driver = gpu_.driver();
   for (const CUstream stream : streams) {

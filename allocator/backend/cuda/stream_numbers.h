@@ -56,6 +56,9 @@ class StreamNumbers {
   /// The stream of a set of one; null when the set is no such one.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
 
+  /// Whether it is capturing a CUDA graph, as far as the driver says.
+  bool is_capturing(CUstream stream) const;
+
   /// Appends one mark for each stream of the set: everything that they have been given so far.
   /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its
   /// own. Nothing is appended when it fails.

@@ -46,6 +46,12 @@ class CudaBackend final : public Backend {
 
   CudaHeap& heap() override { return *heap_; }
   StreamMigrations* migrations() override { return migrations_.get(); }
+  StreamSet set_of(void* stream) override {
+    return streams_->set_of(static_cast<CUstream>(stream));
+  }
+  bool is_capturing(void* stream) override {
+    return streams_->is_capturing(static_cast<CUstream>(stream));
+  }
   HostTier* host() { return host_.get(); }
   const Gpu& gpu() const { return *gpu_; }
   StreamNumbers& streams() { return *streams_; }

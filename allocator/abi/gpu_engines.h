@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GpuEngines: the engines of the GPUs that the process has opened, as one. What passes the gate of
+// the process passes that of every GPU, each of which takes what lies in its own memory; usually
+// there is one. An op queues its work on a GPU's current stream, which the host program tells.
+//
+// Invariants
+//   1. An op has the same number in every engine: names are registered everywhere in one order, and
+//      those registered before a GPU is opened are registered with it then.
+//   2. A frame is closed on exactly those engines on which it was opened. Engines are added while
+//      threads have ops open, so each thread knows for each engine from which depth on it was told
+//      (Note [Depth] in the source).
+//   3. What a capturing stream's op names is kept resident from then on: the graph is replayed
+//      where no gate sees it.
+//
+// Threads: any. mutex_ is held for bookkeeping and registering names only, and while the process
+// forks. remove() is for tests.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/engine.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+struct GpuEngine {
+  int ordinal = 0;
+  Engine* engine = nullptr;
+  HostTier* host = nullptr;  // null where nothing leaves the GPU
+};
+
+/// One hold of each engine that has something to hold.
+struct GpuHold {
+  std::vector<std::pair<Engine*, Hold*>> holds;
+};
+
+class GpuEngines {
+ public:
+  static constexpr size_t kGpusMax = 16;
+  using CurrentStream = void* (*)(int ordinal);
+
+  GpuEngines() = default;
+  GpuEngines(const GpuEngines&) = delete;
+  GpuEngines& operator=(const GpuEngines&) = delete;
+
+  /// From now on forks leave the lock free. Once; the object lives as long as the process.
+  void watch_forks();
+  /// The stream that a GPU's ops queue their work on; until it is set, the default stream.
+  void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
+
+  /// The engine is one of them from now on. kFailedPrecondition when there are too many.
+  Status add(const GpuEngine& gpu) TENCACHE_EXCLUDES(mutex_);
+  /// REQUIRES: no op is open, and no thread passes the gate meanwhile.
+  void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
+  /// Those that are open, in the order in which they were opened.
+  std::vector<GpuEngine> all() const;
+
+  uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
+  void open(uint32_t op, std::span<const Access> accesses);
+  void open_transparent();
+  void close();
+  /// Null when nothing is to be held.
+  GpuHold* hold(std::span<const Access> accesses, bool and_inner);
+  static void unhold(GpuHold* hold);
+  void keep_resident(std::span<const Access> accesses);
+  void on_step();
+  /// Null when it is in no extent of any GPU.
+  Extent* find(const void* address) const;
+  /// Whether the gate of any of them must be told of ops.
+  bool is_armed() const;
+  uint64_t evict_all();
+
+ private:
+  static void lock_watched();
+  static void unlock_watched();
+  size_t count() const { return count_.load(std::memory_order_acquire); }
+  void* stream_of(const GpuEngine& gpu) const;
+  void open_on(const GpuEngine& gpu, uint32_t op, std::span<const Access> accesses);
+
+  std::atomic<CurrentStream> current_stream_{nullptr};
+  // Written once, before the count says so; an engine is null when it was removed.
+  std::array<GpuEngine, kGpusMax> gpus_;
+  std::atomic<size_t> count_{0};
+
+  Mutex mutex_;
+  std::vector<std::string> names_ TENCACHE_GUARDED_BY(mutex_);  // in the order of their numbers
+  std::unordered_map<std::string, uint32_t> numbers_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

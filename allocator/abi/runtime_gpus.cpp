@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The runtime on the cuda backend: what the engine of a GPU is made of, and what users are told of
+// it when it is opened.
+#include <algorithm>
+#include <string>
+
+#include "abi/runtime.h"
+#include "backend/machine.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace tencache {
+
+Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
+  MutexLock lock(mutex_);
+  if (!is_started() || options_.backend != BackendChoice::kCuda) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "The memory of GPUs is not kept in this process, whose backend is " +
+                      option_text(options_, "backend") +
+                      "; set the option backend to cuda before tencache is enabled.");
+  }
+  tencache_gpu_config config;
+  tencache_gpu_default_config(ordinal, &config);
+  if (options_.device_memory_bytes) {
+    config.device_budget_bytes = *options_.device_memory_bytes;
+    config.device_fraction = fraction;
+  } else {  // less what CUDA itself, its libraries and other programs need
+    config.device_fraction = std::min(fraction, config.device_fraction);
+  }
+  config.extent_min_bytes = options_.extent_min_bytes;
+  config.arm_at = options_.arm_at;
+  config.strict = options_.strict ? 1 : 0;
+  if (!options_.strict) {
+    const DefaultBudget budget = default_host_budget(probe_memory());
+    config.host_budget_bytes = options_.host_memory_bytes.value_or(budget.bytes);
+    if (config.host_budget_bytes == 0) {
+      return Status(StatusCode::kUnavailable,
+                    "There is no host memory for what leaves a GPU: what is left, " +
+                        budget.reason +
+                        ". Free some, give a budget with --host-memory, or use --strict.");
+    }
+  }
+  return config;
+}
+
+EngineConfig Runtime::gpu_wiring(int ordinal) {
+  MutexLock lock(mutex_);
+  EngineConfig config = wiring();
+  config.on_first_spill = [ordinal] {
+    TENCACHE_LOG_INFO(
+        "first spill: use of GPU %d came near its budget; tensors that were not used for the "
+        "longest time go to host memory from now on, so steps may get slower",
+        ordinal);
+  };
+  return config;
+}
+
+Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
+                        const tencache_arena& arena) {
+  MutexLock lock(mutex_);
+  // Before its memory can be named.
+  cover(arena);
+  lower_chunk_bytes(gpu.engine->budget().limit());
+  TENCACHE_RETURN_IF_ERROR(gpus_.add(gpu));
+  announce_gpu(gpu, name);
+  return Status::ok();
+}
+
+void Runtime::announce_gpu(const GpuEngine& gpu, const std::string& name) const {
+  std::string below = ", strict: out of memory at the budget, nothing leaves";
+  if (gpu.host != nullptr) {
+    below =
+        ", cold tensors go to host memory (at most " + format_bytes(gpu.host->budget_bytes()) + ")";
+  }
+  TENCACHE_LOG_INFO("%s on the cuda backend: GPU %d (%s), device budget %s%s%s", kVersion,
+                    gpu.ordinal, name.c_str(), format_bytes(gpu.engine->budget().limit()).c_str(),
+                    options_.device_memory_bytes ? " (as asked)" : "", below.c_str());
+}
+
+}  // namespace tencache

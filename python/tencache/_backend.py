@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend a program gets: `cuda`, the memory of GPUs, or `cpu`, tensors in DRAM.
+
+The option `backend` says it, and where it says `auto` this file does: `cuda` where torch is built
+with CUDA, GPUs are visible to it and tencache was built for it, else `cpu`. GPUs are counted
+through NVML, as torch itself does: to ask CUDA would initialise it, and forked workers could not
+use it any more. Imports no torch; it is given the one that runs. Threads: any.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tencache._library import REBUILD_COMMAND, TencacheError, has_cuda_shim
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+
+# Where the NVIDIA driver shows itself, also in containers that have a GPU.
+_DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+def resolve(text: str, torch: Any) -> str:
+    """`cpu` or `cuda` for the option's text; TencacheError when it says cuda and there is none."""
+    word = text.strip().lower()
+    if word == AUTO:
+        return CUDA if has_cuda_shim() and _visible_gpus(torch) > 0 else CPU
+    if word == CUDA:
+        reason = why_no_cuda(torch)
+        if reason is not None:
+            raise TencacheError(no_cuda_message(reason))
+    return word
+
+
+def why_no_cuda(torch: Any) -> str | None:
+    """Why this torch can use no GPU under tencache here; None when it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not has_cuda_shim():
+        return (
+            "tencache was built without libtencache_torch_cuda.so, because CUDA's headers or "
+            f"libraries were missing beside torch; build it again: `{REBUILD_COMMAND}`"
+        )
+    count = _visible_gpus(torch)
+    if count < 0:
+        # Without NVML only CUDA itself can tell, which would be asked in a moment anyway.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            count = int(torch.cuda.device_count())
+    if count > 0:
+        return None
+    return "torch sees no GPU (no NVIDIA driver, or CUDA_VISIBLE_DEVICES hides them)"
+
+
+def no_cuda_message(reason: str) -> str:
+    """One error for whoever asked for cuda where there is none."""
+    return (
+        f"backend=cuda was asked for, but no GPU can be used here: {reason}. `tencache doctor` "
+        "tells what the driver says. Leave the backend at auto, or use --backend cpu to keep "
+        "tensors in DRAM under a budget."
+    )
+
+
+def may_have_gpu() -> bool:
+    """Whether a program may find a GPU here; for those who do without torch."""
+    return has_cuda_shim() and any(path.exists() for path in _DRIVER_FILES)
+
+
+def is_served(gpu: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether tencache keeps the memory of the GPUs that the core has found, and why not."""
+    if not gpu["devices"]:
+        return False, str(gpu["reason"])
+    if not has_cuda_shim():
+        return False, f"built without libtencache_torch_cuda.so; build again: `{REBUILD_COMMAND}`"
+    return True, ""
+
+
+def _visible_gpus(torch: Any) -> int:
+    """GPUs that torch will see, without a call of CUDA; below 0 when that cannot be told."""
+    if torch.version.cuda is None:
+        return 0
+    count = getattr(torch.cuda, "_device_count_nvml", None)
+    return -1 if count is None else int(count())

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_doors.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+
+#include "abi/tencache.h"
+#include "cuda_errors.h"
+
+namespace tencache::shim {
+namespace {
+
+// PyTorch replaces an allocator where the new priority is at least the present one; its own is 0.
+constexpr uint8_t kPriorityMax = 255;
+
+std::atomic<cudaStream_t (*)(c10::DeviceIndex)> current_stream_of{nullptr};
+
+void* current_stream(int ordinal) {
+  return current_stream_of.load(std::memory_order_relaxed)(static_cast<c10::DeviceIndex>(ordinal));
+}
+
+// Bytes that it has taken from the GPUs; none of an allocator that does not tell.
+int64_t reserved_bytes(cuda_api::CUDAAllocator& allocator, int device_count) {
+  int64_t bytes = 0;
+  for (int ordinal = 0; ordinal < device_count; ++ordinal) {
+    try {
+      bytes += allocator.getDeviceStats(static_cast<c10::DeviceIndex>(ordinal))
+                   .reserved_bytes[0]
+                   .current;
+    } catch (const c10::Error&) {
+      return 0;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string why_no_cuda_doors(const CudaCalls& calls) {
+  cuda_api::CUDAAllocator* const present = cuda_api::allocator.load();
+  if (present == nullptr || !present->initialized()) return "";
+  const int64_t bytes = reserved_bytes(*present, calls.device_count());
+  if (bytes == 0) return "";
+  return "PyTorch's CUDA allocator \"" + present->name() + "\" holds " +
+         cuda_size_text(static_cast<uint64_t>(bytes)) +
+         " of GPU memory already, which would stay outside the budget. Enable tencache before the "
+         "first CUDA tensor: at the top of the program, or with `tencache run -- ...`.";
+}
+
+void install_stream_callback(const CudaCalls& calls) {
+  current_stream_of.store(calls.current_stream);
+  tencache_set_stream_callback(&current_stream);
+}
+
+void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls) {
+  install_stream_callback(calls);
+  cuda_api::CUDAAllocator* const present = cuda_api::allocator.load();
+  const bool is_initialized = present != nullptr && present->initialized();
+  cuda_api::allocator.store(&allocator);
+  c10::SetAllocator(c10::DeviceType::CUDA, &allocator, kPriorityMax);
+  // Which PyTorch takes only from an allocator that is not initialised yet.
+  if (calls.publish != nullptr) calls.publish(allocator);
+  // It does this once, when it initialises CUDA: too late for one that comes afterwards.
+  if (is_initialized) allocator.init(calls.device_count());
+}
+
+}  // namespace tencache::shim

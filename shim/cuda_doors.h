@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The doors for GPU memory. PyTorch keeps its CUDA allocator in two places: the one that tensors
+// are allocated from and torch.cuda reads, and the registry of allocators by kind of device, which
+// torch.accelerator reads. Both get ours. And the gate hears of the stream that a thread's ops
+// queue their work on.
+//
+// What CUDA's allocator has handed out before has its own deleter; but it would stand outside the
+// budget of the same GPU, unseen, so there must be nothing of the kind.
+//
+// Threads: install_cuda_doors() on one; the stream callback on any.
+#pragma once
+
+#include <string>
+
+#include "cuda_allocator.h"
+#include "cuda_calls.h"
+
+namespace tencache::shim {
+
+/// Why the doors cannot be put in now, with the remedy; empty when they can.
+std::string why_no_cuda_doors(const CudaCalls& calls);
+
+/// From now on CUDA tensors are allocated from this allocator, which outlives everything. Once,
+/// after the runtime has started, when nothing is in the way.
+void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls);
+
+/// The gate hears of streams from now on; part of install_cuda_doors().
+void install_stream_callback(const CudaCalls& calls);
+
+}  // namespace tencache::shim

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The exported C functions of libtencache_torch_cuda.so. The hooks come first and the doors last,
+// so that memory of the core exists only where the gate can see it.
+//
+// Threads: any. install_mutex is held while something is installed.
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "cuda_allocator.h"
+#include "cuda_calls.h"
+#include "cuda_doors.h"
+#include "tencache_torch.h"
+#include "tencache_torch_cuda.h"
+
+namespace tencache::shim {
+namespace {
+
+std::mutex install_mutex;
+bool has_doors = false;                              // guarded by it
+std::atomic<CudaAllocator*> the_allocator{nullptr};  // made with it held, never destroyed
+
+int fail(int code, const std::string& message, tencache_error* error) {
+  if (error != nullptr) {
+    error->code = code;
+    std::snprintf(error->message, sizeof error->message, "%s", message.c_str());
+  }
+  return code;
+}
+
+// The runtime, the hooks and the allocator, but no doors. REQUIRES: install_mutex is held.
+int start(tencache_error* error) {
+  if (the_allocator.load() != nullptr) return TENCACHE_OK;
+  const int code = tencache_torch_install(error);
+  if (code != TENCACHE_OK) return code;
+  if (std::strcmp(tencache_backend(), "cuda") != 0) {
+    return fail(TENCACHE_FAILED_PRECONDITION,
+                std::string("tencache is enabled with backend=") + tencache_backend() +
+                    " in this process, and keeps no memory of GPUs; enable it once, with "
+                    "backend=cuda.",
+                error);
+  }
+  the_allocator.store(new CudaAllocator(torch_cuda_calls(), &tencache_open_gpu));
+  return TENCACHE_OK;
+}
+
+int install(tencache_error* error) {
+  const std::lock_guard lock(install_mutex);
+  if (has_doors) return TENCACHE_OK;
+  // Before anything is started, which cannot be undone.
+  const std::string reason = why_no_cuda_doors(torch_cuda_calls());
+  if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
+  const int code = start(error);
+  if (code != TENCACHE_OK) return code;
+  install_cuda_doors(*the_allocator.load(), torch_cuda_calls());
+  has_doors = true;
+  return TENCACHE_OK;
+}
+
+// For a program that calls neither tencache_torch_install() nor Python's enable().
+CudaAllocator& started_allocator() {
+  if (CudaAllocator* const allocator = the_allocator.load()) return *allocator;
+  const std::lock_guard lock(install_mutex);
+  tencache_error error = {};
+  int code = TENCACHE_OK;
+  if (tencache_is_started() == 0) {
+    code = tencache_read_environment(&error);
+    if (code == TENCACHE_OK) code = tencache_set_option("backend", "cuda", &error);
+  }
+  if (code == TENCACHE_OK) code = start(&error);
+  TORCH_CHECK(code == TENCACHE_OK, error.message);
+  CudaAllocator& allocator = *the_allocator.load();
+  install_stream_callback(torch_cuda_calls());
+  if (!allocator.initialized()) allocator.init(torch_cuda_calls().device_count());
+  return allocator;
+}
+
+}  // namespace
+}  // namespace tencache::shim
+
+using namespace tencache::shim;
+
+extern "C" {
+
+const char* tencache_torch_cuda_built_for(void) { return TENCACHE_TORCH_VERSION; }
+
+int tencache_torch_cuda_install(tencache_error* error) {
+  try {
+    return install(error);
+  } catch (const std::exception& failure) {
+    return fail(TENCACHE_FAILED_PRECONDITION,
+                std::string("PyTorch refused tencache's CUDA allocator: ") + failure.what(), error);
+  }
+}
+
+void* tencache_torch_cuda_allocator(void) {
+  return static_cast<cuda_api::CUDAAllocator*>(the_allocator.load());
+}
+
+void* tencache_cuda_malloc(size_t bytes, int device, tencache_cuda_stream stream) {
+  return started_allocator().allocate_on(static_cast<c10::DeviceIndex>(device), bytes, stream);
+}
+
+void tencache_cuda_free(void* address, size_t /*bytes*/, int /*device*/,
+                        tencache_cuda_stream /*stream*/) {
+  started_allocator().raw_delete(address);
+}
+
+}  // extern "C"

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The C functions of libtencache_torch_cuda.so, which puts the memory of GPUs under tencache. It
+ * is built beside libtencache_torch.so where the installed torch is one with CUDA, and is right for
+ * that very version alone. It works on libtencache_torch.so, which it brings along.
+ *
+ * Life: the option backend set to cuda -> tencache_torch_cuda_install(), before the first CUDA
+ * tensor. CUDA itself is not initialised by it: a GPU is opened when it is first used.
+ *
+ * Everything may be called from any thread.
+ */
+#ifndef TENCACHE_TORCH_CUDA_H_
+#define TENCACHE_TORCH_CUDA_H_
+
+#include <stddef.h>
+
+#include "abi/tencache.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st* tencache_cuda_stream; /* cudaStream_t */
+
+/* The torch.__version__ it was compiled against. The text lives for ever. */
+TENCACHE_API const char* tencache_torch_cuda_built_for(void);
+
+/* What tencache_torch_install() does, and then CUDA tensors are allocated from tencache:
+ * torch.cuda, torch.accelerator and torch.cuda.memory._get_current_allocator() show its allocator.
+ * 0, or an error code with *error filled: the option backend is not cuda, or CUDA's own allocator
+ * holds memory already. A second call does nothing and returns 0. Does not throw. */
+TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);
+
+/* The allocator, a c10::cuda::CUDACachingAllocator::CUDAAllocator, for C++ programs; NULL before it
+ * is installed. */
+TENCACHE_API void* tencache_torch_cuda_allocator(void);
+
+/* For torch.cuda.memory.CUDAPluggableAllocator, which tells the allocator neither of other streams
+ * (record_stream) nor of CUDA graphs, and shows no figures: where it can be chosen,
+ * tencache_torch_cuda_install() is better. With the options of the environment; the first call
+ * starts the runtime and puts in the hooks. They throw what PyTorch's own allocators throw. */
+TENCACHE_API void* tencache_cuda_malloc(size_t bytes, int device, tencache_cuda_stream stream);
+TENCACHE_API void tencache_cuda_free(void* address, size_t bytes, int device,
+                                     tencache_cuda_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TENCACHE_TORCH_CUDA_H_ */

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The runtime on the cuda backend, over the simulated driver: the gate and the figures of
+// abi/tencache.h for one GPU and for two, GPUs that are opened while ops are open, the streams that
+// the host program tells, and CUDA graphs. A runtime is for the life of a process, so each body
+// runs in a child.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "abi/cuda/open_gpu.h"
+#include "abi/tencache.h"
+#include "base/units.h"
+#include "support/child_process.h"
+#include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver.h"
+
+namespace tencache {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kExtent = 2 * kMiB;
+
+std::array<CUstream, 2> g_streams = {};
+std::atomic<int> g_armed = 0;
+
+class RuntimeGpusTest : public ::testing::Test {
+ protected:
+  void in_child(const std::function<void()>& body) {
+    EXPECT_EQ(run_in_child([&] {
+                body();
+                finish();
+              }),
+              0);
+  }
+  void set(const char* name, const char* text) {
+    ASSERT_EQ(tencache_set_option(name, text, &error_), TENCACHE_OK) << error_.message;
+  }
+  void start(const SimulatedDriverConfig& driver = {.device_count = 2}) {
+    driver_.emplace(driver);
+    context_.emplace(driver_->api());
+    for (const auto& [name, text] : std::map<const char*, const char*>{{"backend", "cuda"},
+                                                                       {"device_memory", "32MiB"},
+                                                                       {"host_memory", "128MiB"},
+                                                                       {"quiet", "on"}}) {
+      set(name, text);
+    }
+    tencache_set_arm_callback([] { ++g_armed; });
+    tencache_set_stream_callback(
+        [](int ordinal) -> void* { return g_streams.at(static_cast<size_t>(ordinal)); });
+    ASSERT_EQ(tencache_start(&error_), TENCACHE_OK) << error_.message;
+    EXPECT_EQ(tencache_is_started(), 1);
+  }
+  tencache_gpu* open(int ordinal) {
+    CUstream& stream = g_streams.at(static_cast<size_t>(ordinal));
+    EXPECT_EQ(driver_->api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
+              CUDA_SUCCESS);
+    const Result<tencache_gpu*> gpu = open_gpu_of_runtime(driver_->api(), ordinal, 1.0);
+    EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
+    if (!gpu.is_ok()) return nullptr;
+    gpus_[ordinal] = gpu.value();
+    return gpu.value();
+  }
+  char* allocate(int ordinal, uint64_t bytes = kExtent) {
+    void* address = tencache_gpu_allocate(gpus_.at(ordinal), bytes,
+                                          g_streams.at(static_cast<size_t>(ordinal)), &error_);
+    EXPECT_NE(address, nullptr) << error_.message;
+    allocated_.emplace_back(gpus_.at(ordinal), address);
+    return static_cast<char*>(address);
+  }
+  static void open_op(const std::vector<const void*>& addresses, uint32_t mode = TENCACHE_WRITE) {
+    std::vector<tencache_access> accesses;
+    for (const void* address : addresses) accesses.push_back({address, mode});
+    tencache_gate_open(tencache_register_op("test::op"), accesses.data(),
+                       static_cast<uint32_t>(accesses.size()));
+  }
+  static void use(const std::vector<const void*>& addresses) {
+    open_op(addresses);
+    tencache_gate_close();
+  }
+  uint64_t evict_all() {
+    driver_->wait_until_idle();
+    return tencache_evict_all();
+  }
+  static Json stats() {
+    std::string text(1 << 16, '\0');
+    EXPECT_LE(tencache_stats_json(text.data(), text.size()), text.size());
+    return Json::parse(text.c_str());
+  }
+  void finish() {
+    for (const auto& [gpu, address] : allocated_) tencache_gpu_free(gpu, address);
+    if (driver_) driver_->wait_until_idle();
+    for (const auto& [ordinal, gpu] : gpus_) tencache_gpu_close(gpu);
+    if (!driver_) return;
+    for (const CUstream stream : g_streams) {
+      if (stream != nullptr) driver_->api().cuStreamDestroy(stream);
+    }
+    context_.reset();
+    EXPECT_EQ(driver_->leaks(), "");
+    driver_.reset();
+  }
+
+  std::optional<SimulatedDriver> driver_;
+  std::optional<CurrentContext> context_;
+  std::map<int, tencache_gpu*> gpus_;
+  std::vector<std::pair<tencache_gpu*, void*>> allocated_;
+  tencache_error error_ = {};
+};
+
+TEST_F(RuntimeGpusTest, WithoutAGpuEverythingAnswers) {
+  in_child([this] {
+    start();
+    EXPECT_STREQ(tencache_backend(), "cuda");
+    EXPECT_EQ(tencache_is_armed(), 0);
+    EXPECT_EQ(tencache_chunk_bytes(), ~uint64_t{0});
+    EXPECT_EQ(tencache_get_arena()->bytes, 0u);
+    EXPECT_EQ(tencache_extent_bytes(this), 0u);
+    EXPECT_EQ(tencache_is_cold(this), -1);
+    EXPECT_EQ(tencache_evict_all(), 0u);
+    EXPECT_EQ(tencache_hold_accesses(nullptr, 0, 1), nullptr);
+    tencache_unhold(nullptr);
+    tencache_keep_resident(nullptr, 0);
+    tencache_mark_step();
+    use({this});
+    tencache_free(nullptr);
+    EXPECT_EQ(tencache_allocate(kMiB, &error_), nullptr);
+    EXPECT_EQ(error_.code, TENCACHE_FAILED_PRECONDITION);
+    EXPECT_NE(tencache_write_trace("trace", &error_), TENCACHE_OK);
+    EXPECT_EQ(stats()["backend"], "cuda");
+    EXPECT_EQ(stats()["gpus"].size(), 0u);
+    EXPECT_EQ(stats()["budget"]["device"], 0);
+  });
+}
+
+TEST_F(RuntimeGpusTest, AGpuIsOpenedOnTheCudaBackendAlone) {
+  in_child([this] {
+    driver_.emplace();
+    context_.emplace(driver_->api());
+    const Result<tencache_gpu*> early = open_gpu_of_runtime(driver_->api(), 0, 1.0);
+    EXPECT_EQ(early.status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_NE(early.status().message().find("backend is auto"), std::string::npos);
+    set("backend", "cuda");
+    ASSERT_EQ(tencache_start(&error_), TENCACHE_OK);
+    const Result<tencache_gpu*> absent = open_gpu_of_runtime(driver_->api(), 7, 1.0);
+    EXPECT_NE(absent.status().message().find("There is no GPU 7"), std::string::npos);
+    EXPECT_EQ(stats()["gpus"].size(), 0u);
+  });
+}
+
+TEST_F(RuntimeGpusTest, TheGateIsThatOfEveryGpu) {
+  in_child([this] {
+    start();
+    open(0);
+    EXPECT_EQ(tencache_chunk_bytes(), 8 * kMiB);
+    char* first = allocate(0);
+    const tencache_arena before = *tencache_get_arena();
+    EXPECT_LT(reinterpret_cast<uintptr_t>(first) - before.base, before.bytes);
+    open(1);
+    char* second = allocate(1);
+    const tencache_arena arena = *tencache_get_arena();
+    for (char* address : {first, second}) {
+      EXPECT_LT(reinterpret_cast<uintptr_t>(address) - arena.base, arena.bytes);
+      EXPECT_EQ(tencache_extent_bytes(address + 100), kExtent);
+    }
+    use({first, second});
+    EXPECT_EQ(evict_all(), 2u);
+    EXPECT_EQ(tencache_is_cold(first) + tencache_is_cold(second), 2);
+    EXPECT_EQ(stats()["now"]["cold"], 2 * kExtent);
+    EXPECT_EQ(stats()["now"]["host"], 2 * kExtent);
+    open_op({first, second + 100});
+    EXPECT_EQ(tencache_is_cold(first) + tencache_is_cold(second), 0);
+    EXPECT_EQ(evict_all(), 0u) << "both are pinned";
+    tencache_gate_close();
+    const tencache_access accesses[] = {{first, 1}, {first + 8, 1}, {second, 1}};
+    EXPECT_EQ(tencache_distinct_bytes(accesses, 3), 2 * kExtent);
+    tencache_hold* hold = tencache_hold_accesses(accesses, 3, 0);
+    ASSERT_NE(hold, nullptr);
+    EXPECT_EQ(evict_all(), 0u);
+    tencache_unhold(hold);
+    tencache_keep_resident(&accesses[2], 1);
+    EXPECT_EQ(evict_all(), 1u);
+    EXPECT_EQ(tencache_is_cold(second), 0);
+    tencache_mark_step();
+    const Json now = stats();
+    EXPECT_EQ(now["budget"]["device"], 64 * kMiB);
+    EXPECT_EQ(now["budget"]["host"], 256 * kMiB);
+    EXPECT_EQ(now["bytes"]["evicted"], 3 * kExtent);
+    EXPECT_EQ(now["bytes"]["fetched"], 2 * kExtent);
+    ASSERT_EQ(now["gpus"].size(), 2u);
+    EXPECT_EQ(now["gpus"][1]["ordinal"], 1);
+    EXPECT_EQ(now["gpus"][1]["bytes"]["evicted"], kExtent);
+    EXPECT_EQ(now["gpus"][0]["steps"], 1);
+  });
+}
+
+TEST_F(RuntimeGpusTest, EachGpuArms) {
+  in_child([this] {
+    start();
+    open(0);
+    open(1);
+    for (int index = 0; index < 10; ++index) allocate(1);
+    EXPECT_EQ(tencache_is_armed(), 0);
+    for (int index = 0; index < 4; ++index) allocate(1);
+    EXPECT_EQ(g_armed, 1);
+    EXPECT_EQ(tencache_is_armed(), 1);
+    for (int index = 0; index < 14; ++index) allocate(0);
+    EXPECT_EQ(g_armed, 2);
+    // What is allocated inside an op is pinned on its own GPU.
+    open_op({});
+    char* inner = allocate(1);
+    use({inner});
+    evict_all();
+    EXPECT_EQ(tencache_is_cold(inner), 0);
+    tencache_gate_close();
+    evict_all();
+    EXPECT_EQ(tencache_is_cold(inner), 1);
+  });
+}
+
+// An engine that came while ops were open must not take their ends for those of its own.
+TEST_F(RuntimeGpusTest, AGpuMayBeOpenedInsideAnOp) {
+  in_child([this] {
+    start();
+    open(0);
+    char* first = allocate(0);
+    open_op({first});
+    tencache_gate_open_transparent();
+    open(1);
+    char* second = allocate(1);
+    open_op({second});
+    EXPECT_EQ(evict_all(), 0u);
+    tencache_gate_close();
+    tencache_gate_close();  // not for the new one
+    EXPECT_EQ(evict_all(), 1u) << "no frame is open on the new GPU";
+    EXPECT_EQ(tencache_is_cold(second), 1);
+    open_op({second});
+    tencache_gate_open_transparent();
+    EXPECT_EQ(evict_all(), 0u);
+    tencache_gate_close();
+    tencache_gate_close();
+    tencache_gate_close();  // the first
+    EXPECT_EQ(evict_all(), 2u);
+    open_op({first});
+    open_op({second});
+    EXPECT_EQ(evict_all(), 0u);
+    tencache_gate_close();
+    tencache_gate_close();
+    EXPECT_EQ(evict_all(), 2u);
+    std::thread([&] { use({first, second}); }).join();
+    EXPECT_EQ(evict_all(), 2u);
+  });
+}
+
+TEST_F(RuntimeGpusTest, AnOpHasOneNumberEverywhere) {
+  in_child([this] {
+    start();
+    const uint32_t early = tencache_register_op("early");
+    EXPECT_EQ(tencache_register_op("early"), early);
+    open(0);
+    const uint32_t middle = tencache_register_op("middle");
+    open(1);
+    const uint32_t late = tencache_register_op("late");
+    for (const auto& [ordinal, gpu] : gpus_) {
+      EXPECT_EQ(tencache_gpu_register_op(gpu, "late"), late);
+      EXPECT_EQ(tencache_gpu_register_op(gpu, "middle"), middle);
+      EXPECT_EQ(tencache_gpu_register_op(gpu, "early"), early);
+    }
+  });
+}
+
+// The kernel finds its input although the copy takes long, because its own stream waits.
+TEST_F(RuntimeGpusTest, FetchesHoldBackTheStreamThatTheProgramTells) {
+  in_child([this] {
+    start({.device_count = 2, .copy_latency_ns = 20'000'000});
+    open(0);
+    open(1);
+    std::vector<char*> addresses = {allocate(0), allocate(1)};
+    for (char* address : addresses) {
+      open_op({address});
+      memset(address, 7, kExtent);
+      tencache_gate_close();
+    }
+    ASSERT_EQ(evict_all(), 2u);
+    std::atomic<int> right_count = 0;
+    for (size_t index = 0; index < addresses.size(); ++index) {
+      char* address = addresses.at(index);
+      open_op({address});
+      const auto kernel = [&right_count, address] {
+        right_count += address[0] == 7 && address[kExtent - 1] == 7 ? 1 : 0;
+      };
+      ASSERT_EQ(driver_->launch(g_streams.at(index),
+                                {{reinterpret_cast<CUdeviceptr>(address), kExtent}}, kernel),
+                CUDA_SUCCESS);
+      tencache_gate_close();
+    }
+    driver_->wait_until_idle();
+    EXPECT_EQ(right_count, 2);
+  });
+}
+
+// A graph is replayed where no gate sees it.
+TEST_F(RuntimeGpusTest, InputsOfAGraphStay) {
+  in_child([this] {
+    start();
+    open(0);
+    char* input = allocate(0);
+    char* other = allocate(0);
+    use({input, other});
+    memset(input, 7, kExtent);
+    ASSERT_EQ(evict_all(), 2u);
+    driver_->set_capturing(g_streams[0], true);
+    use({input});
+    use({input});
+    driver_->set_capturing(g_streams[0], false);
+    EXPECT_EQ(tencache_is_cold(input), 0);
+    EXPECT_EQ(input[kExtent - 1], 7) << "the host has waited: the stream could not";
+    use({other});
+    EXPECT_EQ(evict_all(), 1u);
+    EXPECT_EQ(tencache_is_cold(input), 0);
+    EXPECT_EQ(stats()["graph_extents"], 1);
+    // The default stream cannot capture and is not asked.
+    const uint64_t question_count = driver_->calls("cuStreamIsCapturing");
+    const CUstream stream = std::exchange(g_streams[0], nullptr);
+    use({input});
+    EXPECT_EQ(driver_->calls("cuStreamIsCapturing"), question_count);
+    g_streams[0] = stream;
+  });
+}
+
+TEST_F(RuntimeGpusTest, OptionsReachTheGpu) {
+  in_child([this] {
+    set("arm_at", "0.75");
+    set("extent_min", "4MiB");
+    set("chunk_share", "0.5");
+    start();
+    open(0);
+    EXPECT_EQ(tencache_chunk_bytes(), 16 * kMiB);
+    EXPECT_EQ(tencache_extent_bytes(allocate(0)), 0u) << "too small";
+    const uint64_t small_bytes = stats()["now"]["device"];
+    allocate(0, 24 * kMiB - small_bytes);
+    EXPECT_EQ(tencache_is_armed(), 0);
+    allocate(0, 4 * kMiB);
+    EXPECT_EQ(tencache_is_armed(), 1);
+  });
+}
+
+TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
+  in_child([this] {
+    set("chaos", "1");
+    start();
+    open(0);
+    open(1);
+    char* first = allocate(0);
+    char* second = allocate(1);
+    EXPECT_EQ(tencache_is_armed(), 1);
+    for (int round = 0; round < 2; ++round) {
+      use({first, second});
+      driver_->wait_until_idle();
+      use({});
+    }
+    EXPECT_EQ(tencache_is_cold(first) + tencache_is_cold(second), 2);
+    EXPECT_GE(stats()["chaos_evictions"], 2);
+  });
+}
+
+TEST_F(RuntimeGpusTest, StrictKeepsEverythingOnTheGpu) {
+  in_child([this] {
+    set("strict", "on");
+    start();
+    open(0);
+    allocate(0, 30 * kMiB);
+    EXPECT_EQ(tencache_gpu_allocate(gpus_[0], 4 * kMiB, g_streams[0], &error_), nullptr);
+    EXPECT_EQ(error_.code, TENCACHE_OUT_OF_MEMORY);
+    EXPECT_EQ(stats()["budget"]["host"], 0);
+  });
+}
+
+// The child of a program with GPUs has none, and its ops pass.
+TEST_F(RuntimeGpusTest, AForkedChildPassesByAllGpus) {
+  in_child([this] {
+    start();
+    open(0);
+    open(1);
+    char* first = allocate(0);
+    use({first});
+    tencache_gate_open_transparent();
+    const int outcome = run_in_child([&] {
+      tencache_gate_close();
+      use({first});
+      EXPECT_GT(tencache_register_op("in the child"), 0u);
+      EXPECT_EQ(tencache_is_armed(), 0);
+      EXPECT_EQ(tencache_evict_all(), 0u);
+      EXPECT_EQ(tencache_hold_accesses(nullptr, 0, 1), nullptr);
+      EXPECT_EQ(stats()["backend"], "cuda");
+    });
+    EXPECT_EQ(outcome, 0);
+    tencache_gate_close();
+    EXPECT_EQ(evict_all(), 1u);
+    EXPECT_EQ(stats()["forks"], 2);
+  });
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend a program gets, and what it is told where it asked for a GPU and there is none.
+
+The tests run where there is no GPU. The doors for GPU memory can be put in all the same, as long as
+nothing is allocated: what they do then is tested over a simulated driver (test_shim_cuda_*.py).
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_report import STATS
+
+from tencache import TencacheError, _backend, _doctor, _library
+
+has_cuda_torch = pytest.mark.skipif(
+    torch.version.cuda is None, reason="this torch is built without CUDA"
+)
+has_no_gpu = pytest.mark.skipif(_backend.may_have_gpu(), reason="there may be a GPU here")
+
+
+def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
+    """A torch that sees so many GPUs through NVML, and none through CUDA."""
+    functions = {"_device_count_nvml": lambda: gpu_count, "device_count": lambda: 0}
+    return SimpleNamespace(
+        __version__="2.11.0",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(**functions),
+    )
+
+
+# ---- What is chosen ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "cuda", "built", "expected"),
+    [
+        ("auto", 2, "13.0", True, "cuda"),
+        ("AUTO", 0, "13.0", True, "cpu"),
+        ("auto", -1, "13.0", True, "cpu"),  # NVML cannot tell, and CUDA is not asked
+        ("auto", 2, None, True, "cpu"),
+        ("auto", 2, "13.0", False, "cpu"),
+        ("cpu", 2, "13.0", True, "cpu"),
+        ("Cuda", 1, "13.0", True, "cuda"),
+    ],
+)
+def test_auto_takes_the_gpus_that_there_are(monkeypatch, text, count, cuda, built, expected):
+    monkeypatch.setattr(_backend, "has_cuda_shim", lambda: built)
+    assert _backend.resolve(text, torch_with(count, cuda)) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "cuda", "built", "reason"),
+    [
+        (2, None, True, "torch 2.11.0 is built without CUDA"),
+        (2, "13.0", False, "without libtencache_torch_cuda.so"),
+        (0, "13.0", True, "torch sees no GPU"),
+        (-1, "13.0", True, "torch sees no GPU"),
+    ],
+)
+def test_cuda_where_there_is_none_says_why(monkeypatch, count, cuda, built, reason):
+    monkeypatch.setattr(_backend, "has_cuda_shim", lambda: built)
+    with pytest.raises(TencacheError, match="backend=cuda was asked for") as error:
+        _backend.resolve("cuda", torch_with(count, cuda))
+    assert reason in str(error.value)
+    assert "--backend cpu" in str(error.value)
+
+
+# ---- In a program ------------------------------------------------------------------------------
+
+
+@has_no_gpu
+def test_a_program_without_a_gpu_gets_the_cpu_backend(run_python):
+    done = run_python(
+        """
+        import json, tencache, torch
+        try:
+            tencache.enable(backend="cuda", device_memory="1GiB")
+        except tencache.TencacheError as error:
+            print(json.dumps(str(error)))
+        assert not tencache.is_enabled()
+        try:
+            tencache.allocator()
+        except tencache.TencacheError as error:
+            print(json.dumps(str(error)))
+        tencache.enable(device_memory="32MiB")
+        tencache.enable(backend="auto")
+        tencache.enable(backend="cpu")
+        print(json.dumps([tencache.options()["backend"], tencache.stats()["backend"]]))
+        try:
+            tencache.allocator()
+        except tencache.TencacheError as error:
+            print(json.dumps(str(error)))
+        """
+    )
+    asked, allocator, chosen, late = (json.loads(line) for line in done.stdout.splitlines())
+    assert asked.startswith("backend=cuda was asked for, but no GPU can be used here: ")
+    assert allocator == asked
+    assert chosen == ["cpu", "cpu"]
+    assert "already enabled with backend=cpu" in late
+
+
+@has_no_gpu
+def test_run_refuses_a_gpu_before_the_program_starts(run_tencache):
+    done = run_tencache("run", "--backend", "cuda", "--", "python", "-c", "print('ran')")
+    assert done.returncode == 2
+    assert "no GPU can be used here" in done.stderr
+    assert "ran" not in done.stdout
+    done = run_tencache("run", "--host-memory", "lots", "--", "python", "-c", "print('ran')")
+    assert done.returncode == 2
+    assert "host_memory was refused" in done.stderr
+
+
+@has_no_gpu
+def test_the_variable_asks_as_the_flag_does(run_python):
+    done = run_python("import torch", env={"TENCACHE": "1", "TENCACHE_BACKEND": "cuda"}, status=2)
+    assert "no GPU can be used here" in done.stderr
+
+
+@has_cuda_torch
+@has_no_gpu
+def test_the_doors_show_themselves_to_torch(run_python):
+    done = run_python(
+        """
+        import json, torch
+        from tencache._library import core, cuda_shim, shim
+
+        core().set_option("backend", "cuda")
+        core().set_option("quiet", "on")
+        doors = cuda_shim(torch.__version__)
+        doors.install()
+        doors.install()
+        memory = torch.cuda.memory
+        # As the documentation of torch writes it; nothing stands in the way.
+        memory.change_current_allocator(memory._get_current_allocator())
+        weight = torch.ones(1 << 20, requires_grad=True)
+        torch.optim.SGD([weight], lr=0.5).zero_grad()
+        weight.sum().backward()
+        stats = core().stats()
+        print(json.dumps([
+            memory.get_allocator_backend(),
+            shim(torch.__version__).describe()["backend"],
+            stats["backend"], stats["gpus"], stats["extents"], torch.cuda.is_initialized(),
+        ]))
+        """
+    )
+    assert json.loads(done.stdout) == ["tencache", "cuda", "cuda", [], 0, False]
+
+
+@has_cuda_torch
+@has_no_gpu
+def test_the_pluggable_allocator_finds_its_functions(run_python):
+    path = _library._FOLDER / "libtencache_torch_cuda.so"
+    done = run_python(
+        f"""
+        import torch
+        made = torch.cuda.memory.CUDAPluggableAllocator(
+            {str(path)!r}, "tencache_cuda_malloc", "tencache_cuda_free"
+        )
+        torch.cuda.memory.change_current_allocator(made)
+        print(torch.cuda.memory.get_allocator_backend())
+        """
+    )
+    assert done.stdout.strip() == "pluggable"
+
+
+# ---- doctor ------------------------------------------------------------------------------------
+
+
+@has_no_gpu
+def test_doctor_says_whether_gpus_are_served(run_tencache):
+    done = run_tencache("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert report["gpu"]["served"] is False
+    assert report["gpu"]["served_reason"]
+    done = run_tencache("doctor", "--backend", "cuda", env={"COLUMNS": "200"})
+    assert done.returncode == 1
+    assert "no GPU can be used here" in done.stdout
+
+
+def test_a_gpu_needs_no_disk():
+    report: dict[str, Any] = {
+        "torch": {"fits": True},
+        "disk": {"error": "no disk"},
+        "page_map": {"works": True},
+        "gpu": {"devices": ["one"], "served": True, "served_reason": ""},
+        "options": {"backend": "auto"},
+    }
+    assert _doctor.blockers(report) == []
+    report["options"]["backend"] = "cpu"
+    assert _doctor.blockers(report) == ["no disk"]
+    report["gpu"]["served"] = False
+    report["options"]["backend"] = "auto"
+    assert _doctor.blockers(report) == ["no disk"]
+
+
+def test_stats_of_gpus_are_shown_one_by_one(run_tencache, tmp_path):
+    gpus = [
+        {"ordinal": ordinal, **{group: STATS[group] for group in ("budget", "peak", "bytes")}}
+        for ordinal in (0, 3)
+    ]
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**STATS, "backend": "cuda", "gpus": gpus}), encoding="utf-8")
+    done = run_tencache("stats", str(file), env={"COLUMNS": "150"})
+    assert done.returncode == 0, done.stderr
+    assert "gpu 3: peak.device" in done.stdout
+    assert "gpu 0: bytes.evicted" in done.stdout
+    assert "host memory: peak" in done.stdout
