@@ -6,6 +6,7 @@
 #pragma once
 
 #include "engine/migrations.h"
+#include "engine/op_timer.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -17,6 +18,8 @@ class Backend {
   virtual Heap& heap() = 0;
   /// Null where nothing ever goes cold.
   virtual Migrations* migrations() = 0;
+  /// Null where ops are done when they return, so that the host's clock tells how long they take.
+  virtual OpTimer* op_timer() { return nullptr; }
 
   /// A fork is about to be done; no migration is under way until the parent is told that it was.
   virtual void before_fork() = 0;

@@ -93,7 +93,7 @@ CUstream StreamNumbers::stream_of(StreamSet set) const {
   return streams.empty() ? nullptr : streams.front();
 }
 
-Status StreamNumbers::expect_no_capture(const std::vector<CUstream>& streams) const {
+Status StreamNumbers::expect_no_capture(std::span<const CUstream> streams) const {
   const DriverApi& driver = gpu_.driver();
   for (const CUstream stream : streams) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
