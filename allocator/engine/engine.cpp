@@ -58,6 +58,7 @@ void Engine::wire() {
   migrator_config.on_wait = [this](uint64_t ns) { gate_->on_wait(ns); };
   if (cursor_) {
     migrator_config.on_room = [this] { prefetcher_->on_room(); };
+    migrator_config.let_fetches_go_first = [this] { gate_->let_fetches_go_first(); };
     migrator_config.next_uses = [this] { return cursor_->next_uses(); };
   }
   migrator_ = std::make_unique<Migrator>(heap(), migrations(), std::move(migrator_config));
@@ -97,6 +98,7 @@ void Engine::wire_gate() {
   if (learner_) {
     gate_config.on_events = [this] { learner_->nudge(); };
     gate_config.timer = backend_->op_timer();
+    gate_config.has_fetches = [this] { return prefetcher_->has_orders(); };
   }
   gate_ = std::make_unique<Gate>(heap(), migrations(), cursor_.get(), recorder_, stats_,
                                  std::move(gate_config));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/gate.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -43,7 +44,8 @@ struct Gate::ThreadOps {
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
-  uint64_t events_told = 0;  // events of the ring at the last on_events()
+  uint64_t events_told = 0;        // events of the ring at the last on_events()
+  StreamSet streams = kNoStreams;  // of the newest op
   OpTimer* timer = nullptr;
   OpSampling sampling;
   Timing timing;
@@ -130,6 +132,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   const uint64_t now_ticks = ticks();
   const size_t first_pin = thread.pins.size();
   thread.frames.push_back({op, false, first_pin});
+  thread.streams = streams;
   ++thread.op_depth;
   thread.record(EventKind::kOpBegin, now_ticks, op, nullptr);
   add(stats_.ops, 1);
@@ -231,6 +234,14 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const uint64_t begin_ns = now_ns();
+  if (config_.has_fetches) {
+    // A plan may have ordered them, in its order; they come as late as the device needs them.
+    migrations_->wait_while_ahead(streams, [&] {
+      return config_.has_fetches() && std::ranges::any_of(missing, [](const Extent* extent) {
+               return extent->state() == ExtentState::kCold;
+             });
+    });
+  }
   migrations_->fetch(missing, streams);
   const uint64_t waited_ns = now_ns() - begin_ns;
   add(stats_.stall_ns, waited_ns);
@@ -312,6 +323,11 @@ void Gate::on_wait(uint64_t ns) {
   ThreadOps& thread = thread_ops();
   thread.ring->append({ticks(), 0, ns, 0, EventKind::kWait});
   if (thread.timing.span != nullptr) interrupt_timing(thread);
+}
+
+void Gate::let_fetches_go_first() {
+  if (is_passive_.load(std::memory_order_relaxed) || !config_.has_fetches) return;
+  migrations_->wait_while_ahead(thread_ops().streams, config_.has_fetches);
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {

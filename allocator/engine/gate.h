@@ -63,6 +63,8 @@ class Gate {
     std::function<void()> on_outermost_close;
     /// A step ended, or the thread recorded many events since the last call.
     std::function<void()> on_events;
+    /// Whether fetches that a plan ordered have not begun; empty where nothing is planned.
+    std::function<bool()> has_fetches;
     /// Null where the host's clock tells how long ops take, or nobody asks. It outlives the gate.
     OpTimer* timer = nullptr;
   };
@@ -86,6 +88,9 @@ class Gate {
   void on_step();
   /// The calling thread has waited for room.
   void on_wait(uint64_t ns);
+  /// Waits for the fetches that a plan has ordered, as long as the calling thread is ahead of the
+  /// device by what it has queued.
+  void let_fetches_go_first();
 
   /// Null when nothing is to be held.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
