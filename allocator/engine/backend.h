@@ -7,6 +7,7 @@
 
 #include "backend/stream_set.h"
 #include "engine/migrations.h"
+#include "engine/op_timer.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -18,6 +19,8 @@ class Backend {
   virtual Heap& heap() = 0;
   /// Null where nothing ever goes cold.
   virtual Migrations* migrations() = 0;
+  /// Null where ops are done when they return, so that the host's clock tells how long they take.
+  virtual OpTimer* op_timer() { return nullptr; }
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }

@@ -65,6 +65,7 @@ void Engine::wire() {
   migrator_config.on_wait = [this](uint64_t ns) { gate_->on_wait(ns); };
   if (cursor_) {
     migrator_config.on_room = [this] { prefetcher_->on_room(); };
+    migrator_config.let_fetches_go_first = [this] { gate_->let_fetches_go_first(); };
     migrator_config.next_uses = [this] { return cursor_->next_uses(); };
   }
   migrator_ = std::make_unique<Migrator>(heap(), migrations(), std::move(migrator_config));
@@ -96,6 +97,9 @@ void Engine::wire_plans() {
   cursor_ = std::make_unique<PlanCursor>(std::move(cursor_config));
   LearnerConfig learner_config;
   learner_config.measure = [this](uint64_t* fixed_bytes) { return measure(fixed_bytes); };
+  if (OpTimer* timer = backend_->op_timer()) {
+    learner_config.op_times = [timer] { return timer->take_finished(); };
+  }
   learner_config.budget_bytes = config_.budget_bytes;
   learner_config.peak_bytes_min = config_.budget_bytes / 2;
   learner_config.on_script = config_.on_script;
@@ -105,7 +109,11 @@ void Engine::wire_plans() {
 void Engine::wire_gate() {
   Gate::Config gate_config;
   if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
-  if (learner_) gate_config.on_events = [this] { learner_->nudge(); };
+  if (learner_) {
+    gate_config.on_events = [this] { learner_->nudge(); };
+    gate_config.timer = backend_->op_timer();
+    gate_config.has_fetches = [this] { return prefetcher_->has_orders(); };
+  }
   gate_ = std::make_unique<Gate>(heap(), migrations(), cursor_.get(), recorder_, stats_,
                                  std::move(gate_config));
 }

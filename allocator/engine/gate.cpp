@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/gate.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "engine/op_sampling.h"
 #include "learn/tick_digest.h"
 
 namespace tencache {
@@ -41,6 +43,13 @@ struct Gate::ThreadOps {
     size_t pin_count_before = 0;
   };
 
+  /// The tick that is being timed, if any.
+  struct Timing {
+    OpTimer::Span* span = nullptr;
+    size_t frame_count = 0;  // while its op is open, the op's own included
+    bool is_closed = false;
+  };
+
   uint64_t generation = 0;  // of the gate that this state belongs to
   size_t slot = 0;
   ThreadOps* next = nullptr;  // the thread's state for another gate
@@ -50,7 +59,11 @@ struct Gate::ThreadOps {
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
-  uint64_t events_told = 0;  // events of the ring at the last on_events()
+  uint64_t events_told = 0;        // events of the ring at the last on_events()
+  StreamSet streams = kNoStreams;  // of the newest op
+  OpTimer* timer = nullptr;
+  OpSampling sampling;
+  Timing timing;
 
   void record(EventKind kind, uint64_t at_ticks, uint32_t op, const Extent* extent) const {
     ring->append({at_ticks, extent != nullptr ? extent->id.load() : 0,
@@ -73,7 +86,9 @@ void Gate::end_thread(void* /*first_state*/) {
   while (state != nullptr) {
     const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
     // Else the gate is gone, or this is a forked child, and so is the ring.
-    if (is_alive(*ops)) ops->recorder->release_ring(ops->ring);
+    if (!is_alive(*ops)) continue;
+    ops->recorder->release_ring(ops->ring);
+    if (ops->timing.span != nullptr) ops->timer->drop(ops->timing.span);
   }
 }
 
@@ -148,6 +163,7 @@ Gate::ThreadOps* Gate::make_thread_ops() {
   ops->pins.reserve(kPinsReserved);
   ops->inner_pins.reserve(kPinsReserved);
   ops->recorder = &recorder_;
+  ops->timer = config_.timer;
   ops->ring = recorder_.acquire_ring();
   ops->events_told = ops->ring->count();
   return ops.release();
@@ -159,6 +175,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   const uint64_t now_ticks = ticks();
   const size_t first_pin = thread.pins.size();
   thread.frames.push_back({op, false, first_pin});
+  thread.streams = streams;
   ++thread.op_depth;
   thread.record(EventKind::kOpBegin, now_ticks, op, nullptr);
   add(stats_.ops, 1);
@@ -185,12 +202,67 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
       count_early(extent);
     all_usable &= is_usable;
   }
-  if (cursor_ != nullptr && cursor_->is_active() && thread.pins.size() > first_pin) {
+  const bool is_tick = thread.pins.size() > first_pin;
+  // Before anything that this one waits for is queued.
+  if (is_tick && thread.timing.span != nullptr) [[unlikely]]
+    end_timing(thread, streams);
+  if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
   }
   if (!all_usable) [[unlikely]] {
     fetch_slow(thread, first_pin, streams);
   }
+  if (config_.timer != nullptr && is_tick && thread.sampling.wants(digest.value(), now_ticks))
+      [[unlikely]] {
+    begin_timing(thread, op, now_ticks, streams);
+  }
+}
+
+// A refused call leaves the op untimed; its time is estimated then.
+TENCACHE_SLOW void Gate::begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks,
+                                      StreamSet streams) {
+  const uint64_t called_ticks = ticks();
+  thread.timing = {config_.timer->begin(op, begin_ticks, streams), thread.frames.size(), false};
+  thread.sampling.charge(ticks() - called_ticks);
+}
+
+// The op is over, and the thread may wait, or go on elsewhere, before its next tick.
+TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) {
+  const uint64_t called_ticks = ticks();
+  thread.timing.is_closed = true;
+  if (!config_.timer->end(*thread.timing.span)) {
+    config_.timer->drop(std::exchange(thread.timing.span, nullptr));
+  }
+  thread.sampling.charge(ticks() - called_ticks);
+}
+
+// The next tick begins, perhaps within the one that is timed. Where it is of the same stream, what
+// came between is part of the time; else the stream may be gone.
+TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) {
+  const uint64_t called_ticks = ticks();
+  const bool is_closed = thread.timing.is_closed;
+  OpTimer::Span* span = std::exchange(thread.timing.span, nullptr);
+  const bool has_ended = span->streams == streams ? config_.timer->end(*span) : is_closed;
+  if (has_ended) {
+    config_.timer->finish(span);
+  } else {
+    config_.timer->drop(span);
+  }
+  thread.sampling.charge(ticks() - called_ticks);
+}
+
+// The thread has waited for memory, and the device perhaps with it, which is no computing. An op
+// that is open has allocated what it is about to fill, and begins now.
+TENCACHE_SLOW void Gate::interrupt_timing(ThreadOps& thread) {
+  OpTimer::Span* span = thread.timing.span;
+  if (thread.timing.is_closed) {
+    config_.timer->finish(span);
+  } else if (config_.timer->begin_again(*span)) {
+    return;
+  } else {
+    config_.timer->drop(span);
+  }
+  thread.timing.span = nullptr;
 }
 
 TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams) {
@@ -205,6 +277,14 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const uint64_t begin_ns = now_ns();
+  if (config_.has_fetches) {
+    // A plan may have ordered them, in its order; they come as late as the device needs them.
+    migrations_->wait_while_ahead(streams, [&] {
+      return config_.has_fetches() && std::ranges::any_of(missing, [](const Extent* extent) {
+               return extent->state() == ExtentState::kCold;
+             });
+    });
+  }
   migrations_->fetch(missing, streams);
   const uint64_t waited_ns = now_ns() - begin_ns;
   add(stats_.stall_ns, waited_ns);
@@ -231,6 +311,11 @@ void Gate::close() {
   thread.frames.pop_back();
   if (frame.is_transparent) return;
   const uint64_t now_ticks = ticks();
+  const ThreadOps::Timing& timing = thread.timing;
+  if (timing.span != nullptr && timing.frame_count == thread.frames.size() + 1 && !timing.is_closed)
+      [[unlikely]] {
+    close_timing(thread);
+  }
   unpin_down_to(thread.pins, frame.pin_count_before, now_ticks);
   thread.record(EventKind::kOpEnd, now_ticks, frame.op, nullptr);
   if (--thread.op_depth > 0) return;
@@ -278,7 +363,14 @@ void Gate::on_step() {
 
 void Gate::on_wait(uint64_t ns) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  thread_ops().ring->append({ticks(), 0, ns, 0, EventKind::kWait});
+  ThreadOps& thread = thread_ops();
+  thread.ring->append({ticks(), 0, ns, 0, EventKind::kWait});
+  if (thread.timing.span != nullptr) interrupt_timing(thread);
+}
+
+void Gate::let_fetches_go_first() {
+  if (is_passive_.load(std::memory_order_relaxed) || !config_.has_fetches) return;
+  migrations_->wait_while_ahead(thread_ops().streams, config_.has_fetches);
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {

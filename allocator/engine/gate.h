@@ -9,6 +9,8 @@
 // and the inner allocations; they keep their capacity, so an op costs no heap allocation. The hot
 // path is one clock reading, and per extent a table load, an atomic add, a store and a record of
 // the event; while plans are followed (engine/plan_cursor.h), also a look at the next tick of one.
+// Some ticks are timed where the device is not the host (engine/op_timer.h): from when all that
+// the op waits for is queued to the begin of the thread's next tick, in the op's stream.
 //
 // Several gates may be there at once, one for each GPU, and a thread has a state for each it
 // passes.
@@ -28,6 +30,7 @@
 
 #include "base/stats.h"
 #include "engine/migrations.h"
+#include "engine/op_timer.h"
 #include "engine/plan_cursor.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
@@ -66,6 +69,10 @@ class Gate {
     std::function<void()> on_outermost_close;
     /// A step ended, or the thread recorded many events since the last call.
     std::function<void()> on_events;
+    /// Whether fetches that a plan ordered have not begun; empty where nothing is planned.
+    std::function<bool()> has_fetches;
+    /// Null where the host's clock tells how long ops take, or nobody asks. It outlives the gate.
+    OpTimer* timer = nullptr;
   };
 
   /// `migrations` is null where nothing ever goes cold (strict mode), `cursor` where nothing is
@@ -87,6 +94,9 @@ class Gate {
   void on_step();
   /// The calling thread has waited for room.
   void on_wait(uint64_t ns);
+  /// Waits for the fetches that a plan has ordered, as long as the calling thread is ahead of the
+  /// device by what it has queued.
+  void let_fetches_go_first();
 
   /// Null when nothing is to be held.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
@@ -112,6 +122,10 @@ class Gate {
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void count_early(Extent* extent);
+  void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams);
+  void close_timing(ThreadOps& thread);
+  void end_timing(ThreadOps& thread, StreamSet streams);
+  void interrupt_timing(ThreadOps& thread);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 
   // Constant after construction.

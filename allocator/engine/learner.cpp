@@ -85,7 +85,11 @@ void Learner::work() {
 
 void Learner::look() {
   ++look_count_;
+  // Before the events, so that those of the ops are among them.
+  const std::vector<OpTime> op_times =
+      config_.op_times ? config_.op_times() : std::vector<OpTime>();
   stream_.append(recorder_.drain(&positions_));
+  stream_.append_times(op_times);
   const Following following = cursor_.following();
   Kind* followed = count_periods(following);
   // Whole periods: parts of one kind may look like parts of another that is not known yet.

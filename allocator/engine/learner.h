@@ -33,6 +33,8 @@ struct LearnerConfig {
   /// What the plan may count with, for a trace: the machine, and into `fixed_bytes` what is on the
   /// device besides the trace's tensors.
   std::function<Machine(uint64_t* fixed_bytes)> measure;
+  /// Of ops that have ended, as far as it is known by now; empty where the host's clock tells.
+  std::function<std::vector<OpTime>()> op_times;
   /// Of the device tier, the headroom included.
   uint64_t budget_bytes = 0;
   /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.

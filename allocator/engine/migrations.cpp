@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/migrations.h"
 
+#include <vector>
+
 #include "base/check.h"
 
 namespace tencache {
@@ -35,6 +37,13 @@ void Migrations::wait_while_sealing(const Extent& extent) {
        word = extent.load()) {
     extent.wait_while(word);
   }
+}
+
+EvictionResult Migrations::evict_ordered(std::span<const Order> orders) {
+  std::vector<Extent*> extents;
+  extents.reserve(orders.size());
+  for (const Order& order : orders) extents.push_back(order.extent);
+  return evict(extents);
 }
 
 }  // namespace tencache

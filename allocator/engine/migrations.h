@@ -18,11 +18,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 
 #include "backend/stream_set.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "engine/move_rate.h"
 #include "engine/order.h"
 #include "memory/extent.h"
@@ -60,6 +63,12 @@ class Migrations {
 
   /// Evicts as many of the extents as can be; those in use, or used meanwhile, are left alone.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
+  /// The same of what was ordered, for which nothing has to be awaited but what was queued then.
+  virtual EvictionResult evict_ordered(std::span<const Order> orders);
+  /// What the program has queued so far that may use what is ordered to leave now.
+  virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const Order> /*orders*/) {
+    return nullptr;
+  }
 
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
   /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be
@@ -70,6 +79,15 @@ class Migrations {
   /// with, those included that came to nothing because the extent is not cold any more;
   /// `lacking_bytes` is what the next one needs and does not find.
   virtual size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) = 0;
+
+  /// Moves of about so many bytes are begun at a time: enough to keep the link busy, and not so
+  /// much that those who need the first of them wait long for the last.
+  virtual uint64_t bytes_at_once() const { return 16 * kMiB; }
+
+  /// Waits while `is_worth_it`, and the device has not done all that was queued on these streams so
+  /// far: a program that is ahead of it loses nothing. Returns at once where nothing is queued.
+  virtual void wait_while_ahead(StreamSet /*streams*/,
+                                const std::function<bool()>& /*is_worth_it*/) {}
 
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}

@@ -14,8 +14,6 @@ namespace {
 
 // Room appears in steps of about this size, early enough for those who wait for less.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
-// A plan counts with the room soon after it gave the order.
-constexpr uint64_t kOrderBatchBytes = 16 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
 
 /// Clean drops first, but only among extents that are old anyway: within each run of victims that
@@ -70,6 +68,8 @@ void Migrator::on_attention() {
 bool Migrator::make_room(uint64_t bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
+  // What was ordered before comes first, as long as the device does not wait for this thread.
+  if (config_.let_fetches_go_first) config_.let_fetches_go_first();
   bool has_room = false;
   migrations_->begin_demand();
   MutexLock lock(mutex_);
@@ -141,21 +141,25 @@ void Migrator::work() {
 
 void Migrator::order(std::span<const Order> evictions) {
   if (!may_evict()) return;
+  // By the time they are carried out the program may have queued much more, which they need not
+  // wait for.
+  const std::shared_ptr<const QueuedWork> queued = migrations_->queued_work(evictions);
   MutexLock lock(mutex_);
-  orders_.insert(orders_.end(), evictions.begin(), evictions.end());
+  for (const Order& order : evictions) orders_.emplace_back(order).queued = queued;
   work_arrived_.notify_one();
 }
 
+// In batches, since a plan counts with the room soon after it gave the order.
 void Migrator::carry_out(std::span<const Order> orders) {
-  std::vector<Extent*> batch;
+  std::vector<Order> batch;
   uint64_t batch_bytes = 0;
   for (const Order& order : orders) {
     if (order.is_current() && !order.is_outdated()) {
-      batch.push_back(order.extent);
+      batch.push_back(order);
       batch_bytes += order.bytes;
     }
-    if (batch_bytes < kOrderBatchBytes && &order != &orders.back()) continue;
-    note_spill(migrations_->evict(batch));
+    if (batch_bytes < migrations_->bytes_at_once() && &order != &orders.back()) continue;
+    note_spill(migrations_->evict_ordered(batch));
     publish();
     batch.clear();
     batch_bytes = 0;

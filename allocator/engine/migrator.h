@@ -44,6 +44,8 @@ struct MigratorConfig {
   std::function<std::string()> current_op;
   std::function<void()> on_room;             // often, from the worker: something was evicted
   std::function<void(uint64_t ns)> on_wait;  // from a thread that has waited for room
+  /// From a thread that is about to wait for room, perhaps before others that are due earlier.
+  std::function<void()> let_fetches_go_first;
   /// Ticks until extents are used next, as far as a plan knows.
   std::function<std::unordered_map<const Extent*, uint64_t>()> next_uses;
 };

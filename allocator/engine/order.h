@@ -5,16 +5,27 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "memory/extent.h"
 
 namespace tencache {
 
+/// What the program had queued on a device when an order was given; the backend knows what it is.
+class QueuedWork {
+ public:
+  QueuedWork() = default;
+  virtual ~QueuedWork() = default;
+  QueuedWork(const QueuedWork&) = delete;
+  QueuedWork& operator=(const QueuedWork&) = delete;
+};
+
 struct Order {
   Extent* extent = nullptr;
   uint64_t extent_id = 0;
   uint64_t bytes = 0;
-  uint64_t given_at_ticks = 0;  // of the recorder's clock
+  uint64_t given_at_ticks = 0;                    // of the recorder's clock
+  std::shared_ptr<const QueuedWork> queued = {};  // null where nothing is, or it is not known
 
   /// A guess as long as nobody has claimed the extent; moving another one instead does no harm.
   bool is_current() const { return extent->id == extent_id; }

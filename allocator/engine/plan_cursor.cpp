@@ -159,12 +159,15 @@ void PlanCursor::append_orders(std::span<const uint32_t> tensors, std::vector<Or
 }
 
 TENCACHE_SLOW void PlanCursor::give_evictions() {
-  MutexLock lock(mutex_);
+  std::vector<Order> orders;
+  {
+    MutexLock lock(mutex_);
+    orders.swap(pending_);
+    has_pending_.store(false, std::memory_order_relaxed);
+  }
   // The op that has just closed was a use, too.
-  for (Order& order : pending_) order.given_at_ticks = ticks();
-  if (!pending_.empty()) config_.evict(pending_);
-  pending_.clear();
-  has_pending_.store(false, std::memory_order_relaxed);
+  for (Order& order : orders) order.given_at_ticks = ticks();
+  if (!orders.empty()) config_.evict(orders);
 }
 
 void PlanCursor::remember(uint64_t digest) {

@@ -10,8 +10,9 @@
 // expected, or fit exactly one other place, the cursor gives up its place: nothing is ordered, the
 // engine is reactive, and the last ticks are looked up in all scripts until exactly one place fits.
 //
-// Threads: any. mutex_ is held while orders are given, so that they arrive in order: it is taken
-// before the locks of those who receive them.
+// Threads: any. mutex_ is held while fetches are ordered, so that they arrive in order: it is taken
+// before the locks of those who receive them. Evictions are ordered without it, since a GPU is told
+// of each; that they are outdated shows by their times.
 #pragma once
 
 #include <array>

@@ -11,8 +11,6 @@
 namespace tencache {
 namespace {
 
-// Enough to keep the disk busy, and not so much that an op which needs the last of it waits long.
-constexpr uint64_t kBatchBytes = 16 * kMiB;
 // What has waited behind so many others is not worth fetching any more.
 constexpr size_t kOrdersMax = 4096;
 // Room also appears where nobody says so: the program frees. And an op's fetch ends unannounced.
@@ -54,6 +52,11 @@ void Prefetcher::forget() {
   ++generation_;
 }
 
+bool Prefetcher::has_orders() const {
+  MutexLock lock(mutex_);
+  return !orders_.empty();
+}
+
 void Prefetcher::on_room() {
   MutexLock lock(mutex_);
   if (!orders_.empty()) changed_.notify_one();
@@ -65,7 +68,7 @@ std::vector<Order> Prefetcher::next_batch() {
   for (const Order& order : orders_) {
     batch.push_back(order);
     bytes += order.bytes;
-    if (bytes >= kBatchBytes) break;
+    if (bytes >= migrations_.bytes_at_once()) break;
   }
   return batch;
 }

@@ -32,6 +32,8 @@ class Prefetcher {
   void order(std::span<const Order> fetches) TENCACHE_EXCLUDES(mutex_);
   /// Drops every order that has not begun.
   void forget() TENCACHE_EXCLUDES(mutex_);
+  /// Whether there are any.
+  bool has_orders() const TENCACHE_EXCLUDES(mutex_);
   /// Something was evicted.
   void on_room() TENCACHE_EXCLUDES(mutex_);
 
@@ -42,7 +44,7 @@ class Prefetcher {
   Heap& heap_;
   Migrations& migrations_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Order> orders_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t generation_ TENCACHE_GUARDED_BY(mutex_) = 0;  // grows when orders are forgotten

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "learn/compute_times.h"
 #include "learn/tick_digest.h"
 
 namespace tencache {
@@ -73,12 +74,12 @@ class PeriodBuilder {
       : stream_(stream),
         place_(place),
         recorder_(recorder),
-        clock_(recorder.clock().line()),
         later_(stream, place),
         earlier_(stream, {place.begin - place.length, place.length}) {}
 
   std::optional<Period> build() {
     if (!add_born_tensors()) return std::nullopt;
+    compute_ns_ = compute_times(stream_, place_, recorder_.clock().line());
     for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
       if (!add_tick(number)) return std::nullopt;
     }
@@ -132,7 +133,7 @@ class PeriodBuilder {
     if (tick.accesses.size() != before.accesses.size()) return false;
     TraceOp op;
     op.name = name(tick.op);
-    op.compute_ns = compute_ns(number);
+    op.compute_ns = compute_ns_[number - place_.begin];
     for (size_t index = 0; index < tick.accesses.size(); ++index) {
       const std::optional<uint32_t> tensor =
           find_tensor(number, tick.accesses[index], before.accesses[index]);
@@ -177,26 +178,12 @@ class PeriodBuilder {
     return found->second;
   }
 
-  // The lesser of the two copies: what else the machine did only makes it longer.
-  uint64_t compute_ns(uint64_t number) const {
-    const uint64_t earlier = lasted_ns(number - place_.length);
-    if (number + 1 == stream_.end()) return earlier;
-    return std::min(earlier, lasted_ns(number));
-  }
-
-  uint64_t lasted_ns(uint64_t number) const {
-    const StreamTick& tick = stream_.tick(number);
-    const uint64_t lasted = clock_.ns_since_start(stream_.tick(number + 1).begin_ticks) -
-                            clock_.ns_since_start(tick.begin_ticks);
-    return lasted - std::min(lasted, tick.wait_ns);
-  }
-
   const TickStream& stream_;
   const PeriodPlace place_;
   const Recorder& recorder_;
-  const TickLine clock_;
   const Copy later_;
   const Copy earlier_;
+  std::vector<uint64_t> compute_ns_;              // by tick
   std::unordered_map<uint32_t, uint32_t> names_;  // by the recorder's number
   std::map<Key, uint32_t> tensors_;
   Period period_;

@@ -31,6 +31,20 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
+// Ticks begin in the order of their numbers, but for those of threads whose events came later: the
+// times of such may be lost, and others of the same op will come.
+void TickStream::append_times(std::span<const OpTime> times) {
+  for (const OpTime& time : times) {
+    auto found = std::ranges::lower_bound(ticks_, time.begin_ticks, {}, &StreamTick::begin_ticks);
+    while (found != ticks_.end() && found->begin_ticks == time.begin_ticks &&
+           found->op != time.op) {
+      ++found;
+    }
+    if (found == ticks_.end() || found->begin_ticks != time.begin_ticks) continue;
+    found->device_ns = time.ns;
+  }
+}
+
 void TickStream::take(uint32_t thread, const Event& event) {
   switch (event.kind) {
     case EventKind::kOpBegin:
@@ -74,7 +88,7 @@ void TickStream::take_access(OpenOp& open, const Event& event) {
     if (ticks_.size() == kTicksMax) forget_oldest();
     open.is_tick = true;
     open.number = end();
-    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begin_ticks, 0, {}});
+    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begin_ticks, 0, {}, {}});
     births_.emplace_back();
     deaths_.emplace_back();
   }

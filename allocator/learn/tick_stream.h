@@ -34,9 +34,17 @@ struct StreamAccess {
 struct StreamTick {
   uint64_t digest = 0;  // TickDigest
   uint32_t op = 0;
-  uint64_t begin_ticks = 0;  // of the clock
-  uint64_t wait_ns = 0;      // waited for fetches and room from here to the next tick
+  uint64_t begin_ticks = 0;                // of the clock
+  uint64_t wait_ns = 0;                    // waited for fetches and room from here to the next tick
+  std::optional<uint64_t> device_ns = {};  // what the device computed, where that was measured
   std::vector<StreamAccess> accesses;
+};
+
+/// What the device computed from an op to the next one of its thread, without waiting for memory.
+struct OpTime {
+  uint64_t begin_ticks = 0;  // of the op, by the host's clock: which one it was
+  uint32_t op = 0;
+  uint64_t ns = 0;
 };
 
 /// When an extent was allocated and freed.
@@ -51,6 +59,8 @@ class TickStream {
  public:
   /// Takes in events of all threads, later than those before. Lost events empty the stream.
   void append(const std::vector<ThreadEvents>& threads);
+  /// Times of ticks that were taken in; those of others come to nothing.
+  void append_times(std::span<const OpTime> times);
 
   uint64_t begin() const { return first_; }
   uint64_t end() const { return first_ + ticks_.size(); }

@@ -270,6 +270,34 @@ TEST_F(PeriodTest, ALastTickThatStillRunsIsNotTakenForWhole) {
   EXPECT_TRUE(build_period(stream_, places[0], recorder_).has_value());
 }
 
+// Where the device tells, the host's clock does not count. An op takes the median of what was
+// measured of it in the last repetitions; one that was not measured takes after those like it.
+TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
+  constexpr uint64_t kOtherBytes = 4 * kBytes;
+  std::vector<OpTime> times;
+  const auto measured = [&](uint32_t number, uint64_t ns) { times.push_back({now_, number, ns}); };
+  for (uint64_t step = 0; step < 4; ++step) {
+    op(kForward, {{1}});  // in all repetitions
+    measured(kForward, 100 + (step == 2 ? 9000 : step));
+    op(kForward, {{2}});                      // never; it has the digest of the one before
+    op(kForward, {{3, false, kOtherBytes}});  // never; it has its name
+    op(kBackward, {{2}});                     // in one that is long gone
+    if (step == 0) measured(kBackward, 700);
+    op(kUpdate, {{3, true}});  // never, and nothing is like it
+    mark();
+  }
+  flush();
+  stream_.append_times(times);
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  const std::vector<TraceOp>& ops = period->trace.ops;
+  EXPECT_EQ(ops[0].compute_ns, 101u) << "the lower of the two in the middle";
+  EXPECT_EQ(ops[1].compute_ns, 101u);
+  EXPECT_EQ(ops[2].compute_ns, 101u);
+  EXPECT_EQ(ops[3].compute_ns, 700u);
+  EXPECT_EQ(ops[4].compute_ns, (101u + 700u) / 2);
+}
+
 TEST_F(PeriodTest, WaitingIsNotComputing) {
   for (int step = 0; step < 3; ++step) {
     op(kForward, {{1}});

@@ -94,6 +94,33 @@ TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(stream_.marks()[0], 2u);
 }
 
+// An op that is measured is told by when it began; another op of the same moment is another
+// thread's.
+TEST_F(TickStreamTest, TimesFindTheirTicks) {
+  for (uint64_t moment = 10; moment <= 30; moment += 10) {
+    now_ = moment;
+    record(EventKind::kOpBegin, 0, 0, 1, 0);
+    record(EventKind::kRead, 7, 4096, 0, 0);
+  }
+  threads_.resize(2);
+  threads_[1] = {1, 0, {{31, 0, 0, 2, EventKind::kOpBegin}, {31, 8, 4096, 0, EventKind::kRead}}};
+  flush();
+  const std::vector<OpTime> times = {{11, 1, 500}, {12, 1, 600}, {31, 2, 700}, {99, 1, 800}};
+  stream_.append_times(times);
+  ASSERT_EQ(stream_.end(), 4u);
+  EXPECT_EQ(stream_.tick(0).device_ns, 500u);
+  EXPECT_FALSE(stream_.tick(1).device_ns.has_value());
+  uint64_t sum = 0;
+  for (uint64_t number = 2; number < 4; ++number) {
+    const StreamTick& tick = stream_.tick(number);
+    sum += tick.device_ns.value_or(0);
+    if (tick.device_ns) {
+      EXPECT_EQ(tick.op, 2u);
+    }
+  }
+  EXPECT_EQ(sum, 700u);
+}
+
 TEST_F(TickStreamTest, ForgetsTheOldestTicksAndWhatDiedInThem) {
   for (uint64_t number = 0; number < kTicksMax + 10; ++number) {
     record(EventKind::kOpBegin, 0, 0, 1);

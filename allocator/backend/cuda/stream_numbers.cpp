@@ -97,10 +97,10 @@ CUstream StreamNumbers::stream_of(StreamSet set) const {
 // where the thread's context is another GPU's.
 bool StreamNumbers::is_capturing(CUstream stream) const {
   if (stream == nullptr || stream == CU_STREAM_LEGACY) return false;
-  return expect_no_capture({stream}).code() == StatusCode::kUnavailable;
+  return expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable;
 }
 
-Status StreamNumbers::expect_no_capture(const std::vector<CUstream>& streams) const {
+Status StreamNumbers::expect_no_capture(std::span<const CUstream> streams) const {
   const DriverApi& driver = gpu_.driver();
   for (const CUstream stream : streams) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

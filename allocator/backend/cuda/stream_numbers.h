@@ -70,6 +70,9 @@ class StreamNumbers {
   /// held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
+  /// kUnavailable when one of them is capturing. REQUIRES: a CallScope of the calling thread.
+  Status expect_no_capture(std::span<const CUstream> streams) const;
+
  private:
   struct Slot {
     std::atomic<uintptr_t> key;  // kNone until the number is there; released after it
@@ -90,7 +93,6 @@ class StreamNumbers {
   }
   StreamSet add_slow(CUstream stream, uintptr_t key) TENCACHE_EXCLUDES(mutex_);
   std::vector<CUstream> streams_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
-  Status expect_no_capture(const std::vector<CUstream>& streams) const;
 
   const Gpu& gpu_;
   StreamMarks& marks_;

@@ -21,6 +21,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/backend.h"
+#include "engine/cuda/event_timer.h"
 #include "engine/cuda/stream_migrations.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/host_tier.h"
@@ -46,6 +47,7 @@ class CudaBackend final : public Backend {
 
   CudaHeap& heap() override { return *heap_; }
   StreamMigrations* migrations() override { return migrations_.get(); }
+  OpTimer* op_timer() override { return timer_.get(); }
   StreamSet set_of(void* stream) override {
     return streams_->set_of(static_cast<CUstream>(stream));
   }
@@ -71,6 +73,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CudaHostPinner> pinner_;
   std::unique_ptr<StreamMarks> marks_;
   std::unique_ptr<StreamNumbers> streams_;
+  std::unique_ptr<EventTimer> timer_;
   std::unique_ptr<FramePool> frames_;
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;

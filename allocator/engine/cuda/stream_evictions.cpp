@@ -17,18 +17,27 @@ namespace {
 // While one batch is copied the next one is queued behind it, so that the link does not run dry.
 // Together they have three hashes under way for each place in a batch.
 constexpr size_t kBatchMax = DeviceHasher::kSlotCount / 8;
+// What is ordered is moved in parts of this time of the link, so that room appears steadily.
+constexpr double kAtOnceS = 300e-6;
 
 }  // namespace
 
 EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
+  std::vector<Order> orders;
+  orders.reserve(extents.size());
+  for (Extent* extent : extents) orders.push_back({extent, extent->id.load(), extent->bytes, 0});
+  return evict_ordered(orders);
+}
+
+EvictionResult StreamMigrations::evict_ordered(std::span<const Order> orders) {
   MigrationPermit permit(gate_);
   EvictionResult result;
   settle(false);
   std::vector<Eviction> under_way;
-  while (!extents.empty() || !under_way.empty()) {
-    const size_t count = std::min(extents.size(), kBatchMax);
-    std::vector<Eviction> next = begin(extents.first(count), &result);
-    extents = extents.subspan(count);
+  while (!orders.empty() || !under_way.empty()) {
+    const size_t count = std::min(orders.size(), kBatchMax);
+    std::vector<Eviction> next = begin(orders.first(count), &result);
+    orders = orders.subspan(count);
     finish(under_way, &result);
     under_way = std::move(next);
   }
@@ -36,10 +45,10 @@ EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
 }
 
 // Returns those whose copies are queued.
-std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<Extent* const> extents,
+std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<const Order> orders,
                                                                 EvictionResult* result) {
   // Phase 1: claim. From here on the extents are ours, and still usable by the program.
-  std::vector<Eviction> dirty = claim(extents);
+  std::vector<Eviction> dirty = claim(orders);
   const auto first_clean = std::stable_partition(
       dirty.begin(), dirty.end(), [](const Eviction& eviction) { return eviction.needs_copy; });
   std::vector<Eviction> clean(std::make_move_iterator(first_clean),
@@ -68,18 +77,48 @@ void StreamMigrations::finish(std::vector<Eviction>& evictions, EvictionResult* 
   for (const Eviction& eviction : differing) abandon(eviction);
 }
 
-std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<Extent* const> extents) {
+std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<const Order> orders) {
   std::vector<Eviction> evictions;
-  evictions.reserve(extents.size());
-  for (Extent* extent : extents) {
+  evictions.reserve(orders.size());
+  for (const Order& order : orders) {
+    Extent* extent = order.extent;
     const uint64_t claimed_at_ticks = ticks();
     if (!extent->claim_for_eviction()) continue;
     Eviction& eviction = evictions.emplace_back();
     eviction.extent = static_cast<CudaExtent*>(extent);
     eviction.claimed_at_ticks = claimed_at_ticks;
     eviction.needs_copy = hasher_ == nullptr || !extent->is_presumed_clean();
+    eviction.users_done = moment_after_uses(order);
   }
   return evictions;
+}
+
+// Null when it was used since. Whoever uses it after the claim calls the eviction off.
+std::shared_ptr<const StreamMigrations::Moment> StreamMigrations::moment_after_uses(
+    const Order& order) const {
+  auto moment = std::static_pointer_cast<const Moment>(order.queued);
+  if (moment == nullptr) return nullptr;
+  const StreamSet users = order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
+  const bool is_after =
+      order.extent->last_use_ticks.load(std::memory_order_relaxed) <= moment->at_ticks &&
+      (users & ~moment->streams) == kNoStreams;
+  return is_after ? moment : nullptr;
+}
+
+// Null when they cannot be marked now, and then are when the order is carried out.
+std::shared_ptr<const QueuedWork> StreamMigrations::queued_work(std::span<const Order> orders) {
+  auto moment = std::make_shared<Moment>();
+  moment->at_ticks = ~uint64_t{0};
+  for (const Order& order : orders) {
+    moment->at_ticks = std::min(moment->at_ticks, order.given_at_ticks);
+    moment->streams |= order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
+  }
+  if (!heap_.streams().mark_all(moment->streams, &moment->marks).is_ok()) return nullptr;
+  return moment;
+}
+
+uint64_t StreamMigrations::bytes_at_once() const {
+  return std::min(bytes_in(kAtOnceS), Migrations::bytes_at_once());
 }
 
 void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, EvictionResult* result) {
@@ -149,17 +188,30 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
 // and keeps no other from leaving.
 void StreamMigrations::let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
                                           EvictionResult* result) {
-  StreamSet users = kNoStreams;
-  for (const Eviction& eviction : evictions) {
-    users |= eviction.extent->used_by.load(std::memory_order_relaxed);
-  }
-  if (let_wait(stream, users).is_ok()) return;
+  if (let_wait(stream, evictions).is_ok()) return;
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status =
         let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
     if (!status.is_ok()) fail(eviction, status, result);
     return !status.is_ok();
   });
+}
+
+Status StreamMigrations::let_wait(CopyStream& stream, const std::vector<Eviction>& evictions) {
+  StreamSet users = kNoStreams;
+  const Moment* awaited = nullptr;
+  for (const Eviction& eviction : evictions) {
+    const Moment* moment = eviction.users_done.get();
+    if (moment == nullptr) {
+      users |= eviction.extent->used_by.load(std::memory_order_relaxed);
+    } else if (moment != awaited) {
+      for (const StreamMark& mark : moment->marks) {
+        TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
+      }
+      awaited = moment;
+    }
+  }
+  return let_wait(stream, users);
 }
 
 Status StreamMigrations::let_wait(CopyStream& stream, StreamSet users) {

@@ -17,7 +17,7 @@ namespace {
 
 // What is in flight ahead of use: some milliseconds of the link, so that it never runs dry between
 // two batches, and not so much that an order which becomes outdated has begun long ago.
-constexpr uint64_t kAheadBytesMax = 256 * kMiB;
+constexpr double kAheadS = 5e-3;
 // What is refused may be granted when it is asked for again, as long as the context is alive.
 constexpr int kFetchTriesMax = 3;
 
@@ -78,12 +78,14 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
 
 size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   settle(false);
-  if (bytes_ahead() > kAheadBytesMax) wait_for_oldest();
+  if (bytes_ahead() > bytes_in(kAheadS)) wait_for_oldest();
   std::vector<CudaExtent*> claimed;
   size_t carried_out = 0;
   *lacking_bytes = 0;
   for (const Order& order : orders) {
-    if (!order.is_current() || order.is_outdated()) {
+    // An op that has it pinned, cold as it is, lets this order go first (wait_while_ahead).
+    const bool is_awaited = Extent::pins_of(order.extent->load()) > 0;
+    if (!order.is_current() || (order.is_outdated() && !is_awaited)) {
       ++carried_out;
       continue;
     }

@@ -2,11 +2,23 @@
 #include "engine/cuda/stream_migrations.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/clock.h"
 
 namespace tencache {
+namespace {
+
+// Of a link that was not measured.
+constexpr double kUnknownBytesPerS = 50e9;
+// How late a thread finds out that the device has caught up, and may wait for it.
+constexpr std::chrono::microseconds kAheadPoll{50};
+
+}  // namespace
 
 Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gpu,
                                                                    StreamMarks& marks,
@@ -27,6 +39,21 @@ Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gp
 }
 
 StreamMigrations::~StreamMigrations() { settle(true); }
+
+void StreamMigrations::wait_while_ahead(StreamSet streams,
+                                        const std::function<bool()>& is_worth_it) {
+  if (!is_worth_it()) return;
+  std::vector<StreamMark> marks;
+  if (!heap_.streams().mark_all(streams, &marks).is_ok()) return;
+  const auto is_ahead = [&marks] {
+    return std::ranges::any_of(marks, [](const StreamMark& mark) { return !mark.is_over(false); });
+  };
+  while (is_worth_it() && is_ahead()) std::this_thread::sleep_for(kAheadPoll);
+}
+
+uint64_t StreamMigrations::bytes_in(double link_s) const {
+  return static_cast<uint64_t>(read_speed_.bytes_per_s(kUnknownBytesPerS) * link_s);
+}
 
 Status StreamMigrations::measure_link(uint64_t bytes) {
   bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});

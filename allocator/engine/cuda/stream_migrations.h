@@ -5,8 +5,10 @@
 //
 // An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins) and takes a block of host memory,
-//   2. marks the streams that have used E, and on the stream of that direction, which waits for the
-//      marks on the device, hashes E and copies its bytes. Not when the block that E still has from
+//   2. marks the streams that have used E, unless that was done when a plan ordered the eviction
+//      and E was not used since: a program that is far ahead of the GPU may have queued much by
+//      now. On the stream of that direction, which waits for the marks on the device, it hashes E
+//      and copies its bytes. Not when the block that E still has from
 //      the last time is presumed to hold them,
 //   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. It hashes E
@@ -66,12 +68,22 @@ class StreamMigrations final : public Migrations {
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;
+  EvictionResult evict_ordered(std::span<const Order> orders) override;
+  std::shared_ptr<const QueuedWork> queued_work(std::span<const Order> orders) override;
+  uint64_t bytes_at_once() const override;
+  void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
   /// Where the driver refuses, the extent stays cold and a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams) override;
   size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
 
  private:
+  /// A moment in the streams that had used what was ordered to leave then.
+  struct Moment final : QueuedWork {
+    uint64_t at_ticks = 0;
+    StreamSet streams = kNoStreams;
+    std::vector<StreamMark> marks;
+  };
   struct Eviction {
     CudaExtent* extent = nullptr;
     uint64_t claimed_at_ticks = 0;
@@ -79,6 +91,7 @@ class StreamMigrations final : public Migrations {
     std::optional<PendingHash> before = std::nullopt;  // of what is copied
     std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
     StreamMark done = {};                              // with the copy, or with the last hash
+    std::shared_ptr<const Moment> users_done = {};     // covers every use; null: is not known
   };
   /// Extents whose bytes are on their way, with one mark for all of them.
   struct Flight {
@@ -91,12 +104,15 @@ class StreamMigrations final : public Migrations {
   StreamMigrations(CudaHeap& heap, HostTier& host, DeviceHasher* hasher, Stats& stats)
       : heap_(heap), host_(host), hasher_(hasher), stats_(stats) {}
 
+  /// What the link moves in so many seconds.
+  uint64_t bytes_in(double link_s) const;
   Status time_copies(CUdeviceptr address, const HostBlock& block);
 
   // Phases of an eviction.
-  std::vector<Eviction> begin(std::span<Extent* const> extents, EvictionResult* result);
+  std::vector<Eviction> begin(std::span<const Order> orders, EvictionResult* result);
   void finish(std::vector<Eviction>& evictions, EvictionResult* result);
-  std::vector<Eviction> claim(std::span<Extent* const> extents);
+  std::vector<Eviction> claim(std::span<const Order> orders);
+  std::shared_ptr<const Moment> moment_after_uses(const Order& order) const;
   void take_blocks(std::vector<Eviction>& evictions, EvictionResult* result);
   Status ensure_block(CudaExtent* extent);
   void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
@@ -104,6 +120,7 @@ class StreamMigrations final : public Migrations {
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
                           EvictionResult* result);
   Status let_wait(CopyStream& stream, StreamSet users);
+  Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
   void prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
                        std::vector<Eviction>* differing);
   void seal(std::vector<Eviction>& evictions);

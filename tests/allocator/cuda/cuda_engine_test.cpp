@@ -174,6 +174,83 @@ TEST_F(CudaEngineTest, EvictionWaitsForEveryStreamThatUsedIt) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
+// What a plan orders to leave is marked then: it need not wait for what was queued afterwards.
+TEST_F(CudaEngineTest, OrderedEvictionsWaitForNothingQueuedSince) {
+  start();
+  char* tensor = allocate();
+  char* other = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  Migrations& migrations = *(*engine_)->migrations();
+  Extent* extent = engine_->extent(tensor);
+  std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks(), nullptr}};
+  orders[0].queued = migrations.queued_work(orders);
+  ASSERT_NE(orders[0].queued, nullptr);
+  engine_->write(stream_, other, kBytes, 2, std::chrono::seconds(2));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(migrations.evict_ordered(orders).count, 1u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1500));
+  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  engine_->check(stream_, tensor, kBytes, 1);
+}
+
+// Unless what is ordered was used since.
+TEST_F(CudaEngineTest, UseAfterTheOrderIsAwaited) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  Migrations& migrations = *(*engine_)->migrations();
+  Extent* extent = engine_->extent(tensor);
+  std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks(), nullptr}};
+  orders[0].queued = migrations.queued_work(orders);
+  const auto begin = std::chrono::steady_clock::now();
+  const CUstream other = engine_->make_stream();
+  engine_->order(stream_, other);
+  engine_->write(other, tensor, kBytes, 2, milliseconds(50));
+  EXPECT_EQ(migrations.evict_ordered(orders).count, 1u);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// A thread waits for others' fetches as long as it has queued work for the device, and no longer.
+TEST_F(CudaEngineTest, AThreadAheadOfTheDeviceMayWait) {
+  start();
+  char* tensor = allocate();
+  Migrations& migrations = *(*engine_)->migrations();
+  const StreamSet streams = (*engine_)->backend().streams().set_of(stream_);
+  const auto wait_ms = [&](const std::function<bool()>& is_worth_it) {
+    const auto begin = std::chrono::steady_clock::now();
+    migrations.wait_while_ahead(streams, is_worth_it);
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+        .count();
+  };
+  EXPECT_LT(wait_ms([] { return true; }), 500) << "nothing is queued";
+  engine_->write(stream_, tensor, kBytes, 1, std::chrono::seconds(1));
+  int asked = 0;
+  EXPECT_LT(wait_ms([&asked] { return ++asked < 3; }), 500) << "it is worth it no longer";
+  EXPECT_EQ(asked, 3);
+  EXPECT_GE(wait_ms([] { return true; }), 100);
+  EXPECT_EQ(engine_->driver().unfinished(stream_), 0u);
+}
+
+// An op that has it pinned lets the order for it go first, though its own use is newer than that.
+TEST_F(CudaEngineTest, FetchesThatAnOpAwaitsAreCarriedOut) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  Extent* extent = engine_->extent(tensor);
+  const std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks()}};
+  extent->last_use_ticks.store(ticks() + 1);
+  uint64_t lacking_bytes = 0;
+  EXPECT_EQ((*engine_)->migrations()->prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_EQ(extent->state(), ExtentState::kCold) << "used since, and given up again";
+  extent->pin();
+  EXPECT_EQ((*engine_)->migrations()->prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_NE(extent->state(), ExtentState::kCold);
+  extent->unpin();
+  engine_->check(stream_, tensor, kBytes, 1);
+}
+
 TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
   start({}, {.to_host_bytes_per_s = 64 * kMiB});
   char* tensor = allocate();

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OpTimer: times ops on a device that only queues them, where the host's clock says nothing. The
+// gate picks some ticks (engine/op_sampling.h) and has the moments noted between which the op's
+// streams do its work; the learner asks later how far they lay apart.
+//
+// A span is noted by one thread, and is the timer's again once it is finished or dropped; the timer
+// outlives its spans. Where noting a moment fails, the op simply is not timed.
+//
+// Threads: a span's own; take_finished() by any one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/stream_set.h"
+#include "learn/tick_stream.h"
+
+namespace tencache {
+
+class OpTimer {
+ public:
+  struct Span {
+    StreamSet streams = kNoStreams;
+    uint32_t op = 0;
+    uint64_t begin_ticks = 0;  // of the op
+  };
+
+  OpTimer() = default;
+  virtual ~OpTimer() = default;
+  OpTimer(const OpTimer&) = delete;
+  OpTimer& operator=(const OpTimer&) = delete;
+
+  /// What the streams are given from now on is the op's. Null where that cannot be told.
+  virtual Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) = 0;
+  /// What they have been given since begin() is not, after all. False: the span is to be dropped.
+  virtual bool begin_again(Span& span) = 0;
+  /// What they are given from now on is not the op's. Again, and it was until now. False: the span
+  /// is to be dropped.
+  virtual bool end(Span& span) = 0;
+  /// REQUIRES: it has ended.
+  virtual void finish(Span* span) = 0;
+  virtual void drop(Span* span) = 0;
+
+  /// Of the spans finished so far, those that the device is done with and that were not told yet.
+  virtual std::vector<OpTime> take_finished() = 0;
+};
+
+}  // namespace tencache

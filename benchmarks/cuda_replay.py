@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the cuda backend do what its plans say?
+
+Replays recorded training steps through the whole cuda backend, over the simulated driver, at 75,
+50 and 25 % of the bytes that they need: tensors are allocated, ops pass the gate and queue kernels
+that use every tensor the op names, and a kernel that meets a tensor which is not resident, or holds
+other bytes than it should, ends the benchmark with an error. Link and device have the rates of an
+H200 (55 GB/s each way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from
+this machine. After the plan has been learned the time of a period is compared with what the
+simulator had said of that plan. The program is built on the first run, in build/benchmarks.
+
+    python benchmarks/cuda_replay.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reporting import Report, Table
+
+import support
+
+TRACES = Path(__file__).parent.parent / "tests" / "support" / "traces"
+MODELS = {"GPT-2": "gpt2_step.jsonl", "CNN": "cnn_step.jsonl"}
+BUDGETS = (75, 50, 25)  # percent
+GOAL_ERROR = 0.10
+
+Run = dict[str, Any]
+Results = dict[str, dict[int, Run]]
+
+
+def measure(program: Path, model: str, budget: int, options: Any) -> Run:
+    support.wait_for_quiet(options.quiet_wait)
+    with support.ForeignShare() as foreign:
+        run: Run = json.loads(support.run_program([program, TRACES / MODELS[model], str(budget)]))
+    run["foreign_share"] = foreign.share
+    support.progress(f"{model}, {budget} %: off by {error_of(run):+.1%}")
+    return run
+
+
+def error_of(run: Mapping[str, int]) -> float:
+    """By how much the measured period is longer than the simulated one."""
+    return run["measured_ns"] / run["simulated_ns"] - 1
+
+
+def milliseconds(ns: int) -> str:
+    return f"{ns / 1e6:.0f} ms"
+
+
+def time_table(results: Results) -> Table:
+    table = Table(
+        "One period",
+        ["model", "budget", "computing alone", "bound", "simulated", "measured", "error"],
+    )
+    for model, by_budget in results.items():
+        for budget, run in by_budget.items():
+            times = [
+                run[f"{key}_ns"] for key in ("trace_compute", "bound", "simulated", "measured")
+            ]
+            table.rows.append(
+                [model, f"{budget} %", *map(milliseconds, times), f"{error_of(run):+.1%}"]
+            )
+    return table
+
+
+def memory_table(results: Results) -> Table:
+    table = Table(
+        "Memory and moves of the measured periods",
+        [
+            *("model", "budget", "bytes", "peak", "over budget", "early", "late", "wasted"),
+            *("fetched", "simulated", "evicted", "of these without a copy"),
+        ],
+    )
+    for model, by_budget in results.items():
+        for budget, run in by_budget.items():
+            periods = run["measured_periods"]
+            moved = [
+                run["fetched_bytes"] / periods,
+                run["simulated_fetched_bytes"],
+                run["evicted_bytes"] / periods,
+                run["dropped_bytes"] / periods,
+            ]
+            table.rows.append(
+                [
+                    model,
+                    f"{budget} %",
+                    support.format_bytes(run["budget_bytes"]),
+                    support.format_bytes(run["peak_bytes"]),
+                    *(str(run[key]) for key in ("over_budget_events", "early", "late", "wasted")),
+                    *(support.format_bytes(int(count)) for count in moved),
+                ]
+            )
+    return table
+
+
+def verdict(results: Results) -> str:
+    errors = [abs(error_of(run)) for by_budget in results.values() for run in by_budget.values()]
+    is_met = "met" if max(errors) <= GOAL_ERROR else "missed"
+    return (
+        f"A period takes what the simulator says within {max(errors):.1%}; goal of "
+        f"{GOAL_ERROR:.0%} {is_met}. No kernel met a tensor that was not resident."
+    )
+
+
+def main() -> None:
+    parser = support.arguments("The cuda backend against the simulator of plans.", rounds=1)
+    options = parser.parse_args()
+    program = support.build_program("cuda_replay")
+    results: Results = {
+        model: {budget: measure(program, model, budget, options) for budget in BUDGETS}
+        for model in MODELS
+    }
+    report = Report(
+        name="cuda_replay",
+        question="Does the cuda backend do what its plans say?",
+        command="python benchmarks/cuda_replay.py",
+        facts=support.machine_facts(),
+        verdicts=[verdict(results)],
+        tables=[time_table(results), memory_table(results)],
+        notes=[
+            "Budgets are shares of the most bytes that exist at once. Rates are those of an H200, "
+            "55 GB/s each way and 4.3 TB/s on the device, all of them 250 times slower. The "
+            "traces are of small models, recorded on the cpu backend; their op times are scaled "
+            "so that computing alone takes as long as the link takes for twice those bytes.",
+            "Measured: the median of three periods, from the first op that is queued to the "
+            "moment at which the stream is done, after the plan was renewed for the last time.",
+            "Late is what was on its way when the host, which is ahead, queued the op that needs "
+            "it; the device may have come to that op after it had arrived.",
+            "Simulated: what the simulator says of the plan that is followed, with the op times "
+            "and the link's speed as the engine has measured them. Bytes are of one period.",
+        ],
+        data={
+            model: {str(budget): run for budget, run in by_budget.items()}
+            for model, by_budget in results.items()
+        },
+    )
+    report.write(options.output)
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    support.run_main(main)

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EventTimer over the simulated driver: spans are as long as what the device did between their
+// moments; a stream that captures a graph, is gone or is refused a call is not timed and not
+// harmed; memory is bounded and events are used again. Then with a whole engine: ops that are only
+// queued have the device's times in the period that is learned, however fast the host is.
+#include "engine/cuda/event_timer.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "support/cuda/simulated_streams_fixture.h"
+#include "support/cuda/test_cuda_engine.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+class EventTimerTest : public SimulatedStreamsFixture {
+ protected:
+  EventTimerTest() {
+    start();
+    Result<std::unique_ptr<Gpu>> gpu = Gpu::open(api(), 0);
+    EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
+    gpu_ = std::move(gpu).value();
+    marks_.emplace(*gpu_);
+    numbers_.emplace(*gpu_, *marks_);
+    timer_.emplace(*gpu_, *numbers_);
+    stream_ = stream();
+  }
+  ~EventTimerTest() override {
+    is_let_go_ = true;
+    driver_->wait_until_idle();
+    timer_.reset();
+    numbers_.reset();
+    marks_.reset();
+    gpu_.reset();
+  }
+  // What is queued behind this is timed by the device alone, however slow the host is.
+  void block(CUstream stream) {
+    launch(stream, [this] {
+      while (!is_let_go_) std::this_thread::sleep_for(milliseconds(1));
+    });
+  }
+  void let_go() {
+    is_let_go_ = true;
+    driver_->wait_until_idle();
+  }
+  OpTimer::Span* begin(CUstream stream, uint32_t op = 1) {
+    return timer_->begin(op, ++begun_, numbers_->set_of(stream));
+  }
+  // A whole span with one kernel in it; false when it was refused.
+  bool time(CUstream stream, uint32_t op, milliseconds duration) {
+    OpTimer::Span* span = begin(stream, op);
+    if (span == nullptr) return false;
+    launch(stream, duration, [] {});
+    const bool has_ended = timer_->end(*span);
+    if (has_ended) {
+      timer_->finish(span);
+    } else {
+      timer_->drop(span);
+    }
+    return has_ended;
+  }
+
+  std::unique_ptr<Gpu> gpu_;
+  std::optional<StreamMarks> marks_;
+  std::optional<StreamNumbers> numbers_;
+  std::optional<EventTimer> timer_;
+  CUstream stream_ = nullptr;
+  uint64_t begun_ = 0;
+  std::atomic<bool> is_let_go_ = false;
+};
+
+TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
+  block(stream_);
+  EXPECT_TRUE(time(stream_, 1, milliseconds(30)));
+  OpTimer::Span* span = begin(stream_, 2);
+  ASSERT_NE(span, nullptr);
+  launch(stream_, milliseconds(40), [] {});
+  EXPECT_TRUE(timer_->begin_again(*span));
+  launch(stream_, milliseconds(10), [] {});
+  EXPECT_TRUE(timer_->end(*span));
+  launch(stream_, milliseconds(20), [] {});
+  EXPECT_TRUE(timer_->end(*span)) << "it goes on to here";
+  launch(stream_, milliseconds(15), [] {});
+  timer_->finish(span);
+  EXPECT_TRUE(timer_->take_finished().empty()) << "nothing has run yet, and nobody waits for it";
+  let_go();
+  const std::vector<OpTime> times = timer_->take_finished();
+  ASSERT_EQ(times.size(), 2u);
+  EXPECT_EQ(times[0].op, 1u);
+  EXPECT_EQ(times[0].begin_ticks, 1u);
+  EXPECT_NEAR(static_cast<double>(times[0].ns), 30e6, 3e6);
+  EXPECT_EQ(times[1].op, 2u);
+  EXPECT_NEAR(static_cast<double>(times[1].ns), 30e6, 3e6);
+  EXPECT_TRUE(timer_->take_finished().empty()) << "each is told once";
+}
+
+// A stream that is far behind keeps no other's times back.
+TEST_F(EventTimerTest, StreamsAreToldApart) {
+  const CUstream other = stream();
+  block(stream_);
+  EXPECT_TRUE(time(stream_, 1, milliseconds(1)));
+  EXPECT_TRUE(time(other, 2, milliseconds(1)));
+  EXPECT_EQ(api().cuStreamSynchronize(other), CUDA_SUCCESS);
+  std::vector<OpTime> times = timer_->take_finished();
+  ASSERT_EQ(times.size(), 1u);
+  EXPECT_EQ(times[0].op, 2u);
+  let_go();
+  times = timer_->take_finished();
+  ASSERT_EQ(times.size(), 1u);
+  EXPECT_EQ(times[0].op, 1u);
+}
+
+TEST_F(EventTimerTest, EventsAreUsedAgainAndBounded) {
+  block(stream_);
+  for (size_t index = 0; index < EventTimer::kSpansMax; ++index) {
+    ASSERT_TRUE(time(stream_, 1, milliseconds(0)));
+  }
+  EXPECT_FALSE(time(stream_, 1, milliseconds(0))) << "all are under way";
+  let_go();
+  EXPECT_EQ(timer_->take_finished().size(), EventTimer::kSpansMax);
+  const uint64_t created = driver_->calls("cuEventCreate");
+  EXPECT_EQ(created, 2 * EventTimer::kSpansMax);
+  EXPECT_TRUE(time(stream_, 1, milliseconds(0)));
+  OpTimer::Span* dropped = begin(stream_);
+  ASSERT_NE(dropped, nullptr);
+  timer_->drop(dropped);
+  EXPECT_EQ(driver_->calls("cuEventCreate"), created);
+}
+
+// The events would be the graph's, and asking for them would spoil it.
+TEST_F(EventTimerTest, AStreamThatCapturesIsLeftAlone) {
+  OpTimer::Span* span = begin(stream_);
+  ASSERT_NE(span, nullptr);
+  driver_->set_capturing(stream_, true);
+  const uint64_t recorded = driver_->calls("cuEventRecord");
+  EXPECT_EQ(begin(stream_), nullptr);
+  EXPECT_FALSE(timer_->end(*span));
+  EXPECT_FALSE(timer_->begin_again(*span));
+  timer_->drop(span);
+  EXPECT_EQ(driver_->calls("cuEventRecord"), recorded);
+  driver_->set_capturing(stream_, false);
+  EXPECT_TRUE(time(stream_, 1, milliseconds(0)));
+}
+
+TEST_F(EventTimerTest, EveryRefusedCallIsAnOpThatIsNotTimed) {
+  for (const char* name : {"cuCtxGetCurrent", "cuEventCreate", "cuEventRecord",
+                           "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"}) {
+    driver_->fail(name, 1, CUDA_ERROR_UNKNOWN);
+    EXPECT_EQ(begin(stream_), nullptr) << name;
+  }
+  driver_->fail("cuEventCreate", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  std::vector<OpTimer::Span*> spans;
+  for (OpTimer::Span* span = begin(stream_); span != nullptr; span = begin(stream_)) {
+    spans.push_back(span);
+  }
+  EXPECT_LT(spans.size(), 8u) << "those made before, until the next that is refused";
+  for (OpTimer::Span* span : spans) timer_->drop(span);
+  EXPECT_TRUE(time(stream_, 1, milliseconds(0)));
+  driver_->wait_until_idle();
+  driver_->fail("cuEventElapsedTime", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_TRUE(timer_->take_finished().empty());
+  EXPECT_TRUE(time(stream_, 1, milliseconds(0)));
+  driver_->wait_until_idle();
+  EXPECT_EQ(timer_->take_finished().size(), 1u);
+}
+
+TEST_F(EventTimerTest, AStreamThatIsGoneIsNotTimed) {
+  CUstream gone = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&gone, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+  EXPECT_TRUE(time(gone, 1, milliseconds(1)));
+  OpTimer::Span* span = begin(gone);
+  ASSERT_NE(span, nullptr);
+  ASSERT_EQ(api().cuStreamDestroy(gone), CUDA_SUCCESS);
+  EXPECT_FALSE(timer_->end(*span));
+  timer_->drop(span);
+  driver_->wait_until_idle();
+  EXPECT_EQ(timer_->take_finished().size(), 1u) << "its work has ended all the same";
+  EXPECT_EQ(timer_->begin(1, 1, StreamNumbers::kShared), nullptr);
+  EXPECT_EQ(timer_->begin(1, 1, kNoStreams), nullptr);
+}
+
+// Over a whole engine: a period of kernels whose durations the host, which only queues them, cannot
+// know. Every tensor has a size of its own, so that no op can stand for another.
+class OpTimesTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kTensors = 4;
+  static constexpr uint64_t bytes(size_t index) { return (4 + 4 * index) * kMiB; }
+
+  OpTimesTest() {
+    engine_.emplace([this](CudaEngineConfig& config) {
+      config.arm_at = 0.01;
+      config.on_script = [this](const Script& script) {
+        for (const TraceOp& op : script.period->trace.ops) compute_ns_.push_back(op.compute_ns);
+        has_script_ = true;
+      };
+    });
+    stream_ = engine_->make_stream();
+    for (size_t index = 0; index < kTensors; ++index) {
+      tensors_.push_back(engine_->allocate(bytes(index), stream_));
+      engine_->write(stream_, tensors_.back(), bytes(index), index);
+    }
+  }
+  ~OpTimesTest() override {
+    for (char* tensor : tensors_) engine_->free(tensor);
+  }
+
+  std::vector<uint64_t> compute_ns_;  // of the first script, before has_script_
+  std::atomic<bool> has_script_ = false;
+  std::optional<TestCudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<char*> tensors_;
+};
+
+TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
+  for (int step = 0; step < 30 && !has_script_; ++step) {
+    for (size_t index = 0; index < kTensors; ++index) {
+      engine_->op(stream_, {{tensors_[index], bytes(index), index, index == 0}},
+                  milliseconds(2 + 3 * index));
+      std::this_thread::sleep_for(milliseconds(1));  // far less than the kernel takes
+    }
+    (*engine_)->gate().on_step();
+    engine_->wait_until_idle();
+  }
+  ASSERT_TRUE(has_script_);
+  ASSERT_EQ(compute_ns_.size(), kTensors);
+  for (size_t index = 0; index < kTensors; ++index) {
+    // Were it the host's, all but the last would have a millisecond.
+    const double expected_ns = 1e6 * static_cast<double>(2 + 3 * index);
+    EXPECT_GE(static_cast<double>(compute_ns_[index]), 0.99 * expected_ns) << index;
+  }
+  EXPECT_GT((*engine_).driver().calls("cuEventElapsedTime"), 0u);
+}
+
+}  // namespace
+}  // namespace tencache

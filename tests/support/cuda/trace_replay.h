@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TraceReplay: runs a recorded period over and over on a whole allocator over the simulated driver,
+// as the program that it was recorded from would on a GPU: its tensors are allocated through the
+// engine, its ops pass the gate and queue one kernel each, which is busy for the op's time and uses
+// every tensor that the op names. The thread that queues waits for the stream once a period, as a
+// training loop does that reads the loss.
+//
+// A kernel finds a tensor that is not resident by failing the context, and bytes that are not those
+// of the last write by comparing both ends of the tensor with a number that each write changes.
+//
+// Time is that of the simulated device, whose rates are given; a slow device leaves the processors
+// of this machine, which move the bytes, next to nothing to do, so that times follow from the rates
+// alone. Threads: make, use and destroy it on one thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/cuda/cuda_engine.h"
+#include "learn/trace.h"
+#include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver.h"
+#include "support/cuda/simulated_nvrtc.h"
+
+namespace tencache {
+
+struct ReplayConfig {
+  uint64_t budget_bytes = 0;
+  uint64_t link_bytes_per_s = 0;    // each way
+  uint64_t device_bytes_per_s = 0;  // what a hash reads
+  uint64_t learned_after = 0;       // followed periods after which nothing is planned anew
+  uint64_t measured_periods = 3;    // then
+  uint64_t periods_max = 0;         // in all: gives up
+};
+
+struct ReplayResult {
+  uint64_t periods = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t over_budget_events = 0;  // since the first plan was made
+  // Of all measured periods.
+  uint64_t early_fetches = 0;
+  uint64_t late_fetches = 0;
+  uint64_t wasted_fetches = 0;
+  uint64_t fetched_bytes = 0;
+  uint64_t evicted_bytes = 0;
+  uint64_t dropped_bytes = 0;  // of evicted_bytes, without a copy
+  // Of one of them.
+  uint64_t measured_ns = 0;  // the median
+  uint64_t simulated_ns = 0;
+  uint64_t compute_ns = 0;  // what the learner takes for it
+  uint64_t bound_ns = 0;
+  uint64_t simulated_fetched_bytes = 0;
+  uint64_t simulated_evicted_bytes = 0;
+  uint64_t differences = 0;  // kernels that found other bytes than they should
+  std::string failure;       // empty when all went well
+};
+
+/// The same ops on tensors whose bytes are whole granules, taking `compute_ns` together.
+Trace scaled_for_replay(Trace trace, uint64_t compute_ns);
+
+class TraceReplay {
+ public:
+  TraceReplay(const Trace& trace, const ReplayConfig& config);
+  ~TraceReplay();
+  TraceReplay(const TraceReplay&) = delete;
+  TraceReplay& operator=(const TraceReplay&) = delete;
+
+  /// Once.
+  ReplayResult run();
+
+ private:
+  struct Tensor {
+    char* address = nullptr;
+    uint64_t stamp = 0;  // what the last write leaves
+  };
+  struct Use {
+    char* address = nullptr;
+    uint64_t bytes = 0;
+    uint64_t before = 0;  // 0: whatever
+    uint64_t after = 0;
+  };
+  struct Plans {
+    Mutex mutex;
+    uint64_t made TENCACHE_GUARDED_BY(mutex) = 0;
+    uint64_t simulated_ns TENCACHE_GUARDED_BY(mutex) = 0;
+    uint64_t compute_ns TENCACHE_GUARDED_BY(mutex) = 0;
+    uint64_t bound_ns TENCACHE_GUARDED_BY(mutex) = 0;
+    uint64_t fetched_bytes TENCACHE_GUARDED_BY(mutex) = 0;
+    uint64_t evicted_bytes TENCACHE_GUARDED_BY(mutex) = 0;
+  };
+
+  void start_engine();
+  Status allocate(uint32_t tensor);
+  void free(uint32_t tensor);
+  Status run_period();
+  Status run_op(Tick tick);
+  void note_script(const Script& script);
+  uint64_t periods_followed();
+  void measure(ReplayResult* result);
+
+  const Trace& trace_;
+  const ReplayConfig config_;
+  std::vector<std::vector<uint32_t>> born_at_;  // by tick
+  std::vector<std::vector<uint32_t>> freed_at_;
+  std::vector<uint32_t> op_numbers_;  // by op name
+  SimulatedDriver driver_;
+  CurrentContext context_;
+  SimulatedNvrtc nvrtc_;
+  Plans plans_;
+  std::unique_ptr<CudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<Tensor> tensors_;
+  uint64_t writes_ = 0;
+  std::vector<uint64_t> period_ns_;
+  std::atomic<uint64_t> differences_{0};
+};
+
+}  // namespace tencache

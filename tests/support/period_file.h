@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads a period that `tencache trace record` wrote (learn/period_writer.h has the format) back
+// into a trace, for tests and benchmarks that replay one.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// kInvalidArgument names the file and what is wrong.
+Result<Trace> read_period(const std::string& path);
+
+}  // namespace tencache
