@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "support/child_process.h"
@@ -335,6 +336,31 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   engine_->wait_until_idle();
   char* third = allocate();
   EXPECT_EQ(third, first);
+}
+
+// However many extents wait for a stream, an allocation asks it once whether it is done.
+TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
+  start();
+  CUstream other = engine_->make_stream();
+  std::atomic<bool> is_let_go{false};
+  ASSERT_EQ(engine_->driver().launch(other, {},
+                                     [&] {
+                                       while (!is_let_go) std::this_thread::yield();
+                                     }),
+            CUDA_SUCCESS);
+  for (int count = 0; count < 8; ++count) {
+    (*engine_)->record_stream(allocate(), other);
+  }
+  for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
+  const uint64_t queries = engine_->driver().calls("cuEventQuery");
+  char* next = allocate();
+  EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
+  is_let_go = true;
+  engine_->wait_until_idle();
+  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 8u);
+  engine_->write(stream_, next, kBytes, 1);
+  allocate(2 * kBytes);  // looks again
+  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 0u);
 }
 
 // A request of another size gets the memory of what is cached, once the device is done with it.
