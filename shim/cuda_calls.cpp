@@ -13,6 +13,10 @@ cudaStream_t current_stream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
+c10::Stream current_torch_stream(c10::DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).unwrap();
+}
+
 // From 2.15 on it may initialise CUDA.
 cudaStream_t handle_of(const c10::cuda::CUDAStream& stream) { return stream.stream(); }
 
@@ -32,9 +36,14 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
 }  // namespace
 
 const CudaCalls& torch_cuda_calls() {
-  static constexpr CudaCalls kCalls = {
-      &c10::cuda::current_device, &current_stream, &handle_of, &synchronize, &copy, &copy_async,
-      &cudaMemcpyPeerAsync};
+  static constexpr CudaCalls kCalls = {&c10::cuda::current_device,
+                                       &current_stream,
+                                       &handle_of,
+                                       &synchronize,
+                                       &copy,
+                                       &copy_async,
+                                       &cudaMemcpyPeerAsync,
+                                       &current_torch_stream};
   return kCalls;
 }
 
