@@ -5,8 +5,9 @@
     base < backend < tier < memory < learn < engine < abi          (allocator/)
 
 allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
-backend/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h and
-abi/tencache_gpu.h, alone. Suites and benchmarks of the core may include every layer, and no torch.
+backend/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h,
+abi/tencache_gpu.h and abi/tencache_pinned.h, alone. Suites and benchmarks of the core may include
+every layer, and no torch.
 
 Usage: check_layers.py
 """
@@ -21,7 +22,7 @@ from pathlib import PurePosixPath
 from repository import CPP_SUFFIXES, Problem, report, source_files, without_comments
 
 LAYERS = ("base", "backend", "tier", "memory", "learn", "engine", "abi")
-CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h")
+CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h", "abi/tencache_pinned.h")
 CUDA_BACKEND = PurePosixPath("allocator/backend/cuda")
 
 _INCLUDE = re.compile(
@@ -85,7 +86,7 @@ def _shim_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | No
             f"includes {included}; the shim holds C functions only, so that it serves every Python"
         )
     if quoted and included.split("/")[0] in LAYERS and included not in CORE_HEADERS:
-        allowed = " and ".join(CORE_HEADERS)
+        allowed = ", ".join(CORE_HEADERS)
         return f"includes {included}; the shim reaches the core through {allowed} alone"
     return None
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ABI = Path(__file__).resolve().parent.parent / "allocator" / "abi"
-HEADERS = (ABI / "tencache.h", ABI / "tencache_gpu.h")
+HEADERS = (ABI / "tencache.h", ABI / "tencache_gpu.h", ABI / "tencache_pinned.h")
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
 FOREIGN_SYMBOL = re.compile(
     r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"

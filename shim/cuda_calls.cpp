@@ -14,6 +14,10 @@ cudaStream_t current_stream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
+c10::Stream current_torch_stream(c10::DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).unwrap();
+}
+
 // From 2.15 on it may initialise CUDA.
 cudaStream_t handle_of(const c10::cuda::CUDAStream& stream) { return stream.stream(); }
 
@@ -41,9 +45,11 @@ void publish(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
 }  // namespace
 
 const CudaCalls& torch_cuda_calls() {
-  static constexpr CudaCalls kCalls = {
-      &device_count, &c10::cuda::current_device, &current_stream, &handle_of, &synchronize, &copy,
-      &copy_async,   &cudaMemcpyPeerAsync,       &publish};
+  static constexpr CudaCalls kCalls = {&device_count,         &c10::cuda::current_device,
+                                       &current_stream,       &handle_of,
+                                       &synchronize,          &copy,
+                                       &copy_async,           &cudaMemcpyPeerAsync,
+                                       &current_torch_stream, &publish};
   return kCalls;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaCalls: what the CUDA allocator asks of CUDA's run time, as a table of functions, so that its
+// CudaCalls: what the allocators for CUDA ask of its run time, as a table of functions, so that its
 // suite runs where there is none. Constant; any thread.
 #pragma once
 
@@ -26,6 +26,8 @@ struct CudaCalls {
                             cudaStream_t stream) = nullptr;
   cudaError_t (*copy_peer_async)(void* target, int target_device, const void* source,
                                  int source_device, size_t bytes, cudaStream_t stream) = nullptr;
+  /// As current_stream(), in PyTorch's words.
+  c10::Stream (*current_torch_stream)(c10::DeviceIndex device) = nullptr;
   /// Makes it the allocator that Python sees; may be null.
   void (*publish)(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) = nullptr;
 };

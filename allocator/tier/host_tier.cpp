@@ -65,6 +65,13 @@ Result<HostBlock> HostTier::allocate(uint64_t bytes) {
   return grow_and_take(bytes);
 }
 
+HostBlock HostTier::take(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  if (getpid() != owner_pid_ || bytes > config_.budget_bytes) return {};
+  MutexLock lock(mutex_);
+  return take_block(bytes);
+}
+
 void HostTier::release(const HostBlock& block) {
   TENCACHE_CHECK(block.is_valid(), "no block was to be released");
   if (getpid() != owner_pid_) return;

@@ -26,8 +26,8 @@
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
 // growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first
 // looks for room again. A forked child has no host tier: the chunks are not mapped there (Note
-// [Fork] in backend/host_memory.h), allocate() refuses, release() does nothing; stats() is for the
-// parent alone.
+// [Fork] in backend/host_memory.h), allocate() and take() refuse, release() does nothing; stats()
+// is for the parent alone.
 #pragma once
 
 #include <sys/types.h>
@@ -94,6 +94,10 @@ class HostTier {
   /// no room for it, kOutOfMemory when the kernel refuses the memory; the message says how much was
   /// asked, why it is refused and what would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+
+  /// As allocate(), but of what is mapped already: no block where that has no room for it, and in a
+  /// forked child.
+  HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.
   void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);

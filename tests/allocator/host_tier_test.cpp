@@ -67,6 +67,23 @@ TEST(HostTierTest, AChunkHoldsAWholeNumberOfItsBlocks) {
   EXPECT_EQ(tier->stats().chunk_bytes, 6 * block_bytes) << "chunks are kept";
 }
 
+TEST(HostTierTest, TakeMapsNothing) {
+  const auto tier = make_tier({.budget_bytes = 4 * kMiB, .chunk_bytes = kMiB});
+  EXPECT_FALSE(tier->take(4096).is_valid());
+  EXPECT_FALSE(tier->take(8 * kMiB).is_valid()) << "more than the budget";
+  EXPECT_EQ(tier->stats().chunk_count, 0U);
+  const HostBlock first = must_allocate(*tier, 512 * kKiB);
+  const HostBlock second = tier->take(500 * kKiB);
+  EXPECT_EQ(second.bytes, 500 * kKiB);
+  EXPECT_EQ(second.memory, first.memory + 512 * kKiB);
+  EXPECT_FALSE(tier->take(500 * kKiB).is_valid());
+  EXPECT_EQ(tier->stats().chunk_count, 1U);
+  EXPECT_EQ(tier->stats().asked_bytes, 1012 * kKiB);
+  tier->release(first);
+  tier->release(second);
+  EXPECT_TRUE(tier->is_valid());
+}
+
 TEST(HostTierTest, ALargeBlockGetsAChunkOfItsOwnWhichIsUsedAgain) {
   FakePinner pinner;
   const auto tier = make_tier({.budget_bytes = 64 * kMiB, .chunk_bytes = kMiB, .pinner = &pinner});
@@ -233,6 +250,7 @@ TEST(HostTierTest, AForkedChildHasNoHostTier) {
   const int outcome = run_in_child([&] {
     const Result<HostBlock> refused = tier->allocate(4096);
     EXPECT_EQ(refused.status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_FALSE(tier->take(4096).is_valid());
     tier->release(block);
     tier.reset();
     EXPECT_EQ(pinner.pinned_bytes(), kMiB);

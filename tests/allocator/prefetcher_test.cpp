@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Fetches ahead of use: room is taken only where there is some, orders that have become pointless
-// are dropped, each fetch counts as early, late or wasted once, and the worker does all of it in
-// order, waits for room, and forgets when told to.
+// are dropped, and the worker does all of it in order, waits for room, and forgets when told to.
 #include "engine/prefetcher.h"
 
 #include <gtest/gtest.h>
@@ -92,27 +91,6 @@ TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
   const std::vector<Order> later = {order(address)};
   engine_->migrator().order(later);
   EXPECT_TRUE(becomes_true([&] { return engine_.is_cold(address); }));
-}
-
-TEST_F(PrefetcherTest, EachFetchIsEarlyLateOrWasted) {
-  char* early = cold(1);
-  char* wasted = cold(2);
-  char* late = cold(3);
-  const std::vector<Order> orders = {order(early), order(wasted)};
-  uint64_t lacking_bytes = 0;
-  ASSERT_EQ(engine_->migrations()->prefetch(orders, &lacking_bytes), 2u);
-  engine_.use({early});
-  engine_.use({early});
-  EXPECT_TRUE(engine_.evict(wasted));
-  engine_.use({late});
-  const Stats& stats = engine_.stats();
-  EXPECT_EQ(engine_.read(stats.early_fetches), 1u);
-  EXPECT_EQ(engine_.read(stats.early_fetched_bytes), kBytes);
-  EXPECT_EQ(engine_.read(stats.wasted_fetches), 1u);
-  EXPECT_EQ(engine_.read(stats.wasted_fetched_bytes), kBytes);
-  EXPECT_EQ(engine_.read(stats.late_fetches), 1u);
-  EXPECT_TRUE(has_pattern(early, kBytes, 1));
-  EXPECT_TRUE(has_pattern(late, kBytes, 3));
 }
 
 TEST_F(PrefetcherTest, WorksThroughItsOrders) {

@@ -68,7 +68,8 @@ def test_comments_and_system_headers_pass() -> None:
 
 
 def test_the_shim_reaches_the_core_through_its_abi() -> None:
-    text = '#include "abi/tencache.h"\n#include "abi/tencache_gpu.h"\n#include "gate_hooks.h"\n'
+    text = '#include "abi/tencache.h"\n#include "abi/tencache_gpu.h"\n'
+    text += '#include "abi/tencache_pinned.h"\n#include "gate_hooks.h"\n'
     text += "#include <ATen/ATen.h>\n"
     assert problems("shim/a.cpp", text) == []
     assert "alone" in problems("shim/a.cpp", '#include "base/log.h"')[0]

@@ -17,6 +17,7 @@ def test_the_real_headers_are_understood() -> None:
     declared = check_symbols.declared_functions(*texts)
     assert {"tencache_start", "tencache_get_arena", "tencache_hold_accesses"} <= declared
     assert {"tencache_gpu_open", "tencache_gpu_arena", "tencache_gpu_walk"} <= declared
+    assert {"tencache_pinned_open", "tencache_pinned_walk"} <= declared
     assert all(name.startswith("tencache_") for name in declared)
     # One for each use of the macro; one more is its definition.
     assert len(declared) == sum(text.count("TENCACHE_API") for text in texts) - 1

@@ -154,7 +154,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void poll_waiting(bool may_wait) TENCACHE_EXCLUDES(mutex_);
-  bool is_over(CudaExtent* extent, bool may_wait);
+  bool is_over(CudaExtent* extent, bool may_wait, StreamSet* late);
   std::vector<CudaExtent*> take_oldest(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   StreamSet wait_for_homes(const std::vector<CudaExtent*>& extents);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);

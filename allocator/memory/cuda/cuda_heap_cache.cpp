@@ -106,8 +106,10 @@ void CudaHeap::poll_waiting(bool may_wait) {
     is_polling_ = true;
     polled.swap(waiting_);
   }
-  const auto first_left = std::stable_partition(
-      polled.begin(), polled.end(), [&](CudaExtent* extent) { return is_over(extent, may_wait); });
+  StreamSet late = kNoStreams;
+  const auto first_left =
+      std::stable_partition(polled.begin(), polled.end(),
+                            [&](CudaExtent* extent) { return is_over(extent, may_wait, &late); });
   for (auto extent = polled.begin(); extent != first_left; ++extent) release_spare_copy(*extent);
   MutexLock lock(mutex_);
   for (auto extent = polled.begin(); extent != first_left; ++extent) link_cached(*extent);
@@ -116,15 +118,21 @@ void CudaHeap::poll_waiting(bool may_wait) {
   has_polled_.notify_all();
 }
 
-// Whether the other streams are done with it. Marks that could not be made are tried again.
-bool CudaHeap::is_over(CudaExtent* extent, bool may_wait) {
+// Whether the other streams are done with it. Marks that could not be made are tried again. `late`
+// are streams with a mark that was not reached a moment ago, so that one that was made after it is
+// not either: of each stream at most one answer of "not yet" is asked for.
+bool CudaHeap::is_over(CudaExtent* extent, bool may_wait, StreamSet* late) {
+  const StreamSet others = others_of(*extent);
   if (!extent->has_marks) {
     extent->marks.clear();
-    extent->has_marks = streams_.mark_all(others_of(*extent), &extent->marks).is_ok();
+    extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
     if (!extent->has_marks) return false;
   }
+  if ((others & *late) != kNoStreams) return false;
   for (const StreamMark& mark : extent->marks) {
-    if (!mark.is_over(may_wait)) return false;
+    if (mark.is_over(may_wait)) continue;
+    if (StreamNumbers::is_one_stream(others)) *late |= others;
+    return false;
   }
   extent->marks.clear();
   extent->has_marks = false;

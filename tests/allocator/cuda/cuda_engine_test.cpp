@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole allocator over the simulated driver: tensors leave the GPU and come back in time,
-// whatever streams use them; room is made by the migrator; memory is used again only when the
-// device is done with it; and no thread waits for data.
+// whatever streams use them; memory is used again only when the device is done with it; and no
+// thread waits for data. What holds over any backend is in backends_test.cpp.
 #include "engine/cuda/cuda_engine.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "support/child_process.h"
@@ -44,23 +45,6 @@ class CudaEngineTest : public ::testing::Test {
   std::vector<char*> allocated_;
 };
 
-TEST_F(CudaEngineTest, WhatLeavesComesBack) {
-  start();
-  char* tensor = allocate();
-  engine_->write(stream_, tensor, kBytes, 7);
-  EXPECT_TRUE(engine_->evict(tensor));
-  EXPECT_EQ(engine_->state(tensor), ExtentState::kCold);
-  EXPECT_EQ(engine_->extent(tensor)->frame.bytes, 0u);
-  EXPECT_EQ((*engine_)->budget().used(), 0u);
-  EXPECT_EQ(engine_->check_books(), "");
-  engine_->check(stream_, tensor, kBytes, 7);
-  EXPECT_EQ(engine_->check_books(), "");
-  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
-  EXPECT_EQ(engine_->stats().evicted_bytes, kBytes);
-  EXPECT_EQ(engine_->stats().fetched_bytes, kBytes);
-  EXPECT_EQ(engine_->stats().late_fetches, 1u);
-}
-
 // The op that needs a cold tensor is queued at once, behind the copy on the device.
 TEST_F(CudaEngineTest, NoThreadWaitsForData) {
   start({}, {.to_device_bytes_per_s = 64 * kMiB});  // 62 ms for the tensor
@@ -86,6 +70,7 @@ TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
   ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->extent(tensor)->frame.bytes, 0u) << "it has no memory of the GPU any more";
   engine_->check(stream_, tensor, kBytes, 1);
   engine_->wait_until_idle();
   const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
@@ -264,57 +249,6 @@ TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-TEST_F(CudaEngineTest, PinnedUnseenAndKeptTensorsStay) {
-  start();
-  char* pinned = allocate();
-  char* unseen = allocate();
-  char* kept = allocate();
-  engine_->write(stream_, pinned, kBytes, 1);
-  engine_->write(stream_, kept, kBytes, 1);
-  (*engine_)->gate().keep_resident(std::vector<Access>{{kept, AccessMode::kRead}});
-  (*engine_)->open_op(0, std::vector<Access>{{pinned, AccessMode::kRead}}, stream_);
-  Extent* all[] = {engine_->extent(pinned), engine_->extent(unseen), engine_->extent(kept)};
-  EXPECT_EQ((*engine_)->migrations()->evict(all).count, 0u);
-  (*engine_)->gate().close();
-}
-
-TEST_F(CudaEngineTest, ProgramLargerThanTheGpuRuns) {
-  start();
-  constexpr uint64_t kCount = 40;  // 160 MiB in a budget of 64
-  for (uint64_t index = 0; index < kCount; ++index) {
-    engine_->write(stream_, allocate(), kBytes, index);
-  }
-  for (int round = 0; round < 3; ++round) {
-    for (uint64_t index = 0; index < kCount; ++index) {
-      engine_->check(stream_, allocated_[index], kBytes, index);
-    }
-  }
-  engine_->wait_until_idle();
-  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
-  EXPECT_LE(engine_->stats().peak_device_bytes, TestCudaEngine::kBudgetBytes);
-  EXPECT_GT(engine_->stats().evicted_bytes, 100 * kMiB);
-}
-
-// What one op names may exceed the budget as long as the GPU has the memory.
-TEST_F(CudaEngineTest, OneOpMayExceedTheBudget) {
-  start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
-  std::vector<KernelUse> uses;
-  for (uint64_t index = 0; index < 8; ++index) {
-    char* tensor = allocate();
-    engine_->write(stream_, tensor, kBytes, index);
-    uses.push_back({tensor, kBytes, index, false});
-  }
-  engine_->op(stream_, uses);
-  engine_->wait_until_idle();
-  EXPECT_GT(engine_->stats().over_budget_events, 0u);
-  EXPECT_EQ(engine_->stats().over_budget_peak_bytes, 16 * kMiB);
-  // Frames above the budget go back when they are not needed any more.
-  for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
-  char* other = allocate(6 * kMiB);
-  engine_->write(stream_, other, 6 * kMiB, 1);
-  EXPECT_LE((*engine_)->budget().used(), 16 * kMiB);
-}
-
 TEST_F(CudaEngineTest, FullHostTierIsAnOutOfMemoryError) {
   start([](CudaEngineConfig& config) { config.host->budget_bytes = 16 * kMiB; });
   std::string refusal;
@@ -335,35 +269,6 @@ TEST_F(CudaEngineTest, FullHostTierIsAnOutOfMemoryError) {
   }
 }
 
-TEST_F(CudaEngineTest, StrictNeverSpills) {
-  start([](CudaEngineConfig& config) {
-    config.host.reset();
-    config.heap.strict = true;
-    config.budget_bytes = 8 * kMiB;
-  });
-  allocate();
-  allocate();
-  const Result<void*> refused = (*engine_)->allocate(kBytes, stream_);
-  ASSERT_FALSE(refused.is_ok());
-  EXPECT_NE(refused.status().message().find("--strict"), std::string::npos);
-}
-
-TEST_F(CudaEngineTest, FetchedAheadIsEarly) {
-  start();
-  char* tensor = allocate();
-  engine_->write(stream_, tensor, kBytes, 5);
-  ASSERT_TRUE(engine_->evict(tensor));
-  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
-  EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
-  engine_->wait_until_idle();
-  (*engine_)->migrations()->settle(false);
-  EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
-  engine_->check(stream_, tensor, kBytes, 5);
-  EXPECT_EQ(engine_->stats().early_fetches, 1u);
-  EXPECT_EQ(engine_->stats().early_fetched_bytes, kBytes);
-  EXPECT_EQ(engine_->stats().late_fetches, 0u);
-}
-
 TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   start({}, {.to_device_bytes_per_s = 64 * kMiB});
   char* tensor = allocate();
@@ -373,18 +278,6 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   engine_->check(stream_, tensor, kBytes, 5);
   EXPECT_EQ(engine_->stats().late_fetches, 1u);
   EXPECT_EQ(engine_->stats().early_fetches, 0u);
-}
-
-TEST_F(CudaEngineTest, FetchedInVainIsWasted) {
-  start();
-  char* tensor = allocate();
-  engine_->write(stream_, tensor, kBytes, 5);
-  ASSERT_TRUE(engine_->evict(tensor));
-  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
-  engine_->wait_until_idle();
-  EXPECT_TRUE(engine_->evict(tensor));
-  EXPECT_EQ(engine_->stats().wasted_fetches, 1u);
-  EXPECT_EQ(engine_->stats().wasted_fetched_bytes, kBytes);
 }
 
 // Freed in every state: its bytes are nobody's, its memory is used again when that is safe.
@@ -522,6 +415,31 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   EXPECT_EQ(third, first);
 }
 
+// However many extents wait for a stream, an allocation asks it once whether it is done.
+TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
+  start();
+  CUstream other = engine_->make_stream();
+  std::atomic<bool> is_let_go{false};
+  ASSERT_EQ(engine_->driver().launch(other, {},
+                                     [&] {
+                                       while (!is_let_go) std::this_thread::yield();
+                                     }),
+            CUDA_SUCCESS);
+  for (int count = 0; count < 8; ++count) {
+    (*engine_)->record_stream(allocate(), other);
+  }
+  for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
+  const uint64_t queries = engine_->driver().calls("cuEventQuery");
+  char* next = allocate();
+  EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
+  is_let_go = true;
+  engine_->wait_until_idle();
+  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 8u);
+  engine_->write(stream_, next, kBytes, 1);
+  allocate(2 * kBytes);  // looks again
+  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 0u);
+}
+
 // A request of another size gets the memory of what is cached, once the device is done with it.
 TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
@@ -570,18 +488,6 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_GT(to_host, 0.0);
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
-}
-
-TEST_F(CudaEngineTest, ChaosChangesNothing) {
-  start([](CudaEngineConfig& config) { config.chaos = ChaosConfig{1, 1.0}; });
-  for (uint64_t index = 0; index < 10; ++index) {
-    engine_->write(stream_, allocate(), kBytes, index);
-  }
-  for (uint64_t index = 0; index < 10; ++index) {
-    engine_->op(stream_, {{allocated_[index], kBytes, index, false},
-                          {allocated_[9 - index], kBytes, 9 - index, false}});
-  }
-  EXPECT_GT(engine_->stats().chaos_evictions, 15u);
 }
 
 }  // namespace

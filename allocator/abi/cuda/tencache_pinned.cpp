@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C ABI for pinned memory over PinnedMemory. Conversions only; nothing may throw across it.
+#include "abi/tencache_pinned.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "abi/cuda/open_pinned.h"
+#include "abi/error_text.h"
+#include "memory/cuda/pinned_memory.h"
+
+struct tencache_pinned {
+  std::unique_ptr<tencache::DriverApi> own_driver;  // null where the caller brought one
+  std::unique_ptr<tencache::PinnedMemory> memory;
+};
+
+namespace tencache {
+
+Result<tencache_pinned*> open_pinned(const DriverApi& driver,
+                                     const tencache_pinned_config& config) {
+  PinnedMemoryConfig made;
+  made.ordinal = config.ordinal;
+  made.host.budget_bytes = config.budget_bytes;
+  Result<std::unique_ptr<PinnedMemory>> memory = PinnedMemory::open(driver, std::move(made));
+  if (!memory.is_ok()) return memory.status();
+  auto pinned = std::make_unique<tencache_pinned>();
+  pinned->memory = std::move(memory).value();
+  return pinned.release();
+}
+
+namespace {
+
+Result<tencache_pinned*> open_pinned_with_own_driver(const tencache_pinned_config& config) {
+  const Result<DriverApi> loaded = load_driver();
+  if (!loaded.is_ok()) return loaded.status();
+  auto driver = std::make_unique<DriverApi>(loaded.value());
+  Result<tencache_pinned*> pinned = open_pinned(*driver, config);
+  if (pinned.is_ok()) pinned.value()->own_driver = std::move(driver);
+  return pinned;
+}
+
+Result<bool> note_use(tencache_pinned* pinned, const void* address, int ordinal, void* stream) {
+  if (static_cast<CUstream>(stream) == CU_STREAM_PER_THREAD) {
+    return Status(StatusCode::kInvalidArgument,
+                  "The per-thread default stream is another stream on each thread, so it cannot be "
+                  "waited for; use a stream that was created, or the default stream.");
+  }
+  return pinned->memory->note_use(address, ordinal, static_cast<CUstream>(stream));
+}
+
+void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_error* error) {
+  const Result<void*> address = pinned->memory->pool().allocate(bytes, pool);
+  if (address.is_ok()) return address.value();
+  report(address.status(), error);
+  return nullptr;
+}
+
+int converted(PinnedState state) {
+  switch (state) {
+    case PinnedState::kInUse:
+      return TENCACHE_BLOCK_ALLOCATED;
+    case PinnedState::kWaiting:
+      return TENCACHE_BLOCK_PENDING_FREE;
+    case PinnedState::kKept:
+      return TENCACHE_BLOCK_INACTIVE;
+  }
+  return TENCACHE_BLOCK_INACTIVE;
+}
+
+tencache_gpu_count converted(const UseCount& count) {
+  return {count.current, count.peak, count.added, count.removed};
+}
+
+}  // namespace
+}  // namespace tencache
+
+extern "C" {
+
+tencache_pinned* tencache_pinned_open(const tencache_pinned_config* config, tencache_error* error) {
+  const tencache::Result<tencache_pinned*> pinned = tencache::open_pinned_with_own_driver(*config);
+  if (pinned.is_ok()) return pinned.value();
+  tencache::report(pinned.status(), error);
+  return nullptr;
+}
+
+void tencache_pinned_close(tencache_pinned* pinned) {
+  if (pinned == nullptr) return;
+  pinned->memory.reset();  // before the table it calls
+  delete pinned;
+}
+
+void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes, tencache_error* error) {
+  return tencache::allocate(pinned, 0, bytes, error);
+}
+
+void tencache_pinned_free(tencache_pinned* pinned, void* address) {
+  pinned->memory->pool().free(address);
+}
+
+int tencache_pinned_record_stream(tencache_pinned* pinned, const void* address, int ordinal,
+                                  void* stream, tencache_error* error) {
+  const tencache::Result<bool> noted = tencache::note_use(pinned, address, ordinal, stream);
+  tencache::report(noted.status(), error);
+  return noted.is_ok() && noted.value() ? 1 : 0;
+}
+
+void tencache_pinned_poll(tencache_pinned* pinned) { pinned->memory->pool().poll(); }
+
+uint64_t tencache_pinned_make_pool(tencache_pinned* pinned) {
+  return pinned->memory->pool().make_private_pool();
+}
+
+void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool, size_t bytes,
+                                       tencache_error* error) {
+  return tencache::allocate(pinned, pool, bytes, error);
+}
+
+void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t pool) {
+  pinned->memory->pool().drop_private_pool(pool);
+}
+
+void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* stats) {
+  const tencache::PinnedFigures figures = pinned->memory->pool().figures();
+  const tencache::HostTierStats tier = pinned->memory->tier().stats();
+  const tencache::PinTimes times = pinned->memory->pinner().times();
+  *stats = {};
+  stats->bytes = tencache::converted(figures.bytes);
+  stats->allocations = tencache::converted(figures.blocks);
+  stats->waiting_bytes = figures.waiting_bytes;
+  stats->waiting_count = figures.waiting_count;
+  stats->kept_bytes = figures.kept_bytes;
+  stats->mapped_bytes = tier.chunk_bytes;
+  stats->mapped_count = tier.chunk_count;
+  stats->pinned_bytes = tier.pinned_bytes;
+  stats->budget_bytes = pinned->memory->tier().budget_bytes();
+  stats->added_count = times.count;
+  stats->added_bytes = times.bytes;
+  static_assert(sizeof stats->added_by_size == sizeof times.count_by_size);
+  std::ranges::copy(times.count_by_size, stats->added_by_size);
+  stats->pin_ns = times.total_ns;
+  stats->pin_ns_max = times.longest_ns;
+  stats->pin_ns_min = times.shortest_ns;
+}
+
+void tencache_pinned_reset_peaks(tencache_pinned* pinned) {
+  pinned->memory->pool().reset_peaks();
+  pinned->memory->pinner().reset_extremes();
+}
+
+void tencache_pinned_reset_totals(tencache_pinned* pinned) {
+  pinned->memory->pool().reset_totals();
+  pinned->memory->pinner().reset_totals();
+}
+
+void tencache_pinned_walk(tencache_pinned* pinned,
+                          void (*visit)(void* context, const tencache_pinned_block* block),
+                          void* context) {
+  for (const tencache::PinnedView& view : pinned->memory->pool().blocks()) {
+    const tencache_pinned_block block = {reinterpret_cast<uintptr_t>(view.memory), view.bytes,
+                                         view.private_pool, tencache::converted(view.state)};
+    visit(context, &block);
+  }
+}
+
+}  // extern "C"

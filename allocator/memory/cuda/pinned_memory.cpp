@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/pinned_memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace tencache {
+
+uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory) {
+  const DefaultBudget most = default_host_budget(memory);
+  const uint64_t most_bytes = most.bytes > 0 ? most.bytes : bytes_left(memory) / 2;
+  if (asked_bytes == 0) return most_bytes;
+  if (asked_bytes > most_bytes) {
+    TENCACHE_LOG_WARNING(
+        "The budget of pinned memory is lowered from %s to %s: %s. Free memory, or raise the "
+        "container's limit.",
+        format_bytes(asked_bytes).c_str(), format_bytes(most_bytes).c_str(), most.reason.c_str());
+  }
+  return std::min(asked_bytes, most_bytes);
+}
+
+// ---- TimedPinner ---------------------------------------------------------------------------
+
+Status TimedPinner::pin(void* memory, uint64_t bytes) {
+  const uint64_t begin_ns = now_ns();
+  Status pinned = pinner_.pin(memory, bytes);
+  const uint64_t elapsed_ns = now_ns() - begin_ns;
+  MutexLock lock(mutex_);
+  const bool is_first = times_.longest_ns == 0;
+  times_.shortest_ns = is_first ? elapsed_ns : std::min(times_.shortest_ns, elapsed_ns);
+  times_.longest_ns = std::max(times_.longest_ns, elapsed_ns);
+  times_.total_ns += elapsed_ns;
+  times_.bytes += bytes;
+  ++times_.count;
+  ++times_.count_by_size[static_cast<size_t>(std::bit_width(bytes - 1)) % 64];
+  return pinned;
+}
+
+PinTimes TimedPinner::times() const {
+  MutexLock lock(mutex_);
+  return times_;
+}
+
+void TimedPinner::reset_extremes() {
+  MutexLock lock(mutex_);
+  times_.longest_ns = times_.shortest_ns = 0;
+}
+
+void TimedPinner::reset_totals() {
+  MutexLock lock(mutex_);
+  const PinTimes before = times_;
+  times_ = {};
+  times_.longest_ns = before.longest_ns;
+  times_.shortest_ns = before.shortest_ns;
+}
+
+// ---- PinnedMemory --------------------------------------------------------------------------
+
+Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver,
+                                                         PinnedMemoryConfig config) {
+  std::unique_ptr<PinnedMemory> made(new PinnedMemory(driver));
+  const Result<User*> user = made->user_of(config.ordinal);
+  if (!user.is_ok()) return user.status();
+  const Gpu& gpu = *user.value()->gpu;
+  made->pinner_ = std::make_unique<CudaHostPinner>(driver, gpu.context());
+  made->timed_pinner_ = std::make_unique<TimedPinner>(*made->pinner_);
+  config.host.budget_bytes = pinned_budget(config.host.budget_bytes, probe_memory());
+  config.host.node = gpu.facts().numa_node;
+  config.host.pinner = made->timed_pinner_.get();
+  Result<std::unique_ptr<HostTier>> tier = HostTier::create(std::move(config.host));
+  if (!tier.is_ok()) return tier.status();
+  made->tier_ = std::move(tier).value();
+  made->pool_ = std::make_unique<PinnedPool>(*made->tier_);
+  return made;
+}
+
+// The members go from the last to the first: the tier unpins in the context of a GPU of users_.
+PinnedMemory::~PinnedMemory() = default;
+
+Result<PinnedMemory::User*> PinnedMemory::user_of(int ordinal) {
+  {
+    MutexLock lock(mutex_);
+    const auto found = users_.find(ordinal);
+    if (found != users_.end()) return found->second.get();
+  }
+  Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver_, ordinal);
+  if (!gpu.is_ok()) return gpu.status();
+  auto user = std::make_unique<User>(std::move(gpu).value());
+  MutexLock lock(mutex_);
+  // Another thread may have been first: then this one goes, after the lock.
+  std::unique_ptr<User>& place = users_[ordinal];
+  if (place == nullptr) place.swap(user);
+  return place.get();
+}
+
+Result<bool> PinnedMemory::note_use(const void* address, int ordinal, CUstream stream) {
+  if (!pool_->contains(address)) return false;
+  const Result<User*> user = user_of(ordinal);
+  if (!user.is_ok()) return user.status();
+  return pool_->note_use(address, user.value()->streams, stream);
+}
+
+}  // namespace tencache

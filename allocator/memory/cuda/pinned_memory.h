@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PinnedMemory: a PinnedPool with what it stands on, for one process: the GPU near which the memory
+// lies, the pinner, the host tier, and the streams of every GPU that uses the memory. It needs no
+// engine of any GPU. Pinned for all contexts, its memory serves each GPU.
+//
+// Budget: its own. What nothing else decides, and at most, is default_host_budget(); where that is
+// nothing, half of what is left, because an engine can do without host memory and a program that
+// asks for pinned memory cannot. The tier takes none of it before it is needed.
+//
+// Threads: create and destroy on one thread, the rest from any. mutex_ is held for bookkeeping
+// only; a GPU is opened without it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "backend/cuda/gpu.h"
+#include "backend/cuda/host_pinner.h"
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "backend/machine.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "memory/cuda/pinned_pool.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+struct PinnedMemoryConfig {
+  int ordinal = 0;  // of the GPU near which the memory lies
+  // Budget 0: the default. Node and pinner are set here.
+  HostTierConfig host;
+};
+
+/// The budget for what was asked (0: nothing was), with a warning where it is lowered.
+uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory);
+
+/// Chunks that were mapped for the pool, and how long the driver took to pin them.
+struct PinTimes {
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+  uint64_t total_ns = 0;
+  uint64_t longest_ns = 0;
+  uint64_t shortest_ns = 0;
+  std::array<uint64_t, 64> count_by_size = {};  // [n]: of up to 2^n bytes, and more than half that
+};
+
+/// Passes calls on and keeps their times. Any thread.
+class TimedPinner final : public HostPinner {
+ public:
+  explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}
+  Status pin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void unpin(void* memory, uint64_t bytes) override { pinner_.unpin(memory, bytes); }
+  PinTimes times() const TENCACHE_EXCLUDES(mutex_);
+  /// The longest and the shortest.
+  void reset_extremes() TENCACHE_EXCLUDES(mutex_);
+  /// All the rest.
+  void reset_totals() TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  HostPinner& pinner_;
+  mutable Mutex mutex_;
+  PinTimes times_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+class PinnedMemory {
+ public:
+  /// `driver` outlives it. Fails where the GPU cannot be opened; no memory is mapped yet.
+  static Result<std::unique_ptr<PinnedMemory>> open(const DriverApi& driver,
+                                                    PinnedMemoryConfig config);
+  /// REQUIRES: every block was freed. Waits for the streams that still use what was freed.
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  PinnedPool& pool() { return *pool_; }
+  const HostTier& tier() const { return *tier_; }
+  TimedPinner& pinner() { return *timed_pinner_; }
+
+  /// A stream of that GPU uses the block that contains the address; false when there is none. Fails
+  /// where the GPU cannot be opened, and must not be ignored then.
+  Result<bool> note_use(const void* address, int ordinal, CUstream stream)
+      TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  // A GPU whose streams use the memory. The members go from the last to the first.
+  struct User {
+    explicit User(std::unique_ptr<Gpu> opened)
+        : gpu(std::move(opened)), marks(*gpu), streams(*gpu, marks) {}
+    std::unique_ptr<Gpu> gpu;
+    StreamMarks marks;
+    StreamNumbers streams;
+  };
+
+  explicit PinnedMemory(const DriverApi& driver) : driver_(driver) {}
+  Result<User*> user_of(int ordinal) TENCACHE_EXCLUDES(mutex_);
+
+  const DriverApi& driver_;
+  mutable Mutex mutex_;
+  // None is removed before the end.
+  std::map<int, std::unique_ptr<User>> users_ TENCACHE_GUARDED_BY(mutex_);
+  std::unique_ptr<CudaHostPinner> pinner_;
+  std::unique_ptr<TimedPinner> timed_pinner_;
+  std::unique_ptr<HostTier> tier_;
+  std::unique_ptr<PinnedPool> pool_;
+};
+
+}  // namespace tencache

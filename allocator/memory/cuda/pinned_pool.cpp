@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/pinned_pool.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "backend/cuda/driver_use.h"
+#include "base/check.h"
+#include "base/log.h"
+
+namespace tencache {
+
+PinnedPool::~PinnedPool() {
+  if (!may_call_driver()) return;
+  while (poll(Patience::kForStreams)) {
+  }
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(live_.empty(), "%zu blocks of pinned memory are still in use", live_.size());
+  for (const auto& [number, blocks] : kept_) {
+    for (const HostBlock& block : blocks) tier_.release(block);
+  }
+}
+
+// ---- Allocating ----------------------------------------------------------------------------
+
+Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
+  if (!may_call_driver()) [[unlikely]] {
+    return driver_use_status();
+  }
+  HostBlock block = tier_.take(bytes);
+  if (!block.is_valid()) [[unlikely]] {
+    const Result<HostBlock> made = allocate_slow(bytes);
+    if (!made.is_ok()) return made.status();
+    block = made.value();
+  }
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(private_pool == 0 || kept_.contains(private_pool), "there is no private pool %llu",
+                 static_cast<unsigned long long>(private_pool));
+  live_.emplace(reinterpret_cast<uintptr_t>(block.memory), Live{block, private_pool, {}});
+  figures_.bytes.add(block.bytes);
+  figures_.blocks.add(1);
+  return static_cast<void*>(block.memory);
+}
+
+TENCACHE_SLOW Result<HostBlock> PinnedPool::allocate_slow(uint64_t bytes) {
+  // 1. What waits may be over.
+  if (poll(Patience::kForThreads)) {
+    if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
+  }
+  // 2. More memory.
+  Result<HostBlock> made = tier_.allocate(bytes);
+  if (made.is_ok()) return made;
+  // 3. There is no more: what streams are to be done with.
+  while (bytes <= tier_.budget_bytes() && poll(Patience::kForStreams)) {
+    if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
+  }
+  return refusal(bytes, made.status());
+}
+
+Status PinnedPool::refusal(uint64_t bytes, const Status& reason) const {
+  const PinnedFigures now = figures();
+  std::string message = "Pinned memory: out of memory. " + format_bytes(bytes) +
+                        " were asked for, and the program has " + format_bytes(now.bytes.current);
+  if (now.waiting_bytes > 0) {
+    message += ", of which " + format_bytes(now.waiting_bytes) +
+               " are freed but used by streams that cannot be waited for";
+  }
+  if (now.kept_bytes > 0) {
+    message += "; CUDA graphs keep another " + format_bytes(now.kept_bytes);
+  }
+  return {StatusCode::kOutOfMemory, message + ". " + reason.message()};
+}
+
+// ---- Blocks of the program -----------------------------------------------------------------
+
+PinnedPool::LiveBlocks::const_iterator PinnedPool::find(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  const auto behind = live_.upper_bound(at);
+  if (behind == live_.begin()) return live_.end();
+  const auto found = std::prev(behind);
+  return at - found->first < found->second.block.bytes ? found : live_.end();
+}
+
+bool PinnedPool::contains(const void* address) const {
+  if (!may_call_driver()) return false;
+  MutexLock lock(mutex_);
+  return find(address) != live_.end();
+}
+
+bool PinnedPool::note_use(const void* address, StreamNumbers& gpu, CUstream stream) {
+  if (!may_call_driver()) return false;
+  const StreamSet streams = gpu.set_of(stream);
+  MutexLock lock(mutex_);
+  const auto found = find(address);
+  if (found == live_.end()) return false;
+  Uses& uses = live_.find(found->first)->second.uses;
+  const auto known = std::ranges::find(uses, &gpu, &Use::gpu);
+  if (known == uses.end()) {
+    uses.push_back({&gpu, streams});
+  } else {
+    known->streams |= streams;
+  }
+  return true;
+}
+
+void PinnedPool::count_out(const HostBlock& block) {
+  figures_.bytes.remove(block.bytes);
+  figures_.blocks.remove(1);
+}
+
+void PinnedPool::free(void* address) {
+  if (address == nullptr || !may_call_driver()) return;
+  Live freed;
+  {
+    MutexLock lock(mutex_);
+    const auto found = live_.find(reinterpret_cast<uintptr_t>(address));
+    TENCACHE_CHECK(found != live_.end(),
+                   "%p is freed, but no pinned memory in use begins there: freed twice?", address);
+    freed = std::move(found->second);
+    live_.erase(found);
+    const auto kept = kept_.find(freed.private_pool);
+    if (kept != kept_.end()) {
+      kept->second.push_back(freed.block);
+      figures_.kept_bytes += freed.block.bytes;
+      count_out(freed.block);
+      return;
+    }
+    if (freed.uses.empty()) [[likely]] {
+      count_out(freed.block);
+    }
+  }
+  if (freed.uses.empty()) [[likely]] {
+    tier_.release(freed.block);
+  } else {
+    wait_for(std::move(freed));
+  }
+}
+
+// ---- What waits for streams ----------------------------------------------------------------
+
+TENCACHE_SLOW void PinnedPool::wait_for(Live&& freed) {
+  Waiting waiting = {freed.block, std::move(freed.uses), {}, false, false};
+  (void)mark(waiting);
+  bool is_time = false;
+  {
+    MutexLock lock(mutex_);
+    figures_.waiting_bytes += waiting.block.bytes;
+    ++figures_.waiting_count;
+    waiting_.push_back(std::move(waiting));
+    is_time = waiting_.size() >= poll_at_;
+  }
+  if (is_time) poll(Patience::kNone);
+}
+
+// Makes the marks where there are none; whether there are now.
+bool PinnedPool::mark(Waiting& waiting) {
+  if (waiting.has_marks) return true;
+  for (const Use& use : waiting.uses) {
+    const Status marked = use.gpu->mark_all(use.streams, &waiting.marks);
+    if (marked.is_ok()) continue;
+    note_failure(marked);
+    waiting.marks.clear();
+    return false;
+  }
+  waiting.has_marks = true;
+  return true;
+}
+
+// `late` are streams with a mark that was not reached a moment ago: one that was made after it is
+// not either, and one that was made before it can be asked for the next time. So at most one answer
+// of "not yet" is asked for of each stream.
+bool PinnedPool::is_over(Waiting& waiting, Uses* late) {
+  if (!mark(waiting)) return false;
+  for (const Use& use : waiting.uses) {
+    for (const Use& other : *late) {
+      if (use.gpu == other.gpu && (use.streams & other.streams) != 0) return false;
+    }
+  }
+  for (const StreamMark& mark : waiting.marks) {
+    const Result<bool> reached = mark.is_reached();
+    if (!reached.is_ok()) {
+      note_failure(reached.status());
+      return false;
+    }
+    if (reached.value()) continue;
+    const Use& only = waiting.uses.front();
+    if (waiting.uses.size() == 1 && StreamNumbers::is_one_stream(only.streams)) {
+      late->push_back(only);
+    }
+    return false;
+  }
+  return true;
+}
+
+// Waits on the host for the first one that can be waited for; false when there is none.
+bool PinnedPool::wait_for_one(std::vector<Waiting>& candidates) {
+  for (Waiting& waiting : candidates) {
+    if (!mark(waiting)) continue;
+    Status waited;
+    for (const StreamMark& mark : waiting.marks) {
+      if (waited.is_ok()) waited = mark.wait();
+    }
+    waiting.is_over = waited.is_ok();
+    if (waiting.is_over) return true;
+    note_failure(waited);
+  }
+  return false;
+}
+
+// Looks at everything that waits and frees what is over; returns whether something may have become
+// free. One thread at a time.
+bool PinnedPool::poll(Patience patience) {
+  if (!may_call_driver()) return false;
+  std::vector<Waiting> looked_at;
+  {
+    MutexLock lock(mutex_);
+    if (is_polling_ && patience == Patience::kNone) return false;
+    bool has_waited = false;
+    for (; is_polling_; has_waited = true) has_polled_.wait(mutex_);
+    if (waiting_.empty() || has_waited) return has_waited;
+    is_polling_ = true;
+    looked_at.swap(waiting_);
+  }
+  Uses late;
+  bool any_over = false;
+  for (Waiting& waiting : looked_at) {
+    waiting.is_over = is_over(waiting, &late);
+    any_over |= waiting.is_over;
+  }
+  if (!any_over && patience == Patience::kForStreams) wait_for_one(looked_at);
+  return release_those_over(looked_at);
+}
+
+bool PinnedPool::release_those_over(std::vector<Waiting>& looked_at) {
+  bool any_over = false;
+  for (const Waiting& waiting : looked_at) {
+    if (!waiting.is_over) continue;
+    tier_.release(waiting.block);
+    any_over = true;
+  }
+  std::vector<Waiting> left;
+  // The marks that are done with go after the lock, with `looked_at`.
+  MutexLock lock(mutex_);
+  for (Waiting& waiting : looked_at) {
+    if (waiting.is_over) {
+      count_out(waiting.block);
+      figures_.waiting_bytes -= waiting.block.bytes;
+      --figures_.waiting_count;
+    } else {
+      left.push_back(std::move(waiting));
+    }
+  }
+  std::ranges::move(waiting_, std::back_inserter(left));
+  waiting_.swap(left);
+  poll_at_ = std::max(kPollAtMin, 2 * waiting_.size());
+  is_polling_ = false;
+  has_polled_.notify_all();
+  return any_over;
+}
+
+// Once: it may come back with every allocation. That a graph is being captured is no failure.
+void PinnedPool::note_failure(const Status& status) {
+  if (status.code() == StatusCode::kUnavailable) {
+    TENCACHE_LOG_DEBUG("Freed pinned memory waits longer. %s", status.message().c_str());
+    return;
+  }
+  if (has_warned_.exchange(true, std::memory_order_relaxed)) return;
+  TENCACHE_LOG_WARNING("Freed pinned memory cannot be used again for now. %s",
+                       status.message().c_str());
+}
+
+// ---- Private pools and figures -------------------------------------------------------------
+
+uint64_t PinnedPool::make_private_pool() {
+  MutexLock lock(mutex_);
+  kept_.try_emplace(++last_private_pool_);
+  return last_private_pool_;
+}
+
+void PinnedPool::drop_private_pool(uint64_t number) {
+  if (!may_call_driver()) return;
+  std::vector<HostBlock> blocks;
+  {
+    MutexLock lock(mutex_);
+    const auto found = kept_.find(number);
+    TENCACHE_CHECK(found != kept_.end(), "there is no private pool %llu",
+                   static_cast<unsigned long long>(number));
+    blocks.swap(found->second);
+    kept_.erase(found);
+    for (const HostBlock& block : blocks) figures_.kept_bytes -= block.bytes;
+  }
+  for (const HostBlock& block : blocks) tier_.release(block);
+}
+
+PinnedFigures PinnedPool::figures() const {
+  MutexLock lock(mutex_);
+  return figures_;
+}
+
+void PinnedPool::reset_peaks() {
+  MutexLock lock(mutex_);
+  figures_.bytes.reset_peak();
+  figures_.blocks.reset_peak();
+}
+
+void PinnedPool::reset_totals() {
+  MutexLock lock(mutex_);
+  figures_.bytes.reset_totals();
+  figures_.blocks.reset_totals();
+}
+
+std::vector<PinnedView> PinnedPool::blocks() const {
+  std::vector<PinnedView> views;
+  const auto add = [&](const HostBlock& block, uint64_t private_pool, PinnedState state) {
+    views.push_back({block.memory, block.bytes, private_pool, state, block.is_pinned});
+  };
+  MutexLock lock(mutex_);
+  for (const auto& [address, live] : live_) add(live.block, live.private_pool, PinnedState::kInUse);
+  for (const Waiting& waiting : waiting_) add(waiting.block, 0, PinnedState::kWaiting);
+  for (const auto& [number, blocks] : kept_) {
+    for (const HostBlock& block : blocks) add(block, number, PinnedState::kKept);
+  }
+  return views;
+}
+
+}  // namespace tencache

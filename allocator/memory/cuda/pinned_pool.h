@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PinnedPool: host memory for the program itself (pin_memory(), DataLoaders), of the blocks of a
+// HostTier: exact sizes, next to the GPU, pinned where the driver allows it. Where it refuses, a
+// block is pageable memory and says so: copies from and to it are right and slower, and the tier
+// has warned.
+//
+// Streams of any GPU may use a block. One that none was noted for is free as soon as the program
+// frees it. One that streams were noted for waits until each of them has reached a mark that was
+// made after the block was freed; what waits is looked at where the mapped memory has no room, and
+// when much of it has gathered. A mark that cannot be made, because a stream captures a graph or
+// the driver refuses, is tried again then. Where the budget ends, and only there, a thread waits
+// for streams, the one freed first first.
+//
+// A private pool belongs to CUDA graphs: copies that a graph recorded use its blocks at each
+// replay, so what is freed in it is used again by nobody until the pool is dropped.
+//
+// Invariants: 1. a block of the tier is the program's (live_), waits (waiting_, or with the thread
+// that polls), or is kept by one private pool. 2. a block that waits has a mark on every stream it
+// was noted for, or none at all.
+//
+// Hot path: allocate() and free() of a block without streams cost a lock of the tier, one of the
+// pool and a few steps in balanced trees; the driver is not called.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver or the tier.
+// Where the driver must not be called, in a forked child, whose parent's memory this is, and at
+// exit, allocate() refuses and the rest does nothing, without a lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/use_count.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+enum class PinnedState : uint8_t { kInUse, kWaiting, kKept };
+
+/// A block as a walk shows it.
+struct PinnedView {
+  const char* memory = nullptr;
+  uint64_t bytes = 0;
+  uint64_t private_pool = 0;  // its number; 0: none
+  PinnedState state = PinnedState::kInUse;
+  bool is_pinned = false;
+};
+
+struct PinnedFigures {
+  UseCount bytes;   // of what the program has, and of what waits
+  UseCount blocks;  // likewise
+  uint64_t waiting_bytes = 0;
+  uint64_t waiting_count = 0;
+  uint64_t kept_bytes = 0;  // freed in private pools
+};
+
+class PinnedPool {
+ public:
+  /// The tier outlives the pool.
+  explicit PinnedPool(HostTier& tier) : tier_(tier) {}
+  /// Waits for the streams that still use what was freed. REQUIRES: every block was freed.
+  ~PinnedPool();
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+
+  /// Memory at a multiple of 4096, its contents anything. REQUIRES: bytes > 0; the private pool, if
+  /// one is given, is not dropped. kOutOfMemory when neither budget nor machine have room for it.
+  Result<void*> allocate(uint64_t bytes, uint64_t private_pool = 0) TENCACHE_EXCLUDES(mutex_);
+  /// The program is done with the block; copies that it has queued may go on. REQUIRES: it is what
+  /// allocate() returned, and not freed yet.
+  void free(void* address) TENCACHE_EXCLUDES(mutex_);
+  /// The stream uses the block that contains the address. False when there is no such block. The
+  /// numbers are those of the stream's GPU and outlive the pool.
+  bool note_use(const void* address, StreamNumbers& gpu, CUstream stream) TENCACHE_EXCLUDES(mutex_);
+  /// Whether a block that is the program's contains the address.
+  bool contains(const void* address) const TENCACHE_EXCLUDES(mutex_);
+
+  /// Frees what waits and is over; whether there was something.
+  bool poll() TENCACHE_EXCLUDES(mutex_) { return poll(Patience::kForThreads); }
+
+  /// A new private pool; its number is never 0.
+  uint64_t make_private_pool() TENCACHE_EXCLUDES(mutex_);
+  /// What is freed in it may be used again, and what is yet to be freed is freed as other blocks.
+  /// REQUIRES: the devices are done with what was freed in it.
+  void drop_private_pool(uint64_t number) TENCACHE_EXCLUDES(mutex_);
+
+  PinnedFigures figures() const TENCACHE_EXCLUDES(mutex_);
+  void reset_peaks() TENCACHE_EXCLUDES(mutex_);
+  void reset_totals() TENCACHE_EXCLUDES(mutex_);
+  /// All blocks, in no order. What another thread polls at that moment is not seen.
+  std::vector<PinnedView> blocks() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  // Streams of one GPU.
+  struct Use {
+    StreamNumbers* gpu = nullptr;
+    StreamSet streams = 0;
+  };
+  using Uses = std::vector<Use>;  // each GPU once
+  struct Live {
+    HostBlock block;
+    uint64_t private_pool = 0;
+    Uses uses;
+  };
+  struct Waiting {
+    HostBlock block;
+    Uses uses;
+    std::vector<StreamMark> marks;
+    bool has_marks = false;
+    bool is_over = false;
+  };
+  // For what a poll may wait: for another thread that polls, whose finds serve this one as well;
+  // for that and for the first of the streams.
+  enum class Patience : uint8_t { kNone, kForThreads, kForStreams };
+  using LiveBlocks = std::map<uintptr_t, Live>;  // by address
+  static constexpr size_t kPollAtMin = 64;
+
+  Result<HostBlock> allocate_slow(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Status refusal(uint64_t bytes, const Status& reason) const TENCACHE_EXCLUDES(mutex_);
+  LiveBlocks::const_iterator find(const void* address) const TENCACHE_REQUIRES(mutex_);
+  void count_out(const HostBlock& block) TENCACHE_REQUIRES(mutex_);
+  void wait_for(Live&& freed) TENCACHE_EXCLUDES(mutex_);
+  bool poll(Patience patience) TENCACHE_EXCLUDES(mutex_);
+  bool release_those_over(std::vector<Waiting>& looked_at) TENCACHE_EXCLUDES(mutex_);
+  bool mark(Waiting& waiting);
+  bool is_over(Waiting& waiting, Uses* late);
+  bool wait_for_one(std::vector<Waiting>& candidates);
+  void note_failure(const Status& status);
+
+  HostTier& tier_;
+  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+
+  mutable Mutex mutex_;
+  CondVar has_polled_;
+  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;  // a thread looks at what waits
+  LiveBlocks live_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
+  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;   // when so many wait
+  std::map<uint64_t, std::vector<HostBlock>> kept_ TENCACHE_GUARDED_BY(mutex_);  // by private pool
+  uint64_t last_private_pool_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  PinnedFigures figures_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What holds for an engine over any backend: bytes come back right, pins keep, room is made and
+// never exceeded but where one op needs it, what is freed is used again, plans fetch ahead, figures
+// add up, threads do not meet. The drivers of the suite are in support/; where there is no cuda.h,
+// the cpu backend's alone.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "base/check.h"
+#include "support/cpu_driver.h"
+#if __has_include(<cuda.h>)
+#include "support/cuda/cuda_driver.h"
+#endif
+
+namespace tencache {
+namespace {
+
+template <typename Driver>
+class BackendsTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = Driver::kTensorBytes;
+
+  ~BackendsTest() override { finish(); }
+  void start(const DriverSetup& setup = {}) { driver_ = std::make_unique<Driver>(setup); }
+  // Frees everything; books and bytes must be right.
+  void finish() {
+    if (driver_ == nullptr) return;
+    driver_->settle();
+    for (char* tensor : std::vector<char*>(tensors_)) free(tensor);
+    EXPECT_EQ(driver_->check_books(), "");
+    EXPECT_EQ(driver_->differences(), 0u);
+    driver_.reset();
+  }
+
+  Engine& engine() { return driver_->engine(); }
+  Stats& stats() { return engine().stats(); }
+  char* allocate(uint64_t bytes = kBytes) {
+    const Result<void*> made = driver_->try_allocate(bytes, 0);
+    TENCACHE_CHECK(made.is_ok(), "%s", made.status().message().c_str());
+    return tensors_.emplace_back(static_cast<char*>(made.value()));
+  }
+  // Written with the seeds 0, 1, ...
+  std::vector<char*> written(size_t count) {
+    std::vector<char*> made;
+    for (uint64_t seed = 0; seed < count; ++seed) {
+      made.push_back(allocate());
+      driver_->write(made.back(), seed, 0);
+    }
+    driver_->settle();
+    return made;
+  }
+  void free(char* tensor) {
+    std::erase(tensors_, tensor);
+    driver_->free(tensor);
+  }
+
+  Extent* extent(const char* tensor) {
+    Extent* const found = engine().heap().find(tensor);
+    TENCACHE_CHECK(found != nullptr, "%p is no extent", static_cast<const void*>(tensor));
+    return found;
+  }
+  ExtentState state(const char* tensor) { return extent(tensor)->state(); }
+  bool is_cold(const char* tensor) { return state(tensor) == ExtentState::kCold; }
+  bool evict(char* tensor) {
+    Extent* extents[] = {extent(tensor)};
+    extents[0]->set_flags(kFlagSeen);
+    return engine().migrations()->evict(extents).count == 1;
+  }
+  size_t prefetch(const std::vector<char*>& tensors) {
+    std::vector<Order> orders;
+    for (const char* tensor : tensors) {
+      Extent* const wanted = extent(tensor);
+      orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
+    }
+    uint64_t lacking_bytes = 0;
+    const size_t done = engine().migrations()->prefetch(orders, &lacking_bytes);
+    driver_->settle();
+    return done;
+  }
+  void check(char* tensor, uint64_t seed) { driver_->check({tensor}, seed, 0); }
+  uint64_t budget_bytes() { return engine().budget().limit(); }
+
+  std::unique_ptr<Driver> driver_;
+  std::vector<char*> tensors_;
+};
+
+struct BackendNames {
+  template <typename Driver>
+  static std::string GetName(int) {
+    return std::is_same_v<Driver, CpuDriver> ? "cpu" : "cuda";
+  }
+};
+
+#if __has_include(<cuda.h>)
+using Drivers = ::testing::Types<CpuDriver, CudaDriver>;
+#else
+using Drivers = ::testing::Types<CpuDriver>;
+#endif
+TYPED_TEST_SUITE(BackendsTest, Drivers, BackendNames);
+
+TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
+  this->start();
+  char* const tensor = this->written(1)[0];
+  ASSERT_TRUE(this->evict(tensor));
+  EXPECT_TRUE(this->is_cold(tensor));
+  EXPECT_EQ(this->engine().budget().used(), 0u);
+  EXPECT_EQ(this->driver_->check_books(), "");
+  this->check(tensor, 0);
+  this->driver_->settle();
+  EXPECT_EQ(this->state(tensor), ExtentState::kResident);
+  EXPECT_EQ(this->stats().evicted_bytes, this->kBytes);
+  EXPECT_EQ(this->stats().fetched_bytes, this->kBytes);
+  EXPECT_EQ(this->stats().late_fetches, 1u);
+}
+
+// What was written since it came back leaves with its new bytes, not those of the copy below.
+TYPED_TEST(BackendsTest, ANewLifeOfTheBytesIsNotTakenForTheOld) {
+  this->start();
+  char* const tensor = this->written(1)[0];
+  for (uint64_t seed = 1; seed < 5; ++seed) {
+    ASSERT_TRUE(this->evict(tensor));
+    this->check(tensor, seed - 1);
+    this->driver_->write(tensor, seed, 0);
+    this->driver_->settle();
+  }
+  ASSERT_TRUE(this->evict(tensor));
+  this->check(tensor, 4);
+}
+
+TYPED_TEST(BackendsTest, SeveralEnginesMayLiveOneAfterAnother) {
+  for (int life = 0; life < 3; ++life) {
+    this->start();
+    char* const tensor = this->written(1)[0];
+    ASSERT_TRUE(this->evict(tensor));
+    this->check(tensor, 0);
+    this->finish();
+  }
+}
+
+TYPED_TEST(BackendsTest, PinnedUnseenAndKeptTensorsStay) {
+  this->start();
+  const std::vector<char*> seen = this->written(2);
+  char* const pinned = seen[0];
+  char* const kept = seen[1];
+  char* const unseen = this->allocate();
+  this->engine().gate().keep_resident(std::vector<Access>{{kept, AccessMode::kRead}});
+  this->driver_->open({{pinned, AccessMode::kRead}});
+  Extent* all[] = {this->extent(pinned), this->extent(unseen), this->extent(kept)};
+  EXPECT_EQ(this->engine().migrations()->evict(all).count, 0u);
+  this->engine().gate().close();
+  this->driver_->settle();
+  EXPECT_EQ(this->engine().migrations()->evict(all).count, 1u) << "the pin is gone";
+  EXPECT_TRUE(this->is_cold(pinned));
+}
+
+TYPED_TEST(BackendsTest, WhatIsKeptResidentIsSoUntilItIsFreed) {
+  this->start();
+  char* const kept = this->written(1)[0];
+  this->engine().gate().keep_resident(std::vector<Access>{{kept, AccessMode::kRead}});
+  EXPECT_FALSE(this->evict(kept));
+  this->free(kept);
+  char* const next = this->written(1)[0];
+  ASSERT_EQ(next, kept) << "the extent is used again";
+  EXPECT_TRUE(this->evict(next));
+}
+
+TYPED_TEST(BackendsTest, AnOpFindsAllItNamesAndPinsIt) {
+  this->start();
+  const std::vector<char*> tensors = this->written(3);
+  for (char* tensor : tensors) ASSERT_TRUE(this->evict(tensor));
+  std::vector<Access> accesses;
+  for (char* tensor : tensors) accesses.push_back({tensor, AccessMode::kRead});
+  this->driver_->open(accesses);
+  this->driver_->settle();
+  for (char* tensor : tensors) {
+    EXPECT_FALSE(this->is_cold(tensor));
+    EXPECT_FALSE(this->evict(tensor)) << "an op is open that names it";
+  }
+  this->engine().gate().close();
+  for (char* tensor : tensors) EXPECT_TRUE(this->evict(tensor));
+  this->driver_->check(tensors, 0, 0);
+}
+
+TYPED_TEST(BackendsTest, AHoldOutlivesItsOp) {
+  this->start();
+  char* const tensor = this->written(1)[0];
+  ASSERT_TRUE(this->evict(tensor));
+  Hold* const hold = this->driver_->hold({{tensor, AccessMode::kRead}});
+  ASSERT_NE(hold, nullptr);
+  this->driver_->settle();
+  EXPECT_FALSE(this->is_cold(tensor));
+  EXPECT_FALSE(this->evict(tensor));
+  std::jthread([&] { this->engine().gate().unhold(hold); }).join();
+  EXPECT_TRUE(this->evict(tensor));
+}
+
+TYPED_TEST(BackendsTest, WhatIsFreedIsUsedAgain) {
+  this->start();
+  char* const first = this->written(1)[0];
+  this->free(first);
+  EXPECT_EQ(this->engine().heap().cached_bytes(), this->kBytes);
+  EXPECT_EQ(this->allocate(), first);
+  EXPECT_EQ(this->engine().heap().cached_bytes(), 0u);
+  EXPECT_EQ(this->engine().budget().used(), this->kBytes);
+}
+
+// Freed while it is cold: nothing of it is left on any tier.
+TYPED_TEST(BackendsTest, WhatIsFreedColdGivesEverythingBack) {
+  this->start();
+  char* const tensor = this->written(1)[0];
+  ASSERT_TRUE(this->evict(tensor));
+  this->free(tensor);
+  EXPECT_EQ(this->engine().budget().used(), 0u);
+  EXPECT_EQ(this->driver_->check_books(), "");
+  char* const next = this->written(1)[0];
+  ASSERT_TRUE(this->evict(next));
+  this->check(next, 0);
+}
+
+TYPED_TEST(BackendsTest, AProgramLargerThanTheBudgetRunsWithinIt) {
+  this->start();
+  const std::vector<char*> tensors = this->written(40);
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t seed = 0; seed < tensors.size(); ++seed) this->check(tensors[seed], seed);
+  }
+  this->driver_->settle();
+  EXPECT_EQ(this->stats().over_budget_events, 0u);
+  EXPECT_LE(this->stats().peak_device_bytes, this->budget_bytes());
+  EXPECT_GT(this->stats().evicted_bytes, 24 * this->kBytes);
+  EXPECT_GT(this->stats().fetched_bytes, 24 * this->kBytes);
+}
+
+// What has left and not come back is cold now.
+TYPED_TEST(BackendsTest, FiguresAddUp) {
+  this->start();
+  const std::vector<char*> tensors = this->written(24);
+  for (uint64_t seed = 0; seed < tensors.size(); seed += 3) this->check(tensors[seed], seed);
+  this->driver_->settle();
+  ASSERT_EQ(this->driver_->check_books(), "");  // nothing is under way behind it
+  this->engine().migrations()->gate().close();
+  uint64_t cold_bytes = 0;
+  for (char* tensor : tensors) cold_bytes += this->is_cold(tensor) ? this->kBytes : 0;
+  const Stats& stats = this->stats();
+  EXPECT_EQ(stats.evicted_bytes - stats.fetched_bytes, cold_bytes);
+  EXPECT_GE(cold_bytes, 8 * this->kBytes);
+  this->engine().migrations()->gate().reopen();
+  EXPECT_EQ(stats.ops, 24u + 8u);
+  EXPECT_EQ(stats.extents_allocated, 24u);
+  EXPECT_GE(stats.evicted_bytes, stats.clean_dropped_bytes);
+}
+
+// What one op names may exceed the budget; that is counted, and passes.
+TYPED_TEST(BackendsTest, OneOpMayExceedTheBudget) {
+  this->start({.budget_tensors = 4});
+  const std::vector<char*> tensors = this->written(8);
+  EXPECT_EQ(this->stats().over_budget_events, 0u);
+  this->driver_->check(tensors, 0, 0);
+  this->driver_->settle();
+  EXPECT_GT(this->stats().over_budget_events, 0u);
+  EXPECT_EQ(this->stats().over_budget_peak_bytes, 4 * this->kBytes);
+  for (char* tensor : tensors) this->free(tensor);
+  this->driver_->write(this->allocate(2 * this->kBytes), 1, 0);
+  EXPECT_LE(this->engine().budget().used(), this->budget_bytes());
+}
+
+TYPED_TEST(BackendsTest, StrictIsAnErrorAtTheBudget) {
+  this->start({.budget_tensors = 4, .strict = true});
+  for (int count = 0; count < 4; ++count) this->allocate();
+  const Result<void*> refused = this->driver_->try_allocate(this->kBytes, 0);
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  const std::string& text = refused.status().message();
+  EXPECT_NE(text.find("out of memory."), std::string::npos) << text;
+  EXPECT_NE(text.find(format_bytes(this->budget_bytes())), std::string::npos) << text;
+  EXPECT_NE(text.find("--strict"), std::string::npos) << text;
+  EXPECT_EQ(this->engine().migrations(), nullptr);
+  EXPECT_EQ(this->stats().evicted_bytes, 0u);
+}
+
+TYPED_TEST(BackendsTest, ChaosChangesNoByte) {
+  this->start({.chaos = ChaosConfig{1, 1.0}});
+  const std::vector<char*> tensors = this->written(10);
+  for (uint64_t seed = 0; seed + 1 < tensors.size(); ++seed) {
+    this->driver_->check({tensors[seed], tensors[seed + 1]}, seed, 0);
+    this->driver_->settle();
+  }
+  EXPECT_GT(this->stats().chaos_evictions, 15u);
+}
+
+TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
+  this->start();
+  const std::vector<char*> tensors = this->written(3);
+  for (char* tensor : tensors) ASSERT_TRUE(this->evict(tensor));
+  EXPECT_EQ(this->prefetch({tensors[0], tensors[1]}), 2u);
+  for (int index : {0, 1}) EXPECT_EQ(this->state(tensors[index]), ExtentState::kResident);
+  this->check(tensors[0], 0);
+  this->check(tensors[0], 0);
+  EXPECT_TRUE(this->evict(tensors[1]));
+  this->check(tensors[2], 2);
+  const Stats& stats = this->stats();
+  EXPECT_EQ(stats.early_fetches, 1u);
+  EXPECT_EQ(stats.early_fetched_bytes, this->kBytes);
+  EXPECT_EQ(stats.wasted_fetches, 1u);
+  EXPECT_EQ(stats.wasted_fetched_bytes, this->kBytes);
+  EXPECT_EQ(stats.late_fetches, 1u);
+}
+
+// A loop is learned, and what it needs next comes before it is asked for.
+TYPED_TEST(BackendsTest, PlansFetchEarly) {
+  this->start({.budget_tensors = 7});
+  this->engine().migrator().on_attention();
+  const std::vector<char*> tensors = this->written(12);
+  const auto step = [&] {
+    for (uint64_t seed = 0; seed < tensors.size(); ++seed) {
+      this->check(tensors[seed], seed);
+      // The work of an op, in which others can be fetched.
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+    }
+    this->engine().gate().on_step();
+  };
+  for (int round = 0; round < 100 && this->stats().early_fetches <= 60; ++round) step();
+  EXPECT_GT(this->stats().early_fetches, 60u);
+  // Before a plan is followed well, some come in vain.
+  EXPECT_LT(4 * this->stats().wasted_fetches, this->stats().early_fetches);
+  EXPECT_LE(this->stats().peak_device_bytes, this->budget_bytes());
+}
+
+TYPED_TEST(BackendsTest, ThreadsShareTheRoom) {
+  this->start();
+  constexpr uint64_t kEach = 12;
+  std::vector<std::vector<char*>> made(TypeParam::kLanes);
+  std::vector<std::jthread> threads;
+  for (size_t lane = 0; lane < TypeParam::kLanes; ++lane) {
+    threads.emplace_back([this, lane, &made] {
+      std::vector<char*>& mine = made[lane];
+      for (uint64_t round = 0; round < kEach; ++round) {
+        const Result<void*> address = this->driver_->try_allocate(this->kBytes, lane);
+        ASSERT_TRUE(address.is_ok()) << address.status().message();
+        mine.push_back(static_cast<char*>(address.value()));
+        this->driver_->write(mine.back(), lane * 100 + round, lane);
+      }
+      for (uint64_t round = 0; round < kEach; ++round) {
+        this->driver_->check({mine[round]}, lane * 100 + round, lane);
+      }
+    });
+  }
+  threads.clear();
+  this->driver_->settle();
+  EXPECT_EQ(this->stats().over_budget_events, 0u);
+  EXPECT_LE(this->stats().peak_device_bytes, this->budget_bytes());
+  for (const auto& tensors : made) {
+    for (char* tensor : tensors) this->driver_->free(tensor);
+  }
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pinned memory for the program over the simulated driver: exact sizes, used again at once or after
+// the streams that were noted, whatever the driver refuses; the budget and what it says; private
+// pools; forked children.
+#include "memory/cuda/pinned_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "support/child_process.h"
+#include "support/cuda/pinned_fixture.h"
+
+namespace tencache {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr uint64_t kBlock = 16 * kKiB;
+
+class PinnedPoolTest : public PinnedFixture {
+ protected:
+  // A chunk's worth of blocks.
+  std::vector<char*> fill_chunk() {
+    std::vector<char*> blocks;
+    for (uint64_t bytes = 0; bytes < kChunk; bytes += kBlock) blocks.push_back(allocate(kBlock));
+    return blocks;
+  }
+};
+
+TEST_F(PinnedPoolTest, BytesAskedAreBytesUsed) {
+  start();
+  // Rounded up to a power of two it would be 64 KiB.
+  char* block = allocate(33 * kKiB);
+  memset(block, 7, 33 * kKiB);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 4096, 0u);
+  EXPECT_EQ(tier().chunk_bytes, 36 * kKiB);
+  EXPECT_EQ(tier().asked_bytes, 33 * kKiB);
+  EXPECT_EQ(figures().bytes.current, 33 * kKiB);
+  free(block);
+  EXPECT_EQ(figures().bytes.current, 0u);
+  EXPECT_EQ(figures().bytes.peak, 33 * kKiB);
+  EXPECT_EQ(figures().blocks.added, 1u);
+}
+
+TEST_F(PinnedPoolTest, EveryByteOfABlockIsPinned) {
+  start();
+  char* block = allocate(10000);
+  for (const uint64_t offset : {0, 1, 5000, 9999}) EXPECT_TRUE(is_pinned(block + offset));
+  char outside = 0;
+  EXPECT_FALSE(is_pinned(&outside));
+}
+
+TEST_F(PinnedPoolTest, WhatIsFreedIsUsedAgainWithoutTheDriver) {
+  start();
+  char* first = allocate(kBlock);
+  free(first);
+  const uint64_t calls = driver_->calls("cuCtxGetCurrent");
+  for (int round = 0; round < 10; ++round) {
+    EXPECT_EQ(allocate(kBlock), first);
+    free(first);
+  }
+  EXPECT_EQ(driver_->calls("cuCtxGetCurrent"), calls) << "every call of ours begins with it";
+  EXPECT_EQ(driver_->calls("cuMemHostRegister"), 1u);
+}
+
+TEST_F(PinnedPoolTest, ABlockWaitsForTheStreamsThatWereNoted) {
+  start();
+  CUstream one = make_stream();
+  CUstream other = make_stream();
+  char* block = allocate(kChunk);
+  hold_up(one);
+  hold_up(other);
+  EXPECT_TRUE(note_use(block, one));
+  EXPECT_TRUE(note_use(block + kChunk - 1, other)) << "any address inside";
+  free(block);
+  EXPECT_EQ(figures().waiting_bytes, kChunk);
+  EXPECT_EQ(figures().bytes.current, kChunk) << "not free yet";
+  char* second = allocate(kChunk);
+  EXPECT_NE(second, block);
+  let_go();
+  EXPECT_EQ(allocate(kChunk), block);
+  EXPECT_EQ(figures().waiting_count, 0u);
+  EXPECT_EQ(tier().chunk_bytes, 2 * kChunk);
+}
+
+// What the stream is given after the free is no business of the block.
+TEST_F(PinnedPoolTest, TheMarkIsMadeWhenTheBlockIsFreed) {
+  start();
+  CUstream stream = make_stream();
+  char* block = allocate(kChunk);
+  EXPECT_TRUE(note_use(block, stream));
+  free(block);
+  driver_->wait_until_idle();
+  hold_up(stream);
+  EXPECT_EQ(allocate(kChunk), block);
+}
+
+TEST_F(PinnedPoolTest, ForeignAddressesAreNoBlocks) {
+  start();
+  CUstream stream = make_stream();
+  char* block = allocate(100);
+  char outside = 0;
+  EXPECT_FALSE(note_use(&outside, stream));
+  EXPECT_FALSE(note_use(block + 100, stream)) << "behind its end";
+  EXPECT_FALSE(note_use(block - 1, stream));
+  EXPECT_TRUE(note_use(block + 99, stream));
+  free(block);
+  EXPECT_FALSE(note_use(block, stream)) << "freed";
+  EXPECT_DEATH(pool().free(&outside), "no pinned memory in use begins there");
+}
+
+TEST_F(PinnedPoolTest, StreamsOfEveryGpuAreWaitedFor) {
+  start({.device_count = 2});
+  CUstream first = make_stream();
+  CUcontext second_context = nullptr;
+  ASSERT_EQ(api().cuDevicePrimaryCtxRetain(&second_context, 1), CUDA_SUCCESS);
+  ASSERT_EQ(api().cuCtxSetCurrent(second_context), CUDA_SUCCESS);
+  CUstream second = make_stream();
+  char* block = allocate(kChunk);
+  EXPECT_TRUE(note_use(block, first, 0));
+  EXPECT_TRUE(note_use(block, second, 1));
+  hold_up(second);
+  free(block);
+  EXPECT_NE(allocate(kChunk), block);
+  let_go();
+  EXPECT_EQ(allocate(kChunk), block);
+  const Result<bool> none = memory_->note_use(block, 2, first);
+  ASSERT_FALSE(none.is_ok());
+  EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(api().cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
+}
+
+TEST_F(PinnedPoolTest, MarksThatTheDriverRefusesAreMadeLater) {
+  start();
+  CUstream stream = make_stream();
+  for (const char* name : {"cuStreamIsCapturing", "cuEventRecord", "cuEventQuery"}) {
+    char* block = allocate(kChunk);
+    EXPECT_TRUE(note_use(block, stream));
+    const bool is_query = strcmp(name, "cuEventQuery") == 0;
+    if (!is_query) driver_->fail(name, 1, CUDA_ERROR_UNKNOWN);
+    free(block);
+    driver_->wait_until_idle();
+    if (is_query) driver_->fail(name, 1, CUDA_ERROR_UNKNOWN);
+    if (is_query) {
+      EXPECT_FALSE(pool().poll()) << name;
+    }
+    EXPECT_EQ(figures().waiting_count, 1u) << name;
+    // Two rounds where the first makes the mark.
+    for (int round = 0; round < 100 && figures().waiting_count > 0; ++round) {
+      pool().poll();
+      driver_->wait_until_idle();
+    }
+    EXPECT_EQ(figures().waiting_count, 0u) << name;
+    EXPECT_EQ(allocate(kChunk), block) << name;
+    free(block);
+  }
+}
+
+TEST_F(PinnedPoolTest, AStreamThatCapturesAGraphIsNotMarked) {
+  start({}, kChunk);
+  CUstream stream = make_stream();
+  char* block = allocate(kChunk);
+  EXPECT_TRUE(note_use(block, stream));
+  driver_->set_capturing(stream, true);
+  free(block);
+  const Result<void*> refused = pool().allocate(kBlock);
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr("64.0 KiB are freed but used by streams"));
+  driver_->set_capturing(stream, false);
+  EXPECT_EQ(allocate(kChunk), block);
+}
+
+TEST_F(PinnedPoolTest, TheBudgetIsHardAndTheErrorSaysSo) {
+  start();
+  for (int index = 0; index < 4; ++index) allocate(kChunk);
+  const Result<void*> refused = pool().allocate(8192);
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  const std::string& text = refused.status().message();
+  EXPECT_THAT(text, HasSubstr("8.00 KiB were asked for, and the program has 256 KiB"));
+  EXPECT_THAT(text, HasSubstr("its budget of 256 KiB"));
+  EXPECT_THAT(text, HasSubstr("Raise the budget"));
+  EXPECT_LE(tier().chunk_bytes, kBudget);
+  free(allocated_.back());
+  EXPECT_NE(allocate(8192), nullptr);
+}
+
+// At the budget, and only there, a thread waits for what streams are to be done with.
+TEST_F(PinnedPoolTest, TheBudgetIsWorthWaitingForStreams) {
+  start();
+  CUstream stream = make_stream();
+  std::vector<char*> blocks;
+  for (int index = 0; index < 4; ++index) blocks.push_back(allocate(kChunk));
+  hold_up(stream);
+  EXPECT_TRUE(note_use(blocks[2], stream));
+  const uint64_t waits = driver_->calls("cuEventSynchronize");
+  free(blocks[2]);
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), waits);
+  std::jthread when_waited_for([&] {
+    while (driver_->calls("cuEventSynchronize") == waits) std::this_thread::yield();
+    is_let_go_ = true;
+  });
+  EXPECT_EQ(allocate(kChunk), blocks[2]);
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), waits + 1);
+  EXPECT_EQ(tier().chunk_bytes, kBudget);
+}
+
+TEST_F(PinnedPoolTest, WhatNeverFitsWaitsForNobody) {
+  start();
+  CUstream stream = make_stream();
+  char* block = allocate(kChunk);
+  hold_up(stream);
+  EXPECT_TRUE(note_use(block, stream));
+  free(block);
+  EXPECT_EQ(pool().allocate(kBudget + 1).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
+}
+
+// While the mapped memory has room nothing is asked, but what waits does not grow without end.
+TEST_F(PinnedPoolTest, WhatGathersIsLookedAt) {
+  start({}, 64 * kChunk);
+  CUstream stream = make_stream();
+  for (int index = 0; index < 70; ++index) {
+    char* block = allocate(4096);
+    EXPECT_TRUE(note_use(block, stream));
+    driver_->wait_until_idle();
+    free(block);
+    driver_->wait_until_idle();
+  }
+  EXPECT_LT(figures().waiting_count, 64u);
+}
+
+// Of each stream at most one answer of "not yet" is asked for.
+TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
+  start();
+  CUstream stream = make_stream();
+  hold_up(stream);
+  for (char* block : fill_chunk()) {
+    EXPECT_TRUE(note_use(block, stream));
+    free(block);
+  }
+  const uint64_t queries = driver_->calls("cuEventQuery");
+  EXPECT_FALSE(pool().poll());
+  EXPECT_EQ(driver_->calls("cuEventQuery"), queries + 1);
+  let_go();
+  EXPECT_TRUE(pool().poll());
+  EXPECT_EQ(figures().waiting_count, 0u);
+}
+
+// Where the driver refuses to pin there is memory all the same, it says what it is, and copies
+// from and to it are right.
+TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
+  testing::internal::CaptureStderr();
+  start({.registered_bytes_max = kChunk});
+  char* pinned = allocate(kChunk);
+  char* pageable = allocate(kChunk);
+  char* third = allocate(kChunk);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(is_pinned(pinned));
+  EXPECT_FALSE(is_pinned(pageable));
+  EXPECT_FALSE(is_pinned(third));
+  EXPECT_EQ(tier().pinned_bytes, kChunk);
+  EXPECT_THAT(said, HasSubstr("Cannot pin 64.0 KiB"));
+  EXPECT_THAT(said, HasSubstr("ulimit -l"));
+  EXPECT_EQ(said.find("Cannot pin"), said.rfind("Cannot pin")) << "once: " << said;
+  CUstream stream = make_stream();
+  DeviceBuffer device(api(), 2 * kMiB);
+  memset(pageable, 5, kChunk);
+  memset(third, 6, kChunk);
+  EXPECT_EQ(api().cuMemcpyHtoDAsync(device.address(), pageable, kChunk, stream), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuMemcpyDtoHAsync(third, device.address(), kChunk, stream), CUDA_SUCCESS);
+  EXPECT_EQ(api().cuStreamSynchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(memcmp(pageable, third, kChunk), 0);
+}
+
+TEST_F(PinnedPoolTest, APrivatePoolKeepsWhatIsFreedInIt) {
+  start();
+  const uint64_t graph = pool().make_private_pool();
+  EXPECT_NE(graph, 0u);
+  char* of_graph = allocate(kChunk, graph);
+  char* of_nobody = allocate(kChunk);
+  free(of_nobody);
+  free(of_graph);
+  EXPECT_EQ(figures().kept_bytes, kChunk);
+  EXPECT_EQ(figures().bytes.current, 0u);
+  EXPECT_EQ(allocate(kChunk), of_nobody);
+  EXPECT_NE(allocate(kChunk, graph), of_graph) << "its graph may use it at each replay";
+  char* late = allocate(kChunk, graph);
+  pool().drop_private_pool(graph);
+  EXPECT_EQ(figures().kept_bytes, 0u);
+  EXPECT_EQ(allocate(kChunk), of_graph);
+  free(late);
+  EXPECT_EQ(allocate(kChunk), late) << "freed after its pool was dropped";
+  EXPECT_DEATH(pool().drop_private_pool(graph), "there is no private pool 1");
+}
+
+TEST_F(PinnedPoolTest, WalksShowEveryBlock) {
+  start();
+  CUstream stream = make_stream();
+  const uint64_t graph = pool().make_private_pool();
+  char* in_use = allocate(100);
+  char* waiting = allocate(200);
+  char* kept = allocate(300, graph);
+  hold_up(stream);
+  EXPECT_TRUE(note_use(waiting, stream));
+  free(waiting);
+  free(kept);
+  const std::vector<PinnedView> blocks = pool().blocks();
+  ASSERT_EQ(blocks.size(), 3u);
+  const auto expect = [&](size_t index, const char* memory, uint64_t bytes, uint64_t pool,
+                          PinnedState state) {
+    EXPECT_EQ(blocks[index].memory, memory);
+    EXPECT_EQ(blocks[index].bytes, bytes);
+    EXPECT_EQ(blocks[index].private_pool, pool);
+    EXPECT_EQ(blocks[index].state, state);
+    EXPECT_TRUE(blocks[index].is_pinned);
+  };
+  expect(0, in_use, 100, 0, PinnedState::kInUse);
+  expect(1, waiting, 200, 0, PinnedState::kWaiting);
+  expect(2, kept, 300, graph, PinnedState::kKept);
+}
+
+TEST_F(PinnedPoolTest, PinningIsTimed) {
+  start();
+  driver_->set_latency("cuMemHostRegister", std::chrono::milliseconds(2));
+  allocate(kChunk);
+  allocate(33 * kKiB);
+  const PinTimes times = memory_->pinner().times();
+  EXPECT_EQ(times.count, 2u);
+  EXPECT_EQ(times.bytes, kChunk + 36 * kKiB);
+  EXPECT_EQ(times.count_by_size[16], 2u) << "both above 2^15 bytes";
+  EXPECT_GE(times.shortest_ns, 2'000'000u);
+  EXPECT_GE(times.longest_ns, times.shortest_ns);
+  EXPECT_GE(times.total_ns, times.longest_ns + times.shortest_ns);
+  memory_->pinner().reset_totals();
+  EXPECT_EQ(memory_->pinner().times().count, 0u);
+  EXPECT_EQ(memory_->pinner().times().longest_ns, times.longest_ns);
+  memory_->pinner().reset_extremes();
+  EXPECT_EQ(memory_->pinner().times().longest_ns, 0u);
+  EXPECT_EQ(memory_->pinner().times().shortest_ns, 0u);
+}
+
+// The memory is not mapped in a child, whatever it does with what it inherited; and a lock that
+// another thread had at the fork is not waited for.
+TEST_F(PinnedPoolTest, AForkedChildHasNoneOfIt) {
+  start();
+  CUstream stream = make_stream();
+  char* block = allocate(kBlock);
+  EXPECT_EQ(run_in_child([&] {
+              const Result<void*> refused = pool().allocate(kBlock);
+              ASSERT_FALSE(refused.is_ok());
+              EXPECT_EQ(refused.status().code(), StatusCode::kUnavailable);
+              pool().free(block);
+              EXPECT_FALSE(note_use(block, stream));
+              EXPECT_FALSE(pool().poll());
+            }),
+            0);
+}
+
+TEST(PinnedBudgetTest, IsWhatTheMachineSparesAtMost) {
+  MachineMemory memory;
+  memory.total_bytes = memory.available_bytes = 40 * kGiB;
+  const uint64_t most_bytes = default_host_budget(memory).bytes;
+  ASSERT_GT(most_bytes, kGiB);
+  EXPECT_EQ(pinned_budget(0, memory), most_bytes);
+  EXPECT_EQ(pinned_budget(kGiB, memory), kGiB);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(pinned_budget(100 * kGiB, memory), most_bytes);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("lowered from 100 GiB"));
+  memory.available_bytes = 200 * kMiB;
+  ASSERT_EQ(default_host_budget(memory).bytes, 0u);
+  EXPECT_EQ(pinned_budget(0, memory), 100 * kMiB);
+}
+
+}  // namespace
+}  // namespace tencache

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the suite of every backend (tests/allocator/backends_test.cpp) asks of a backend, and
+// CpuDriver, which does it with the cpu backend: an engine whose budget is so many tensors, ops
+// that write or look for a pattern, and what has to be waited for before states are looked at.
+// CudaDriver (support/cuda/cuda_driver.h) has the same members. Lanes are what several threads use
+// side by side: streams where the backend has them.
+//
+// Threads: as Engine; each lane on one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "support/test_engine.h"
+
+namespace tencache {
+
+struct DriverSetup {
+  uint64_t budget_tensors = 16;
+  bool strict = false;
+  std::optional<ChaosConfig> chaos = {};
+};
+
+class CpuDriver {
+ public:
+  static constexpr uint64_t kTensorBytes = 512 * kKiB;
+  static constexpr size_t kLanes = 4;
+
+  explicit CpuDriver(const DriverSetup& setup)
+      : engine_([&](CpuEngineConfig& config) {
+          config.budget_bytes = setup.budget_tensors * kTensorBytes;
+          config.chaos = setup.chaos;
+          config.heap.strict = setup.strict;
+          if (setup.strict) config.disk.reset();
+        }) {}
+
+  Engine& engine() { return *engine_; }
+  Result<void*> try_allocate(uint64_t bytes, size_t /*lane*/) { return engine_->allocate(bytes); }
+  void free(void* address) { engine_.free(address); }
+
+  /// An op that writes the pattern of a seed.
+  void write(char* address, uint64_t seed, size_t /*lane*/) {
+    const GateScope op(engine_, {address}, AccessMode::kWrite);
+    fill_pattern(address, kTensorBytes, seed);
+  }
+  /// One op that reads all of these; what differs from the seeds [first_seed, ...) is counted.
+  void check(const std::vector<char*>& tensors, uint64_t first_seed, size_t /*lane*/) {
+    std::vector<Access> accesses;
+    for (char* address : tensors) accesses.push_back({address, AccessMode::kRead});
+    const GateScope op(engine_, accesses);
+    for (size_t index = 0; index < tensors.size(); ++index) {
+      if (!has_pattern(tensors[index], kTensorBytes, first_seed + index)) differences_.fetch_add(1);
+    }
+  }
+  void open(const std::vector<Access>& accesses) { engine_->gate().open(0, accesses); }
+  Hold* hold(const std::vector<Access>& accesses) { return engine_->gate().hold(accesses, false); }
+
+  /// Until what was fetched or queued is there.
+  void settle() {}
+  uint64_t differences() const { return differences_.load(); }
+  std::string check_books() { return engine_.check_books(); }
+
+ private:
+  TestEngine engine_;
+  std::atomic<uint64_t> differences_{0};
+};
+
+}  // namespace tencache
