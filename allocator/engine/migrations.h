@@ -18,7 +18,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <unordered_map>
 
 #include "backend/stream_set.h"
 #include "base/mutex.h"
@@ -70,6 +72,12 @@ class Migrations {
   /// with, those included that came to nothing because the extent is not cold any more;
   /// `lacking_bytes` is what the next one needs and does not find.
   virtual size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) = 0;
+
+  /// Ticks until known extents are used next; none known: empty.
+  using NextUses = std::function<std::unordered_map<const Extent*, uint64_t>()>;
+  /// What tells which copies below are needed last, where that matters; an empty one: nothing does
+  /// any more, and none is called when this returns.
+  virtual void set_next_uses(NextUses /*next_uses*/) {}
 
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}

@@ -45,15 +45,12 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
   if (!table.is_ok()) return table.status();
   table_ = std::move(table).value();
   if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
+  if (config.host && config.disk) TENCACHE_RETURN_IF_ERROR(open_disk(config));
   heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
-                                     *table_, budget, stats);
+                                     disk_.get(), *table_, budget, stats);
   if (!config.host) return Status::ok();
   if (config.nvrtc) open_hasher(*config.nvrtc);
-  Result<std::unique_ptr<StreamMigrations>> migrations =
-      StreamMigrations::create(*gpu_, *marks_, *heap_, *host_, hasher_.get(), stats);
-  if (!migrations.is_ok()) return migrations.status();
-  migrations_ = std::move(migrations).value();
-  return Status::ok();
+  return open_migrations(config, stats);
 }
 
 Status CudaBackend::open_host(const CudaBackendConfig& config) {
@@ -63,6 +60,23 @@ Status CudaBackend::open_host(const CudaBackendConfig& config) {
   Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
   if (!host.is_ok()) return host.status();
   host_ = std::move(host).value();
+  return Status::ok();
+}
+
+Status CudaBackend::open_disk(const CudaBackendConfig& config) {
+  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
+  if (!disk.is_ok()) return disk.status();
+  disk_ = std::move(disk).value();
+  return Status::ok();
+}
+
+Status CudaBackend::open_migrations(const CudaBackendConfig& config, Stats& stats) {
+  Result<std::unique_ptr<StreamMigrations>> migrations =
+      StreamMigrations::create(*gpu_, *marks_, *heap_, {*host_, disk_.get()}, hasher_.get(), stats);
+  if (!migrations.is_ok()) return migrations.status();
+  migrations_ = std::move(migrations).value();
+  migrations_->keep_host_free(
+      static_cast<uint64_t>(static_cast<double>(host_->budget_bytes()) * config.host_headroom));
   return Status::ok();
 }
 

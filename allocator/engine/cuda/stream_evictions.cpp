@@ -24,19 +24,37 @@ EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   MigrationPermit permit(gate_);
   EvictionResult result;
   settle(false);
-  std::vector<Eviction> under_way;
-  while (!extents.empty() || !under_way.empty()) {
-    const size_t count = std::min(extents.size(), kBatchMax);
-    std::vector<Eviction> next = begin(extents.first(count), &result);
-    extents = extents.subspan(count);
-    finish(under_way, &result);
-    under_way = std::move(next);
+  if (spill_ == nullptr) {
+    evict_batches(extents, nullptr, &result);
+    return result;
+  }
+  // What finds no host memory may find it once those before it are cold and can be demoted.
+  std::vector<Extent*> left(extents.begin(), extents.end());
+  for (bool may_put_off = true; !left.empty();) {
+    const uint64_t count_before = result.count;
+    std::vector<Extent*> put_off;
+    evict_batches(left, may_put_off ? &put_off : nullptr, &result);
+    may_put_off = result.count > count_before;
+    left = std::move(put_off);
   }
   return result;
 }
 
+void StreamMigrations::evict_batches(std::span<Extent* const> extents,
+                                     std::vector<Extent*>* put_off, EvictionResult* result) {
+  std::vector<Eviction> under_way;
+  while (!extents.empty() || !under_way.empty()) {
+    const size_t count = std::min(extents.size(), kBatchMax);
+    std::vector<Eviction> next = begin(extents.first(count), put_off, result);
+    extents = extents.subspan(count);
+    finish(under_way, result);
+    under_way = std::move(next);
+  }
+}
+
 // Returns those whose copies are queued.
 std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<Extent* const> extents,
+                                                                std::vector<Extent*>* put_off,
                                                                 EvictionResult* result) {
   // Phase 1: claim. From here on the extents are ours, and still usable by the program.
   std::vector<Eviction> dirty = claim(extents);
@@ -49,7 +67,7 @@ std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<Extent
   prove_and_leave(clean, result, &dirty);
   // Phase 2: blocks, then copies.
   for (Eviction& eviction : dirty) eviction.needs_copy = true;
-  take_blocks(dirty, result);
+  take_blocks(dirty, put_off, result);
   queue_copies(dirty, result);
   return dirty;
 }
@@ -82,22 +100,27 @@ std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<Extent
   return evictions;
 }
 
-void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, EvictionResult* result) {
+// Those that find no room are failures, unless they can be put off.
+void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, std::vector<Extent*>* put_off,
+                                   EvictionResult* result) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status = ensure_block(eviction.extent);
-    if (!status.is_ok()) fail(eviction, status, result);
-    return !status.is_ok();
+    if (status.is_ok()) return false;
+    if (put_off != nullptr && status.code() == StatusCode::kNoSpace) {
+      put_off->push_back(eviction.extent);
+      abandon(eviction);
+    } else {
+      fail(eviction, status, result);
+    }
+    return true;
   });
 }
 
 Status StreamMigrations::ensure_block(CudaExtent* extent) {
   extent->slot_is_written = false;
+  heap_.release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
-  Result<HostBlock> block = host_.allocate(extent->bytes);
-  // What is given back may lie scattered, so this goes on while there is anything to give back.
-  while (!block.is_ok() && heap_.drop_spare_copies(extent->bytes) > 0) {
-    block = host_.allocate(extent->bytes);
-  }
+  const Result<HostBlock> block = take_block(extent->bytes);
   if (block.is_ok()) extent->host_block = block.value();
   return block.status();
 }

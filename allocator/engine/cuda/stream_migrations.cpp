@@ -2,18 +2,27 @@
 #include "engine/cuda/stream_migrations.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 
 namespace tencache {
 
-Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gpu,
-                                                                   StreamMarks& marks,
-                                                                   CudaHeap& heap, HostTier& host,
-                                                                   DeviceHasher* hasher,
-                                                                   Stats& stats) {
-  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, host, hasher, stats));
+StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher,
+                                   Stats& stats)
+    : heap_(heap),
+      host_(below.host),
+      hasher_(hasher),
+      stats_(stats),
+      spill_(below.disk != nullptr
+                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, gate_, stats)
+                 : nullptr) {}
+
+Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(
+    const Gpu& gpu, StreamMarks& marks, CudaHeap& heap, const TiersBelow& below,
+    DeviceHasher* hasher, Stats& stats) {
+  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, below, hasher, stats));
   for (auto* stream : {&made->out_, &made->proof_, &made->in_on_demand_, &made->in_ahead_}) {
     Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
     if (!created.is_ok()) return created.status();
@@ -27,6 +36,14 @@ Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gp
 }
 
 StreamMigrations::~StreamMigrations() { settle(true); }
+
+void StreamMigrations::keep_host_free(uint64_t headroom_bytes) {
+  if (spill_ != nullptr && headroom_bytes > 0) spill_->keep_free(headroom_bytes);
+}
+
+void StreamMigrations::set_next_uses(NextUses next_uses) {
+  if (spill_ != nullptr) spill_->set_next_uses(std::move(next_uses));
+}
 
 Status StreamMigrations::measure_link(uint64_t bytes) {
   bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
