@@ -7,7 +7,7 @@
 // The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
 // no room (backend/host_memory.h), kept and used again as long as the tier lives, because to unpin
 // may stop the device. A chunk that cannot be pinned stays, as pageable memory, and its blocks say
-// so; copies of those go through a StagingRing.
+// so; copies of those go through a StagingRing (engine/cuda/staged_copies.h).
 //
 // A block beyond the budget is for bytes that must come through whatever the budget says: an op
 // waits for them, and all of it is taken. It is pageable memory of its own, unmapped when it is

@@ -60,6 +60,18 @@ Status CudaBackend::open_host(const CudaBackendConfig& config) {
   Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
   if (!host.is_ok()) return host.status();
   host_ = std::move(host).value();
+  // Before any block, so that the limit of locked memory has room for the buffers that help when
+  // it has none for more.
+  TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
+  return open_staging(&staging_in_);
+}
+
+Status CudaBackend::open_staging(std::unique_ptr<StagingRing>* staging) {
+  Result<std::unique_ptr<StagingRing>> ring =
+      StagingRing::create({.node = gpu_->facts().numa_node, .pinner = pinner_.get()});
+  if (!ring.is_ok()) return ring.status();
+  // Plain buffers are no better than the driver's own.
+  if (ring.value()->is_pinned()) *staging = std::move(ring).value();
   return Status::ok();
 }
 
@@ -71,8 +83,9 @@ Status CudaBackend::open_disk(const CudaBackendConfig& config) {
 }
 
 Status CudaBackend::open_migrations(const CudaBackendConfig& config, Stats& stats) {
-  Result<std::unique_ptr<StreamMigrations>> migrations =
-      StreamMigrations::create(*gpu_, *marks_, *heap_, {*host_, disk_.get()}, hasher_.get(), stats);
+  Result<std::unique_ptr<StreamMigrations>> migrations = StreamMigrations::create(
+      *gpu_, *marks_, *heap_, {*host_, staging_out_.get(), staging_in_.get(), disk_.get()},
+      hasher_.get(), stats);
   if (!migrations.is_ok()) return migrations.status();
   migrations_ = std::move(migrations).value();
   migrations_->keep_host_free(

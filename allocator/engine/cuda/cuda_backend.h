@@ -25,6 +25,7 @@
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
+#include "tier/staging_ring.h"
 
 namespace tencache {
 
@@ -65,6 +66,7 @@ class CudaBackend final : public Backend {
   Status open_parts(const DriverApi& driver, const CudaBackendConfig& config, Budget& budget,
                     Stats& stats);
   Status open_host(const CudaBackendConfig& config);
+  Status open_staging(std::unique_ptr<StagingRing>* staging);
   Status open_disk(const CudaBackendConfig& config);
   Status open_migrations(const CudaBackendConfig& config, Stats& stats);
   void open_hasher(const NvrtcApi& nvrtc);
@@ -77,6 +79,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<HostTier> host_;
+  std::unique_ptr<StagingRing> staging_out_;  // null where it could not be pinned
+  std::unique_ptr<StagingRing> staging_in_;
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<CudaHeap> heap_;
   std::unique_ptr<DeviceHasher> hasher_;

@@ -159,8 +159,7 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
     if (!hash.is_ok()) return hash.status();
     eviction.before = std::move(hash).value();
   }
-  TENCACHE_RETURN_IF_ERROR(
-      out_->to_host(extent->host_block.memory, extent->device_address(), extent->bytes));
+  TENCACHE_RETURN_IF_ERROR(copy_out(extent->host_block, extent->device_address()));
   Result<StreamMark> mark = out_->mark();
   if (!mark.is_ok()) return mark.status();
   eviction.done = std::move(mark).value();

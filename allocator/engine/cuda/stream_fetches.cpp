@@ -2,6 +2,7 @@
 //
 // The phases of a fetch (engine/cuda/stream_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -181,9 +182,10 @@ std::vector<CudaExtent*> StreamMigrations::map_frames(std::vector<CudaExtent*>& 
 Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
                                  StreamMark* mark) {
   Status status;
+  std::optional<StagedCopies> staged;
   for (const CudaExtent* extent : extents) {
     if (!status.is_ok()) break;
-    status = stream.to_device(extent->device_address(), extent->host_block.memory, extent->bytes);
+    status = queue_copy_in(extent->host_block, extent->device_address(), stream, &staged);
   }
   if (status.is_ok()) {
     Result<StreamMark> made = stream.mark();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The phases of an eviction and of a fetch that concern host memory: a block for what leaves, and
-// what lies on disk alone brought back into one (engine/cuda/stream_migrations.h tells the
-// protocol).
+// The phases of an eviction and of a fetch that concern host memory: a block for what leaves,
+// copies from and to one, and what lies on disk alone brought back into one
+// (engine/cuda/stream_migrations.h tells the protocol).
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -35,6 +36,22 @@ Result<HostBlock> StreamMigrations::take_block_for_op(uint64_t bytes) {
   block = take_block(bytes);
   if (block.is_ok()) return block;
   return host_.allocate_beyond_budget(bytes);
+}
+
+Status StreamMigrations::copy_out(const HostBlock& block, CUdeviceptr device) {
+  if (block.is_pinned || staging_out_ == nullptr) {
+    return out_->to_host(block.memory, device, block.bytes);
+  }
+  return StagedCopies(*out_, *staging_out_).to_host(block.memory, device, block.bytes);
+}
+
+Status StreamMigrations::queue_copy_in(const HostBlock& block, CUdeviceptr device,
+                                       CopyStream& stream, std::optional<StagedCopies>* staged) {
+  if (block.is_pinned || staging_in_ == nullptr) {
+    return stream.to_device(device, block.memory, block.bytes);
+  }
+  if (!staged->has_value()) staged->emplace(stream, *staging_in_);
+  return (*staged)->to_device(device, block.memory, block.bytes);
 }
 
 // Takes those out of `extents` that stay cold, and returns them. The thread waits for the disk.

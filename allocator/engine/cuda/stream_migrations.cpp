@@ -13,6 +13,8 @@ StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below, Devi
                                    Stats& stats)
     : heap_(heap),
       host_(below.host),
+      staging_out_(below.staging_out),
+      staging_in_(below.staging_in),
       hasher_(hasher),
       stats_(stats),
       spill_(below.disk != nullptr
@@ -67,10 +69,11 @@ Status StreamMigrations::measure_link(uint64_t bytes) {
 Status StreamMigrations::time_copies(CUdeviceptr address, const HostBlock& block) {
   for (int round = 0; round < 2; ++round) {
     const uint64_t begin_ns = now_ns();
-    Status status = out_->to_host(block.memory, address, block.bytes);
+    std::optional<StagedCopies> staged;
+    Status status = copy_out(block, address);
     const Status out_done = out_->wait_until_idle();
     const uint64_t between_ns = now_ns();
-    if (status.is_ok()) status = in_ahead_->to_device(address, block.memory, block.bytes);
+    if (status.is_ok()) status = queue_copy_in(block, address, *in_ahead_, &staged);
     const Status in_done = in_ahead_->wait_until_idle();
     TENCACHE_RETURN_IF_ERROR(status);
     TENCACHE_RETURN_IF_ERROR(out_done);

@@ -30,6 +30,9 @@
 // disk on the host, a fetch ahead of use keeps nobody waiting. The slot stays with the extent as a
 // spare copy, as the block does, as long as nothing proves that other bytes leave.
 //
+// Blocks that could not be pinned are copied through a few pinned buffers
+// (engine/cuda/staged_copies.h), which takes the thread that evicts or fetches along.
+//
 // A GPU cannot read what is not mapped: should a copy fail, E stays cold, and an op that uses it
 // faults on the device. It never reads wrong bytes.
 //
@@ -53,16 +56,22 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/cuda/host_spill.h"
+#include "engine/cuda/staged_copies.h"
 #include "engine/migrations.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
+#include "tier/staging_ring.h"
 
 namespace tencache {
 
 /// What lies below a GPU.
 struct TiersBelow {
   HostTier& host;
+  // For blocks that are not pinned; null: left to the driver. One for each direction: what comes
+  // back must not wait for what leaves, which waits for the program's work.
+  StagingRing* staging_out = nullptr;
+  StagingRing* staging_in = nullptr;
   DiskTier* disk = nullptr;  // null: nothing goes further down
 };
 
@@ -140,6 +149,10 @@ class StreamMigrations final : public Migrations {
   Result<HostBlock> take_block(uint64_t bytes);
   Result<HostBlock> take_block_for_op(uint64_t bytes);
   uint64_t make_host_room(uint64_t bytes);
+  Status copy_out(const HostBlock& block, CUdeviceptr device);
+  /// `staged` is the batch's, and made when it is needed.
+  Status queue_copy_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
+                       std::optional<StagedCopies>* staged);
   std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead);
 
   // Phases of a fetch.
@@ -159,6 +172,8 @@ class StreamMigrations final : public Migrations {
 
   CudaHeap& heap_;
   HostTier& host_;
+  StagingRing* const staging_out_;
+  StagingRing* const staging_in_;
   DeviceHasher* const hasher_;
   Stats& stats_;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
