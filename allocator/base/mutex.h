@@ -5,13 +5,14 @@
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. None is held across a copy,
 // an I/O, a blocking system call or a callback into PyTorch.
+//   0. HostSpill::plan_mutex_     held while a cursor is asked which extents are needed last
 //   1. PlanCursor::mutex_         the place in a script; held while orders are given
 //   2. Migrator, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
 //   3. CpuHeap, CudaHeap::mutex_  lists of extents: cached, live; address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 log, recorder registry, operator names, retired slots, frames,
 //                                 marks and numbers of streams, small blocks, staging buffers,
-//                                 flights
+//                                 flights, turns of demotions
 // Held from before a fork until after it, and so in front of all of these: the list of engines, and
 // after it that of GPUs.
 // DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow

@@ -38,6 +38,8 @@ double uniform_draw(uint64_t seed, uint64_t index) {
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
 
 Engine::~Engine() {
+  // The backend outlives the cursor.
+  if (backend_ != nullptr && migrations() != nullptr) migrations()->set_next_uses({});
   MutexLock lock(g_engines_mutex);
   std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
@@ -95,6 +97,7 @@ void Engine::wire_plans() {
   cursor_config.forget_fetches = [this] { prefetcher_->forget(); };
   cursor_config.on_period = [this] { learner_->nudge(); };
   cursor_ = std::make_unique<PlanCursor>(std::move(cursor_config));
+  migrations()->set_next_uses([this] { return cursor_->next_uses(); });
   LearnerConfig learner_config;
   learner_config.measure = [this](uint64_t* fixed_bytes) { return measure(fixed_bytes); };
   if (OpTimer* timer = backend_->op_timer()) {

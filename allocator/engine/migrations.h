@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <unordered_map>
 
 #include "backend/stream_set.h"
 #include "base/mutex.h"
@@ -88,6 +89,12 @@ class Migrations {
   /// far: a program that is ahead of it loses nothing. Returns at once where nothing is queued.
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
+
+  /// Ticks until known extents are used next; none known: empty.
+  using NextUses = std::function<std::unordered_map<const Extent*, uint64_t>()>;
+  /// What tells which copies below are needed last, where that matters; an empty one: nothing does
+  /// any more, and none is called when this returns.
+  virtual void set_next_uses(NextUses /*next_uses*/) {}
 
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}

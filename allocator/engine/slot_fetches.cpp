@@ -3,7 +3,6 @@
 // The phases of a fetch (engine/slot_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <utility>
 
 #include "backend/write_barrier.h"
@@ -13,39 +12,9 @@
 #include "base/racy_access.h"
 #include "engine/migration_permit.h"
 #include "engine/slot_migrations.h"
+#include "engine/slot_reader.h"
 
 namespace tencache {
-namespace {
-
-// A read that fails may succeed when it is repeated (a path of the device resets); a hash that does
-// not match never gets better.
-constexpr int kReadTriesMax = 3;
-
-/// Hashes what has arrived, piece by piece, while later pieces are in flight, and hands on each
-/// segment as soon as all of it is there.
-class HashingReader final : public PieceObserver {
- public:
-  HashingReader(std::span<const IoSegment> segments,
-                std::function<void(size_t segment, const ContentHash& hash)> on_segment)
-      : segments_(segments), hashers_(segments.size()), on_segment_(std::move(on_segment)) {}
-
-  bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
-  void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
-    const IoSegment& whole = segments_[segment];
-    hashers_[segment].append(whole.memory_at(offset), bytes);
-    if (offset + bytes == whole.offset + whole.bytes) {
-      on_segment_(segment, hashers_[segment].finish());
-    }
-  }
-
- private:
-  std::span<const IoSegment> segments_;
-  std::vector<ContentHasher> hashers_;
-  std::function<void(size_t segment, const ContentHash& hash)> on_segment_;
-};
-
-}  // namespace
-
 void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
@@ -128,7 +97,7 @@ void SlotMigrations::move_in(std::vector<Fetch> fetches, std::vector<const Exten
   make_scratch(fetches, left_cold);
   for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
   // Phase 4, as soon as all of an extent is there: its pages take their place.
-  read_slots(std::move(fetches), left_cold);
+  read_back(fetches, left_cold);
   read_speed_.add(bytes, now_ns() - begin_ns);
   read_work_.add(bytes, thread_work_ns() - begin_work_ns);
 }
@@ -160,52 +129,27 @@ void SlotMigrations::make_scratch(std::vector<Fetch>& fetches,
   fetches = std::move(ready);
 }
 
-void SlotMigrations::read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
-  for (int tries = 1; !fetches.empty(); ++tries) {
-    std::vector<IoSegment> segments;
-    segments.reserve(fetches.size());
-    for (const Fetch& fetch : fetches) {
-      segments.push_back({fetch.scratch, fetch.extent->slot.offset, fetch.extent->bytes});
-    }
-    size_t done = 0;
-    HashingReader reader(segments, [&](size_t segment, const ContentHash& hash) {
-      verify(*fetches[segment].extent, hash);
-      merge_and_move(fetches[segment], left_cold);
-      done = segment + 1;
-    });
-    const TransferResult transfer = disk_.read(segments, &reader);
-    add(stats_.disk_read_bytes, transfer.bytes);
-    fetches.erase(fetches.begin(), fetches.begin() + static_cast<std::ptrdiff_t>(done));
-    if (!transfer.status.is_ok() && tries == kReadTriesMax) {
-      // A guess must not end the program: it may never need these bytes.
-      if (fetches.front().is_ahead) return give_up_fetches(fetches, transfer.status, left_cold);
-      fatal(
-          "tensors cannot be read back from the spill file in %s: %s. The program is stopped so "
-          "that it does not go on with wrong numbers; check the disk or choose another one with "
-          "--spill-dir",
-          disk_.directory().c_str(), transfer.status.clause().c_str());
-    }
-  }
+void SlotMigrations::read_back(const std::vector<Fetch>& fetches,
+                               std::vector<const Extent*>* left_cold) {
+  std::vector<SlotRead> reads;
+  reads.reserve(fetches.size());
+  for (const Fetch& fetch : fetches) reads.push_back({fetch.extent, fetch.scratch});
+  const auto on_read = [&](size_t index) { merge_and_move(fetches[index], left_cold); };
+  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_);
+  if (result.done == fetches.size()) return;
+  const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
+  // A guess must not end the program: it may never need these bytes.
+  if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
+  give_up_fetches(unread, result.status, left_cold);
 }
 
-void SlotMigrations::give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+void SlotMigrations::give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
                                      std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
     drop_scratch(fetch);
     leave_cold(fetch, reason);
     left_cold->push_back(fetch.extent);
   }
-}
-
-void SlotMigrations::verify(const Extent& extent, const ContentHash& hash) const {
-  if (hash == extent.slot_hash) return;
-  fatal(
-      "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
-      "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
-      "numbers; check the disk or choose another one with --spill-dir",
-      disk_.directory().c_str(), static_cast<unsigned long long>(extent.id),
-      static_cast<void*>(extent.address), static_cast<unsigned long long>(extent.bytes),
-      static_cast<unsigned long long>(extent.slot.offset));
 }
 
 void SlotMigrations::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {

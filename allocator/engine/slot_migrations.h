@@ -76,13 +76,12 @@ class SlotMigrations final : public Migrations {
     bool is_ahead = false;     // nobody waits for it
     Extent* frames = nullptr;  // whose pages the scratch is, if they are a cached extent's
   };
-  void give_up_fetches(const std::vector<Fetch>& fetches, const Status& reason,
+  void give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
                        std::vector<const Extent*>* left_cold);
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
   void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
-  void read_slots(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
-  void verify(const Extent& extent, const ContentHash& hash) const;
+  void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   Status move_scratch(const Fetch& fetch);

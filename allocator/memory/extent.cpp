@@ -99,6 +99,26 @@ void Extent::abandon_fetch() {
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 
+bool Extent::claim_for_demotion() {
+  return transition(bit(ExtentState::kCold), ExtentState::kCold, kPinsMask | kFlagBusy, kFlagBusy,
+                    0);
+}
+
+bool Extent::end_demotion() {
+  return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
+}
+
+bool Extent::leave_to_demotion() {
+  uint64_t word = word_.load(std::memory_order_relaxed);
+  for (;;) {
+    if (state_of(word) != ExtentState::kCold || (word & kFlagBusy) == 0) return false;
+    if (word_.compare_exchange_weak(word, with_state(word, ExtentState::kVacant),
+                                    std::memory_order_acq_rel, std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+}
+
 bool Extent::retire() {
   return transition(
       bit(ExtentState::kResident) | bit(ExtentState::kEvicting) | bit(ExtentState::kArriving),

@@ -14,6 +14,8 @@
 //     Fetching, Merging --abandon_fetch--> Cold
 //     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
 //     Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
+//     Cold --claim_for_demotion--> Cold and busy --end_demotion--> Cold                   (cuda)
+//     Cold and busy --leave_to_demotion--> Vacant     (freed meanwhile: end_demotion tells)
 //
 // Invariants
 //   1. On the cpu, in Resident, Evicting and Cached the pages are anonymous and writable. In Cold
@@ -23,8 +25,11 @@
 //      on their way, and a stream that uses them waits for their mark first.
 //   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
 //      waits.
-//   3. `busy` is held by the one thread that migrates or recycles the extent. The copy below is
-//      that thread's; while nobody is busy, it is the heap's, which lets one thread look at it.
+//   3. `busy` is held by the one thread that migrates, demotes or recycles the extent. The copy
+//      below is that thread's; while nobody is busy, it is the heap's, which lets one thread look
+//      at it.
+//   4. On cuda the copy below is a block of host memory, a slot, or both, which then hold the same:
+//      a slot belongs to an extent only once it is written. A cold extent has one of them at least.
 //
 // Threads: the word is changed by any thread with the methods below, all of them lock-free.
 #pragma once
@@ -53,8 +58,8 @@ enum class ExtentState : uint8_t {
 };
 
 /// What use of an extent has told; kept in the state word.
-inline constexpr uint64_t kFlagBusy = 1u << 4;          // one thread migrates or recycles it
-inline constexpr uint64_t kFlagSeen = 1u << 5;          // an op has named it: it may go cold
+inline constexpr uint64_t kFlagBusy = 1u << 4;  // one thread migrates, demotes or recycles it
+inline constexpr uint64_t kFlagSeen = 1u << 5;  // an op has named it: it may go cold
 inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed
 inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op has announced a write since the slot
 inline constexpr uint64_t kFlagAhead = 1u << 8;  // fetched ahead of use and not used since
@@ -143,6 +148,20 @@ class Extent {
   /// They are there, or nobody wants them any more, since it was freed meanwhile; gives up `busy`.
   void settle();
   void abandon_fetch();
+
+  /// Takes `busy` of a cold extent, whose copy then moves to a lower tier or is looked at.
+  bool claim_for_demotion();
+  /// Whether somebody has asked for a claimed extent since: an op, an order of a plan, a free.
+  bool is_wanted_since(uint64_t claimed_at_ticks) const {
+    const uint64_t word = load();
+    return pins_of(word) > 0 || state_of(word) != ExtentState::kCold ||
+           last_use_ticks.load(std::memory_order_relaxed) > claimed_at_ticks;
+  }
+  /// Gives up `busy`. False, and busy still, when it was freed meanwhile: it is the caller's to
+  /// end.
+  bool end_demotion();
+  /// Freed by the program while it is demoted; whoever demotes it ends its life.
+  bool leave_to_demotion();
 
   /// Freed by the program. False when the extent is cold or inside a window: see Heap::free.
   bool retire();

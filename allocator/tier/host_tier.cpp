@@ -52,11 +52,7 @@ HostTier::~HostTier() {
 
 Result<HostBlock> HostTier::allocate(uint64_t bytes) {
   TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
-  if (getpid() != owner_pid_) {
-    return Status(StatusCode::kFailedPrecondition,
-                  "A forked process has no host tier: the memory belongs to process " +
-                      std::to_string(owner_pid_) + ".");
-  }
+  if (getpid() != owner_pid_) return refused_in_child();
   {
     MutexLock lock(mutex_);
     if (bytes > config_.budget_bytes) return budget_exhausted(bytes);
@@ -75,6 +71,7 @@ HostBlock HostTier::take(uint64_t bytes) {
 void HostTier::release(const HostBlock& block) {
   TENCACHE_CHECK(block.is_valid(), "no block was to be released");
   if (getpid() != owner_pid_) return;
+  if (block.is_beyond_budget()) return release_beyond_budget(block);
   MutexLock lock(mutex_);
   ranges_.free(block.offset / kIoAlignment, block.capacity_bytes() / kIoAlignment);
   TENCACHE_CHECK(stats_.asked_bytes >= block.bytes && stats_.block_count > 0,
@@ -83,6 +80,35 @@ void HostTier::release(const HostBlock& block) {
                  static_cast<unsigned long long>(stats_.asked_bytes));
   stats_.asked_bytes -= block.bytes;
   --stats_.block_count;
+}
+
+Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  if (getpid() != owner_pid_) return refused_in_child();
+  MutexLock grow_lock(grow_mutex_);
+  Result<HostMemory> memory = make_memory(round_up(bytes, kIoAlignment));
+  if (!memory.is_ok()) return memory.status();
+  char* const data = memory.value().data();
+  MutexLock lock(mutex_);
+  stats_.beyond_bytes += bytes;
+  beyond_budget_.emplace(data, std::move(memory).value());
+  return HostBlock{data, bytes, HostBlock::kBeyondBudget, false};
+}
+
+// The memory is unmapped when the lock is given up.
+void HostTier::release_beyond_budget(const HostBlock& block) {
+  std::map<const char*, HostMemory>::node_type released;
+  MutexLock lock(mutex_);
+  released = beyond_budget_.extract(block.memory);
+  TENCACHE_CHECK(!released.empty(), "%p is no block beyond the budget",
+                 static_cast<const void*>(block.memory));
+  stats_.beyond_bytes -= block.bytes;
+}
+
+Status HostTier::refused_in_child() const {
+  return {StatusCode::kFailedPrecondition,
+          "A forked process has no host tier: the memory belongs to process " +
+              std::to_string(owner_pid_) + "."};
 }
 
 HostBlock HostTier::take_block(uint64_t bytes) {

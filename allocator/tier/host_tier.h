@@ -7,7 +7,11 @@
 // The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
 // no room (backend/host_memory.h), kept and used again as long as the tier lives, because to unpin
 // may stop the device. A chunk that cannot be pinned stays, as pageable memory, and its blocks say
-// so; copies of those go through a StagingRing.
+// so; copies of those go through a StagingRing (engine/cuda/staged_copies.h).
+//
+// A block beyond the budget is for bytes that must come through whatever the budget says: an op
+// waits for them, and all of it is taken. It is pageable memory of its own, unmapped when it is
+// released.
 //
 // Invariants: 1. blocks do not overlap, and none lies in two chunks: a copy is within one
 // registration. 2. the bytes of all chunks, those in the making included, are never more than the
@@ -34,6 +38,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -49,11 +54,14 @@ namespace tencache {
 
 /// A place in host memory. Trivially copyable; ownership is the holder's affair.
 struct HostBlock {
+  static constexpr uint64_t kBeyondBudget = ~uint64_t{0};
+
   char* memory = nullptr;
   uint64_t bytes = 0;   // as asked; 0 = no block
-  uint64_t offset = 0;  // in the tier's own space
+  uint64_t offset = 0;  // in the tier's own space, or kBeyondBudget
   bool is_pinned = false;
   bool is_valid() const { return bytes != 0; }
+  bool is_beyond_budget() const { return offset == kBeyondBudget; }
   /// What may be read and written at `memory`, in whole I/O units.
   uint64_t capacity_bytes() const { return round_up(bytes, kIoAlignment); }
 };
@@ -77,7 +85,8 @@ struct HostTierStats {
   uint64_t pinned_bytes = 0;
   uint64_t chunk_count = 0;
   uint64_t block_count = 0;
-  HostPlacement placement;  // of the newest chunk
+  uint64_t beyond_bytes = 0;  // of blocks beyond the budget, which count nowhere else
+  HostPlacement placement;    // of the newest chunk
 };
 
 class HostTier {
@@ -98,6 +107,9 @@ class HostTier {
   /// As allocate(), but of what is mapped already: no block where that has no room for it, and in a
   /// forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// A block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory when
+  /// the kernel refuses it.
+  Result<HostBlock> allocate_beyond_budget(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.
   void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
@@ -115,6 +127,8 @@ class HostTier {
   };
 
   explicit HostTier(HostTierConfig config);
+  Status refused_in_child() const;
+  void release_beyond_budget(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
   HostBlock take_block(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   const Chunk& chunk_of(uint64_t unit) const TENCACHE_REQUIRES(mutex_);
   Result<HostBlock> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
@@ -135,6 +149,7 @@ class HostTier {
   mutable Mutex mutex_;
   RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);      // in units of kIoAlignment
   std::vector<Chunk> chunks_ TENCACHE_GUARDED_BY(mutex_);  // ascending by first_unit
+  std::map<const char*, HostMemory> beyond_budget_ TENCACHE_GUARDED_BY(mutex_);
   HostTierStats stats_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -58,6 +58,7 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
        &Extent::retire,
        {{kResident, kCached}, {kEvicting, kCached}, {kArriving, kCached}}},
       {"claim_for_free", &Extent::claim_for_free, {{kCold, kVacant}}},
+      {"claim_for_demotion", &Extent::claim_for_demotion, {{kCold, kCold}}},
       {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
       {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
   };
@@ -206,6 +207,43 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
   EXPECT_FALSE(revived.claim_for_eviction());
   revived.settle();
   EXPECT_TRUE(revived.claim_for_eviction());
+}
+
+// Cold all the while; nobody else moves it, and a free does not wait.
+TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
+  Extent extent;
+  lead_to(extent, kCold);
+  EXPECT_FALSE(extent.leave_to_demotion());
+  ASSERT_TRUE(extent.claim_for_demotion());
+  EXPECT_FALSE(extent.claim_for_demotion());
+  EXPECT_FALSE(extent.claim_for_fetch());
+  EXPECT_FALSE(extent.claim_for_free());
+  EXPECT_TRUE(extent.end_demotion());
+  EXPECT_FALSE(extent.has(kFlagBusy));
+  ASSERT_TRUE(extent.claim_for_demotion());
+  EXPECT_TRUE(extent.leave_to_demotion());
+  EXPECT_EQ(extent.state(), kVacant);
+  EXPECT_FALSE(extent.end_demotion());
+  EXPECT_TRUE(extent.has(kFlagBusy));
+  extent.become_vacant();
+  lead_to(extent, kCold);
+  extent.pin();
+  EXPECT_FALSE(extent.claim_for_demotion());
+}
+
+TEST(ExtentTest, PinsOrdersAndFreesWantADemotedExtent) {
+  Extent extent;
+  lead_to(extent, kCold);
+  extent.last_use_ticks = 100;
+  ASSERT_TRUE(extent.claim_for_demotion());
+  EXPECT_FALSE(extent.is_wanted_since(100));
+  EXPECT_TRUE(extent.is_wanted_since(99));
+  extent.pin();
+  EXPECT_TRUE(extent.is_wanted_since(100));
+  extent.unpin();
+  EXPECT_FALSE(extent.is_wanted_since(100));
+  extent.leave_to_demotion();
+  EXPECT_TRUE(extent.is_wanted_since(100));
 }
 
 TEST(ExtentTest, StreamsThatUseItAddUp) {

@@ -132,6 +132,30 @@ TEST(HostTierTest, TheBudgetIsHard) {
   for (const HostBlock& block : {first, last, again}) tier->release(block);
 }
 
+// Blocks beyond the budget are memory of their own, which goes when they do.
+TEST(HostTierTest, ABlockBeyondTheBudgetCountsApart) {
+  uint64_t left_bytes = kGiB;
+  const auto tier =
+      make_tier({.budget_bytes = kMiB, .bytes_left = [&left_bytes] { return left_bytes; }});
+  const HostBlock inside = must_allocate(*tier, kMiB);
+  const Result<HostBlock> beyond = tier->allocate_beyond_budget(5000);
+  ASSERT_TRUE(beyond.is_ok()) << beyond.status().message();
+  EXPECT_TRUE(beyond.value().is_beyond_budget());
+  EXPECT_FALSE(inside.is_beyond_budget());
+  EXPECT_FALSE(beyond.value().is_pinned);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(beyond.value().memory) % kIoAlignment, 0U);
+  memset(beyond.value().memory, 1, beyond.value().capacity_bytes());
+  EXPECT_EQ(tier->stats().beyond_bytes, 5000U);
+  EXPECT_EQ(tier->stats().asked_bytes, kMiB);
+  EXPECT_EQ(tier->stats().chunk_bytes, kMiB);
+  left_bytes = 0;
+  EXPECT_EQ(tier->allocate_beyond_budget(5000).status().code(), StatusCode::kNoSpace);
+  tier->release(beyond.value());
+  tier->release(inside);
+  EXPECT_EQ(tier->stats().beyond_bytes, 0U);
+  EXPECT_TRUE(tier->is_valid());
+}
+
 TEST(HostTierTest, AChunkShrinksToWhatIsLeftOfTheMachine) {
   uint64_t left_bytes = 128 * kMiB + 2 * kMiB;
   const auto tier = make_tier(

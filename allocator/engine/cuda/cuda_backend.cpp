@@ -46,15 +46,12 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
   if (!table.is_ok()) return table.status();
   table_ = std::move(table).value();
   if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
+  if (config.host && config.disk) TENCACHE_RETURN_IF_ERROR(open_disk(config));
   heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
-                                     *table_, budget, stats);
+                                     disk_.get(), *table_, budget, stats);
   if (!config.host) return Status::ok();
   if (config.nvrtc) open_hasher(*config.nvrtc);
-  Result<std::unique_ptr<StreamMigrations>> migrations =
-      StreamMigrations::create(*gpu_, *marks_, *heap_, *host_, hasher_.get(), stats);
-  if (!migrations.is_ok()) return migrations.status();
-  migrations_ = std::move(migrations).value();
-  return Status::ok();
+  return open_migrations(config, stats);
 }
 
 Status CudaBackend::open_host(const CudaBackendConfig& config) {
@@ -64,6 +61,36 @@ Status CudaBackend::open_host(const CudaBackendConfig& config) {
   Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
   if (!host.is_ok()) return host.status();
   host_ = std::move(host).value();
+  // Before any block, so that the limit of locked memory has room for the buffers that help when
+  // it has none for more.
+  TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
+  return open_staging(&staging_in_);
+}
+
+Status CudaBackend::open_staging(std::unique_ptr<StagingRing>* staging) {
+  Result<std::unique_ptr<StagingRing>> ring =
+      StagingRing::create({.node = gpu_->facts().numa_node, .pinner = pinner_.get()});
+  if (!ring.is_ok()) return ring.status();
+  // Plain buffers are no better than the driver's own.
+  if (ring.value()->is_pinned()) *staging = std::move(ring).value();
+  return Status::ok();
+}
+
+Status CudaBackend::open_disk(const CudaBackendConfig& config) {
+  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
+  if (!disk.is_ok()) return disk.status();
+  disk_ = std::move(disk).value();
+  return Status::ok();
+}
+
+Status CudaBackend::open_migrations(const CudaBackendConfig& config, Stats& stats) {
+  Result<std::unique_ptr<StreamMigrations>> migrations = StreamMigrations::create(
+      *gpu_, *marks_, *heap_, {*host_, staging_out_.get(), staging_in_.get(), disk_.get()},
+      hasher_.get(), stats);
+  if (!migrations.is_ok()) return migrations.status();
+  migrations_ = std::move(migrations).value();
+  migrations_->keep_host_free(
+      static_cast<uint64_t>(static_cast<double>(host_->budget_bytes()) * config.host_headroom));
   return Status::ok();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaBackend: extents in the memory of one GPU, cold ones in host memory that is pinned and next
-// to it.
+// to it, and below that on disk.
 //
 // Threads: create and destroy on one thread; the rest as its parts.
 #pragma once
@@ -24,7 +24,9 @@
 #include "engine/cuda/event_timer.h"
 #include "engine/cuda/stream_migrations.h"
 #include "memory/cuda/cuda_heap.h"
+#include "tier/disk_tier.h"
 #include "tier/host_tier.h"
+#include "tier/staging_ring.h"
 
 namespace tencache {
 
@@ -33,7 +35,11 @@ struct CudaBackendConfig {
   uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
   HeapConfig heap;
   std::optional<HostTierConfig> host;  // none: nothing ever goes cold. Node and pinner are set here
-  std::optional<NvrtcApi> nvrtc;       // compiles the hash; none: every eviction copies
+  std::optional<DiskTierConfig> disk;  // below the host; none: what finds no room there stays
+  /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
+  /// the room is needed.
+  double host_headroom = 1.0 / 16;
+  std::optional<NvrtcApi> nvrtc;  // compiles the hash; none: every eviction copies
 };
 
 class CudaBackend final : public Backend {
@@ -55,10 +61,11 @@ class CudaBackend final : public Backend {
     return streams_->is_capturing(static_cast<CUstream>(stream));
   }
   HostTier* host() { return host_.get(); }
+  DiskTier* disk() { return disk_.get(); }
   const Gpu& gpu() const { return *gpu_; }
   StreamNumbers& streams() { return *streams_; }
 
-  // The children of a fork have no GPU and do not see the host tier.
+  // The children of a fork have no GPU, do not see the host tier and map no slots.
   void before_fork() override {}
   void after_fork_in_parent() override {}
 
@@ -67,6 +74,9 @@ class CudaBackend final : public Backend {
   Status open_parts(const DriverApi& driver, const CudaBackendConfig& config, Budget& budget,
                     Stats& stats);
   Status open_host(const CudaBackendConfig& config);
+  Status open_staging(std::unique_ptr<StagingRing>* staging);
+  Status open_disk(const CudaBackendConfig& config);
+  Status open_migrations(const CudaBackendConfig& config, Stats& stats);
   void open_hasher(const NvrtcApi& nvrtc);
 
   std::unique_ptr<Gpu> gpu_;
@@ -78,6 +88,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<HostTier> host_;
+  std::unique_ptr<StagingRing> staging_out_;  // null where it could not be pinned
+  std::unique_ptr<StagingRing> staging_in_;
+  std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<CudaHeap> heap_;
   std::unique_ptr<DeviceHasher> hasher_;
   std::unique_ptr<StreamMigrations> migrations_;

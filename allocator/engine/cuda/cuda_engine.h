@@ -54,6 +54,7 @@ class CudaEngine final : public Engine {
 
   CudaHeap& heap() { return backend_->heap(); }
   HostTier* host() { return backend_->host(); }
+  DiskTier* disk() { return backend_->disk(); }
   CudaBackend& backend() { return *backend_; }
 
  private:

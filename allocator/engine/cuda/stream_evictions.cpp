@@ -20,12 +20,14 @@ constexpr size_t kBatchMax = DeviceHasher::kSlotCount / 8;
 // What is ordered is moved in parts of this time of the link, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
 
+Order order_of(Extent* extent) { return {extent, extent->id.load(), extent->bytes, 0, {}}; }
+
 }  // namespace
 
 EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   std::vector<Order> orders;
   orders.reserve(extents.size());
-  for (Extent* extent : extents) orders.push_back({extent, extent->id.load(), extent->bytes, 0});
+  for (Extent* extent : extents) orders.push_back(order_of(extent));
   return evict_ordered(orders);
 }
 
@@ -33,19 +35,37 @@ EvictionResult StreamMigrations::evict_ordered(std::span<const Order> orders) {
   MigrationPermit permit(gate_);
   EvictionResult result;
   settle(false);
-  std::vector<Eviction> under_way;
-  while (!orders.empty() || !under_way.empty()) {
-    const size_t count = std::min(orders.size(), kBatchMax);
-    std::vector<Eviction> next = begin(orders.first(count), &result);
-    orders = orders.subspan(count);
-    finish(under_way, &result);
-    under_way = std::move(next);
+  if (spill_ == nullptr) {
+    evict_batches(orders, nullptr, &result);
+    return result;
+  }
+  // What finds no host memory may find it once those before it are cold and can be demoted.
+  std::vector<Order> left(orders.begin(), orders.end());
+  for (bool may_put_off = true; !left.empty();) {
+    const uint64_t count_before = result.count;
+    std::vector<Order> put_off;
+    evict_batches(left, may_put_off ? &put_off : nullptr, &result);
+    may_put_off = result.count > count_before;
+    left = std::move(put_off);
   }
   return result;
 }
 
+void StreamMigrations::evict_batches(std::span<const Order> orders, std::vector<Order>* put_off,
+                                     EvictionResult* result) {
+  std::vector<Eviction> under_way;
+  while (!orders.empty() || !under_way.empty()) {
+    const size_t count = std::min(orders.size(), kBatchMax);
+    std::vector<Eviction> next = begin(orders.first(count), put_off, result);
+    orders = orders.subspan(count);
+    finish(under_way, result);
+    under_way = std::move(next);
+  }
+}
+
 // Returns those whose copies are queued.
 std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<const Order> orders,
+                                                                std::vector<Order>* put_off,
                                                                 EvictionResult* result) {
   // Phase 1: claim. From here on the extents are ours, and still usable by the program.
   std::vector<Eviction> dirty = claim(orders);
@@ -58,7 +78,7 @@ std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<const 
   prove_and_leave(clean, result, &dirty);
   // Phase 2: blocks, then copies.
   for (Eviction& eviction : dirty) eviction.needs_copy = true;
-  take_blocks(dirty, result);
+  take_blocks(dirty, put_off, result);
   queue_copies(dirty, result);
   return dirty;
 }
@@ -121,22 +141,28 @@ uint64_t StreamMigrations::bytes_at_once() const {
   return std::min(bytes_in(kAtOnceS), Migrations::bytes_at_once());
 }
 
-void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, EvictionResult* result) {
+// Those that find no room are failures, unless they can be put off.
+void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, std::vector<Order>* put_off,
+                                   EvictionResult* result) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status = ensure_block(eviction.extent);
-    if (!status.is_ok()) fail(eviction, status, result);
-    return !status.is_ok();
+    if (status.is_ok()) return false;
+    if (put_off != nullptr && status.code() == StatusCode::kNoSpace) {
+      put_off->push_back(order_of(eviction.extent));
+      put_off->back().queued = eviction.users_done;
+      abandon(eviction);
+    } else {
+      fail(eviction, status, result);
+    }
+    return true;
   });
 }
 
 Status StreamMigrations::ensure_block(CudaExtent* extent) {
   extent->slot_is_written = false;
+  heap_.release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
-  Result<HostBlock> block = host_.allocate(extent->bytes);
-  // What is given back may lie scattered, so this goes on while there is anything to give back.
-  while (!block.is_ok() && heap_.drop_spare_copies(extent->bytes) > 0) {
-    block = host_.allocate(extent->bytes);
-  }
+  const Result<HostBlock> block = take_block(extent->bytes);
   if (block.is_ok()) extent->host_block = block.value();
   return block.status();
 }
@@ -175,8 +201,7 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
     if (!hash.is_ok()) return hash.status();
     eviction.before = std::move(hash).value();
   }
-  TENCACHE_RETURN_IF_ERROR(
-      out_->to_host(extent->host_block.memory, extent->device_address(), extent->bytes));
+  TENCACHE_RETURN_IF_ERROR(copy_out(extent->host_block, extent->device_address()));
   Result<StreamMark> mark = out_->mark();
   if (!mark.is_ok()) return mark.status();
   eviction.done = std::move(mark).value();

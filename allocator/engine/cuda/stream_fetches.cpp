@@ -2,6 +2,7 @@
 //
 // The phases of a fetch (engine/cuda/stream_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -60,6 +61,10 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
         std::this_thread::yield();  // it is about to take off, or has just landed
         continue;
       }
+      if (state == ExtentState::kCold && (word & kFlagBusy) != 0) {
+        extent->wait_while(word);  // it is being demoted, which our pin calls off
+        continue;
+      }
       if (state == ExtentState::kCold) {
         // An eviction that was sealed before our pin went through, or a fetch that was refused.
         const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
@@ -90,7 +95,7 @@ size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacki
       continue;
     }
     wait_while_sealing(*order.extent);
-    if (order.extent->claim_for_fetch()) {
+    if (claim_when_demoted(order.extent)) {
       const uint64_t bytes = order.extent->bytes;
       // Told before the room is taken, so that whoever misses the room finds out why.
       bytes_ahead_.fetch_add(bytes);
@@ -108,10 +113,24 @@ size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacki
   return carried_out;
 }
 
+// A fetch ahead of use whose extent is being demoted waits for that, which the order has called
+// off.
+bool StreamMigrations::claim_when_demoted(Extent* extent) {
+  while (!extent->claim_for_fetch()) {
+    const uint64_t word = extent->load();
+    if (Extent::state_of(word) != ExtentState::kCold) return false;
+    if ((word & kFlagBusy) != 0) extent->wait_while(word);
+  }
+  return true;
+}
+
 // Returns those that stay cold.
 std::vector<CudaExtent*> StreamMigrations::bring(std::vector<CudaExtent*> extents,
                                                  CopyStream& stream, bool is_ahead) {
-  std::vector<CudaExtent*> left_cold = map_frames(extents, is_ahead);
+  std::vector<CudaExtent*> left_cold;
+  if (spill_ != nullptr) left_cold = read_back(extents, is_ahead);
+  const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
+  left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
   MigrationPermit permit(gate_);
   if (!extents.empty()) {
     StreamMark mark;
@@ -165,9 +184,10 @@ std::vector<CudaExtent*> StreamMigrations::map_frames(std::vector<CudaExtent*>& 
 Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
                                  StreamMark* mark) {
   Status status;
+  std::optional<StagedCopies> staged;
   for (const CudaExtent* extent : extents) {
     if (!status.is_ok()) break;
-    status = stream.to_device(extent->device_address(), extent->host_block.memory, extent->bytes);
+    status = queue_copy_in(extent->host_block, extent->device_address(), stream, &staged);
   }
   if (status.is_ok()) {
     Result<StreamMark> made = stream.mark();
@@ -273,6 +293,7 @@ void StreamMigrations::land(const Flight& flight) {
     // The copy below may save one when the extent leaves again, as long as that can be proved.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     if (hasher_ == nullptr || !is_wanted) heap_.release_copy(extent);
+    if (extent->host_block.is_beyond_budget()) heap_.release_block(extent);
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
     bytes_ahead_.fetch_sub(bytes);

@@ -20,12 +20,22 @@ constexpr std::chrono::microseconds kAheadPoll{50};
 
 }  // namespace
 
-Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(const Gpu& gpu,
-                                                                   StreamMarks& marks,
-                                                                   CudaHeap& heap, HostTier& host,
-                                                                   DeviceHasher* hasher,
-                                                                   Stats& stats) {
-  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, host, hasher, stats));
+StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher,
+                                   Stats& stats)
+    : heap_(heap),
+      host_(below.host),
+      staging_out_(below.staging_out),
+      staging_in_(below.staging_in),
+      hasher_(hasher),
+      stats_(stats),
+      spill_(below.disk != nullptr
+                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, gate_, stats)
+                 : nullptr) {}
+
+Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(
+    const Gpu& gpu, StreamMarks& marks, CudaHeap& heap, const TiersBelow& below,
+    DeviceHasher* hasher, Stats& stats) {
+  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, below, hasher, stats));
   for (auto* stream : {&made->out_, &made->proof_, &made->in_on_demand_, &made->in_ahead_}) {
     Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
     if (!created.is_ok()) return created.status();
@@ -55,6 +65,14 @@ uint64_t StreamMigrations::bytes_in(double link_s) const {
   return static_cast<uint64_t>(read_speed_.bytes_per_s(kUnknownBytesPerS) * link_s);
 }
 
+void StreamMigrations::keep_host_free(uint64_t headroom_bytes) {
+  if (spill_ != nullptr && headroom_bytes > 0) spill_->keep_free(headroom_bytes);
+}
+
+void StreamMigrations::set_next_uses(NextUses next_uses) {
+  if (spill_ != nullptr) spill_->set_next_uses(std::move(next_uses));
+}
+
 Status StreamMigrations::measure_link(uint64_t bytes) {
   bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
   bytes = bytes / kGranuleBytes * kGranuleBytes;
@@ -77,10 +95,11 @@ Status StreamMigrations::measure_link(uint64_t bytes) {
 Status StreamMigrations::time_copies(CUdeviceptr address, const HostBlock& block) {
   for (int round = 0; round < 2; ++round) {
     const uint64_t begin_ns = now_ns();
-    Status status = out_->to_host(block.memory, address, block.bytes);
+    std::optional<StagedCopies> staged;
+    Status status = copy_out(block, address);
     const Status out_done = out_->wait_until_idle();
     const uint64_t between_ns = now_ns();
-    if (status.is_ok()) status = in_ahead_->to_device(address, block.memory, block.bytes);
+    if (status.is_ok()) status = queue_copy_in(block, address, *in_ahead_, &staged);
     const Status in_done = in_ahead_->wait_until_idle();
     TENCACHE_RETURN_IF_ERROR(status);
     TENCACHE_RETURN_IF_ERROR(out_done);

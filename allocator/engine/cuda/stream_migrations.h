@@ -26,6 +26,15 @@
 // reached settles E. Fetches that ops wait for have a stream of their own, so that they do not
 // queue behind those ahead of use, of which only so many bytes are in flight at a time.
 //
+// Below host memory may be a disk (engine/cuda/host_spill.h): blocks of what is coldest are then
+// demoted to slots when an eviction finds no room. What has a slot alone is read back into a block
+// before its fetch takes a frame, on the thread that fetches: an op that needs it waits for the
+// disk on the host, a fetch ahead of use keeps nobody waiting. The slot stays with the extent as a
+// spare copy, as the block does, as long as nothing proves that other bytes leave.
+//
+// Blocks that could not be pinned are copied through a few pinned buffers
+// (engine/cuda/staged_copies.h), which takes the thread that evicts or fetches along.
+//
 // A GPU cannot read what is not mapped: should a copy fail, E stays cold, and an op that uses it
 // faults on the device. It never reads wrong bytes.
 //
@@ -48,20 +57,38 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
+#include "engine/cuda/host_spill.h"
+#include "engine/cuda/staged_copies.h"
 #include "engine/migrations.h"
 #include "memory/cuda/cuda_heap.h"
+#include "tier/disk_tier.h"
 #include "tier/host_tier.h"
+#include "tier/staging_ring.h"
 
 namespace tencache {
+
+/// What lies below a GPU.
+struct TiersBelow {
+  HostTier& host;
+  // For blocks that are not pinned; null: left to the driver. One for each direction: what comes
+  // back must not wait for what leaves, which waits for the program's work.
+  StagingRing* staging_out = nullptr;
+  StagingRing* staging_in = nullptr;
+  DiskTier* disk = nullptr;  // null: nothing goes further down
+};
 
 class StreamMigrations final : public Migrations {
  public:
   /// All of them outlive the migrations; `hasher` may be null.
   static Result<std::unique_ptr<StreamMigrations>> create(const Gpu& gpu, StreamMarks& marks,
-                                                          CudaHeap& heap, HostTier& host,
+                                                          CudaHeap& heap, const TiersBelow& below,
                                                           DeviceHasher* hasher, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the migrations any more.
   ~StreamMigrations() override;
+
+  /// From now on a thread keeps so much of the host's budget free, where there is a disk below it.
+  /// Once at most.
+  void keep_host_free(uint64_t headroom_bytes);
 
   /// Copies so many bytes to the host and back, as far as the budget has room for them, so that the
   /// first plan knows the link. Waits for it.
@@ -75,6 +102,7 @@ class StreamMigrations final : public Migrations {
   /// Where the driver refuses, the extent stays cold and a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams) override;
   size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
+  void set_next_uses(NextUses next_uses) override;
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -101,19 +129,22 @@ class StreamMigrations final : public Migrations {
   };
   using FlightPtr = std::shared_ptr<const Flight>;
 
-  StreamMigrations(CudaHeap& heap, HostTier& host, DeviceHasher* hasher, Stats& stats)
-      : heap_(heap), host_(host), hasher_(hasher), stats_(stats) {}
+  StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher, Stats& stats);
 
   /// What the link moves in so many seconds.
   uint64_t bytes_in(double link_s) const;
   Status time_copies(CUdeviceptr address, const HostBlock& block);
 
   // Phases of an eviction.
-  std::vector<Eviction> begin(std::span<const Order> orders, EvictionResult* result);
+  void evict_batches(std::span<const Order> orders, std::vector<Order>* put_off,
+                     EvictionResult* result);
+  std::vector<Eviction> begin(std::span<const Order> orders, std::vector<Order>* put_off,
+                              EvictionResult* result);
   void finish(std::vector<Eviction>& evictions, EvictionResult* result);
   std::vector<Eviction> claim(std::span<const Order> orders);
   std::shared_ptr<const Moment> moment_after_uses(const Order& order) const;
-  void take_blocks(std::vector<Eviction>& evictions, EvictionResult* result);
+  void take_blocks(std::vector<Eviction>& evictions, std::vector<Order>* put_off,
+                   EvictionResult* result);
   Status ensure_block(CudaExtent* extent);
   void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
   Status queue_copy(Eviction& eviction);
@@ -131,8 +162,19 @@ class StreamMigrations final : public Migrations {
   void abandon(const Eviction& eviction);
   void fail(const Eviction& eviction, const Status& failure, EvictionResult* result);
 
+  // Host memory, and the disk below it.
+  Result<HostBlock> take_block(uint64_t bytes);
+  Result<HostBlock> take_block_for_op(uint64_t bytes);
+  uint64_t make_host_room(uint64_t bytes);
+  Status copy_out(const HostBlock& block, CUdeviceptr device);
+  /// `staged` is the batch's, and made when it is needed.
+  Status queue_copy_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
+                       std::optional<StagedCopies>* staged);
+  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead);
+
   // Phases of a fetch.
   void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
+  static bool claim_when_demoted(Extent* extent);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
                                  bool is_ahead);
   std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
@@ -147,8 +189,11 @@ class StreamMigrations final : public Migrations {
 
   CudaHeap& heap_;
   HostTier& host_;
+  StagingRing* const staging_out_;
+  StagingRing* const staging_in_;
   DeviceHasher* const hasher_;
   Stats& stats_;
+  const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
   std::unique_ptr<CopyStream> out_;
   StreamSet out_number_ = kNoStreams;
   std::unique_ptr<CopyStream> proof_;  // hashes that pins wait for do not queue behind copies

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaExtent: an extent of the cuda backend, with what only that knows of one: the frame under its
-// address, the stream it belongs to, and its copy in host memory.
+// address, the stream it belongs to, and its copy below: in host memory, in the base's slot, or in
+// both.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,9 @@ struct CudaExtent : Extent {
   /// The stream it was allocated on, which may have it again as soon as it is freed. Written by
   /// CudaHeap while nobody else has the extent; snapshots read it at any time.
   std::atomic<StreamSet> home{kNoStreams};
-  /// The copy below, and the hash of what it holds once it is written (slot_is_written); owned as
-  /// the slot is (memory/extent.h, invariant 3).
+  /// The copy below as far as it is in host memory, and the hash of what the copy holds, wherever
+  /// it is, once there is one (slot_is_written); owned as the slot is (memory/extent.h, invariant
+  /// 3).
   HostBlock host_block;
   DeviceHash copy_hash;
 

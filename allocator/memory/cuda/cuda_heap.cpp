@@ -12,8 +12,8 @@
 namespace tencache {
 
 CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
-                   StreamNumbers& streams, HostTier* host, ExtentTable& table, Budget& budget,
-                   Stats& stats)
+                   StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
+                   Budget& budget, Stats& stats)
     : Heap(config, table, budget, stats),
       // The table has an entry for each granule.
       granularity_(std::max(gpu.facts().granularity_bytes, kGranuleBytes)),
@@ -23,6 +23,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       frames_(frames),
       streams_(streams),
       host_(host),
+      disk_(disk),
       granules_(arena.bytes() / kGranuleBytes) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source);
@@ -262,6 +263,10 @@ void CudaHeap::free(void* address) {
       give_back_addresses(extent);
       return;
     }
+    if (extent->leave_to_demotion()) {
+      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
+      return;
+    }
     const ExtentState state = Extent::state_of(word);
     TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
                    "double free of %p", address);
@@ -297,25 +302,6 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
         pools, [&](const auto& pool) { return pool.second->note_use(device_address, streams); });
   }
   TENCACHE_CHECK(is_ours, "record_stream of %p, which is no memory of this GPU's heap", address);
-}
-
-void CudaHeap::release_copy(CudaExtent* extent) {
-  extent->slot_is_written.store(false, std::memory_order_relaxed);
-  const HostBlock block = std::exchange(extent->host_block, HostBlock{});
-  if (block.is_valid()) host_->release(block);
-}
-
-uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
-  uint64_t dropped_bytes = 0;
-  for (const ListedExtent& listed : extents()) {
-    if (dropped_bytes >= bytes) break;
-    CudaExtent* extent = of_cuda(listed.extent);
-    if (!extent->try_take_busy()) continue;
-    dropped_bytes += extent->host_block.bytes;
-    release_copy(extent);
-    extent->release_busy();
-  }
-  return dropped_bytes;
 }
 
 // Ends the life of an extent that is Vacant and busy, and has no frame and no copy any more.

@@ -41,6 +41,7 @@
 #include "memory/cuda/program_use.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
+#include "tier/disk_tier.h"
 #include "tier/host_tier.h"
 #include "tier/range_allocator.h"
 
@@ -65,8 +66,8 @@ struct CudaHeapFigures {
 class CudaHeap final : public Heap, private SegmentSource {
  public:
   CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
-           StreamNumbers& streams, HostTier* host, ExtentTable& table, Budget& budget,
-           Stats& stats);
+           StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
+           Budget& budget, Stats& stats);
   /// Waits for the device. REQUIRES: nobody uses the heap any more.
   ~CudaHeap() override;
 
@@ -108,11 +109,18 @@ class CudaHeap final : public Heap, private SegmentSource {
   Status take_away_frame(CudaExtent* extent);
   /// The frame cannot be unmapped, because the context is broken.
   void write_off_frame(CudaExtent* extent);
-  /// Gives the copy below back. REQUIRES: it is the caller's.
+  /// Gives the copy below back, or the part of it that is in host memory or on disk. REQUIRES: it
+  /// is the caller's.
   void release_copy(CudaExtent* extent);
-  /// Gives copies of resident extents back, which only save a copy later, until `bytes` went or
-  /// none is left; returns what went.
+  void release_block(CudaExtent* extent);
+  void release_slot(CudaExtent* extent);
+  /// Gives host memory of resident extents back, whose copies only save a copy later, until `bytes`
+  /// went or none is left; returns what went. A copy that is on disk too stays there.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// The same for slots of extents that are resident, or cold with their bytes in host memory too.
+  uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// Gives up what claim_for_demotion() took, and ends the extent if it was freed meanwhile.
+  void end_demotion(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
   /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
   /// allocates or frees.
@@ -173,6 +181,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   FramePool& frames_;
   StreamNumbers& streams_;
   HostTier* const host_;
+  DiskTier* const disk_;  // below it, or null
 
   std::atomic<uint64_t> others_bytes_{0};
   std::atomic<bool> warned_others_{false};

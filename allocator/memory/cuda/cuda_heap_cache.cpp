@@ -73,11 +73,6 @@ void CudaHeap::retire(CudaExtent* extent) {
   }
 }
 
-// The copy of a busy extent is its migration's affair.
-void CudaHeap::release_spare_copy(CudaExtent* extent) {
-  if (!extent->has(kFlagBusy) && extent->host_block.is_valid()) release_copy(extent);
-}
-
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
   const StreamSet used_by = extent.used_by.load(std::memory_order_relaxed);
   const StreamSet home = extent.home.load(std::memory_order_relaxed);

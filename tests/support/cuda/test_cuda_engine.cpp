@@ -160,13 +160,16 @@ std::string TestCudaEngine::check_books_once() {
   CudaHeap& heap = engine_->heap();
   uint64_t device_bytes = heap.small_bytes() + heap.others_bytes();
   uint64_t host_bytes = 0;
+  uint64_t disk_bytes = 0;
   uint64_t cached_bytes = 0;
   for (const ListedExtent& listed : heap.extents()) {
     const auto* extent = static_cast<const CudaExtent*>(listed.extent);
     if (extent->has(kFlagBusy)) return "an extent is being moved";
     const ExtentState state = extent->state();
-    host_bytes += extent->host_block.bytes;
-    if (state == ExtentState::kCold && !extent->host_block.is_valid()) return "cold without a copy";
+    if (!extent->host_block.is_beyond_budget()) host_bytes += extent->host_block.bytes;
+    disk_bytes += extent->slot.bytes;
+    const bool has_copy = extent->host_block.is_valid() || extent->slot.is_valid();
+    if (state == ExtentState::kCold && !has_copy) return "cold without a copy";
     if (state == ExtentState::kVacant || state == ExtentState::kCold) continue;
     device_bytes += listed.bytes;
     if (state == ExtentState::kCached) cached_bytes += listed.bytes;
@@ -178,6 +181,12 @@ std::string TestCudaEngine::check_books_once() {
   }
   if (engine_->host() != nullptr && engine_->host()->stats().asked_bytes != host_bytes) {
     return differs("host bytes", engine_->host()->stats().asked_bytes, host_bytes);
+  }
+  if (engine_->host() != nullptr && engine_->host()->stats().beyond_bytes > 0) {
+    return "host memory beyond the budget is still in use";
+  }
+  if (engine_->disk() != nullptr && engine_->disk()->used_bytes() != disk_bytes) {
+    return differs("disk bytes", engine_->disk()->used_bytes(), disk_bytes);
   }
   return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
 }

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/host_spill.h"
+
+#include <algorithm>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_thread.h"
+#include "base/units.h"
+#include "engine/migration_permit.h"
+#include "tier/content_hash.h"
+
+namespace tencache {
+namespace {
+
+// Keeps a disk busy, and whoever waits for room or for a turn waits some ten milliseconds.
+constexpr uint64_t kBatchBytes = 32 * kMiB;
+// A batch that ops have called off frees nothing and says nothing about the next one.
+constexpr int kTriesMax = 8;
+
+}  // namespace
+
+/// Hashes what is written and calls the transfer off as soon as one of the batch is wanted.
+class HostSpill::Writer final : public PieceObserver {
+ public:
+  explicit Writer(const std::vector<Demotion>& demotions)
+      : demotions_(demotions), hashers_(demotions.size()) {
+    segments_.reserve(demotions.size());
+    for (const Demotion& demotion : demotions) {
+      const CudaExtent* extent = demotion.extent;
+      segments_.push_back({extent->host_block.memory, demotion.slot.offset, extent->bytes});
+    }
+  }
+
+  std::span<const IoSegment> segments() const { return segments_; }
+  size_t complete_count() const { return complete_count_; }
+  ContentHash hash(size_t index) const { return hashers_[index].finish(); }
+
+  bool before_submit(size_t segment, uint64_t, char* memory, size_t bytes) override {
+    const bool is_called_off = std::ranges::any_of(demotions_, [](const Demotion& demotion) {
+      return demotion.extent->is_wanted_since(demotion.claimed_at_ticks);
+    });
+    if (is_called_off) return false;
+    hashers_[segment].append(memory, bytes);
+    return true;
+  }
+  void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
+    const IoSegment& whole = segments_[segment];
+    if (offset + bytes == whole.offset + whole.bytes) complete_count_ = segment + 1;
+  }
+
+ private:
+  const std::vector<Demotion>& demotions_;
+  std::vector<IoSegment> segments_;
+  std::vector<ContentHasher> hashers_;
+  size_t complete_count_ = 0;
+};
+
+HostSpill::~HostSpill() {
+  is_stopping_ = true;
+  {
+    MutexLock lock(mutex_);
+    changed_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void HostSpill::keep_free(uint64_t headroom_bytes) {
+  headroom_bytes_ = headroom_bytes;
+  worker_ = start_service_thread("tencache-spill", [this] { work(); });
+}
+
+uint64_t HostSpill::demote(uint64_t bytes) {
+  {
+    MutexLock lock(mutex_);
+    if (is_demoting_) {
+      for (const uint64_t turn = turns_; turns_ == turn;) changed_.wait(mutex_);
+      return last_freed_bytes_;
+    }
+    is_demoting_ = true;
+  }
+  uint64_t freed_bytes = 0;
+  bool was_called_off = true;
+  for (int tries = 0; freed_bytes == 0 && was_called_off && tries < kTriesMax; ++tries) {
+    freed_bytes = demote_batch(bytes, &was_called_off);
+  }
+  MutexLock lock(mutex_);
+  is_demoting_ = false;
+  last_freed_bytes_ = freed_bytes;
+  ++turns_;
+  changed_.notify_all();
+  return freed_bytes;
+}
+
+uint64_t HostSpill::demote_batch(uint64_t bytes, bool* was_called_off) {
+  *was_called_off = false;
+  uint64_t freed_bytes = 0;
+  // Phase 1: claim.
+  std::vector<Demotion> demotions = claim(std::min(bytes, kBatchBytes), &freed_bytes);
+  // Phase 2: slots.
+  take_slots(demotions);
+  // Phases 3 and 4: bytes, then blocks.
+  if (!demotions.empty()) freed_bytes += write_and_release(demotions, was_called_off);
+  return freed_bytes;
+}
+
+void HostSpill::set_next_uses(Migrations::NextUses next_uses) {
+  MutexLock lock(plan_mutex_);
+  next_uses_ = std::move(next_uses);
+}
+
+std::vector<CudaExtent*> HostSpill::coldest_first() {
+  struct Candidate {
+    uint64_t ticks_to_next_use;
+    uint64_t last_use_ticks;
+    CudaExtent* extent;
+  };
+  std::unordered_map<const Extent*, uint64_t> next_uses;
+  {
+    MutexLock lock(plan_mutex_);
+    if (next_uses_) next_uses = next_uses_();
+  }
+  std::vector<Candidate> cold;
+  for (const ListedExtent& listed : heap_.extents()) {
+    const uint64_t word = listed.extent->load();
+    if (Extent::state_of(word) != ExtentState::kCold || (word & kFlagBusy) != 0) continue;
+    const auto known = next_uses.find(listed.extent);
+    cold.push_back({known != next_uses.end() ? known->second : ~uint64_t{0},
+                    listed.extent->last_use_ticks.load(std::memory_order_relaxed),
+                    static_cast<CudaExtent*>(listed.extent)});
+  }
+  std::ranges::sort(cold, [](const Candidate& a, const Candidate& b) {
+    if (a.ticks_to_next_use != b.ticks_to_next_use) {
+      return a.ticks_to_next_use > b.ticks_to_next_use;
+    }
+    return a.last_use_ticks < b.last_use_ticks;
+  });
+  std::vector<CudaExtent*> extents;
+  extents.reserve(cold.size());
+  for (const Candidate& candidate : cold) extents.push_back(candidate.extent);
+  return extents;
+}
+
+std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
+  std::vector<Demotion> demotions;
+  uint64_t claimed_bytes = 0;
+  for (CudaExtent* extent : coldest_first()) {
+    if (*freed_bytes + claimed_bytes >= bytes) break;
+    const uint64_t claimed_at_ticks = ticks();
+    if (!extent->claim_for_demotion()) continue;
+    const uint64_t block_bytes = extent->host_block.bytes;
+    if (extent->host_block.is_valid() && !extent->slot.is_valid()) {
+      claimed_bytes += block_bytes;
+      demotions.push_back({extent, claimed_at_ticks});
+      continue;
+    }
+    heap_.release_block(extent);
+    *freed_bytes += block_bytes;
+    heap_.end_demotion(extent);
+  }
+  return demotions;
+}
+
+void HostSpill::take_slots(std::vector<Demotion>& demotions) {
+  std::erase_if(demotions, [&](Demotion& demotion) {
+    const Result<Slot> slot = take_slot(demotion.extent->bytes);
+    if (slot.is_ok()) {
+      demotion.slot = slot.value();
+      return false;
+    }
+    warn(slot.status());
+    give_up(demotion);
+    return true;
+  });
+}
+
+// What is given up may lie scattered, so this goes on while there is anything to give up.
+Result<Slot> HostSpill::take_slot(uint64_t bytes) {
+  Result<Slot> slot = disk_.allocate(bytes);
+  while (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace &&
+         heap_.drop_spare_slots(bytes) > 0) {
+    slot = disk_.allocate(bytes);
+  }
+  return slot;
+}
+
+// Where a write fails none of its batch is trusted: the error may be of any of them.
+uint64_t HostSpill::write_and_release(const std::vector<Demotion>& demotions,
+                                      bool* was_called_off) {
+  Writer writer(demotions);
+  const TransferResult transfer = disk_.write(writer.segments(), &writer);
+  add(stats_.disk_written_bytes, transfer.bytes);
+  *was_called_off = transfer.cancelled;
+  if (!transfer.status.is_ok()) warn(transfer.status);
+  const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
+  uint64_t freed_bytes = 0;
+  for (size_t index = 0; index < demotions.size(); ++index) {
+    if (index >= done) {
+      give_up(demotions[index]);
+      continue;
+    }
+    CudaExtent* extent = demotions[index].extent;
+    extent->slot = demotions[index].slot;
+    extent->slot_hash = writer.hash(index);
+    freed_bytes += extent->host_block.bytes;
+    heap_.release_block(extent);
+    heap_.end_demotion(extent);
+  }
+  return freed_bytes;
+}
+
+void HostSpill::give_up(const Demotion& demotion) {
+  if (demotion.slot.is_valid()) disk_.release(demotion.slot);
+  heap_.end_demotion(demotion.extent);
+}
+
+void HostSpill::warn(const Status& failure) {
+  if (warned_.exchange(true)) return;
+  TENCACHE_LOG_WARNING(
+      "cold tensors cannot go from host memory to disk: %s; they stay where they are, and what "
+      "finds no room in host memory stays on the GPU",
+      failure.clause().c_str());
+}
+
+// ---- The thread that keeps some of it free -------------------------------------------------
+
+void HostSpill::on_use() {
+  if (headroom_bytes_ == 0 || free_bytes() >= headroom_bytes_ / 2) return;
+  MutexLock lock(mutex_);
+  is_nudged_ = true;
+  changed_.notify_all();
+}
+
+void HostSpill::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && !is_nudged_) changed_.wait(mutex_);
+      if (is_stopping_) return;
+      is_nudged_ = false;
+    }
+    make_headroom();
+  }
+}
+
+// Ends where nothing more can be given back; the next block that is taken is the next try.
+void HostSpill::make_headroom() {
+  for (uint64_t free = free_bytes(); free < headroom_bytes_ && !is_stopping_; free = free_bytes()) {
+    const MigrationPermit permit(gate_);
+    const uint64_t lacking_bytes = headroom_bytes_ - free;
+    // A copy over the link costs less than a write.
+    if (heap_.drop_spare_copies(lacking_bytes) == 0 && demote(lacking_bytes) == 0) return;
+  }
+}
+
+}  // namespace tencache

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The phases of an eviction and of a fetch that concern host memory: a block for what leaves,
+// copies from and to one, and what lies on disk alone brought back into one
+// (engine/cuda/stream_migrations.h tells the protocol).
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "engine/cuda/stream_migrations.h"
+#include "engine/migration_permit.h"
+#include "engine/slot_reader.h"
+
+namespace tencache {
+
+// Spare copies go first, because to make one again costs least. What is given back may lie
+// scattered, so this goes on while there is anything to give back.
+Result<HostBlock> StreamMigrations::take_block(uint64_t bytes) {
+  Result<HostBlock> block = host_.allocate(bytes);
+  while (!block.is_ok() && make_host_room(bytes) > 0) block = host_.allocate(bytes);
+  if (spill_ != nullptr) spill_->on_use();
+  return block;
+}
+
+uint64_t StreamMigrations::make_host_room(uint64_t bytes) {
+  const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
+  if (dropped_bytes > 0 || spill_ == nullptr) return dropped_bytes;
+  return spill_->demote(bytes);
+}
+
+// An op cannot be told that there is no room.
+Result<HostBlock> StreamMigrations::take_block_for_op(uint64_t bytes) {
+  Result<HostBlock> block = take_block(bytes);
+  if (block.is_ok()) return block;
+  settle(true);  // what has just come back has a copy that can be spared
+  block = take_block(bytes);
+  if (block.is_ok()) return block;
+  return host_.allocate_beyond_budget(bytes);
+}
+
+Status StreamMigrations::copy_out(const HostBlock& block, CUdeviceptr device) {
+  if (block.is_pinned || staging_out_ == nullptr) {
+    return out_->to_host(block.memory, device, block.bytes);
+  }
+  return StagedCopies(*out_, *staging_out_).to_host(block.memory, device, block.bytes);
+}
+
+Status StreamMigrations::queue_copy_in(const HostBlock& block, CUdeviceptr device,
+                                       CopyStream& stream, std::optional<StagedCopies>* staged) {
+  if (block.is_pinned || staging_in_ == nullptr) {
+    return stream.to_device(device, block.memory, block.bytes);
+  }
+  if (!staged->has_value()) staged->emplace(stream, *staging_in_);
+  return (*staged)->to_device(device, block.memory, block.bytes);
+}
+
+// Takes those out of `extents` that stay cold, and returns them. The thread waits for the disk.
+std::vector<CudaExtent*> StreamMigrations::read_back(std::vector<CudaExtent*>& extents,
+                                                     bool is_ahead) {
+  std::vector<CudaExtent*> left_cold;
+  std::vector<CudaExtent*> on_disk;
+  const MigrationPermit permit(gate_);
+  std::erase_if(extents, [&](CudaExtent* extent) {
+    if (extent->host_block.is_valid()) return false;
+    const Result<HostBlock> block =
+        is_ahead ? take_block(extent->bytes) : take_block_for_op(extent->bytes);
+    if (block.is_ok()) {
+      extent->host_block = block.value();
+      on_disk.push_back(extent);
+      return false;
+    }
+    leave_cold(extent, is_ahead, block.status());
+    left_cold.push_back(extent);
+    return true;
+  });
+  if (on_disk.empty()) return left_cold;
+  std::vector<SlotRead> reads;
+  reads.reserve(on_disk.size());
+  for (const CudaExtent* extent : on_disk) reads.push_back({extent, extent->host_block.memory});
+  const SlotReadResult result = read_slots(
+      spill_->disk(), reads, [](size_t) {}, stats_);
+  if (result.done == reads.size()) return left_cold;
+  // A guess must not end the program: it may never need these bytes.
+  if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);
+  for (CudaExtent* extent : std::span(on_disk).subspan(result.done)) {
+    heap_.release_block(extent);
+    leave_cold(extent, is_ahead, result.status);
+    left_cold.push_back(extent);
+    std::erase(extents, extent);
+  }
+  return left_cold;
+}
+
+}  // namespace tencache

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reading slots of the disk tier back: into memory that nobody else sees, in one transfer with
+// several requests in flight, hashed piece by piece as they arrive. What comes back is handed on
+// only when its hash is that of what was written; anything else ends the process, because the bytes
+// are lost and the program would go on with wrong ones. A read that the kernel refuses is repeated,
+// since a path of the device may reset; whether the last refusal is fatal is the caller's affair.
+//
+// Threads: any; a transfer runs on the calling thread. The slots are the caller's.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+
+#include "base/stats.h"
+#include "base/status.h"
+#include "memory/extent.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+struct SlotRead {
+  const Extent* extent = nullptr;  // whose slot is read
+  char* memory = nullptr;          // for all of its bytes, aligned to kIoAlignment
+};
+
+struct SlotReadResult {
+  size_t done = 0;  // so many of the first ones are there and proved
+  Status status;    // why not all of them are, after several tries
+};
+
+/// Reads in order; `on_read` is called with the index of each as soon as all of it is there and
+/// proved, while later ones are still read.
+SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
+                          const std::function<void(size_t index)>& on_read, Stats& stats);
+
+/// Ends the process: an op needs bytes that cannot be read back.
+[[noreturn]] void end_for_unreadable_slots(const DiskTier& disk, const Status& reason);
+
+}  // namespace tencache

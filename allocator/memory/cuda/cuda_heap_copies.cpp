@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHeap's copies below: who gives them back, and which are given back first where a tier is
+// short.
+#include <utility>
+
+#include "memory/cuda/cuda_heap.h"
+
+namespace tencache {
+
+void CudaHeap::release_copy(CudaExtent* extent) {
+  extent->slot_is_written.store(false, std::memory_order_relaxed);
+  release_block(extent);
+  release_slot(extent);
+}
+
+void CudaHeap::release_block(CudaExtent* extent) {
+  const HostBlock block = std::exchange(extent->host_block, HostBlock{});
+  if (block.is_valid()) host_->release(block);
+}
+
+void CudaHeap::release_slot(CudaExtent* extent) {
+  const Slot slot = std::exchange(extent->slot, Slot{});
+  if (slot.is_valid()) disk_->release(slot);
+}
+
+// The copy of a busy extent is its migration's affair.
+void CudaHeap::release_spare_copy(CudaExtent* extent) {
+  if (extent->has(kFlagBusy)) return;
+  if (extent->host_block.is_valid() || extent->slot.is_valid()) release_copy(extent);
+}
+
+uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
+  uint64_t dropped_bytes = 0;
+  for (const ListedExtent& listed : extents()) {
+    if (dropped_bytes >= bytes) break;
+    CudaExtent* extent = of_cuda(listed.extent);
+    if (!extent->try_take_busy()) continue;
+    dropped_bytes += extent->host_block.bytes;
+    if (extent->slot.is_valid() && extent->is_presumed_clean()) {
+      release_block(extent);
+    } else {
+      release_copy(extent);
+    }
+    extent->release_busy();
+  }
+  return dropped_bytes;
+}
+
+uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
+  uint64_t dropped_bytes = 0;
+  for (const ListedExtent& listed : extents()) {
+    if (dropped_bytes >= bytes) break;
+    CudaExtent* extent = of_cuda(listed.extent);
+    if (extent->try_take_busy()) {
+      dropped_bytes += extent->slot.bytes;
+      release_slot(extent);
+      if (!extent->host_block.is_valid()) release_copy(extent);
+      extent->release_busy();
+    } else if (extent->claim_for_demotion()) {
+      if (extent->host_block.is_valid()) {
+        dropped_bytes += extent->slot.bytes;
+        release_slot(extent);
+      }
+      end_demotion(extent);
+    }
+  }
+  return dropped_bytes;
+}
+
+void CudaHeap::end_demotion(CudaExtent* extent) {
+  if (extent->end_demotion()) return;
+  release_copy(extent);
+  give_back_addresses(extent);
+}
+
+}  // namespace tencache

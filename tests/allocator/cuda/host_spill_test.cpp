@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Disk below host memory, over the simulated driver and a real directory: the coldest goes further
+// down and comes back, what is on disk already is not written again, whoever wants a tensor that is
+// being written has it at once, and a disk that is full, fails or lies costs no bit.
+#include "engine/cuda/host_spill.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <unordered_map>
+
+#include "support/cuda/test_cuda_engine.h"
+#include "support/faulty_channel.h"
+#include "support/test_directory.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kBytes = 4 * kMiB;
+constexpr uint64_t kHostTensors = 4;  // that host memory holds
+constexpr uint64_t kPieces = kBytes / kPieceBytes;
+
+class HostSpillTest : public ::testing::Test {
+ protected:
+  ~HostSpillTest() override {
+    if (!engine_.has_value()) return;
+    for (char* address : tensors_) engine_->free(address);
+    EXPECT_EQ(engine_->check_books(), "");
+  }
+
+  void start(const TestCudaEngine::Adjust& adjust = {}) {
+    engine_.emplace([&](CudaEngineConfig& config) {
+      config.host->budget_bytes = kHostTensors * kBytes;
+      config.host_headroom = 0;
+      config.disk.emplace();
+      config.disk->directory = directory_.path();
+      config.disk->quota_bytes = 256 * kMiB;
+      config.disk->channel_factory = faulty_channel_factory(faults_);
+      if (adjust) adjust(config);
+    });
+    stream_ = engine_->make_stream();
+  }
+  void allocate(uint64_t count) {
+    for (uint64_t index = 0; index < count; ++index) {
+      tensors_.push_back(engine_->allocate(kBytes, stream_));
+      write(tensors_.size() - 1);
+    }
+  }
+  void write(uint64_t index) { engine_->write(stream_, tensors_[index], kBytes, index); }
+  void check(uint64_t index) {
+    engine_->check(stream_, tensors_[index], kBytes, index);
+    settle();
+  }
+  void check_all() {
+    for (uint64_t index = 0; index < tensors_.size(); ++index) check(index);
+  }
+  void settle() {
+    engine_->wait_until_idle();
+    (*engine_)->migrations()->settle(true);
+  }
+  /// The first `count` ones, one after another.
+  void evict(uint64_t count) {
+    for (uint64_t index = 0; index < count; ++index) ASSERT_TRUE(engine_->evict(tensors_[index]));
+  }
+  CudaExtent* extent(uint64_t index) { return engine_->extent(tensors_[index]); }
+  bool is_on_disk_alone(uint64_t index) {
+    return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
+           extent(index)->slot.is_valid();
+  }
+  uint64_t written_bytes() { return engine_->stats().disk_written_bytes; }
+
+  TestDirectory directory_;
+  std::shared_ptr<FaultPlan> faults_ = std::make_shared<FaultPlan>();
+  std::optional<TestCudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<char*> tensors_;
+};
+
+TEST_F(HostSpillTest, ColdestGoesToDiskAndComesBack) {
+  start();
+  allocate(8);
+  evict(8);
+  for (uint64_t index = 0; index < 8; ++index) {
+    EXPECT_EQ(is_on_disk_alone(index), index < 4) << index;
+  }
+  EXPECT_EQ(written_bytes(), 4 * kBytes);
+  EXPECT_EQ((*engine_)->disk()->used_bytes(), 4 * kBytes);
+  EXPECT_EQ((*engine_)->host()->stats().asked_bytes, kHostTensors * kBytes);
+  EXPECT_EQ(engine_->check_books(), "");
+  check_all();
+  EXPECT_GE(engine_->stats().disk_read_bytes, 4 * kBytes);
+  EXPECT_EQ(engine_->stats().eviction_failures, 0u);
+}
+
+// Who follows a plan knows better than what was used longest ago.
+TEST_F(HostSpillTest, NeededLastGoesFirst) {
+  start();
+  allocate(6);
+  std::atomic<uint64_t> asked{0};
+  (*engine_)->migrations()->set_next_uses([&] {
+    asked.fetch_add(1);
+    std::unordered_map<const Extent*, uint64_t> uses;
+    for (const uint64_t index : {0, 1, 3, 4, 5}) uses[extent(index)] = index < 3 ? index + 1 : 50;
+    uses[extent(1)] = 99;
+    return uses;
+  });
+  evict(5);
+  EXPECT_TRUE(is_on_disk_alone(2)) << "of which nothing is known";
+  ASSERT_TRUE(engine_->evict(tensors_[5]));
+  EXPECT_TRUE(is_on_disk_alone(1));
+  const uint64_t asked_then = asked;
+  EXPECT_GT(asked_then, 0u);
+  (*engine_)->migrations()->set_next_uses({});
+  check_all();
+  EXPECT_EQ(asked, asked_then);
+}
+
+// One call evicts more than host memory holds.
+TEST_F(HostSpillTest, WhatFindsNoRoomFollowsWhatIsColdByThen) {
+  start();
+  allocate(12);
+  settle();
+  std::vector<Extent*> all;
+  for (uint64_t index = 0; index < 12; ++index) {
+    all.push_back(extent(index));
+    all.back()->set_flags(kFlagSeen);
+  }
+  const EvictionResult result = (*engine_)->migrations()->evict(all);
+  EXPECT_EQ(result.count, 12u);
+  EXPECT_TRUE(result.failure.is_ok()) << result.failure.message();
+  EXPECT_EQ(engine_->stats().eviction_failures, 0u);
+  check_all();
+}
+
+TEST_F(HostSpillTest, FetchAheadReadsTheDisk) {
+  start();
+  allocate(5);
+  evict(5);
+  ASSERT_TRUE(is_on_disk_alone(0));
+  EXPECT_EQ(engine_->prefetch({tensors_[0]}), 1u);
+  settle();
+  EXPECT_EQ(engine_->state(tensors_[0]), ExtentState::kResident);
+  EXPECT_EQ(engine_->stats().disk_read_bytes, kBytes);
+  check(0);
+  EXPECT_EQ(engine_->stats().early_fetches, 1u);
+}
+
+// What came from the disk and was only read leaves again without a copy and without a write.
+TEST_F(HostSpillTest, SlotIsASpareCopyUntilOtherBytesLeave) {
+  start();
+  allocate(5);
+  evict(5);
+  check(0);
+  EXPECT_TRUE(extent(0)->slot.is_valid());
+  (*engine_)->heap().drop_spare_copies(~uint64_t{0});
+  EXPECT_FALSE(extent(0)->host_block.is_valid());
+  EXPECT_TRUE(extent(0)->slot.is_valid());
+  const uint64_t written = written_bytes();
+  const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
+  ASSERT_TRUE(engine_->evict(tensors_[0]));
+  EXPECT_TRUE(is_on_disk_alone(0));
+  EXPECT_EQ(written_bytes(), written);
+  EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
+  check(0);
+  // Written: the slot holds other bytes, and goes.
+  engine_->write(stream_, tensors_[0], kBytes, 0);
+  settle();
+  ASSERT_TRUE(engine_->evict(tensors_[0]));
+  EXPECT_FALSE(extent(0)->slot.is_valid());
+  EXPECT_TRUE(extent(0)->host_block.is_valid());
+}
+
+// With a block and a slot, only the block has to go.
+TEST_F(HostSpillTest, DemotionWritesNothingTwice) {
+  start();
+  allocate(5);
+  evict(5);
+  check(0);
+  ASSERT_TRUE(engine_->evict(tensors_[0]));
+  ASSERT_TRUE(extent(0)->host_block.is_valid());
+  ASSERT_TRUE(extent(0)->slot.is_valid());
+  // Everything else is hotter then.
+  for (uint64_t index = 1; index < 5; ++index) raise_to(extent(index)->last_use_ticks, ticks());
+  const uint64_t written = written_bytes();
+  allocate(1);
+  ASSERT_TRUE(engine_->evict(tensors_[5]));
+  EXPECT_TRUE(is_on_disk_alone(0));
+  EXPECT_EQ(written_bytes(), written);
+  check_all();
+}
+
+TEST_F(HostSpillTest, WithoutAHashNothingIsSpared) {
+  start([](CudaEngineConfig& config) { config.nvrtc.reset(); });
+  allocate(8);
+  for (int round = 0; round < 2; ++round) {
+    evict(8);
+    check_all();
+    EXPECT_EQ((*engine_)->disk()->used_bytes(), 0u);
+    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+  }
+}
+
+// ---- A disk that is full, fails, or lies ---------------------------------------------------
+
+TEST_F(HostSpillTest, FullDiskLeavesTheRestOnTheGpu) {
+  start([](CudaEngineConfig& config) { config.disk->quota_bytes = 2 * kBytes; });
+  allocate(8);
+  evict(6);
+  EXPECT_FALSE(engine_->evict(tensors_[6]));
+  EXPECT_EQ(engine_->state(tensors_[6]), ExtentState::kResident);
+  EXPECT_EQ(engine_->stats().eviction_failures, 1u);
+  EXPECT_EQ(engine_->check_books(), "");
+  check_all();
+}
+
+// Slots that only save a write later make room for those that are needed.
+TEST_F(HostSpillTest, SpareSlotsMakeRoomOnDisk) {
+  start([](CudaEngineConfig& config) { config.disk->quota_bytes = kBytes; });
+  allocate(5);
+  evict(5);
+  ASSERT_TRUE(is_on_disk_alone(0));
+  write(1);  // leaves host memory for 0
+  check(0);
+  ASSERT_TRUE(extent(0)->slot.is_valid());
+  for (const uint64_t index : {0, 1}) EXPECT_TRUE(engine_->evict(tensors_[index])) << index;
+  EXPECT_TRUE(is_on_disk_alone(2));
+  EXPECT_EQ((*engine_)->disk()->used_bytes(), kBytes);
+  EXPECT_EQ((*engine_)->disk()->peak_used_bytes(), kBytes);
+  check_all();
+}
+
+// Neither tier has room, and an op must have its bytes.
+TEST_F(HostSpillTest, OpMayExceedHostMemory) {
+  start([](CudaEngineConfig& config) { config.disk->quota_bytes = kBytes; });
+  allocate(5);
+  evict(5);
+  ASSERT_TRUE(is_on_disk_alone(0));
+  // A guess may not.
+  engine_->prefetch({tensors_[0]});
+  EXPECT_TRUE(is_on_disk_alone(0));
+  check(0);
+  EXPECT_EQ((*engine_)->host()->stats().beyond_bytes, 0u);
+  EXPECT_EQ(engine_->check_books(), "");
+  EXPECT_TRUE(extent(0)->slot.is_valid());
+  check_all();
+}
+
+TEST_F(HostSpillTest, FailedWritesCostNothing) {
+  for (const int error_number : {EIO, ENOSPC}) {
+    for (uint64_t piece = 1; piece <= kPieces; ++piece) {
+      SCOPED_TRACE(piece);
+      tensors_.clear();
+      start();
+      allocate(6);
+      evict(4);
+      faults_->clear();
+      // Tried again once nothing else can leave.
+      faults_->add({.first = piece, .count = 2, .error_number = error_number});
+      EXPECT_FALSE(engine_->evict(tensors_[4]));
+      EXPECT_EQ(engine_->state(tensors_[4]), ExtentState::kResident);
+      EXPECT_EQ((*engine_)->disk()->used_bytes(), 0u);
+      EXPECT_EQ(engine_->check_books(), "");
+      EXPECT_TRUE(engine_->evict(tensors_[4]));  // the disk is well again
+      check_all();
+      for (char* address : tensors_) engine_->free(address);
+    }
+  }
+  tensors_.clear();
+}
+
+TEST_F(HostSpillTest, ReadsAreRepeated) {
+  start();
+  allocate(5);
+  evict(5);
+  faults_->clear();
+  faults_->add({.direction = IoDirection::kRead, .first = 2, .count = 2});
+  check(0);
+  EXPECT_EQ(faults_->injected(), 2u);
+  check_all();
+}
+
+TEST_F(HostSpillTest, FailedReadAheadOfUseLeavesItCold) {
+  start();
+  allocate(5);
+  evict(5);
+  faults_->clear();
+  faults_->add({.direction = IoDirection::kRead, .count = 3});
+  EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[4]}), 2u);
+  EXPECT_TRUE(is_on_disk_alone(0));
+  EXPECT_EQ((*engine_)->migrations()->bytes_ahead(), kBytes);  // of the other one
+  check_all();
+}
+
+class HostSpillDeathTest : public HostSpillTest {
+ protected:
+  void evict_and_fetch_with(const Fault& fault) {
+    start();
+    faults_->add(fault);
+    allocate(5);
+    evict(5);
+    check(0);
+  }
+};
+
+TEST_F(HostSpillDeathTest, WhatCannotBeReadEndsTheProgram) {
+  EXPECT_DEATH(evict_and_fetch_with({.direction = IoDirection::kRead}),
+               "fatal: tensors cannot be read back from the spill file in .*Input/output error");
+}
+
+TEST_F(HostSpillDeathTest, OtherBytesEndTheProgram) {
+  for (const IoDirection direction : {IoDirection::kWrite, IoDirection::kRead}) {
+    for (const FaultKind kind : {FaultKind::kFlipBit, FaultKind::kTear, FaultKind::kDrop}) {
+      EXPECT_DEATH(evict_and_fetch_with({.direction = direction, .first = 3, .kind = kind}),
+                   "fatal: the spill file in .*tencache-test.* returned other bytes than were "
+                   "written: extent [0-9]+ at .*file offset [0-9]+");
+    }
+  }
+}
+
+// ---- Who wants what is being written -------------------------------------------------------
+
+class SlowHostSpillTest : public HostSpillTest {
+ protected:
+  static constexpr milliseconds kPieceTime{50};
+  static constexpr uint64_t kOtherBytes = 3 * kBytes;
+
+  // The tensors are cold in host memory; one thread writes three of them to disk, to make room
+  // for a large one.
+  void start_demotion() {
+    start();
+    other_ = engine_->allocate(kOtherBytes, stream_);
+    engine_->write(stream_, other_, kOtherBytes, 99);
+    engine_->extent(other_)->set_flags(kFlagSeen);
+    allocate(kHostTensors);
+    evict(kHostTensors);
+    faults_->add({.kind = FaultKind::kDelay, .delay_us = 50'000});
+    demotion_ = std::jthread([this] {
+      Extent* next[] = {engine_->extent(other_)};
+      (*engine_)->migrations()->evict(next);
+    });
+    while (faults_->pieces(IoDirection::kWrite) < 2) std::this_thread::yield();
+  }
+  void finish() {
+    demotion_.join();
+    engine_->check(stream_, other_, kOtherBytes, 99);
+    settle();
+    engine_->free(other_);
+  }
+
+  char* other_ = nullptr;
+  std::jthread demotion_;
+};
+
+TEST_F(SlowHostSpillTest, OpCallsItOff) {
+  start_demotion();
+  const auto begin = std::chrono::steady_clock::now();
+  check(2);
+  // All of it would take 12 pieces.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 6 * kPieceTime);
+  EXPECT_EQ(engine_->state(tensors_[2]), ExtentState::kResident);
+  finish();
+  check_all();
+}
+
+TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
+  start_demotion();
+  const auto begin = std::chrono::steady_clock::now();
+  engine_->free(tensors_[0]);
+  engine_->free(tensors_[2]);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kPieceTime);
+  finish();
+  EXPECT_EQ(engine_->check_books(), "");
+  tensors_ = {tensors_[1], tensors_[3]};
+  engine_->check(stream_, tensors_[0], kBytes, 1);
+  engine_->check(stream_, tensors_[1], kBytes, 3);
+}
+
+TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
+  start_demotion();
+  EXPECT_EQ(engine_->prefetch({tensors_[1]}), 1u);
+  EXPECT_NE(engine_->state(tensors_[1]), ExtentState::kCold);
+  finish();
+  check_all();
+}
+
+// ---- The thread that keeps some of it free -------------------------------------------------
+
+TEST_F(HostSpillTest, ThreadKeepsHostMemoryFree) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
+  allocate(8);
+  for (uint64_t index = 0; index < 8; ++index) {
+    ASSERT_TRUE(engine_->evict(tensors_[index]));
+    // All of it would be in use without the thread.
+    const auto is_free = [&] {
+      return (*engine_)->host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
+    };
+    for (int tries = 0; !is_free() && tries < 5'000; ++tries) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_TRUE(is_free()) << index;
+  }
+  EXPECT_EQ(engine_->check_books(), "");
+  check_all();
+}
+
+}  // namespace
+}  // namespace tencache
