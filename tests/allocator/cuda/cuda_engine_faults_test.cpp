@@ -12,6 +12,7 @@
 
 #include "support/cuda/test_cuda_engine.h"
 #include "support/sanitizers.h"
+#include "support/test_directory.h"
 
 namespace tencache {
 namespace {
@@ -89,20 +90,38 @@ class FaultyProgram {
 
 class CudaEngineFaultsTest : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBit) {
+void refuse_one_after_another(const Fault& fault, const TestCudaEngine::Adjust& adjust) {
   for (uint64_t nth = 1;; nth += std::max<uint64_t>(1, nth / (kHasSanitizer ? 1 : 4))) {
-    SCOPED_TRACE(std::string(GetParam().function) + " #" + std::to_string(nth));
-    TestCudaEngine engine([](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+    SCOPED_TRACE(std::string(fault.function) + " #" + std::to_string(nth));
+    TestCudaEngine engine(adjust);
     // What the driver does not hear of when it is told to take it back.
-    if (GetParam().may_leak) engine.allow_leaks();
+    if (fault.may_leak) engine.allow_leaks();
     FaultyProgram program(engine);
-    const uint64_t before = engine.driver().calls(GetParam().function);
-    engine.driver().fail(GetParam().function, nth, GetParam().result);
+    const uint64_t before = engine.driver().calls(fault.function);
+    engine.driver().fail(fault.function, nth, fault.result);
     program.run();
-    const bool is_hit = engine.driver().calls(GetParam().function) >= before + nth;
+    const bool is_hit = engine.driver().calls(fault.function) >= before + nth;
     EXPECT_EQ(engine.check_books(), "");
     if (::testing::Test::HasFailure() || !is_hit) break;
   }
+}
+
+TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBit) {
+  refuse_one_after_another(GetParam(),
+                           [](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+}
+
+// Host memory holds half of what leaves.
+TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBitWithADiskBelow) {
+  const TestDirectory directory;
+  refuse_one_after_another(GetParam(), [&](CudaEngineConfig& config) {
+    config.budget_bytes = 8 * kMiB;
+    config.host->budget_bytes = kTensors / 2 * kBytes;
+    config.host_headroom = 0;
+    config.disk.emplace();
+    config.disk->directory = directory.path();
+    config.disk->quota_bytes = 64 * kMiB;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Functions, CudaEngineFaultsTest, ::testing::ValuesIn(kFaults),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A random program over the simulated driver against a model of it: streams, ops, frees, evictions
-// and fetches in any order, while another thread evicts and fetches what it likes. Every kernel
+// and fetches in any order, while another thread evicts and fetches what it likes, some with host
+// memory that is far too small and a disk below it. Every kernel
 // checks what it reads; one that touched memory which is not mapped would fail the context. The
 // model orders its own streams as a correct program does; all else is the allocator's affair.
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 
 #include "support/cuda/test_cuda_engine.h"
 #include "support/random.h"
+#include "support/test_directory.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -141,8 +143,10 @@ class RandomProgram {
   uint64_t seed_ = 0;
 };
 
-/// Evicts and fetches whatever there is until it is told to stop.
+/// Evicts and fetches whatever there is until it is told to stop. It does not evict where host
+/// memory is scarce: what it holds for a moment would make an allocation of the program fail.
 void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t generator) {
+  const bool may_evict = engine->disk() == nullptr;
   Random random(generator);
   while (!is_done.load()) {
     std::vector<Extent*> some;
@@ -153,7 +157,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       orders.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
     }
     uint64_t lacking_bytes = 0;
-    if (random.chance(0.5)) {
+    if (random.chance(0.5) && may_evict) {
       engine->migrations()->evict(some);
     } else {
       engine->migrations()->prefetch(orders, &lacking_bytes);
@@ -166,8 +170,18 @@ class CudaEngineFuzzTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   const uint64_t generator = GetParam();
+  const TestDirectory directory;
+  // With a disk below, host memory holds a fraction of what leaves.
+  const bool has_disk = generator >= 8;
   TestCudaEngine engine(
       [&](CudaEngineConfig& config) {
+        if (has_disk) {
+          config.host->budget_bytes = (generator % 2 == 0 ? 8 : 14) * kMiB;
+          config.host_headroom = generator % 3 == 0 ? 0 : 0.25;
+          config.disk.emplace();
+          config.disk->directory = directory.path();
+          config.disk->quota_bytes = 256 * kMiB;
+        }
         config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
         // Without a compiler for the hash. With chaos, whatever may leave does so at the end of
         // every tenth op.
@@ -187,9 +201,13 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   EXPECT_EQ(engine.differences(), 0u);
   EXPECT_GT(engine.stats().evicted_bytes, 0u);
   EXPECT_GT(engine.stats().early_fetches + engine.stats().late_fetches, 0u);
+  if (has_disk) {
+    EXPECT_GT(engine.stats().disk_written_bytes, 0u);
+    EXPECT_GT(engine.stats().disk_read_bytes, 0u);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, CudaEngineFuzzTest, ::testing::Range(uint64_t{0}, uint64_t{8}));
+INSTANTIATE_TEST_SUITE_P(Seeds, CudaEngineFuzzTest, ::testing::Range(uint64_t{0}, uint64_t{16}));
 
 }  // namespace
 }  // namespace tencache
