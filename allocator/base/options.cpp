@@ -173,8 +173,8 @@ constexpr std::array<Row, 19> kRows = {{
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
     {{"backend", "choice", "auto|cpu|cuda", "auto",
-      "Whose tensors move: those in DRAM, to disk, or those of GPUs, to host memory; auto takes "
-      "GPUs where PyTorch has some."},
+      "Whose tensors move: those in DRAM, to disk (cpu, also auto), or those of GPUs, to host "
+      "memory."},
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
     {{"host_memory", "bytes", "", "auto",

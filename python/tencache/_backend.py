@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backend a program gets: `cuda`, the memory of GPUs, or `cpu`, tensors in DRAM.
 
-The option `backend` says it, and where it says `auto` this file does: `cuda` where torch is built
-with CUDA, GPUs are visible to it and tencache was built for it, else `cpu`. GPUs are counted
-through NVML, as torch itself does: to ask CUDA would initialise it, and forked workers could not
-use it any more. Imports no torch; it is given the one that runs. Threads: any.
+The option `backend` says it; `auto` is `cpu`, because the other has not run on a GPU yet. Whether
+there is one is found through NVML where that is there, as torch itself does: to ask CUDA would
+initialise it, and forked workers could not use it any more. Imports no torch; it is given the one
+that runs. Threads: any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def resolve(text: str, torch: Any) -> str:
     """`cpu` or `cuda` for the option's text; TencacheError when it says cuda and there is none."""
     word = text.strip().lower()
     if word == AUTO:
-        return CUDA if has_cuda_shim() and _visible_gpus(torch) > 0 else CPU
+        return CPU
     if word == CUDA:
         reason = why_no_cuda(torch)
         if reason is not None:

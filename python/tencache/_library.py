@@ -325,6 +325,7 @@ class CudaShim:
     """libtencache_torch_cuda.so. Use `cuda_shim()`, which checks torch's version first."""
 
     def __init__(self) -> None:
+        _load_nvrtc()
         library = _load(_CUDA_SHIM)
         error = ctypes.POINTER(_ErrorStruct)
         self._install = _declare(library, "tencache_torch_cuda_install", ctypes.c_int, error)
@@ -337,6 +338,17 @@ class CudaShim:
 
     def built_for(self) -> str:
         return str(self._built_for().decode())
+
+
+def _load_nvrtc() -> None:
+    """Loads the compiler of kernels that came with torch, which the core looks for among what is
+    loaded; where there is none there it looks on the machine, and says what it did not find."""
+    for path in sorted(_FOLDER.parent.glob("nvidia/*/lib/libnvrtc.so.*")):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        return
 
 
 def has_cuda_shim() -> bool:

@@ -49,8 +49,8 @@ _enabled: _Enabled | None = None
 def enable(**options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
-    That is the allocator of CUDA tensors where torch has a GPU, else that of CPU tensors; the
-    keyword `backend` ("cuda", "cpu") says which. Keywords are the options of README's table:
+    That is the allocator of CPU tensors, or with the keyword `backend="cuda"` that of CUDA
+    tensors. Keywords are the options of README's table:
     `device_memory="2GiB"` (or bytes as an int), `spill_dir=...`, `strict=True` and so on. What is
     not given, or given as None, comes from the TENCACHE_* variables, else is found by probing. Call
     it before the first tensors exist: those that exist already stay in memory and outside the

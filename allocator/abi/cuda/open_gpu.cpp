@@ -7,6 +7,7 @@
 
 #include "abi/error_text.h"
 #include "abi/runtime.h"
+#include "base/log.h"
 
 namespace tencache {
 namespace {
@@ -39,7 +40,7 @@ Result<uint64_t> total_bytes(const DriverApi& driver, int ordinal) {
 }
 
 Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_gpu_config& config,
-                                       EngineConfig wiring) {
+                                       EngineConfig wiring, const NvrtcApi* nvrtc) {
   TENCACHE_RETURN_IF_ERROR(check_config(config));
   const Result<uint64_t> total = total_bytes(driver, config.ordinal);
   if (!total.is_ok()) return total.status();
@@ -60,14 +61,15 @@ Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_g
   }
   if (config.has_chaos != 0) made.chaos = ChaosConfig{config.chaos_seed, config.chaos_probability};
   made.probe_bytes = config.probe_bytes;
+  if (nvrtc != nullptr) made.nvrtc = *nvrtc;
   return made;
 }
 
 }  // namespace
 
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
-                               EngineConfig wiring) {
-  const Result<CudaEngineConfig> made = engine_config(driver, config, std::move(wiring));
+                               EngineConfig wiring, const NvrtcApi* nvrtc) {
+  const Result<CudaEngineConfig> made = engine_config(driver, config, std::move(wiring), nvrtc);
   if (!made.is_ok()) return made.status();
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver, made.value());
   if (!engine.is_ok()) return engine.status();
@@ -76,11 +78,12 @@ Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_confi
   return gpu.release();
 }
 
-Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction) {
+Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
+                                          const NvrtcApi* nvrtc) {
   Runtime& runtime = Runtime::instance();
   const Result<tencache_gpu_config> config = runtime.gpu_config(ordinal, fraction);
   if (!config.is_ok()) return config.status();
-  Result<tencache_gpu*> gpu = open_gpu(driver, config.value(), runtime.gpu_wiring(ordinal));
+  Result<tencache_gpu*> gpu = open_gpu(driver, config.value(), runtime.gpu_wiring(ordinal), nvrtc);
   if (!gpu.is_ok()) return gpu;
   CudaEngine& engine = *gpu.value()->engine;
   const Status added =
@@ -98,7 +101,14 @@ Result<tencache_gpu*> open_with_own_driver(const Open& open) {
   const Result<DriverApi> loaded = load_driver();
   if (!loaded.is_ok()) return loaded.status();
   auto driver = std::make_unique<DriverApi>(loaded.value());
-  Result<tencache_gpu*> gpu = open(*driver);
+  const Result<NvrtcApi> nvrtc = load_nvrtc();
+  if (!nvrtc.is_ok()) {
+    TENCACHE_LOG_WARNING(
+        "%s Until then whatever leaves a GPU is copied, also what has not changed, and nothing "
+        "proves that a copy is whole.",
+        nvrtc.status().message().c_str());
+  }
+  Result<tencache_gpu*> gpu = open(*driver, nvrtc.is_ok() ? &nvrtc.value() : nullptr);
   if (gpu.is_ok()) gpu.value()->own_driver = std::move(driver);
   return gpu;
 }
@@ -114,6 +124,7 @@ tencache_gpu* given(const Result<tencache_gpu*>& gpu, tencache_error* error) {
 }  // namespace tencache
 
 using tencache::DriverApi;
+using tencache::NvrtcApi;
 using tencache::Runtime;
 
 extern "C" {
@@ -130,17 +141,19 @@ void tencache_gpu_default_config(int ordinal, tencache_gpu_config* config) {
 }
 
 tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config, tencache_error* error) {
-  return tencache::given(tencache::open_with_own_driver([&](const DriverApi& driver) {
-                           return tencache::open_gpu(driver, *config);
-                         }),
-                         error);
+  return tencache::given(
+      tencache::open_with_own_driver([&](const DriverApi& driver, const NvrtcApi* nvrtc) {
+        return tencache::open_gpu(driver, *config, {}, nvrtc);
+      }),
+      error);
 }
 
 tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error) {
-  return tencache::given(tencache::open_with_own_driver([&](const DriverApi& driver) {
-                           return tencache::open_gpu_of_runtime(driver, ordinal, fraction);
-                         }),
-                         error);
+  return tencache::given(
+      tencache::open_with_own_driver([&](const DriverApi& driver, const NvrtcApi* nvrtc) {
+        return tencache::open_gpu_of_runtime(driver, ordinal, fraction, nvrtc);
+      }),
+      error);
 }
 
 void tencache_gpu_close(tencache_gpu* gpu) {

@@ -8,6 +8,7 @@
 
 #include "abi/tencache_gpu.h"
 #include "backend/cuda/driver_api.h"
+#include "backend/cuda/nvrtc_api.h"
 #include "base/status.h"
 #include "engine/cuda/cuda_engine.h"
 
@@ -18,12 +19,13 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// As tencache_gpu_open(). The table outlives the engine. What `config` says goes before what
-/// `wiring` says of the same.
+/// As tencache_gpu_open(). The driver's table outlives the engine. What `config` says goes before
+/// what `wiring` says of the same. Without `nvrtc` there are no hashes, and every eviction copies.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
-                               EngineConfig wiring = {});
+                               EngineConfig wiring = {}, const NvrtcApi* nvrtc = nullptr);
 
-/// As tencache_open_gpu(). The table outlives the engine.
-Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction);
+/// As tencache_open_gpu(), and as open_gpu().
+Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
+                                          const NvrtcApi* nvrtc = nullptr);
 
 }  // namespace tencache

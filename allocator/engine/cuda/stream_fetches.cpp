@@ -109,7 +109,7 @@ size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacki
     }
     ++carried_out;
   }
-  if (!claimed.empty()) bring(std::move(claimed), *in_ahead_, true);
+  bring_ahead(claimed);
   return carried_out;
 }
 
@@ -122,6 +122,21 @@ bool StreamMigrations::claim_when_demoted(Extent* extent) {
     if ((word & kFlagBusy) != 0) extent->wait_while(word);
   }
   return true;
+}
+
+// In parts with a mark each, so that who needs a small one need not wait for a large one after it.
+void StreamMigrations::bring_ahead(std::span<CudaExtent* const> extents) {
+  std::vector<CudaExtent*> part;
+  uint64_t part_bytes = 0;
+  for (CudaExtent* extent : extents) {
+    if (!part.empty() && part_bytes + extent->bytes > bytes_at_once()) {
+      bring(std::exchange(part, {}), *in_ahead_, true);
+      part_bytes = 0;
+    }
+    part.push_back(extent);
+    part_bytes += extent->bytes;
+  }
+  if (!part.empty()) bring(std::move(part), *in_ahead_, true);
 }
 
 // Returns those that stay cold.

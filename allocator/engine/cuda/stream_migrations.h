@@ -175,6 +175,7 @@ class StreamMigrations final : public Migrations {
   // Phases of a fetch.
   void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
   static bool claim_when_demoted(Extent* extent);
+  void bring_ahead(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
                                  bool is_ahead);
   std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);

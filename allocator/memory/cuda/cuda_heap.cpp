@@ -6,7 +6,9 @@
 
 #include "backend/cuda/driver_use.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/stats.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -292,6 +294,7 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   if (is_passive()) return;
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
+    raise_to(extent->last_use_ticks, ticks());  // what was marked before does not cover it
     return;
   }
   const auto device_address = reinterpret_cast<CUdeviceptr>(address);

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A program that is ahead of its GPU: what a plan orders to leave waits for what was queued until
+// then and no longer, unless it was used since; a thread that lacks room lets fetches go first
+// which are due earlier, as long as the device has work; and fetches arrive one after another.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "support/cuda/test_cuda_engine.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+class CudaAheadTest : public ::testing::Test {
+ protected:
+  ~CudaAheadTest() override {
+    for (char* address : allocated_) engine_->free(address);
+    EXPECT_EQ(engine_->check_books(), "");
+  }
+  void start(const SimulatedDriverConfig& driver = {}) {
+    engine_.emplace(TestCudaEngine::Adjust(), driver);
+    stream_ = engine_->make_stream();
+  }
+  char* allocate(uint64_t bytes = kBytes) {
+    allocated_.push_back(engine_->allocate(bytes, stream_));
+    return allocated_.back();
+  }
+  /// That this tensor leave, given now.
+  std::vector<Order> order(const char* tensor) {
+    Extent* extent = engine_->extent(tensor);
+    std::vector<Order> orders = {{extent, extent->id.load(), extent->bytes, ticks()}};
+    orders[0].queued = migrations().queued_work(orders);
+    EXPECT_NE(orders[0].queued, nullptr);
+    return orders;
+  }
+  Migrations& migrations() { return *(*engine_)->migrations(); }
+
+  std::optional<TestCudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<char*> allocated_;
+};
+
+// What a plan orders to leave is marked then: it need not wait for what was queued afterwards.
+TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
+  start();
+  char* tensor = allocate();
+  char* other = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  const std::vector<Order> orders = order(tensor);
+  engine_->write(stream_, other, kBytes, 2, std::chrono::seconds(2));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1500));
+  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  engine_->check(stream_, tensor, kBytes, 1);
+}
+
+// Unless what is ordered was used since.
+TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  const std::vector<Order> orders = order(tensor);
+  const auto begin = std::chrono::steady_clock::now();
+  const CUstream other = engine_->make_stream();
+  engine_->order(stream_, other);
+  engine_->write(other, tensor, kBytes, 2, milliseconds(50));
+  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// A use that no gate announced, but the program did.
+TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  const std::vector<Order> orders = order(tensor);
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(engine_->driver().launch(
+                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
+                [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(50)),
+            CUDA_SUCCESS);
+  (*engine_)->record_stream(tensor, stream_);
+  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// A thread waits for others' fetches as long as it has queued work for the device, and no longer.
+TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
+  start();
+  char* tensor = allocate();
+  const StreamSet streams = (*engine_)->backend().streams().set_of(stream_);
+  const auto wait_ms = [&](const std::function<bool()>& is_worth_it) {
+    const auto begin = std::chrono::steady_clock::now();
+    migrations().wait_while_ahead(streams, is_worth_it);
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+        .count();
+  };
+  EXPECT_LT(wait_ms([] { return true; }), 500) << "nothing is queued";
+  engine_->write(stream_, tensor, kBytes, 1, std::chrono::seconds(1));
+  int asked = 0;
+  EXPECT_LT(wait_ms([&asked] { return ++asked < 3; }), 500) << "it is worth it no longer";
+  EXPECT_EQ(asked, 3);
+  EXPECT_GE(wait_ms([] { return true; }), 100);
+  EXPECT_EQ(engine_->driver().unfinished(stream_), 0u);
+}
+
+// An op that has it pinned lets the order for it go first, though its own use is newer than that.
+TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  Extent* extent = engine_->extent(tensor);
+  const std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks()}};
+  extent->last_use_ticks.store(ticks() + 1);
+  uint64_t lacking_bytes = 0;
+  EXPECT_EQ(migrations().prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_EQ(extent->state(), ExtentState::kCold) << "used since, and given up again";
+  extent->pin();
+  EXPECT_EQ(migrations().prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_NE(extent->state(), ExtentState::kCold);
+  extent->unpin();
+  engine_->check(stream_, tensor, kBytes, 1);
+}
+
+// Of what is fetched at a time the first is there before the last.
+TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
+  start({.to_device_bytes_per_s = 64 * kMiB});
+  constexpr uint64_t kLargeBytes = 32 * kMiB;
+  char* small = allocate();
+  char* large = allocate(kLargeBytes);
+  engine_->write(stream_, small, kBytes, 1);
+  engine_->write(stream_, large, kLargeBytes, 2);
+  ASSERT_TRUE(engine_->evict(small));
+  ASSERT_TRUE(engine_->evict(large));
+  EXPECT_EQ(engine_->prefetch({small, large}), 2u);
+  while (engine_->state(small) == ExtentState::kArriving) {
+    std::this_thread::sleep_for(milliseconds(1));
+    migrations().settle(false);
+  }
+  EXPECT_EQ(engine_->state(small), ExtentState::kResident);
+  EXPECT_EQ(engine_->state(large), ExtentState::kArriving) << "half a second more";
+  engine_->check(stream_, large, kLargeBytes, 2);
+}
+
+}  // namespace
+}  // namespace tencache
