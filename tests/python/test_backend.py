@@ -8,6 +8,7 @@ nothing is allocated: what they do then is tested over a simulated driver (test_
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,11 +104,11 @@ def test_a_program_without_a_gpu_gets_the_cpu_backend(run_python):
 
 @has_no_gpu
 def test_run_refuses_a_gpu_before_the_program_starts(run_tencache):
-    done = run_tencache("run", "--backend", "cuda", "--", "python", "-c", "print('ran')")
+    done = run_tencache("run", "--backend", "cuda", "--", sys.executable, "-c", "print('ran')")
     assert done.returncode == 2
     assert "no GPU can be used here" in done.stderr
     assert "ran" not in done.stdout
-    done = run_tencache("run", "--host-memory", "lots", "--", "python", "-c", "print('ran')")
+    done = run_tencache("run", "--host-memory", "lots", "--", sys.executable, "-c", "print('ran')")
     assert done.returncode == 2
     assert "host_memory was refused" in done.stderr
 

@@ -334,6 +334,8 @@ def report_with(**changes):
         "map_count_max": 65530,
         "page_map": {"works": True, "reason": ""},
         "disk": {"directory": "/var/tmp", "direct_io": True, "io_uring": True},
+        "gpu": {"devices": [], "reason": "no driver", "served": False, "served_reason": "none"},
+        "options": {"backend": "auto"},
     }
     report.update(changes)
     return report

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kTensorsMax = 16;
 constexpr size_t kStreams = 3;
-constexpr int kSteps = kHasSanitizer ? 200 : 1'500;
+constexpr int kSteps = kHasSanitizer ? 150 : 1'000;
 
 struct Tensor {
   char* address = nullptr;
