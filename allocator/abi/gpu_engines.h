@@ -29,6 +29,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "tier/disk_tier.h"
 #include "tier/host_tier.h"
 
 namespace tencache {
@@ -37,6 +38,7 @@ struct GpuEngine {
   int ordinal = 0;
   Engine* engine = nullptr;
   HostTier* host = nullptr;  // null where nothing leaves the GPU
+  DiskTier* disk = nullptr;  // null where nothing leaves host memory
 };
 
 /// One hold of each engine that has something to hold.

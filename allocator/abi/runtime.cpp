@@ -174,27 +174,27 @@ Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) {
   // An extent costs up to three mappings: itself and the reservation on both sides.
   config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
   if (!options_.strict) {
-    Result<DiskTierConfig> disk = disk_config(origin);
-    if (!disk.is_ok()) return disk.status();
-    config.disk = std::move(disk).value();
+    const Result<DiskProbe> found = find_disk();
+    if (!found.is_ok()) return found.status();
+    config.disk = disk_config(found.value());
+    *origin += "), cold tensors go to " + found.value().directory + " (" +
+               found.value().file_system + ", " + format_bytes(found.value().free_bytes) +
+               " free, at most " + format_bytes(config.disk->quota_bytes) + " used";
   }
   return config;
 }
 
-Result<DiskTierConfig> Runtime::disk_config(std::string* origin) const {
-  Result<DiskProbe> probe =
-      options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
-  if (!probe.is_ok()) return probe.status();
-  const DiskProbe& found = probe.value();
+Result<DiskProbe> Runtime::find_disk() const {
+  return options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
+}
+
+DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
   DiskTierConfig config;
   config.directory = found.directory;
   config.quota_bytes =
       options_.disk_space_bytes.value_or(found.free_bytes - found.free_bytes / kDiskReserveShare);
   config.io_uring = options_.io_uring;
   config.direct_io = options_.direct_io;
-  *origin += "), cold tensors go to " + found.directory + " (" + found.file_system + ", " +
-             format_bytes(found.free_bytes) + " free, at most " + format_bytes(config.quota_bytes) +
-             " used";
   return config;
 }
 

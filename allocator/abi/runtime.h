@@ -46,6 +46,9 @@ class Runtime {
   /// What the engine of this GPU is made of, by the options. `fraction` of its memory at most.
   Result<tencache_gpu_config> gpu_config(int ordinal, double fraction) TENCACHE_EXCLUDES(mutex_);
   EngineConfig gpu_wiring(int ordinal) TENCACHE_EXCLUDES(mutex_);
+  /// What is below the host memory of a GPU, by the options; none where there is no disk for it,
+  /// unless one was asked for, which is an error.
+  Result<std::optional<DiskTierConfig>> gpu_disk() TENCACHE_EXCLUDES(mutex_);
   /// The engine serves the process from now on; `name` is the GPU's.
   Status add_gpu(const GpuEngine& gpu, const std::string& name, const tencache_arena& arena)
       TENCACHE_EXCLUDES(mutex_);
@@ -65,7 +68,8 @@ class Runtime {
   EngineConfig wiring() TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
-  Result<DiskTierConfig> disk_config(std::string* origin) const TENCACHE_REQUIRES(mutex_);
+  Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
+  DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
   std::string cpu_stats_json(CpuEngine& engine) const;
   std::string gpu_stats_json() const;

@@ -3,6 +3,7 @@
 // The runtime on the cuda backend: what the engine of a GPU is made of, and what users are told of
 // it when it is opened.
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "abi/runtime.h"
@@ -56,6 +57,16 @@ EngineConfig Runtime::gpu_wiring(int ordinal) {
   return config;
 }
 
+Result<std::optional<DiskTierConfig>> Runtime::gpu_disk() {
+  MutexLock lock(mutex_);
+  if (options_.strict) return std::optional<DiskTierConfig>();
+  const Result<DiskProbe> found = find_disk();
+  if (found.is_ok()) return std::optional(disk_config(found.value()));
+  // Host memory does without.
+  if (options_.spill_dir.empty()) return std::optional<DiskTierConfig>();
+  return found.status();
+}
+
 Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
                         const tencache_arena& arena) {
   MutexLock lock(mutex_);
@@ -72,6 +83,10 @@ void Runtime::announce_gpu(const GpuEngine& gpu, const std::string& name) const 
   if (gpu.host != nullptr) {
     below =
         ", cold tensors go to host memory (at most " + format_bytes(gpu.host->budget_bytes()) + ")";
+  }
+  if (gpu.disk != nullptr) {
+    below += " and from there to " + gpu.disk->directory() + " (at most " +
+             format_bytes(gpu.disk->quota_bytes()) + ")";
   }
   TENCACHE_LOG_INFO("%s on the cuda backend: GPU %d (%s), device budget %s%s%s", kVersion,
                     gpu.ordinal, name.c_str(), format_bytes(gpu.engine->budget().limit()).c_str(),

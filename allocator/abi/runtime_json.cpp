@@ -206,6 +206,7 @@ Json one_gpu_json(const GpuEngine& gpu, const ColdAccesses& cold) {
   Tiers tiers;
   tiers.add(*gpu.engine);
   if (gpu.host != nullptr) tiers.add(*gpu.host);
+  if (gpu.disk != nullptr) tiers.add(*gpu.disk);
   Json json = {{"ordinal", gpu.ordinal}};
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(Counters({&gpu.engine->stats()}), cold));
@@ -258,6 +259,7 @@ std::string Runtime::gpu_stats_json() const {
     cold.cold_bytes += own_cold.cold_bytes;
     tiers.add(*gpu.engine);
     if (gpu.host != nullptr) tiers.add(*gpu.host);
+    if (gpu.disk != nullptr) tiers.add(*gpu.disk);
     if (plan.is_null()) plan = plan_json(gpu.engine->learner());
     gpus.push_back(one_gpu_json(gpu, own_cold));
   }

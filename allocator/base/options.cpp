@@ -174,7 +174,7 @@ constexpr std::array<Row, 19> kRows = {{
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
     {{"backend", "choice", "auto|cpu|cuda", "auto",
       "Whose tensors move: those in DRAM, to disk (cpu, also auto), or those of GPUs, to host "
-      "memory."},
+      "memory and from there to disk."},
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
     {{"host_memory", "bytes", "", "auto",

@@ -40,12 +40,12 @@ Result<uint64_t> total_bytes(const DriverApi& driver, int ordinal) {
 }
 
 Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_gpu_config& config,
-                                       EngineConfig wiring, const NvrtcApi* nvrtc) {
+                                       GpuParts parts) {
   TENCACHE_RETURN_IF_ERROR(check_config(config));
   const Result<uint64_t> total = total_bytes(driver, config.ordinal);
   if (!total.is_ok()) return total.status();
   CudaEngineConfig made;
-  static_cast<EngineConfig&>(made) = std::move(wiring);
+  static_cast<EngineConfig&>(made) = std::move(parts.wiring);
   made.ordinal = config.ordinal;
   made.budget_bytes =
       static_cast<uint64_t>(static_cast<double>(total.value()) * config.device_fraction);
@@ -58,18 +58,19 @@ Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_g
   if (config.host_budget_bytes > 0 && !made.heap.strict) {
     made.host.emplace();
     made.host->budget_bytes = config.host_budget_bytes;
+    made.disk = std::move(parts.disk);
   }
   if (config.has_chaos != 0) made.chaos = ChaosConfig{config.chaos_seed, config.chaos_probability};
   made.probe_bytes = config.probe_bytes;
-  if (nvrtc != nullptr) made.nvrtc = *nvrtc;
+  if (parts.nvrtc != nullptr) made.nvrtc = *parts.nvrtc;
   return made;
 }
 
 }  // namespace
 
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
-                               EngineConfig wiring, const NvrtcApi* nvrtc) {
-  const Result<CudaEngineConfig> made = engine_config(driver, config, std::move(wiring), nvrtc);
+                               GpuParts parts) {
+  const Result<CudaEngineConfig> made = engine_config(driver, config, std::move(parts));
   if (!made.is_ok()) return made.status();
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver, made.value());
   if (!engine.is_ok()) return engine.status();
@@ -83,12 +84,15 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
   Runtime& runtime = Runtime::instance();
   const Result<tencache_gpu_config> config = runtime.gpu_config(ordinal, fraction);
   if (!config.is_ok()) return config.status();
-  Result<tencache_gpu*> gpu = open_gpu(driver, config.value(), runtime.gpu_wiring(ordinal), nvrtc);
+  const Result<std::optional<DiskTierConfig>> disk = runtime.gpu_disk();
+  if (!disk.is_ok()) return disk.status();
+  Result<tencache_gpu*> gpu =
+      open_gpu(driver, config.value(), {runtime.gpu_wiring(ordinal), disk.value(), nvrtc});
   if (!gpu.is_ok()) return gpu;
   CudaEngine& engine = *gpu.value()->engine;
   const Status added =
-      runtime.add_gpu({ordinal, &engine, engine.host()}, engine.backend().gpu().facts().name,
-                      tencache_gpu_arena(gpu.value()));
+      runtime.add_gpu({ordinal, &engine, engine.host(), engine.disk()},
+                      engine.backend().gpu().facts().name, tencache_gpu_arena(gpu.value()));
   if (added.is_ok()) return gpu;
   tencache_gpu_close(gpu.value());
   return added;
@@ -143,7 +147,7 @@ void tencache_gpu_default_config(int ordinal, tencache_gpu_config* config) {
 tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config, tencache_error* error) {
   return tencache::given(
       tencache::open_with_own_driver([&](const DriverApi& driver, const NvrtcApi* nvrtc) {
-        return tencache::open_gpu(driver, *config, {}, nvrtc);
+        return tencache::open_gpu(driver, *config, {{}, std::nullopt, nvrtc});
       }),
       error);
 }

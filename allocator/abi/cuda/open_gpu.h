@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "abi/tencache_gpu.h"
 #include "backend/cuda/driver_api.h"
@@ -19,10 +20,16 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// As tencache_gpu_open(). The driver's table outlives the engine. What `config` says goes before
-/// what `wiring` says of the same. Without `nvrtc` there are no hashes, and every eviction copies.
+/// What an engine is made of beside its configuration.
+struct GpuParts {
+  EngineConfig wiring;                 // what the configuration says too, that says
+  std::optional<DiskTierConfig> disk;  // below host memory
+  const NvrtcApi* nvrtc = nullptr;     // null: there are no hashes, and every eviction copies
+};
+
+/// As tencache_gpu_open(). The driver's table outlives the engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
-                               EngineConfig wiring = {}, const NvrtcApi* nvrtc = nullptr);
+                               GpuParts parts = {});
 
 /// As tencache_open_gpu(), and as open_gpu().
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,

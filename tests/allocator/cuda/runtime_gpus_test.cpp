@@ -23,6 +23,7 @@
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
+#include "support/test_directory.h"
 
 namespace tencache {
 namespace {
@@ -46,12 +47,13 @@ class RuntimeGpusTest : public ::testing::Test {
   void set(const char* name, const char* text) {
     ASSERT_EQ(tencache_set_option(name, text, &error_), TENCACHE_OK) << error_.message;
   }
-  void start(const SimulatedDriverConfig& driver = {.device_count = 2}) {
+  void start(const SimulatedDriverConfig& driver = {.device_count = 2},
+             const char* host_memory = "128MiB") {
     driver_.emplace(driver);
     context_.emplace(driver_->api());
     for (const auto& [name, text] : std::map<const char*, const char*>{{"backend", "cuda"},
                                                                        {"device_memory", "32MiB"},
-                                                                       {"host_memory", "128MiB"},
+                                                                       {"host_memory", host_memory},
                                                                        {"quiet", "on"}}) {
       set(name, text);
     }
@@ -370,6 +372,48 @@ TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
     }
     EXPECT_EQ(tencache_is_cold(first) + tencache_is_cold(second), 2);
     EXPECT_GE(stats()["chaos_evictions"], 2);
+  });
+}
+
+TEST_F(RuntimeGpusTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
+  const TestDirectory directory;
+  in_child([&] {
+    set("spill_dir", directory.path().c_str());
+    set("disk_space", "64MiB");
+    start({.device_count = 1}, "8MiB");
+    open(0);
+    std::vector<char*> tensors;
+    for (int index = 0; index < 10; ++index) {
+      char* tensor = tensors.emplace_back(allocate(0));
+      open_op({tensor});
+      memset(tensor, index, kExtent);
+      tencache_gate_close();
+    }
+    EXPECT_EQ(evict_all(), tensors.size());
+    EXPECT_EQ(stats()["budget"]["disk"], 64 * kMiB);
+    EXPECT_GE(stats()["now"]["disk"], 6 * kExtent);
+    EXPECT_GE(stats()["bytes"]["disk_written"], 6 * kExtent);
+    EXPECT_LE(stats()["peak"]["host"], 8 * kMiB);
+    for (int index = 0; index < 10; ++index) {
+      const char* tensor = tensors[static_cast<size_t>(index)];
+      open_op({tensor}, TENCACHE_READ);
+      driver_->wait_until_idle();
+      EXPECT_EQ(tensor[0], index);
+      EXPECT_EQ(tensor[kExtent - 1], index);
+      tencache_gate_close();
+    }
+    EXPECT_GE(stats()["bytes"]["disk_read"], 6 * kExtent);
+  });
+}
+
+TEST_F(RuntimeGpusTest, ADiskThatCannotBeUsedIsAnErrorWhereItWasAskedFor) {
+  in_child([this] {
+    set("spill_dir", "/nowhere/at/all");
+    start();
+    const Result<tencache_gpu*> gpu = open_gpu_of_runtime(driver_->api(), 0, 1.0);
+    ASSERT_FALSE(gpu.is_ok());
+    EXPECT_NE(gpu.status().message().find("/nowhere/at/all"), std::string::npos)
+        << gpu.status().message();
   });
 }
 
