@@ -94,7 +94,7 @@ class Migrations {
   using NextUses = std::function<std::unordered_map<const Extent*, uint64_t>()>;
   /// What tells which copies below are needed last, where that matters; an empty one: nothing does
   /// any more, and none is called when this returns.
-  virtual void set_next_uses(NextUses /*next_uses*/) {}
+  virtual void set_next_uses(const NextUses& /*next_uses*/) {}
 
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}
