@@ -188,7 +188,8 @@ constexpr std::array<Row, 19> kRows = {{
      [](Options& o, std::string_view t) { return parse_path(t, kAuto, o.spill_dir); },
      [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
     {{"disk_space", "bytes", "", "auto",
-      "Quota of the disk tier; auto takes a share of the file system's free space."},
+      "Quota of the disk tier, with GPUs for each of them; auto takes a share of the file "
+      "system's free space."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
      [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
     {{"stats", "path", "", "off", "File that receives the stats as JSON when the program ends."},

@@ -333,7 +333,8 @@ inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64
   while (pins.size() > count) {
     Extent* extent = pins.back();
     pins.pop_back();
-    extent->last_use_ticks.store(now_ticks, std::memory_order_relaxed);
+    // Another thread may have used it later and been here before.
+    raise_to(extent->last_use_ticks, now_ticks);
     extent->unpin();
   }
 }

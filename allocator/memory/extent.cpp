@@ -114,6 +114,7 @@ bool Extent::leave_to_demotion() {
     if (state_of(word) != ExtentState::kCold || (word & kFlagBusy) == 0) return false;
     if (word_.compare_exchange_weak(word, with_state(word, ExtentState::kVacant),
                                     std::memory_order_acq_rel, std::memory_order_relaxed)) {
+      word_.notify_all();
       return true;
     }
   }
@@ -165,6 +166,7 @@ void Extent::become_vacant() {
   // Pins stay: an extent that could not be fetched may be freed while its op still holds one, and
   // gives it up in the object's next life.
   word_.fetch_and(kPinsMask | kStateMask, std::memory_order_release);
+  word_.notify_all();  // whoever wanted to fetch it while it was demoted
 }
 
 void Extent::commit() {

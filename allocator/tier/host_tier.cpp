@@ -82,6 +82,14 @@ void HostTier::release(const HostBlock& block) {
   --stats_.block_count;
 }
 
+bool HostTier::may_hold(uint64_t bytes) const {
+  const uint64_t capacity_bytes = round_up(bytes, kIoAlignment);
+  MutexLock lock(mutex_);
+  if (capacity_bytes <= config_.budget_bytes - stats_.chunk_bytes) return true;
+  return std::ranges::any_of(
+      chunks_, [=](const Chunk& chunk) { return chunk.memory.bytes() >= capacity_bytes; });
+}
+
 Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
   TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
   if (getpid() != owner_pid_) return refused_in_child();

@@ -107,6 +107,8 @@ class HostTier {
   /// As allocate(), but of what is mapped already: no block where that has no room for it, and in a
   /// forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// Whether there would be room for such a block if all others were released.
+  bool may_hold(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// A block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory when
   /// the kernel refuses it.
   Result<HostBlock> allocate_beyond_budget(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);

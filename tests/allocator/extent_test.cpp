@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -229,6 +230,27 @@ TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   lead_to(extent, kCold);
   extent.pin();
   EXPECT_FALSE(extent.claim_for_demotion());
+}
+
+// Who waits to fetch it learns that it was freed meanwhile.
+TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
+  Extent extent;
+  lead_to(extent, kCold);
+  ASSERT_TRUE(extent.claim_for_demotion());
+  std::atomic<bool> is_awake = false;
+  std::thread waiting([&] {
+    extent.wait_while(extent.load());
+    is_awake = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(extent.leave_to_demotion());
+  for (int tries = 0; tries < 1000 && !is_awake; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(is_awake);
+  extent.become_vacant();
+  lead_to(extent, kResident);
+  waiting.join();
 }
 
 TEST(ExtentTest, PinsOrdersAndFreesWantADemotedExtent) {

@@ -53,6 +53,16 @@ TEST_F(GateTest, InputsArePinnedWhileTheirOpIsOpen) {
   EXPECT_EQ(pins(a_), 0u);
 }
 
+// Two threads close their ops in another order than they read the clock.
+TEST_F(GateTest, TheLastUseIsNeverMadeEarlier) {
+  constexpr uint64_t kLater = uint64_t{1} << 62;
+  {
+    const GateScope op(engine_, {a_});
+    engine_.extent(a_)->last_use_ticks.store(kLater);
+  }
+  EXPECT_EQ(engine_.extent(a_)->last_use_ticks.load(), kLater);
+}
+
 // One for each GPU: an op passes all of them, each has its own frames and pins.
 TEST_F(GateTest, AThreadPassesSeveralGatesAtOnce) {
   TestEngine other;

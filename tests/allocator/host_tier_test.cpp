@@ -125,6 +125,8 @@ TEST(HostTierTest, TheBudgetIsHard) {
         << part << ": " << refused.status().message();
   }
   EXPECT_EQ(tier->allocate(UINT64_MAX).status().code(), StatusCode::kNoSpace);
+  EXPECT_TRUE(tier->may_hold(2 * kMiB)) << "once the first chunk is free";
+  EXPECT_FALSE(tier->may_hold(2 * kMiB + 1)) << "no chunk is that large, and none can be made";
   tier->release(second);
   const HostBlock again = must_allocate(*tier, 500 * kKiB);
   EXPECT_EQ(again.memory, second.memory);

@@ -307,8 +307,12 @@ void StreamMigrations::land(const Flight& flight) {
     const uint64_t bytes = extent->bytes;
     // The copy below may save one when the extent leaves again, as long as that can be proved.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
-    if (hasher_ == nullptr || !is_wanted) heap_.release_copy(extent);
-    if (extent->host_block.is_beyond_budget()) heap_.release_block(extent);
+    const bool is_loan = extent->host_block.is_beyond_budget();
+    if (hasher_ == nullptr || !is_wanted || (is_loan && !extent->slot.is_valid())) {
+      heap_.release_copy(extent);
+    } else if (is_loan) {
+      heap_.release_block(extent);
+    }
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
     bytes_ahead_.fetch_sub(bytes);

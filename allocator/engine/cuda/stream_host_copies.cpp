@@ -17,7 +17,10 @@ namespace tencache {
 // scattered, so this goes on while there is anything to give back.
 Result<HostBlock> StreamMigrations::take_block(uint64_t bytes) {
   Result<HostBlock> block = host_.allocate(bytes);
-  while (!block.is_ok() && make_host_room(bytes) > 0) block = host_.allocate(bytes);
+  // What can never fit must not drive everything else out.
+  while (!block.is_ok() && host_.may_hold(bytes) && make_host_room(bytes) > 0) {
+    block = host_.allocate(bytes);
+  }
   if (spill_ != nullptr) spill_->on_use();
   return block;
 }

@@ -58,7 +58,8 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
       if (!extent->host_block.is_valid()) release_copy(extent);
       extent->release_busy();
     } else if (extent->claim_for_demotion()) {
-      if (extent->host_block.is_valid()) {
+      // A block beyond the budget is given back when the extent returns; then the slot is all.
+      if (extent->host_block.is_valid() && !extent->host_block.is_beyond_budget()) {
         dropped_bytes += extent->slot.bytes;
         release_slot(extent);
       }
