@@ -322,7 +322,10 @@ def _revision() -> str:
 
     def git(*words: str) -> str:
         command = ["git", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        except OSError:
+            return ""
         return done.stdout.strip()
 
     commit = git("rev-parse", "--short", "HEAD") or "no repository"

@@ -42,8 +42,9 @@ foreach(name c10 torch_cpu torch)
 endforeach()
 
 file(GLOB cudart ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.* ${TENCACHE_CUDA_INCLUDE}/../lib64/libcudart.so.*)
-list(APPEND cudart "")
-list(GET cudart 0 cudart)
+if(cudart)
+  list(GET cudart 0 cudart)
+endif()
 if(TARGET tencache::cuda_headers AND cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
   add_library(tencache::torch_cuda INTERFACE IMPORTED GLOBAL)
   target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so

@@ -247,8 +247,14 @@ void CudaAllocator::raw_delete(void* address) {
 void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
   // Empty tensors have none, and memory of other allocators is not ours to keep.
   if (pointer.get() == nullptr || pointer.get_deleter() != &delete_raw) return;
-  const Device* const device = find_device(pointer.get());
+  c10::DeviceIndex index = 0;
+  const Device* const device = find_device(pointer.get(), &index);
   TORCH_CHECK(device != nullptr, "invalid device pointer: ", pointer.get());
+  if (stream.device_index() != index) {
+    throw_unsupported("record_stream with a stream of another GPU",
+                      "memory is used again after marks in streams of its own GPU.",
+                      "Copy the tensor to the GPU of that stream first.");
+  }
   tencache_error error = {};
   const int code = tencache_gpu_record_stream(device->gpu.load(std::memory_order_acquire),
                                               pointer.get(), calls_.handle_of(stream), &error);

@@ -15,6 +15,8 @@ namespace tencache::shim {
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
   tencache_gpu* const gpu = gpu_of(device);
+  // What a graph names while it is captured is kept, and later nobody could tell what that was.
+  tencache_gpu_watch_ops(gpu);
   device_of(device).pools.begin(gpu, pool, std::move(filter));
 }
 

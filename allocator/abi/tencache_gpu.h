@@ -86,6 +86,9 @@ TENCACHE_API int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, ui
  * again for this pool alone. Its number is never 0. Allocations of a pool are freed as others are.
  */
 TENCACHE_API uint64_t tencache_gpu_make_pool(tencache_gpu* gpu);
+/* Ops are watched from now on, however little of the budget is used: before a CUDA graph is
+ * captured, whose inputs must stay on the GPU. */
+TENCACHE_API void tencache_gpu_watch_ops(tencache_gpu* gpu);
 TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes,
                                                  void* stream, tencache_error* error);
 /* Gives what is free in the pool back to the engine, and forgets the pool when nothing of it is in

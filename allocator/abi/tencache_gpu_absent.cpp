@@ -58,6 +58,8 @@ int tencache_gpu_memory(tencache_gpu*, uint64_t*, uint64_t*, tencache_error* err
 
 uint64_t tencache_gpu_make_pool(tencache_gpu*) { return 0; }
 
+void tencache_gpu_watch_ops(tencache_gpu*) {}
+
 void* tencache_gpu_allocate_in_pool(tencache_gpu*, uint64_t, size_t, void*, tencache_error* error) {
   unavailable(error);
   return nullptr;

@@ -66,6 +66,8 @@ def main(job: dict[str, Any]) -> None:
     import torch
 
     device, shape, instead = job["device"], SHAPES[job["shape"]], job.get("instead")
+    # Else sums in no fixed order would differ between two runs of the same program.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     model = make_model(shape, device, instead)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(SEED)

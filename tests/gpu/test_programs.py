@@ -23,7 +23,13 @@ from differential import Harness, assert_budget_kept, assert_same_bits, program_
 CHAOS_SEED = 20261122
 # Kernels that a GPU does not have.
 CPU_ONLY = {"quantized"}
-GPU = {"PROGRAM_DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+# Deterministic workspaces of matrix products, small ones: they are no tensors and never leave.
+GPU = {
+    "PROGRAM_DEVICE": "cuda",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    # The server that forks the programs must not start CUDA, whatever asks whether there is a GPU.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 SWITCH = {"TENCACHE": "1", "TENCACHE_BACKEND": "cuda"}
 
 
@@ -47,8 +53,13 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness.close()
 
 
-def programs() -> list[str]:
-    return [program for program in program_names() if program not in CPU_ONLY]
+def programs() -> list[object]:
+    """Each in one process of pytest, which remembers its stock run."""
+    return [
+        pytest.param(program, marks=pytest.mark.xdist_group(program))
+        for program in program_names()
+        if program not in CPU_ONLY
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
     markers = (
         "slow: part of the full matrix, which runs on one version of torch",
         "any_torch: what it tests does not depend on the torch that is installed",
-        # Also where pytest-xdist is not there.
-        "xdist_group(name): runs in one process with the others of that name",
     )
     for marker in markers:
         config.addinivalue_line("markers", marker)

@@ -166,7 +166,7 @@ class Harness:
     def _started_server(self) -> subprocess.Popen[str]:
         if self._server is None:
             # NumPy's OpenBLAS would start threads at import, which children do not inherit.
-            environment = environment_for({"OPENBLAS_NUM_THREADS": "1"})
+            environment = environment_for({"OPENBLAS_NUM_THREADS": "1", **self._base})
             self._server = subprocess.Popen(
                 [sys.executable, str(TESTS / "prefork.py")],
                 stdin=subprocess.PIPE,

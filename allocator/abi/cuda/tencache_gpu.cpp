@@ -137,6 +137,11 @@ uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
   return gpu->engine->heap().private_pools().make();
 }
 
+void tencache_gpu_watch_ops(tencache_gpu* gpu) {
+  tencache::Migrator& migrator = gpu->engine->migrator();
+  if (!migrator.is_armed()) migrator.on_attention();
+}
+
 void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes, void* stream,
                                     tencache_error* error) {
   Result<void*> address = tencache::check_stream(stream);

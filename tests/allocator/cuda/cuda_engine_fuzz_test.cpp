@@ -201,7 +201,7 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   EXPECT_EQ(engine.differences(), 0u);
   EXPECT_GT(engine.stats().evicted_bytes, 0u);
   EXPECT_GT(engine.stats().early_fetches + engine.stats().late_fetches, 0u);
-  if (has_disk) {
+  if (has_disk && !kHasSanitizer) {  // a short program may not come to it
     EXPECT_GT(engine.stats().disk_written_bytes, 0u);
     EXPECT_GT(engine.stats().disk_read_bytes, 0u);
   }
