@@ -166,11 +166,11 @@ void GpuEngines::unhold(GpuHold* hold) {
   for (const auto& [engine, held] : owned->holds) engine->gate().unhold(held);
 }
 
-void GpuEngines::keep_resident(std::span<const Access> accesses) {
+void GpuEngines::keep_resident(std::span<const Access> accesses) const {
   for (const GpuEngine& gpu : all()) gpu.engine->gate().keep_resident(accesses);
 }
 
-void GpuEngines::on_step() {
+void GpuEngines::on_step() const {
   for (const GpuEngine& gpu : all()) gpu.engine->gate().on_step();
 }
 
@@ -191,7 +191,7 @@ bool GpuEngines::is_armed() const {
   return false;
 }
 
-uint64_t GpuEngines::evict_all() {
+uint64_t GpuEngines::evict_all() const {
   uint64_t evicted_count = 0;
   for (const GpuEngine& gpu : all()) {
     if (!gpu.engine->is_passive()) evicted_count += gpu.engine->migrator().evict_all();

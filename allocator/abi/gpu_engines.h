@@ -74,13 +74,13 @@ class GpuEngines {
   /// Null when nothing is to be held.
   GpuHold* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(GpuHold* hold);
-  void keep_resident(std::span<const Access> accesses);
-  void on_step();
+  void keep_resident(std::span<const Access> accesses) const;
+  void on_step() const;
   /// Null when it is in no extent of any GPU.
   Extent* find(const void* address) const;
   /// Whether the gate of any of them must be told of ops.
   bool is_armed() const;
-  uint64_t evict_all();
+  uint64_t evict_all() const;
 
  private:
   static void lock_watched();

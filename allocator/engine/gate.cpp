@@ -220,14 +220,14 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
 
 // A refused call leaves the op untimed; its time is estimated then.
 TENCACHE_SLOW void Gate::begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks,
-                                      StreamSet streams) {
+                                      StreamSet streams) const {
   const uint64_t called_ticks = ticks();
   thread.timing = {config_.timer->begin(op, begin_ticks, streams), thread.frames.size(), false};
   thread.sampling.charge(ticks() - called_ticks);
 }
 
 // The op is over, and the thread may wait, or go on elsewhere, before its next tick.
-TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) {
+TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) const {
   const uint64_t called_ticks = ticks();
   thread.timing.is_closed = true;
   if (!config_.timer->end(*thread.timing.span)) {
@@ -238,7 +238,7 @@ TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) {
 
 // The next tick begins, perhaps within the one that is timed. Where it is of the same stream, what
 // came between is part of the time; else the stream may be gone.
-TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) {
+TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) const {
   const uint64_t called_ticks = ticks();
   const bool is_closed = thread.timing.is_closed;
   OpTimer::Span* span = std::exchange(thread.timing.span, nullptr);
@@ -253,7 +253,7 @@ TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) {
 
 // The thread has waited for memory, and the device perhaps with it, which is no computing. An op
 // that is open has allocated what it is about to fill, and begins now.
-TENCACHE_SLOW void Gate::interrupt_timing(ThreadOps& thread) {
+TENCACHE_SLOW void Gate::interrupt_timing(ThreadOps& thread) const {
   OpTimer::Span* span = thread.timing.span;
   if (thread.timing.is_closed) {
     config_.timer->finish(span);

@@ -122,10 +122,10 @@ class Gate {
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void count_early(Extent* extent);
-  void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams);
-  void close_timing(ThreadOps& thread);
-  void end_timing(ThreadOps& thread, StreamSet streams);
-  void interrupt_timing(ThreadOps& thread);
+  void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
+  void close_timing(ThreadOps& thread) const;
+  void end_timing(ThreadOps& thread, StreamSet streams) const;
+  void interrupt_timing(ThreadOps& thread) const;
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 
   // Constant after construction.

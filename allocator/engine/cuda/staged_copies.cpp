@@ -55,10 +55,13 @@ Result<StagingBuffer> StagedCopies::take_buffer() {
 // The buffer is held by the piece from here on, whether its copy was queued or not.
 Status StagedCopies::add_piece(const StagingBuffer& buffer, char* target, uint64_t bytes) {
   Result<StreamMark> done = stream_.mark();
-  const Status status = done.status();
-  under_way_.push_back(
-      {buffer, done.is_ok() ? std::move(done).value() : StreamMark(), target, bytes});
-  return status;
+  Piece& piece = under_way_.emplace_back();
+  piece.buffer = buffer;
+  piece.target = target;
+  piece.bytes = bytes;
+  if (!done.is_ok()) return done.status();
+  piece.done = std::move(done).value();
+  return Status::ok();
 }
 
 Status StagedCopies::finish_oldest() {
