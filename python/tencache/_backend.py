@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tencache._library import REBUILD_COMMAND, TencacheError, has_cuda_shim
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
-
-# Where the NVIDIA driver shows itself, also in containers that have a GPU.
-_DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def resolve(text: str, torch: Any) -> str:
@@ -61,11 +57,6 @@ def no_cuda_message(reason: str) -> str:
         "tells what the driver says. Leave the backend at auto, or use --backend cpu to keep "
         "tensors in DRAM under a budget."
     )
-
-
-def may_have_gpu() -> bool:
-    """Whether a program may find a GPU here; for those who do without torch."""
-    return has_cuda_shim() and any(path.exists() for path in _DRIVER_FILES)
 
 
 def is_served(gpu: Mapping[str, Any]) -> tuple[bool, str]:

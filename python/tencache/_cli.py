@@ -219,8 +219,6 @@ def _check_machine(given: Mapping[str, str]) -> None:
         served, reason = _backend.is_served(library.doctor()["gpu"])
         if not served:
             raise TencacheError(_backend.no_cuda_message(reason))
-    elif backend == _backend.AUTO and _backend.may_have_gpu():
-        return  # Only the program's torch knows; it says what it has found.
     library.set_option("quiet", "on")
     library.set_option("log_level", "error")
     library.start()

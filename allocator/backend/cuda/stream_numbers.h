@@ -70,7 +70,7 @@ class StreamNumbers {
   /// held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// kUnavailable when one of them is capturing. REQUIRES: a CallScope of the calling thread.
+  /// kUnavailable when one of them is capturing. REQUIRES: the thread's context is the GPU's.
   Status expect_no_capture(std::span<const CUstream> streams) const;
 
  private:
