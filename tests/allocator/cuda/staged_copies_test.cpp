@@ -29,6 +29,11 @@ class StagedCopiesTest : public ::testing::Test {
  protected:
   ~StagedCopiesTest() override {
     if (!driver_.has_value()) return;
+    close();
+    EXPECT_EQ(driver_->leaks(), "");
+  }
+  // All but the driver.
+  void close() {
     ring_.reset();
     streams_.clear();
     device_.clear();
@@ -36,7 +41,6 @@ class StagedCopiesTest : public ::testing::Test {
     pinner_.reset();
     context_.reset();
     gpu_.reset();
-    EXPECT_EQ(driver_->leaks(), "");
   }
 
   void start(const SimulatedDriverConfig& config = {}, size_t count = 1) {
@@ -132,13 +136,7 @@ TEST_F(StagedCopiesTest, RefusedCallsKeepNoBuffer) {
                                "cuEventSynchronize", "cuEventCreate"}) {
     for (uint64_t nth = 1; nth <= 3; ++nth) {
       SCOPED_TRACE(std::string(function) + " #" + std::to_string(nth));
-      ring_.reset();
-      streams_.clear();
-      device_.clear();
-      marks_.reset();
-      pinner_.reset();
-      context_.reset();
-      gpu_.reset();
+      close();
       start();
       std::vector<char> host(kBytes);
       driver_->fail(function, nth, CUDA_ERROR_UNKNOWN);
