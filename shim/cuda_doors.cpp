@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_doors.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
@@ -52,6 +53,12 @@ std::string why_no_cuda_doors(const CudaCalls& calls) {
 void install_stream_callback(const CudaCalls& calls) {
   current_stream_of.store(calls.current_stream);
   tencache_set_stream_callback(&current_stream);
+}
+
+at::HostAllocator* present_pinned_allocator() { return at::getHostAllocator(at::kCUDA); }
+
+void install_pinned_door(PinnedAllocator& allocator) {
+  at::setHostAllocator(at::kCUDA, &allocator, kPriorityMax);
 }
 
 void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls) {

@@ -16,6 +16,7 @@
 #include "cuda_allocator.h"
 #include "cuda_calls.h"
 #include "cuda_doors.h"
+#include "pinned_allocator.h"
 #include "tencache_torch.h"
 #include "tencache_torch_cuda.h"
 
@@ -25,6 +26,12 @@ namespace {
 std::mutex install_mutex;
 bool has_doors = false;                              // guarded by it
 std::atomic<CudaAllocator*> the_allocator{nullptr};  // made with it held, never destroyed
+
+// No engine: pinned memory belongs to no GPU, and its budget is what the machine can spare.
+tencache_pinned* open_pinned_memory(int ordinal, tencache_error* error) {
+  const tencache_pinned_config config = {.ordinal = ordinal, .budget_bytes = 0};
+  return tencache_pinned_open(&config, error);
+}
 
 int fail(int code, const std::string& message, tencache_error* error) {
   if (error != nullptr) {
@@ -58,7 +65,10 @@ int install(tencache_error* error) {
   if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
   const int code = start(error);
   if (code != TENCACHE_OK) return code;
+  auto* const pinned = new PinnedAllocator(torch_cuda_calls(), &open_pinned_memory,
+                                           present_pinned_allocator());  // never destroyed
   install_cuda_doors(*the_allocator.load(), torch_cuda_calls());
+  install_pinned_door(*pinned);
   has_doors = true;
   return TENCACHE_OK;
 }

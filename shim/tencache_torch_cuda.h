@@ -27,6 +27,7 @@ TENCACHE_API const char* tencache_torch_cuda_built_for(void);
 
 /* What tencache_torch_install() does, and then CUDA tensors are allocated from tencache:
  * torch.cuda, torch.accelerator and torch.cuda.memory._get_current_allocator() show its allocator.
+ * Pinned memory (pin_memory(), torch.cuda.host_memory_stats()) comes from it as well.
  * 0, or an error code with *error filled: the option backend is not cuda, or CUDA's own allocator
  * holds memory already. A second call does nothing and returns 0. Does not throw. */
 TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);

@@ -99,6 +99,7 @@ Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
   char* const data = memory.value().data();
   MutexLock lock(mutex_);
   stats_.beyond_bytes += bytes;
+  stats_.peak_beyond_bytes = std::max(stats_.peak_beyond_bytes, stats_.beyond_bytes);
   beyond_budget_.emplace(data, std::move(memory).value());
   return HostBlock{data, bytes, HostBlock::kBeyondBudget, false};
 }

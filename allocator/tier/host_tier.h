@@ -86,7 +86,8 @@ struct HostTierStats {
   uint64_t chunk_count = 0;
   uint64_t block_count = 0;
   uint64_t beyond_bytes = 0;  // of blocks beyond the budget, which count nowhere else
-  HostPlacement placement;    // of the newest chunk
+  uint64_t peak_beyond_bytes = 0;
+  HostPlacement placement;  // of the newest chunk
 };
 
 class HostTier {

@@ -155,6 +155,7 @@ TEST(HostTierTest, ABlockBeyondTheBudgetCountsApart) {
   tier->release(beyond.value());
   tier->release(inside);
   EXPECT_EQ(tier->stats().beyond_bytes, 0U);
+  EXPECT_EQ(tier->stats().peak_beyond_bytes, 5000U);
   EXPECT_TRUE(tier->is_valid());
 }
 

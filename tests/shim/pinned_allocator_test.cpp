@@ -18,6 +18,7 @@
 
 #include "abi/cuda/open_pinned.h"
 #include "cuda_allocator_fixture.h"
+#include "cuda_doors.h"
 
 namespace tencache::shim {
 namespace {
@@ -152,13 +153,18 @@ TEST_F(PinnedAllocatorTest, ADataPtrIsItsOwnContext) {
 }
 
 TEST_F(PinnedAllocatorTest, PyTorchTakesItForTheOneBefore) {
-  start();
-  at::setHostAllocator(at::kCUDA, host_, 1);
+  PreviousAllocator previous;
+  at::setHostAllocator(at::kCUDA, &previous);
+  start(present_pinned_allocator());
+  install_pinned_door(*allocator_);
   EXPECT_EQ(at::getHostAllocator(at::kCUDA), host_);
+  EXPECT_EQ(present_pinned_allocator(), host_);
   kept_.push_back(at::getHostAllocator(at::kCUDA)->allocate(100));
   EXPECT_TRUE(is_pinned(kept_.back().get()));
   kept_.clear();
-  at::setHostAllocator(at::kCUDA, nullptr, 1);
+  EXPECT_TRUE(at::getHostAllocator(at::kCUDA)->record_event(&previous.own, nullptr,
+                                                            as_torch(stream_).unwrap()));
+  at::setHostAllocator(at::kCUDA, nullptr, 255);  // PyTorch would keep it longer than it lives
 }
 
 TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {

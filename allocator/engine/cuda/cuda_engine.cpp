@@ -17,6 +17,10 @@ Result<std::unique_ptr<CudaEngine>> CudaEngine::create(const DriverApi& driver,
   }));
   if (StreamMigrations* migrations = engine->backend_->migrations()) {
     TENCACHE_RETURN_IF_ERROR(migrations->measure_link(config.probe_bytes));
+    // What that took is no use by the program.
+    engine->heap().reset_peaks();
+    engine->heap().reset_totals();
+    engine->stats().peak_device_bytes = engine->budget().used();
   }
   return engine;
 }

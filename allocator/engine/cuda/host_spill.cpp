@@ -73,38 +73,38 @@ void HostSpill::keep_free(uint64_t headroom_bytes) {
   worker_ = start_service_thread("tencache-spill", [this] { work(); });
 }
 
-uint64_t HostSpill::demote(uint64_t bytes) {
+HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   {
     MutexLock lock(mutex_);
     if (is_demoting_) {
       for (const uint64_t turn = turns_; turns_ == turn;) changed_.wait(mutex_);
-      return last_freed_bytes_;
+      return last_outcome_;
     }
     is_demoting_ = true;
   }
-  uint64_t freed_bytes = 0;
-  bool was_called_off = true;
-  for (int tries = 0; freed_bytes == 0 && was_called_off && tries < kTriesMax; ++tries) {
-    freed_bytes = demote_batch(bytes, &was_called_off);
+  Outcome outcome = {.freed_bytes = 0, .was_called_off = true};
+  for (int tries = 0; outcome.freed_bytes == 0 && outcome.was_called_off && tries < kTriesMax;
+       ++tries) {
+    outcome = demote_batch(bytes);
   }
   MutexLock lock(mutex_);
   is_demoting_ = false;
-  last_freed_bytes_ = freed_bytes;
+  last_outcome_ = outcome;
   ++turns_;
   changed_.notify_all();
-  return freed_bytes;
+  return outcome;
 }
 
-uint64_t HostSpill::demote_batch(uint64_t bytes, bool* was_called_off) {
-  *was_called_off = false;
+HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
   uint64_t freed_bytes = 0;
   // Phase 1: claim.
   std::vector<Demotion> demotions = claim(std::min(bytes, kBatchBytes), &freed_bytes);
   // Phase 2: slots.
   take_slots(demotions);
   // Phases 3 and 4: bytes, then blocks.
-  if (!demotions.empty()) freed_bytes += write_and_release(demotions, was_called_off);
-  return freed_bytes;
+  Outcome outcome = demotions.empty() ? Outcome{} : write_and_release(demotions);
+  outcome.freed_bytes += freed_bytes;
+  return outcome;
 }
 
 void HostSpill::set_next_uses(Migrations::NextUses next_uses) {
@@ -188,15 +188,13 @@ Result<Slot> HostSpill::take_slot(uint64_t bytes) {
 }
 
 // Where a write fails none of its batch is trusted: the error may be of any of them.
-uint64_t HostSpill::write_and_release(const std::vector<Demotion>& demotions,
-                                      bool* was_called_off) {
+HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& demotions) {
   Writer writer(demotions);
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
   add(stats_.disk_written_bytes, transfer.bytes);
-  *was_called_off = transfer.cancelled;
   if (!transfer.status.is_ok()) warn(transfer.status);
   const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
-  uint64_t freed_bytes = 0;
+  Outcome outcome = {.freed_bytes = 0, .was_called_off = transfer.cancelled};
   for (size_t index = 0; index < demotions.size(); ++index) {
     if (index >= done) {
       give_up(demotions[index]);
@@ -205,11 +203,11 @@ uint64_t HostSpill::write_and_release(const std::vector<Demotion>& demotions,
     CudaExtent* extent = demotions[index].extent;
     extent->slot = demotions[index].slot;
     extent->slot_hash = writer.hash(index);
-    freed_bytes += extent->host_block.bytes;
+    outcome.freed_bytes += extent->host_block.bytes;
     heap_.release_block(extent);
     heap_.end_demotion(extent);
   }
-  return freed_bytes;
+  return outcome;
 }
 
 void HostSpill::give_up(const Demotion& demotion) {
@@ -252,7 +250,8 @@ void HostSpill::make_headroom() {
     const MigrationPermit permit(gate_);
     const uint64_t lacking_bytes = headroom_bytes_ - free;
     // A copy over the link costs less than a write.
-    if (heap_.drop_spare_copies(lacking_bytes) == 0 && demote(lacking_bytes) == 0) return;
+    if (heap_.drop_spare_copies(lacking_bytes) > 0) continue;
+    if (demote(lacking_bytes).freed_bytes == 0) return;
   }
 }
 

@@ -51,10 +51,14 @@ class HostSpill {
   /// From now on a thread keeps so much of the host's budget free. Once at most.
   void keep_free(uint64_t headroom_bytes);
 
-  /// Gives host memory of cold extents back, a batch at most, towards `bytes`; returns what was
-  /// given back, by another thread where one was at it. REQUIRES: the thread holds a
-  /// MigrationPermit.
-  uint64_t demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// What came of one call of demote().
+  struct Outcome {
+    uint64_t freed_bytes = 0;
+    bool was_called_off = false;  // ops wanted what it began with; later there may be others
+  };
+  /// Gives host memory of cold extents back, a batch at most, towards `bytes`; tells what was given
+  /// back, by another thread where one was at it. REQUIRES: the thread holds a MigrationPermit.
+  Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// While these know anything, who is needed last goes first, and who is not known before all
   /// others; else whoever was used longest ago.
@@ -73,12 +77,12 @@ class HostSpill {
   };
   class Writer;
 
-  uint64_t demote_batch(uint64_t bytes, bool* was_called_off);
+  Outcome demote_batch(uint64_t bytes);
   std::vector<CudaExtent*> coldest_first() TENCACHE_EXCLUDES(plan_mutex_);
   std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
   Result<Slot> take_slot(uint64_t bytes);
-  uint64_t write_and_release(const std::vector<Demotion>& demotions, bool* was_called_off);
+  Outcome write_and_release(const std::vector<Demotion>& demotions);
   void give_up(const Demotion& demotion);
   void warn(const Status& failure);
 
@@ -101,7 +105,7 @@ class HostSpill {
   Mutex mutex_;
   CondVar changed_;
   bool is_demoting_ TENCACHE_GUARDED_BY(mutex_) = false;
-  uint64_t last_freed_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  Outcome last_outcome_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t turns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
   bool is_nudged_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;

@@ -44,8 +44,12 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
     heap_.reserve_or_exceed(bytes);
     add(stats_.late_fetches, claimed.size());
     // Phase 3: frames and copies.
-    for (CudaExtent* extent : bring(std::move(claimed), *in_on_demand_, false)) {
-      left_cold.push_back(extent);
+    while (!claimed.empty()) {
+      std::vector<CudaExtent*> later;
+      const std::vector<CudaExtent*> refused =
+          bring(std::exchange(claimed, {}), *in_on_demand_, false, &later);
+      left_cold.insert(left_cold.end(), refused.begin(), refused.end());
+      claimed = std::move(later);
     }
   }
   // Phase 4: the op's streams wait for the bytes, whoever brings them.
@@ -130,20 +134,22 @@ void StreamMigrations::bring_ahead(std::span<CudaExtent* const> extents) {
   uint64_t part_bytes = 0;
   for (CudaExtent* extent : extents) {
     if (!part.empty() && part_bytes + extent->bytes > bytes_at_once()) {
-      bring(std::exchange(part, {}), *in_ahead_, true);
+      bring(std::exchange(part, {}), *in_ahead_, true, nullptr);
       part_bytes = 0;
     }
     part.push_back(extent);
     part_bytes += extent->bytes;
   }
-  if (!part.empty()) bring(std::move(part), *in_ahead_, true);
+  if (!part.empty()) bring(std::move(part), *in_ahead_, true, nullptr);
 }
 
-// Returns those that stay cold.
+// Returns those that stay cold. Where `later` is given, it gets those for which host memory has no
+// room until the others have come back.
 std::vector<CudaExtent*> StreamMigrations::bring(std::vector<CudaExtent*> extents,
-                                                 CopyStream& stream, bool is_ahead) {
+                                                 CopyStream& stream, bool is_ahead,
+                                                 std::vector<CudaExtent*>* later) {
   std::vector<CudaExtent*> left_cold;
-  if (spill_ != nullptr) left_cold = read_back(extents, is_ahead);
+  if (spill_ != nullptr) left_cold = read_back(extents, is_ahead, later);
   const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
   left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
   MigrationPermit permit(gate_);

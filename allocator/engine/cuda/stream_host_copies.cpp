@@ -13,21 +13,29 @@
 
 namespace tencache {
 
-// Spare copies go first, because to make one again costs least. What is given back may lie
-// scattered, so this goes on while there is anything to give back.
+// What is given back may lie scattered, so this goes on while there is anything to give back.
 Result<HostBlock> StreamMigrations::take_block(uint64_t bytes) {
   Result<HostBlock> block = host_.allocate(bytes);
   // What can never fit must not drive everything else out.
-  while (!block.is_ok() && host_.may_hold(bytes) && make_host_room(bytes) > 0) {
-    block = host_.allocate(bytes);
+  while (!block.is_ok() && host_.may_hold(bytes)) {
+    const HostSpill::Outcome room = make_host_room(bytes);
+    if (room.freed_bytes > 0) {
+      block = host_.allocate(bytes);
+      continue;
+    }
+    if (!room.was_called_off) break;
+    // Nothing is full and nothing failed: another moment is a better one.
+    block = Status(StatusCode::kUnavailable, "Ops want what would go from host memory to disk.");
+    break;
   }
   if (spill_ != nullptr) spill_->on_use();
   return block;
 }
 
-uint64_t StreamMigrations::make_host_room(uint64_t bytes) {
+// Spare copies go first, because to make one again costs least.
+HostSpill::Outcome StreamMigrations::make_host_room(uint64_t bytes) {
   const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
-  if (dropped_bytes > 0 || spill_ == nullptr) return dropped_bytes;
+  if (dropped_bytes > 0 || spill_ == nullptr) return {dropped_bytes, false};
   return spill_->demote(bytes);
 }
 
@@ -59,23 +67,34 @@ Status StreamMigrations::queue_copy_in(const HostBlock& block, CUdeviceptr devic
 
 // Takes those out of `extents` that stay cold, and returns them. The thread waits for the disk.
 std::vector<CudaExtent*> StreamMigrations::read_back(std::vector<CudaExtent*>& extents,
-                                                     bool is_ahead) {
+                                                     bool is_ahead,
+                                                     std::vector<CudaExtent*>* later) {
   std::vector<CudaExtent*> left_cold;
+  std::vector<CudaExtent*> with_block;
   std::vector<CudaExtent*> on_disk;
   const MigrationPermit permit(gate_);
-  std::erase_if(extents, [&](CudaExtent* extent) {
-    if (extent->host_block.is_valid()) return false;
-    const Result<HostBlock> block =
-        is_ahead ? take_block(extent->bytes) : take_block_for_op(extent->bytes);
-    if (block.is_ok()) {
+  for (CudaExtent* extent : extents) {
+    if (!extent->host_block.is_valid()) {
+      // Only the first of an op's may go beyond the budget: when these have come back, their
+      // blocks serve the others.
+      const bool may_wait = later != nullptr && !with_block.empty();
+      const Result<HostBlock> block =
+          is_ahead || may_wait ? take_block(extent->bytes) : take_block_for_op(extent->bytes);
+      if (!block.is_ok()) {
+        if (may_wait) {
+          later->push_back(extent);
+        } else {
+          leave_cold(extent, is_ahead, block.status());
+          left_cold.push_back(extent);
+        }
+        continue;
+      }
       extent->host_block = block.value();
       on_disk.push_back(extent);
-      return false;
     }
-    leave_cold(extent, is_ahead, block.status());
-    left_cold.push_back(extent);
-    return true;
-  });
+    with_block.push_back(extent);
+  }
+  extents = std::move(with_block);
   if (on_disk.empty()) return left_cold;
   std::vector<SlotRead> reads;
   reads.reserve(on_disk.size());

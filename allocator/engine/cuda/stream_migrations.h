@@ -165,19 +165,20 @@ class StreamMigrations final : public Migrations {
   // Host memory, and the disk below it.
   Result<HostBlock> take_block(uint64_t bytes);
   Result<HostBlock> take_block_for_op(uint64_t bytes);
-  uint64_t make_host_room(uint64_t bytes);
+  HostSpill::Outcome make_host_room(uint64_t bytes);
   Status copy_out(const HostBlock& block, CUdeviceptr device);
   /// `staged` is the batch's, and made when it is needed.
   Status queue_copy_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
                        std::optional<StagedCopies>* staged);
-  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead);
+  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
+                                     std::vector<CudaExtent*>* later);
 
   // Phases of a fetch.
   void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
-                                 bool is_ahead);
+                                 bool is_ahead, std::vector<CudaExtent*>* later);
   std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
   Status copy_in(std::span<CudaExtent* const> extents, CopyStream& stream, StreamMark* mark);
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,

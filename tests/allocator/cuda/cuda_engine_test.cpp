@@ -411,6 +411,10 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_GT(to_host, 0.0);
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
+  // No figure of the program's tells of it.
+  EXPECT_EQ((*engine_)->heap().uses().all.bytes.peak, 0u);
+  EXPECT_EQ((*engine_)->heap().uses().all.bytes.added, 0u);
+  EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/clock.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/faulty_channel.h"
 #include "support/test_directory.h"
@@ -249,6 +250,24 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   check_all();
 }
 
+// What an op names may be more than host memory holds: then it comes back in parts.
+TEST_F(HostSpillTest, OpReadsTheDiskInParts) {
+  start();
+  allocate(12);
+  evict(12);
+  ASSERT_TRUE(is_on_disk_alone(0));
+  std::vector<KernelUse> uses;
+  for (uint64_t index = 0; index < 10; ++index) {
+    uses.push_back({tensors_[index], kBytes, index, false});
+  }
+  engine_->op(stream_, uses);
+  settle();
+  EXPECT_EQ((*engine_)->host()->stats().peak_beyond_bytes, 0u);
+  EXPECT_EQ(engine_->check_books(), "");
+  check_all();
+  EXPECT_EQ(engine_->differences(), 0u);
+}
+
 TEST_F(HostSpillTest, FailedWritesCostNothing) {
   for (const int error_number : {EIO, ENOSPC}) {
     for (uint64_t piece = 1; piece <= kPieces; ++piece) {
@@ -384,6 +403,27 @@ TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   EXPECT_EQ(engine_->prefetch({tensors_[1]}), 1u);
   EXPECT_NE(engine_->state(tensors_[1]), ExtentState::kCold);
   finish();
+  check_all();
+}
+
+// Room that ops refuse to make is no host memory that is full.
+TEST_F(HostSpillTest, CalledOffIsNoFailure) {
+  start();
+  allocate(kHostTensors + 1);
+  evict(kHostTensors);
+  faults_->add({.kind = FaultKind::kDelay, .delay_us = 5'000});
+  std::jthread ops([this](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      for (uint64_t index = 0; index < kHostTensors; ++index) {
+        extent(index)->last_use_ticks = ticks();
+      }
+    }
+  });
+  EXPECT_FALSE(engine_->evict(tensors_[kHostTensors]));
+  ops = {};
+  EXPECT_EQ(engine_->stats().eviction_failures, 0u);
+  faults_->clear();
+  EXPECT_TRUE(engine_->evict(tensors_[kHostTensors]));
   check_all();
 }
 
