@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +61,7 @@ def project_files_of(source: Path) -> list[Path]:
     return sorted(found)
 
 
-def check(clang_tidy: str, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
+def check(clang_tidy: Path, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
     """Whether one file is clean, and what clang-tidy says of it."""
     file = Path(entry["directory"]) / entry["file"]
     arguments = (
@@ -82,9 +81,10 @@ def check(clang_tidy: str, build: Path, entry: dict[str, str]) -> tuple[bool, st
 
 
 def main(build: Path, folders: list[Path]) -> int:
-    clang_tidy = shutil.which("clang-tidy-14") or shutil.which("clang-tidy")
-    if clang_tidy is None:
-        sys.exit("clang-tidy-14 was not found; on Debian and Ubuntu: apt-get install clang-tidy-14")
+    # The one of requirements/lint.txt, beside this Python: other versions find other things.
+    clang_tidy = Path(sys.executable).parent / "clang-tidy"
+    if not clang_tidy.exists():
+        sys.exit(f"{clang_tidy} is missing; `make lint` installs it, or: pip install clang-tidy")
     database_path = build / "compile_commands.json"
     if not database_path.exists():
         sys.exit(f"{database_path} is missing; configure first: cmake --preset {build.name}")

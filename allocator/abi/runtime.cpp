@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/machine.h"
@@ -52,7 +53,7 @@ Status Runtime::read_environment() {
   TENCACHE_RETURN_IF_ERROR(tencache::read_environment(
       options, environment_names(),
       [](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
-  if (!is_started()) options_ = options;
+  if (!is_started()) options_ = std::move(options);
   return Status::ok();
 }
 
@@ -73,7 +74,7 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
                       " and cannot change to " + wished +
                       "; enable it once, with the options you want, before the model is built");
   }
-  options_ = changed;
+  options_ = std::move(changed);
   return Status::ok();
 }
 

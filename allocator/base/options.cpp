@@ -314,7 +314,7 @@ Status unknown_option(std::string_view shown, std::string_view name,
   } else {
     message += " The options are";
     for (const Row& row : kRows) message += " " + spell(row.description.name);
-    message += ".";
+    message += '.';
   }
   return {StatusCode::kInvalidArgument, std::move(message)};
 }

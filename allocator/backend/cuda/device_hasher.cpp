@@ -76,9 +76,9 @@ Status DeviceHasher::load_kernel(const NvrtcApi& nvrtc) {
   const Result<int> major = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   const Result<int> minor = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   const Result<int> count = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  for (const Result<int>* asked : {&major, &minor, &count}) {
-    TENCACHE_RETURN_IF_ERROR(asked->status());
-  }
+  TENCACHE_RETURN_IF_ERROR(major.status());
+  TENCACHE_RETURN_IF_ERROR(minor.status());
+  TENCACHE_RETURN_IF_ERROR(count.status());
   blocks_max_ =
       std::clamp(static_cast<unsigned>(count.value()) * kBlocksPerMultiprocessor, 1u, kBlocksMax);
   const Result<CompiledKernel> compiled = compile_kernel(
