@@ -32,7 +32,6 @@ TEST_PACKAGES = (
     "binutils",
     "clang-14",
     "clang-format-14",
-    "clang-tidy-14",
     "g++",
     "libbenchmark-dev",
     "libgmock-dev",
@@ -203,7 +202,11 @@ def build_environment() -> dict[str, str]:
         variables["CXX"] = "g++-12"
     if shutil.which("ccache"):
         # Builds differ in their folder, which -g alone would write into the objects.
-        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_NOHASHDIR": "1"}
+        variables |= {
+            "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+            "CCACHE_NOHASHDIR": "1",
+            "CCACHE_SLOPPINESS": "pch_defines,time_macros",  # for precompiled headers
+        }
     return variables
 
 
