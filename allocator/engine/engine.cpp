@@ -137,6 +137,7 @@ Machine Engine::measure(uint64_t* fixed_bytes) {
   machine.write_bytes_per_s = migrations()->write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
+  migrations()->describe_below(&machine);
   const double share = processors_.used_share();
   machine.read_work_ns_per_byte = share * migrations()->read_work().ns_per_byte(0);
   machine.write_work_ns_per_byte = share * migrations()->write_work().ns_per_byte(0);

@@ -29,6 +29,7 @@
 #include "base/units.h"
 #include "engine/move_rate.h"
 #include "engine/order.h"
+#include "learn/plan.h"
 #include "memory/extent.h"
 
 namespace tencache {
@@ -107,6 +108,8 @@ class Migrations {
   /// have ended.
   uint64_t bytes_ahead() const { return bytes_ahead_.load(std::memory_order_relaxed); }
 
+  /// Says what it knows of the tiers below the one that it writes to.
+  virtual void describe_below(Machine* /*machine*/) const {}
   const MoveRate& read_speed() const { return read_speed_; }
   const MoveRate& write_speed() const { return write_speed_; }
   /// Processor time of the threads that move.

@@ -42,6 +42,12 @@ struct Machine {
   double read_work_ns_per_byte = 0;
   double write_work_ns_per_byte = 0;
   double drop_work_ns_per_byte = 0;  // of everything that leaves, written or not
+  // Where there is a disk below the tier that the device is written to: what that tier holds, of it
+  // what is kept free, and the disk. 0: it holds everything.
+  uint64_t host_bytes = 0;
+  uint64_t host_headroom_bytes = 0;
+  double disk_read_bytes_per_s = 0;
+  double disk_write_bytes_per_s = 0;
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns +

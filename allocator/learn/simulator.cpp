@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "learn/host_model.h"
 #include "learn/victim_order.h"
 
 namespace tencache {
@@ -80,6 +81,10 @@ class Replay {
   void leave_excess();
   Tick last_use_of(uint32_t tensor) const;
   void stay(uint32_t tensor);
+  bool has_copy(uint32_t tensor) const;
+  void become_cold(uint32_t tensor);
+  void arrive(uint32_t tensor);
+  void lose_copy(uint32_t tensor);
 
   const Trace& trace_;
   const Machine& machine_;
@@ -94,6 +99,7 @@ class Replay {
   std::priority_queue<Eviction, std::vector<Eviction>, std::greater<>> evictions_;
   std::deque<uint32_t> fetch_queue_;
   std::vector<bool> is_needed_now_;
+  std::optional<HostModel> host_;
   VictimOrder victims_;        // who is resident and not needed now
   uint64_t now_ns_ = 0;        // of the program
   uint64_t mover_ns_ = 0;      // up to which evictions and fetches have been played
@@ -120,6 +126,7 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
       states_(trace.tensors.size()),
       is_needed_now_(trace.tensors.size(), false),
       victims_(ends_of_idleness(trace, uses_), trace.tick_count(), plan.otherwise) {
+  if (machine.host_bytes > 0) host_.emplace(trace, machine);
   // Fetches that may start at the same op: first the one that is needed first.
   std::vector<const PlannedMove*> returning;
   for (const PlannedMove& move : plan.moves) {
@@ -158,6 +165,10 @@ Simulation Replay::run() {
       migration.end_ns -= static_cast<int64_t>(begin_ns);
     }
   }
+  if (host_) {
+    result_.disk_bytes_read = host_->bytes_read();
+    result_.disk_bytes_written = host_->bytes_written();
+  }
   result_.compute_ns = trace_.compute_ns();
   result_.work_ns = machine_.work_ns(result_.bytes_read, result_.bytes_written,
                                      result_.bytes_written + result_.bytes_dropped);
@@ -181,8 +192,8 @@ void Replay::begin_life() {
       used_bytes_ += bytes;
       may_leave(tensor);
     } else {
-      states_[tensor].place = Place::kCold;
-      states_[tensor].has_copy = true;
+      if (host_) (void)host_->take_room(tensor, 0);
+      become_cold(tensor);
     }
   }
 }
@@ -196,6 +207,7 @@ void Replay::begin_period() {
   result_ = {};
   result_.migrations = std::move(under_way);
   for (TensorState& state : states_) state.open_move = TensorState::kNone;
+  if (host_) host_->forget_traffic();
 }
 
 void Replay::run_tick(Tick tick) {
@@ -214,7 +226,7 @@ void Replay::run_tick(Tick tick) {
   result_.stall_ns.push_back(now_ns_ - arrived_ns);
   for (const TraceAccess& access : op.accesses) {
     states_[access.tensor].last_use = tick_number_;
-    if (access.is_write) states_[access.tensor].has_copy = false;
+    if (access.is_write) lose_copy(access.tensor);
   }
   now_ns_ += op.compute_ns;
   advance(now_ns_);
@@ -258,6 +270,7 @@ void Replay::advance(uint64_t until_ns) {
   while (start_next_fetch(until_ns) || finish_next_eviction(until_ns)) {
   }
   mover_ns_ = std::max(mover_ns_, until_ns);
+  if (host_) host_->advance(until_ns);
 }
 
 bool Replay::start_next_fetch(uint64_t until_ns) {
@@ -280,8 +293,7 @@ bool Replay::finish_next_eviction(uint64_t until_ns) {
   mover_ns_ = std::max(mover_ns_, eviction.done_ns);
   TensorState& state = states_[eviction.tensor];
   if (state.place == Place::kEvicting && state.move_number == eviction.move_number) {
-    state.place = Place::kCold;
-    state.has_copy = true;
+    become_cold(eviction.tensor);
     used_bytes_ -= trace_.tensors[eviction.tensor].bytes;
     leaving_bytes_ -= trace_.tensors[eviction.tensor].bytes;
   }
@@ -294,16 +306,17 @@ void Replay::evict(uint32_t tensor, Tick last_use) {
   victims_.remove(tensor);
   state.open_move = result_.moves.size();
   result_.moves.push_back({tensor, last_use, kNoTick, next_use(tensor)});
-  if (state.has_copy) {
+  if (has_copy(tensor)) {
     result_.bytes_dropped += bytes;
-    state.place = Place::kCold;
+    become_cold(tensor);
     used_bytes_ -= bytes;
     note_migration(tensor, false, now_ns_, now_ns_);
     return;
   }
   result_.bytes_written += bytes;
   uint64_t& link_free_ns = machine_.is_half_duplex ? read_free_ns_ : write_free_ns_;
-  const uint64_t begin_ns = std::max(link_free_ns, mover_ns_);
+  uint64_t begin_ns = std::max(link_free_ns, mover_ns_);
+  if (host_) begin_ns = host_->take_room(tensor, begin_ns);
   link_free_ns = begin_ns + machine_.write_ns(bytes);
   note_migration(tensor, false, begin_ns, link_free_ns);
   state.place = Place::kEvicting;
@@ -316,7 +329,8 @@ void Replay::evict(uint32_t tensor, Tick last_use) {
 void Replay::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
   TensorState& state = states_[tensor];
   const uint64_t bytes = trace_.tensors[tensor].bytes;
-  const uint64_t begin_ns = std::max(read_free_ns_, not_before_ns);
+  uint64_t begin_ns = std::max(read_free_ns_, not_before_ns);
+  if (host_) begin_ns = host_->fetch(tensor, begin_ns);
   read_free_ns_ = begin_ns + machine_.read_ns(bytes);
   note_migration(tensor, true, begin_ns, read_free_ns_);
   state.place = Place::kFetching;
@@ -378,8 +392,7 @@ bool Replay::await_fetch() {
   }
   if (!first) return false;
   now_ns_ = std::max(now_ns_, states_[*first].done_ns);
-  states_[*first].place = Place::kResident;
-  states_[*first].has_copy = true;
+  arrive(*first);
   may_leave(*first);
   return true;
 }
@@ -425,8 +438,7 @@ void Replay::require(const TraceOp& op) {
     if (state.place == Place::kFetching) {
       if (state.done_ns > now_ns_) result_.bytes_late += trace_.tensors[access.tensor].bytes;
       now_ns_ = std::max(now_ns_, state.done_ns);
-      state.place = Place::kResident;
-      state.has_copy = true;
+      arrive(access.tensor);
     }
     TENCACHE_DCHECK(state.place == Place::kResident || state.place == Place::kAbsent);
   }
@@ -439,15 +451,41 @@ void Replay::allocate(uint32_t tensor) {
   make_room(trace_.tensors[tensor].bytes);
   take(trace_.tensors[tensor].bytes);
   state.place = Place::kResident;
-  state.has_copy = false;
+  lose_copy(tensor);
   state.last_use = tick_number_;
 }
 
 // Its eviction is called off: it never left.
 void Replay::stay(uint32_t tensor) {
   states_[tensor].place = Place::kResident;
+  lose_copy(tensor);
   leaving_bytes_ -= trace_.tensors[tensor].bytes;
   may_leave(tensor);
+}
+
+bool Replay::has_copy(uint32_t tensor) const {
+  return states_[tensor].has_copy && (!host_ || host_->holds(tensor));
+}
+
+// From now on its bytes are below alone.
+void Replay::become_cold(uint32_t tensor) {
+  states_[tensor].place = Place::kCold;
+  states_[tensor].has_copy = true;
+  if (!host_) return;
+  const Tick count = trace_.tick_count();
+  const Tick ticks = (idle_until(tensor) + count - tick_) % count;
+  host_->become_cold(tensor, tick_number_ + (ticks == 0 ? count : ticks));
+}
+
+void Replay::arrive(uint32_t tensor) {
+  states_[tensor].place = Place::kResident;
+  states_[tensor].has_copy = true;
+  if (host_) host_->become_resident(tensor);
+}
+
+void Replay::lose_copy(uint32_t tensor) {
+  states_[tensor].has_copy = false;
+  if (host_) host_->forget(tensor);
 }
 
 void Replay::release(uint32_t tensor) {
@@ -458,7 +496,7 @@ void Replay::release(uint32_t tensor) {
   }
   victims_.remove(tensor);
   state.place = Place::kAbsent;
-  state.has_copy = false;
+  lose_copy(tensor);
   state.open_move = TensorState::kNone;
 }
 

@@ -5,6 +5,9 @@
 // on demand what is missing), and tells time, stalls and traffic of a period in steady state. A
 // pure function: the same arguments always give the same result.
 //
+// Where the machine has a disk below host memory, what leaves and comes back waits for that too
+// (learn/host_model.h).
+//
 // The model: one fetch at a time and one eviction at a time (or one of both on a half-duplex
 // machine), in the order in which they were asked for; a demand fetch goes to the front. Room is
 // taken when a fetch starts and free when an eviction has ended. The processor time of the moves is
@@ -33,8 +36,10 @@ struct Simulation {
   uint64_t work_ns = 0;     // of it, processor time that the moves take from the program
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
-  uint64_t bytes_dropped = 0;      // left the device without a write
-  uint64_t bytes_late = 0;         // of bytes_read, what an op waited for
+  uint64_t bytes_dropped = 0;    // left the device without a write
+  uint64_t bytes_late = 0;       // of bytes_read, what an op waited for
+  uint64_t disk_bytes_read = 0;  // below host memory
+  uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
   bool is_steady = false;          // every tensor ended the period where it began it
   std::vector<uint64_t> begin_ns;  // when each op began to compute; since the begin of the period

@@ -11,6 +11,8 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/migration_permit.h"
+#include "engine/slot_reader.h"
+#include "learn/host_model.h"
 #include "tier/content_hash.h"
 
 namespace tencache {
@@ -20,6 +22,8 @@ namespace {
 constexpr uint64_t kBatchBytes = 32 * kMiB;
 // A batch that ops have called off frees nothing and says nothing about the next one.
 constexpr int kTriesMax = 8;
+// Of a disk that was not measured.
+constexpr double kUnknownBytesPerS = 2e9;
 
 }  // namespace
 
@@ -76,11 +80,12 @@ void HostSpill::keep_free(uint64_t headroom_bytes) {
 HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   {
     MutexLock lock(mutex_);
-    if (is_demoting_) {
+    while (turn_ != Turn::kNobody) {
+      const bool is_demotion = turn_ == Turn::kDemotion;
       for (const uint64_t turn = turns_; turns_ == turn;) changed_.wait(mutex_);
-      return last_outcome_;
+      if (is_demotion) return last_outcome_;
     }
-    is_demoting_ = true;
+    turn_ = Turn::kDemotion;
   }
   Outcome outcome = {.freed_bytes = 0, .was_called_off = true};
   for (int tries = 0; outcome.freed_bytes == 0 && outcome.was_called_off && tries < kTriesMax;
@@ -88,11 +93,15 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
     outcome = demote_batch(bytes);
   }
   MutexLock lock(mutex_);
-  is_demoting_ = false;
   last_outcome_ = outcome;
+  end_turn();
+  return outcome;
+}
+
+void HostSpill::end_turn() {
+  turn_ = Turn::kNobody;
   ++turns_;
   changed_.notify_all();
-  return outcome;
 }
 
 HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
@@ -108,16 +117,14 @@ HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
 }
 
 void HostSpill::set_next_uses(Migrations::NextUses next_uses) {
-  MutexLock lock(plan_mutex_);
-  next_uses_ = std::move(next_uses);
+  {
+    MutexLock lock(plan_mutex_);
+    next_uses_ = std::move(next_uses);
+  }
+  if (headroom_bytes_ > 0) nudge();
 }
 
-std::vector<CudaExtent*> HostSpill::coldest_first() {
-  struct Candidate {
-    uint64_t ticks_to_next_use;
-    uint64_t last_use_ticks;
-    CudaExtent* extent;
-  };
+std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
   std::unordered_map<const Extent*, uint64_t> next_uses;
   {
     MutexLock lock(plan_mutex_);
@@ -128,27 +135,26 @@ std::vector<CudaExtent*> HostSpill::coldest_first() {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kCold || (word & kFlagBusy) != 0) continue;
     const auto known = next_uses.find(listed.extent);
-    cold.push_back({known != next_uses.end() ? known->second : ~uint64_t{0},
-                    listed.extent->last_use_ticks.load(std::memory_order_relaxed),
-                    static_cast<CudaExtent*>(listed.extent)});
+    cold.push_back({static_cast<CudaExtent*>(listed.extent),
+                    known != next_uses.end() ? known->second : kUnknown,
+                    listed.extent->last_use_ticks.load(std::memory_order_relaxed)});
   }
-  std::ranges::sort(cold, [](const Candidate& a, const Candidate& b) {
+  return cold;
+}
+
+std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
+  std::vector<Candidate> coldest_first = cold_extents();
+  std::ranges::sort(coldest_first, [](const Candidate& a, const Candidate& b) {
     if (a.ticks_to_next_use != b.ticks_to_next_use) {
       return a.ticks_to_next_use > b.ticks_to_next_use;
     }
     return a.last_use_ticks < b.last_use_ticks;
   });
-  std::vector<CudaExtent*> extents;
-  extents.reserve(cold.size());
-  for (const Candidate& candidate : cold) extents.push_back(candidate.extent);
-  return extents;
-}
-
-std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
   std::vector<Demotion> demotions;
   uint64_t claimed_bytes = 0;
-  for (CudaExtent* extent : coldest_first()) {
+  for (const Candidate& candidate : coldest_first) {
     if (*freed_bytes + claimed_bytes >= bytes) break;
+    CudaExtent* extent = candidate.extent;
     const uint64_t claimed_at_ticks = ticks();
     if (!extent->claim_for_demotion()) continue;
     const uint64_t block_bytes = extent->host_block.bytes;
@@ -190,7 +196,9 @@ Result<Slot> HostSpill::take_slot(uint64_t bytes) {
 // Where a write fails none of its batch is trusted: the error may be of any of them.
 HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& demotions) {
   Writer writer(demotions);
+  const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
+  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
   add(stats_.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) warn(transfer.status);
   const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
@@ -223,10 +231,26 @@ void HostSpill::warn(const Status& failure) {
       failure.clause().c_str());
 }
 
-// ---- The thread that keeps some of it free -------------------------------------------------
+void HostSpill::describe(Machine* machine) const {
+  machine->host_bytes = host_.budget_bytes();
+  machine->host_headroom_bytes = headroom_bytes_;
+  machine->disk_read_bytes_per_s = read_speed_.bytes_per_s(kUnknownBytesPerS);
+  machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownBytesPerS);
+}
+
+// ---- The thread that keeps some of it free, and reads ahead --------------------------------
 
 void HostSpill::on_use() {
-  if (headroom_bytes_ == 0 || free_bytes() >= headroom_bytes_ / 2) return;
+  if (headroom_bytes_ > 0 && free_bytes() < headroom_bytes_ / 2) nudge();
+}
+
+void HostSpill::on_fetch(uint64_t bytes) {
+  if (headroom_bytes_ == 0) return;
+  // Each time that what is needed next has changed by some part.
+  if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
+}
+
+void HostSpill::nudge() {
   MutexLock lock(mutex_);
   is_nudged_ = true;
   changed_.notify_all();
@@ -240,7 +264,9 @@ void HostSpill::work() {
       if (is_stopping_) return;
       is_nudged_ = false;
     }
-    make_headroom();
+    fetched_bytes_ = 0;
+    if (free_bytes() < headroom_bytes_ / 2) make_headroom();
+    read_ahead();
   }
 }
 
@@ -253,6 +279,95 @@ void HostSpill::make_headroom() {
     if (heap_.drop_spare_copies(lacking_bytes) > 0) continue;
     if (demote(lacking_bytes).freed_bytes == 0) return;
   }
+}
+
+// A slot that cannot be read is the affair of the op that needs it.
+void HostSpill::read_ahead() {
+  bool lacks_room = false;
+  while (!is_stopping_ && read_batch(&lacks_room)) {
+  }
+  if (is_stopping_ || !lacks_room) return;
+  make_headroom();
+  while (!is_stopping_ && read_batch(&lacks_room)) {
+  }
+}
+
+bool HostSpill::read_batch(bool* lacks_room) {
+  const MigrationPermit permit(gate_);
+  {
+    MutexLock lock(mutex_);
+    while (turn_ != Turn::kNobody) changed_.wait(mutex_);
+    turn_ = Turn::kReading;
+  }
+  const std::vector<Reading> readings = claim_needed_next(lacks_room);
+  const bool is_read = !readings.empty() && read(readings);
+  MutexLock lock(mutex_);
+  end_turn();
+  return is_read;
+}
+
+// Of those that are needed next, the ones on disk alone for which there is room.
+std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
+  std::vector<Candidate> needed_first = cold_extents();
+  std::erase_if(needed_first,
+                [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
+  std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
+  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes(), headroom_bytes_);
+  std::vector<Reading> readings;
+  uint64_t next_bytes = 0;
+  uint64_t claimed_bytes = 0;
+  for (const Candidate& candidate : needed_first) {
+    CudaExtent* extent = candidate.extent;
+    next_bytes += extent->bytes;
+    if (next_bytes > window_bytes || claimed_bytes >= kBatchBytes) break;
+    if (!extent->claim_for_demotion()) continue;
+    if (extent->host_block.is_valid()) {
+      heap_.end_demotion(extent);
+      continue;
+    }
+    const HostBlock block = take_spare_block(extent->bytes);
+    if (!block.is_valid()) {
+      *lacks_room = true;
+      heap_.end_demotion(extent);
+      break;
+    }
+    readings.push_back({extent, block});
+    claimed_bytes += extent->bytes;
+  }
+  return readings;
+}
+
+// Half of the headroom is left to evictions. No block where there is no room.
+HostBlock HostSpill::take_spare_block(uint64_t bytes) {
+  const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
+  if (free_bytes() < needed_bytes) heap_.drop_spare_copies(needed_bytes - free_bytes());
+  if (free_bytes() < needed_bytes) return {};
+  const Result<HostBlock> block = host_.allocate(bytes);
+  return block.is_ok() ? block.value() : HostBlock{};
+}
+
+// Each is given up as soon as it is there, for its op may wait for it. Whether all of them are.
+bool HostSpill::read(const std::vector<Reading>& readings) {
+  std::vector<SlotRead> reads;
+  reads.reserve(readings.size());
+  for (const Reading& reading : readings) reads.push_back({reading.extent, reading.block.memory});
+  const auto on_read = [&](size_t index) {
+    CudaExtent* extent = readings[index].extent;
+    extent->host_block = readings[index].block;
+    heap_.end_demotion(extent);
+  };
+  const uint64_t begin_ns = now_ns();
+  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_);
+  uint64_t bytes = 0;
+  for (const Reading& reading : std::span(readings).first(result.done)) {
+    bytes += reading.block.bytes;
+  }
+  read_speed_.add(bytes, now_ns() - begin_ns);
+  for (const Reading& reading : std::span(readings).subspan(result.done)) {
+    host_.release(reading.block);
+    heap_.end_demotion(reading.extent);
+  }
+  return result.done == readings.size();
 }
 
 }  // namespace tencache

@@ -17,9 +17,16 @@
 //
 // While a plan is followed the coldest are those that it needs last, else those used longest ago.
 //
-// Demotions are done one batch at a time, by whoever needs the room, and by a thread that keeps
-// some of it free, so that evictions rarely wait for the disk. A thread that finds a demotion under
-// way waits for it instead of looking for victims that are all claimed.
+// Batches are moved in turns, by whoever needs the room, and by a thread that keeps some of it
+// free, so that evictions rarely wait for the disk. Who finds a turn taken waits for its end
+// instead of looking for victims that are all claimed.
+//
+// Note [Reading ahead]. A plan fetches in time for the link, and a read from disk before that takes
+// several times as long. So while a plan is followed, the same thread sees to it that the cold
+// extents which are needed next, of some bytes together, have blocks of host memory: what lies on
+// disk alone among them is read into room that is free, or held by spare copies. That part of host
+// memory is small, for what waits in it keeps others out, which then cost a write and a read. The
+// slot stays: should the plan be given up, demoting it again costs nothing.
 //
 // Threads: any. mutex_ is held for whose turn it is, never across an I/O.
 #pragma once
@@ -33,6 +40,8 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/migrations.h"
+#include "engine/move_rate.h"
+#include "learn/plan.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
@@ -48,7 +57,7 @@ class HostSpill {
   HostSpill(const HostSpill&) = delete;
   HostSpill& operator=(const HostSpill&) = delete;
 
-  /// From now on a thread keeps so much of the host's budget free. Once at most.
+  /// From now on a thread keeps so much of the host's budget free, and reads ahead. Once at most.
   void keep_free(uint64_t headroom_bytes);
 
   /// What came of one call of demote().
@@ -62,12 +71,18 @@ class HostSpill {
 
   /// While these know anything, who is needed last goes first, and who is not known before all
   /// others; else whoever was used longest ago.
-  void set_next_uses(Migrations::NextUses next_uses) TENCACHE_EXCLUDES(plan_mutex_);
+  void set_next_uses(Migrations::NextUses next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   /// A block was taken. Cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_);
+  /// So much is back on the GPU, its copies spare ones now. Cheap.
+  void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+  /// Says what host memory holds and how fast the disk is.
+  void describe(Machine* machine) const;
 
   DiskTier& disk() { return disk_; }
+  MoveRate& read_speed() { return read_speed_; }
 
  private:
   struct Demotion {
@@ -75,10 +90,21 @@ class HostSpill {
     uint64_t claimed_at_ticks = 0;
     Slot slot = {};
   };
+  struct Candidate {
+    CudaExtent* extent = nullptr;
+    uint64_t ticks_to_next_use = 0;  // kUnknown where no plan tells
+    uint64_t last_use_ticks = 0;
+  };
+  struct Reading {
+    CudaExtent* extent = nullptr;
+    HostBlock block;
+  };
+  enum class Turn : uint8_t { kNobody, kDemotion, kReading };
   class Writer;
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
 
   Outcome demote_batch(uint64_t bytes);
-  std::vector<CudaExtent*> coldest_first() TENCACHE_EXCLUDES(plan_mutex_);
+  std::vector<Candidate> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
   Result<Slot> take_slot(uint64_t bytes);
@@ -88,7 +114,14 @@ class HostSpill {
 
   uint64_t free_bytes() const { return host_.budget_bytes() - host_.stats().asked_bytes; }
   void work() TENCACHE_EXCLUDES(mutex_);
+  void end_turn() TENCACHE_REQUIRES(mutex_);
+  void nudge() TENCACHE_EXCLUDES(mutex_);
   void make_headroom();
+  void read_ahead() TENCACHE_EXCLUDES(mutex_);
+  bool read_batch(bool* lacks_room) TENCACHE_EXCLUDES(mutex_);
+  std::vector<Reading> claim_needed_next(bool* lacks_room);
+  HostBlock take_spare_block(uint64_t bytes);
+  bool read(const std::vector<Reading>& readings);
 
   CudaHeap& heap_;
   HostTier& host_;
@@ -97,14 +130,17 @@ class HostSpill {
   Stats& stats_;
   std::atomic<bool> warned_{false};
   std::atomic<bool> is_stopping_{false};
-  uint64_t headroom_bytes_ = 0;  // constant after keep_free()
+  MoveRate read_speed_;  // of the disk
+  MoveRate write_speed_;
+  std::atomic<uint64_t> fetched_bytes_{0};  // since the thread last read ahead
+  uint64_t headroom_bytes_ = 0;             // constant after keep_free()
 
   Mutex plan_mutex_;  // held while it is asked, so that it can be taken away
   Migrations::NextUses next_uses_ TENCACHE_GUARDED_BY(plan_mutex_);
 
   Mutex mutex_;
   CondVar changed_;
-  bool is_demoting_ TENCACHE_GUARDED_BY(mutex_) = false;
+  Turn turn_ TENCACHE_GUARDED_BY(mutex_) = Turn::kNobody;
   Outcome last_outcome_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t turns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
   bool is_nudged_ TENCACHE_GUARDED_BY(mutex_) = false;

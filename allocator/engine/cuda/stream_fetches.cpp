@@ -309,6 +309,7 @@ void StreamMigrations::settle(bool may_wait) {
 }
 
 void StreamMigrations::land(const Flight& flight) {
+  uint64_t landed_bytes = 0;
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
     // The copy below may save one when the extent leaves again, as long as that can be proved.
@@ -322,7 +323,9 @@ void StreamMigrations::land(const Flight& flight) {
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
     bytes_ahead_.fetch_sub(bytes);
+    landed_bytes += bytes;
   }
+  if (spill_ != nullptr) spill_->on_fetch(landed_bytes);
 }
 
 void StreamMigrations::wait_for_oldest() {

@@ -73,6 +73,10 @@ void StreamMigrations::set_next_uses(const NextUses& next_uses) {
   if (spill_ != nullptr) spill_->set_next_uses(next_uses);
 }
 
+void StreamMigrations::describe_below(Machine* machine) const {
+  if (spill_ != nullptr) spill_->describe(machine);
+}
+
 Status StreamMigrations::measure_link(uint64_t bytes) {
   bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
   bytes = bytes / kGranuleBytes * kGranuleBytes;

@@ -103,6 +103,7 @@ class StreamMigrations final : public Migrations {
   void fetch(std::span<Extent* const> extents, StreamSet streams) override;
   size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
   void set_next_uses(const NextUses& next_uses) override;
+  void describe_below(Machine* machine) const override;
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
 
  private:

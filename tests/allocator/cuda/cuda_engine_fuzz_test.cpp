@@ -10,6 +10,8 @@
 #include <atomic>
 #include <set>
 #include <thread>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "support/cuda/test_cuda_engine.h"
@@ -155,6 +157,11 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       if (!random.chance(0.3)) continue;
       some.push_back(listed.extent);
       orders.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
+    }
+    if (random.chance(0.2)) {  // as a plan that is followed; it decides what is on disk
+      std::unordered_map<const Extent*, uint64_t> uses;
+      for (const Extent* extent : some) uses[extent] = random.between(1, 1'000);
+      engine->migrations()->set_next_uses([uses = std::move(uses)] { return uses; });
     }
     uint64_t lacking_bytes = 0;
     if (random.chance(0.5) && may_evict) {

@@ -72,6 +72,14 @@ class HostSpillTest : public ::testing::Test {
     return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
            extent(index)->slot.is_valid();
   }
+  /// Whether a cold one has a block; for when other threads may look at it too.
+  bool has_block(uint64_t index) {
+    CudaExtent* found = extent(index);
+    if (!found->claim_for_demotion()) return false;
+    const bool has = found->host_block.is_valid();
+    (*engine_)->heap().end_demotion(found);
+    return has;
+  }
   uint64_t written_bytes() { return engine_->stats().disk_written_bytes; }
 
   TestDirectory directory_;
@@ -118,6 +126,45 @@ TEST_F(HostSpillTest, NeededLastGoesFirst) {
   (*engine_)->migrations()->set_next_uses({});
   check_all();
   EXPECT_EQ(asked, asked_then);
+}
+
+// And it is in host memory again before it is fetched.
+TEST_F(HostSpillTest, NeededNextIsReadAhead) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
+  allocate(8);
+  evict(8);
+  (*engine_)->migrations()->set_next_uses([this] {
+    std::unordered_map<const Extent*, uint64_t> uses;
+    for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
+    return uses;
+  });
+  for (uint64_t index = 0; index < tensors_.size(); ++index) {
+    // Nothing asks for it meanwhile.
+    while (!has_block(index)) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
+    settle();
+    EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
+  }
+  (*engine_)->migrations()->set_next_uses({});
+  EXPECT_EQ((*engine_)->host()->stats().peak_beyond_bytes, 0u);
+  check_all();
+}
+
+// A read that fails costs nothing but the time until the op needs the bytes.
+TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
+  allocate(8);
+  evict(8);
+  faults_->add({.direction = IoDirection::kRead, .count = 3, .error_number = EIO});
+  (*engine_)->migrations()->set_next_uses([this] {
+    std::unordered_map<const Extent*, uint64_t> uses;
+    for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
+    return uses;
+  });
+  while (faults_->injected() < 3) std::this_thread::sleep_for(milliseconds(1));
+  (*engine_)->migrations()->set_next_uses({});
+  check_all();
+  EXPECT_EQ(engine_->check_books(), "");
 }
 
 // One call evicts more than host memory holds.

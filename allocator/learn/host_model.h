@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostModel: for the simulator, the host's memory between a GPU and a disk. It tells how long bytes
+// that leave the device wait for room there, and bytes that come back for the disk, and does what
+// the engine does (engine/cuda/host_spill.h): copies of what is on the device are given up first,
+// then who is needed last goes to disk, and what is needed next is read ahead of its fetch.
+//
+// The model: one read and one write of the disk at a time, side by side. What the engine keeps free
+// of host memory is room that writes fill again while evictions go on, so an eviction waits only
+// for what the writes are behind by more than that. Room is always found in the end: the engine
+// leaves a tensor on the device instead, which the simulator does not play.
+//
+// Time never goes back between calls. Pure: no clock, no threads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "learn/plan.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// How much of what is needed next shall be in host memory: the headroom twice, and at most half of
+/// what is not kept free, so that there is somebody needed later who makes room.
+uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes);
+
+class HostModel {
+ public:
+  /// REQUIRES: machine.host_bytes > 0. Both outlive the model.
+  HostModel(const Trace& trace, const Machine& machine);
+
+  /// Whether there is a copy of the tensor, in either tier.
+  bool holds(uint32_t tensor) const {
+    return copies_[tensor].is_in_host || copies_[tensor].is_on_disk;
+  }
+  /// Takes room for a tensor that has no copy and is to leave; returns from when on it is there.
+  uint64_t take_room(uint32_t tensor, uint64_t now_ns);
+  /// The tensor is cold now; `next_use` counts ticks since the begin of the simulation.
+  void become_cold(uint32_t tensor, uint64_t next_use);
+  /// It is to come back; returns from when on its bytes are in host memory.
+  uint64_t fetch(uint32_t tensor, uint64_t now_ns);
+  /// It is back; its copy is a spare one.
+  void become_resident(uint32_t tensor);
+  /// Its copy is worth nothing any more.
+  void forget(uint32_t tensor);
+  /// Reads ahead what can begin until then.
+  void advance(uint64_t until_ns);
+
+  uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t bytes_read() const { return bytes_read_; }
+  uint64_t bytes_written() const { return bytes_written_; }
+  void forget_traffic() { bytes_read_ = bytes_written_ = 0; }
+
+ private:
+  struct Copy {
+    bool is_in_host = false;
+    bool is_on_disk = false;
+    bool is_cold = false;
+    uint64_t next_use = 0;  // while it is cold
+    uint64_t ready_ns = 0;  // from when on what is in host memory can be read there
+  };
+  using ByNextUse = std::set<std::pair<uint64_t, uint32_t>>;
+
+  uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
+  uint64_t make_room(uint64_t bytes, uint64_t now_ns);
+  bool drop_spare_copy();
+  void give_back(uint32_t tensor);
+  void read(uint32_t tensor, uint64_t now_ns);
+  std::optional<uint32_t> first_to_read() const;
+  ByNextUse& cold_list_of(const Copy& copy) { return copy.is_in_host ? in_host_ : on_disk_; }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const uint64_t window_bytes_;  // bytes_needed_next()
+  std::vector<Copy> copies_;
+  // Cold tensors: those with a block of host memory, and those on disk alone.
+  ByNextUse in_host_;
+  ByNextUse on_disk_;
+  std::set<uint32_t> spare_;  // resident tensors with a copy in host memory
+  uint64_t used_bytes_ = 0;   // of host memory
+  uint64_t read_free_ns_ = 0;
+  uint64_t write_free_ns_ = 0;
+  uint64_t now_ns_ = 0;
+  uint64_t fetched_bytes_ = 0;  // since it was last looked at what is needed next
+  uint64_t bytes_read_ = 0;
+  uint64_t bytes_written_ = 0;
+};
+
+}  // namespace tencache

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostModel: small cases worked out by hand, and the simulator with it: what a disk below host
+// memory costs, and that it costs nothing where host memory holds everything.
+#include "learn/host_model.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "learn/simulator.h"
+#include "support/random_trace.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 100;
+
+// Tensors of 100 bytes; reading one from disk takes 100 ns, writing one 200.
+class HostModelTest : public ::testing::Test {
+ protected:
+  void start(uint64_t host_bytes, uint64_t headroom_bytes, uint32_t tensors) {
+    trace_.tensors.assign(tensors, {kBytes, kNoTick, kNoTick});
+    machine_.host_bytes = host_bytes;
+    machine_.host_headroom_bytes = headroom_bytes;
+    machine_.disk_read_bytes_per_s = 1e9;
+    machine_.disk_write_bytes_per_s = 0.5e9;
+    model_.emplace(trace_, machine_);
+  }
+  /// When there was room for it.
+  uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
+    const uint64_t room_ns = model_->take_room(tensor, now_ns);
+    model_->become_cold(tensor, next_use);
+    return room_ns;
+  }
+
+  Trace trace_;
+  Machine machine_;
+  std::optional<HostModel> model_;
+};
+
+TEST_F(HostModelTest, WhoIsNeededLastGoesToDisk) {
+  start(2 * kBytes, 0, 3);
+  EXPECT_EQ(leave(0, 0, 30), 0u);
+  EXPECT_EQ(leave(1, 0, 10), 0u);
+  EXPECT_EQ(leave(2, 50, 20), 250u) << "when tensor 0 is written";
+  EXPECT_EQ(model_->bytes_written(), kBytes);
+  EXPECT_EQ(model_->used_bytes(), 2 * kBytes);
+  EXPECT_EQ(model_->fetch(1, 300), 300u);
+  EXPECT_EQ(model_->fetch(2, 300), 300u);
+  model_->become_resident(1);
+  EXPECT_EQ(model_->fetch(0, 300), 400u) << "in the place of the copy of tensor 1";
+  EXPECT_FALSE(model_->holds(1));
+  EXPECT_EQ(model_->bytes_read(), kBytes);
+}
+
+TEST_F(HostModelTest, WhatWasReadIsNotWrittenAgain) {
+  start(kBytes, 0, 2);
+  leave(0, 0, 10);
+  EXPECT_EQ(leave(1, 0, 20), 200u);
+  EXPECT_EQ(model_->bytes_written(), kBytes);
+  EXPECT_EQ(model_->fetch(0, 1000), 1300u) << "tensor 1 is written, then 0 read";
+  model_->become_resident(0);
+  EXPECT_TRUE(model_->holds(0));
+  model_->become_cold(0, 40);
+  EXPECT_EQ(model_->fetch(1, 2000), 2100u) << "tensor 0 has its slot still";
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  model_->forget(0);
+  model_->forget(1);
+  EXPECT_EQ(model_->used_bytes(), 0u);
+}
+
+TEST_F(HostModelTest, WhatIsNeededNextIsReadAhead) {
+  start(6 * kBytes, kBytes, 8);
+  for (uint32_t tensor = 0; tensor < 8; ++tensor) leave(tensor, 0, 10 + tensor);
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes) << "5 and 6, when 6 and 7 leave";
+  const auto take = [this](uint32_t tensor, uint64_t now_ns) {
+    EXPECT_EQ(model_->fetch(tensor, now_ns), now_ns) << tensor;
+    model_->forget(tensor);
+    model_->advance(now_ns + 500);
+  };
+  for (const uint32_t tensor : {0, 1, 2}) take(tensor, 5000);
+  EXPECT_EQ(model_->bytes_read(), 0u) << "3 and 4 are needed next, two headrooms";
+  take(3, 6000);
+  EXPECT_EQ(model_->bytes_read(), kBytes) << "4 and 5 are";
+  take(4, 7000);
+  EXPECT_EQ(model_->bytes_read(), 2 * kBytes);
+  for (const uint32_t tensor : {5, 6, 7}) take(tensor, 8000);
+}
+
+TEST_F(HostModelTest, WritesMayBeBehindByTheHeadroom) {
+  start(2 * kBytes, kBytes, 4);
+  leave(0, 0, 10);
+  leave(1, 0, 20);
+  EXPECT_EQ(leave(2, 0, 30), 0u) << "200 ns of writing, which the headroom hides";
+  EXPECT_EQ(leave(3, 0, 40), 200u);
+}
+
+// ---- The simulator over it -----------------------------------------------------------------
+
+Machine with_host(Machine machine, uint64_t host_bytes, double disk_bytes_per_s) {
+  machine.host_bytes = host_bytes;
+  machine.host_headroom_bytes = host_bytes / 16;
+  machine.disk_read_bytes_per_s = machine.disk_write_bytes_per_s = disk_bytes_per_s;
+  return machine;
+}
+
+// Three tensors in turn, one on the device, one in host memory.
+TEST(HostSimulationTest, FetchesWaitForTheDisk) {
+  Trace trace;
+  trace.op_names = {"op"};
+  for (uint32_t tensor = 0; tensor < 3; ++tensor) {
+    trace.ops.push_back({0, 1000, {{tensor, true}}});
+    trace.tensors.push_back({100, kNoTick, kNoTick});
+  }
+  const Plan plan = {{}, Victim::kFarthestNextUse};
+  const Machine roomy = byte_per_ns(100);
+  const Simulation without = simulate(trace, plan, roomy);
+  EXPECT_EQ(without.disk_bytes_read + without.disk_bytes_written, 0u);
+  const Simulation with = simulate(trace, plan, with_host(roomy, 100, 1e9));
+  // Each op waits for the one before to leave, which waits for what is in host memory to be
+  // written, and for its own bytes from disk.
+  EXPECT_GT(with.step_ns, without.step_ns);
+  EXPECT_EQ(with.bytes_read, without.bytes_read);
+  EXPECT_GT(with.disk_bytes_read, 0u);
+  EXPECT_GT(with.disk_bytes_written, 0u);
+  EXPECT_LE(with.disk_bytes_read, with.bytes_read);
+}
+
+TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    const Trace trace = random_trace(random, {});
+    uint64_t all_bytes = 0;
+    for (const TraceTensor& tensor : trace.tensors) all_bytes += tensor.bytes;
+    const Machine machine = byte_per_ns(all_bytes / 2);
+    for (const Victim rule : {Victim::kLeastRecentlyUsed, Victim::kFarthestNextUse}) {
+      const Plan plan = {{}, rule};
+      const Simulation expected = simulate(trace, plan, machine);
+      const Simulation result = simulate(trace, plan, with_host(machine, 2 * all_bytes, 1e6));
+      EXPECT_EQ(result.step_ns, expected.step_ns);
+      EXPECT_EQ(result.disk_bytes_read + result.disk_bytes_written, 0u);
+      // A disk as fast as can be, with hardly any host memory above it.
+      const Simulation fast = simulate(trace, plan, with_host(machine, all_bytes / 16, 1e18));
+      EXPECT_LE(fast.disk_bytes_read, fast.bytes_read);
+      EXPECT_GE(fast.compute_ns, expected.compute_ns);
+      EXPECT_LE(fast.over_budget_bytes, expected.over_budget_bytes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tencache
