@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget.
+"""The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget. And
+what only a GPU can tell of pinned memory.
 
 They run wider than on the cpu (exact.wide), so that parameters are extents; else the tests are
 those of tests/python/test_differential.py. A program whose stock results differ between two runs on
@@ -9,7 +10,10 @@ nothing.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,3 +117,28 @@ def test_same_bits(
     assert stats["bytes"]["evicted"] > 0, f"nothing was evicted\n{stats}\n{outcome.output}"
     if chaos:
         assert stats["chaos_evictions"] > 0, stats
+
+
+def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
+    program = """
+    import torch
+
+    on_host = torch.empty(3 * 2**20 + 4096, dtype=torch.uint8, pin_memory=True)
+    assert on_host.is_pinned()
+    stats = torch.cuda.host_memory_stats()
+    assert stats["active_bytes.current"] == on_host.nbytes, stats
+    on_host.random_()
+    back = torch.empty_like(on_host, pin_memory=True)
+    back.copy_(on_host.cuda(non_blocking=True), non_blocking=True)
+    torch.cuda.synchronize()
+    assert torch.equal(back, on_host)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, **SWITCH},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
