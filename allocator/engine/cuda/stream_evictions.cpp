@@ -20,7 +20,8 @@ constexpr size_t kBatchMax = DeviceHasher::kSlotCount / 8;
 // What is ordered is moved in parts of this time of the link, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
 
-Order order_of(Extent* extent) { return {extent, extent->id.load(), extent->bytes, 0, {}}; }
+// Its bytes are read by who has claimed it: until then it may be freed, and another one.
+Order order_of(Extent* extent) { return {extent, extent->id.load(), 0, 0, {}}; }
 
 }  // namespace
 
