@@ -35,7 +35,8 @@ SCRIPT = Path(__file__).with_name("train_gpt2.py")
 GIVE_BACK_BYTES = 1 << 20
 CHUNK_BYTES = 16 << 20
 
-console = Console(highlight=False)
+# Losses are shown with all their digits, also where no terminal says how wide it is.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 def format_bytes(count):
