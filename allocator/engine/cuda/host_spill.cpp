@@ -11,7 +11,6 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/migration_permit.h"
-#include "engine/slot_reader.h"
 #include "learn/host_model.h"
 #include "tier/content_hash.h"
 
@@ -238,6 +237,21 @@ void HostSpill::describe(Machine* machine) const {
   machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownBytesPerS);
 }
 
+SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
+                                     const std::function<void(size_t index)>& on_read) {
+  const uint64_t begin_ns = now_ns();
+  uint64_t bytes = 0;
+  const SlotReadResult result = tencache::read_slots(
+      disk_, reads,
+      [&](size_t index) {
+        bytes += reads[index].extent->bytes;  // which on_read may give away
+        on_read(index);
+      },
+      stats_);
+  read_speed_.add(bytes, now_ns() - begin_ns);
+  return result;
+}
+
 // ---- The thread that keeps some of it free, and reads ahead --------------------------------
 
 void HostSpill::on_use() {
@@ -356,13 +370,7 @@ bool HostSpill::read(const std::vector<Reading>& readings) {
     extent->host_block = readings[index].block;
     heap_.end_demotion(extent);
   };
-  const uint64_t begin_ns = now_ns();
-  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_);
-  uint64_t bytes = 0;
-  for (const Reading& reading : std::span(readings).first(result.done)) {
-    bytes += reading.block.bytes;
-  }
-  read_speed_.add(bytes, now_ns() - begin_ns);
+  const SlotReadResult result = read_slots(reads, on_read);
   for (const Reading& reading : std::span(readings).subspan(result.done)) {
     host_.release(reading.block);
     heap_.end_demotion(reading.extent);

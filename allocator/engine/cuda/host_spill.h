@@ -33,6 +33,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -41,6 +43,7 @@
 #include "base/status.h"
 #include "engine/migrations.h"
 #include "engine/move_rate.h"
+#include "engine/slot_reader.h"
 #include "learn/plan.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
@@ -82,7 +85,9 @@ class HostSpill {
   void describe(Machine* machine) const;
 
   DiskTier& disk() { return disk_; }
-  MoveRate& read_speed() { return read_speed_; }
+  /// As tencache::read_slots(), and the disk's speed is learned from it.
+  SlotReadResult read_slots(std::span<const SlotRead> reads,
+                            const std::function<void(size_t index)>& on_read);
 
  private:
   struct Demotion {

@@ -7,7 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "base/clock.h"
 #include "engine/cuda/stream_migrations.h"
 #include "engine/migration_permit.h"
 #include "engine/slot_reader.h"
@@ -100,12 +99,7 @@ std::vector<CudaExtent*> StreamMigrations::read_back(std::vector<CudaExtent*>& e
   std::vector<SlotRead> reads;
   reads.reserve(on_disk.size());
   for (const CudaExtent* extent : on_disk) reads.push_back({extent, extent->host_block.memory});
-  const uint64_t begin_ns = now_ns();
-  const SlotReadResult result = read_slots(
-      spill_->disk(), reads, [](size_t) {}, stats_);
-  uint64_t bytes = 0;
-  for (const CudaExtent* extent : std::span(on_disk).first(result.done)) bytes += extent->bytes;
-  spill_->read_speed().add(bytes, now_ns() - begin_ns);
+  const SlotReadResult result = spill_->read_slots(reads, [](size_t) {});
   if (result.done == reads.size()) return left_cold;
   // A guess must not end the program: it may never need these bytes.
   if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);

@@ -72,6 +72,14 @@ class HostSpillTest : public ::testing::Test {
     return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
            extent(index)->slot.is_valid();
   }
+  /// As a plan that needs the first one first.
+  void need_in_order() {
+    (*engine_)->migrations()->set_next_uses([this] {
+      std::unordered_map<const Extent*, uint64_t> uses;
+      for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
+      return uses;
+    });
+  }
   /// Whether a cold one has a block; for when other threads may look at it too.
   bool has_block(uint64_t index) {
     CudaExtent* found = extent(index);
@@ -133,11 +141,7 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(8);
   evict(8);
-  (*engine_)->migrations()->set_next_uses([this] {
-    std::unordered_map<const Extent*, uint64_t> uses;
-    for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
-    return uses;
-  });
+  need_in_order();
   for (uint64_t index = 0; index < tensors_.size(); ++index) {
     // Nothing asks for it meanwhile.
     while (!has_block(index)) std::this_thread::sleep_for(milliseconds(1));
@@ -156,11 +160,7 @@ TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
   allocate(8);
   evict(8);
   faults_->add({.direction = IoDirection::kRead, .count = 3, .error_number = EIO});
-  (*engine_)->migrations()->set_next_uses([this] {
-    std::unordered_map<const Extent*, uint64_t> uses;
-    for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
-    return uses;
-  });
+  need_in_order();
   while (faults_->injected() < 3) std::this_thread::sleep_for(milliseconds(1));
   (*engine_)->migrations()->set_next_uses({});
   check_all();
