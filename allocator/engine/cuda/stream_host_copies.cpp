@@ -36,7 +36,10 @@ Result<HostBlock> StreamMigrations::take_block(uint64_t bytes) {
 HostSpill::Outcome StreamMigrations::make_host_room(uint64_t bytes) {
   const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
   if (dropped_bytes > 0 || spill_ == nullptr) return {dropped_bytes, false};
-  return spill_->demote(bytes);
+  const HostSpill::Outcome outcome = spill_->demote(bytes);
+  if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
+  settle(true);  // what is on its way back leaves a copy that can be spared
+  return {heap_.drop_spare_copies(bytes), false};
 }
 
 // An op cannot be told that there is no room.
