@@ -269,7 +269,11 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
   std::vector<Extent*> missing;
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
-    if (!Extent::usable_in(extent->state())) missing.push_back(extent);
+    if (!Extent::usable_in(extent->state())) {
+      missing.push_back(extent);
+    } else if (extent->has(kFlagAhead)) {
+      count_early(extent);  // it has landed since it was pinned
+    }
   }
   fetch(missing, streams);
 }

@@ -119,12 +119,14 @@ void Migrator::work() {
       continue;
     }
     is_nudged_.store(false);
-    const bool is_somebody_ahead = may_evict() && migrations_->bytes_ahead() > 0;
+    const auto is_anything_ahead = [this] { return may_evict() && migrations_->bytes_ahead() > 0; };
+    const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
+    // What is being fetched ahead of use can be evicted in a moment, so such a pass proves nothing.
+    const bool is_proof = !was_anything_ahead && !is_anything_ahead();
     {
       MutexLock lock(mutex_);
-      // What is being fetched ahead of use can be evicted in a moment, so this pass proves nothing.
-      if (result && result->bytes == 0 && !is_somebody_ahead) {
+      if (result && result->bytes == 0 && is_proof) {
         last_fruitless_ = pass;
         fruitless_reason_ = result->failure;
       }
@@ -133,7 +135,7 @@ void Migrator::work() {
     // Who waits finds room, or finds that another took it: then this pass says nothing about what
     // can be evicted, and the next one follows at once.
     if (!result) std::this_thread::yield();
-    if (result && result->bytes == 0 && is_somebody_ahead) {
+    if (result && result->bytes == 0 && !is_proof) {
       std::this_thread::sleep_for(kAheadPoll);
     }
   }

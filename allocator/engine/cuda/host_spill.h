@@ -66,7 +66,7 @@ class HostSpill {
   /// What came of one call of demote().
   struct Outcome {
     uint64_t freed_bytes = 0;
-    bool was_called_off = false;  // ops wanted what it began with; later there may be others
+    bool was_called_off = false;  // what could go was wanted; later there may be others
   };
   /// Gives host memory of cold extents back, a batch at most, towards `bytes`; tells what was given
   /// back, by another thread where one was at it. REQUIRES: the thread holds a MigrationPermit.

@@ -148,7 +148,9 @@ void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, std::vector
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status = ensure_block(eviction.extent);
     if (status.is_ok()) return false;
-    if (put_off != nullptr && status.code() == StatusCode::kNoSpace) {
+    const bool may_find_room_later =
+        status.code() == StatusCode::kNoSpace || status.code() == StatusCode::kUnavailable;
+    if (put_off != nullptr && may_find_room_later) {
       put_off->push_back(order_of(eviction.extent));
       put_off->back().queued = eviction.users_done;
       abandon(eviction);

@@ -56,10 +56,14 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
   bool has_landed = false;
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
+    bool has_waited = false;
     for (;;) {
       const uint64_t word = extent->load();
       const ExtentState state = Extent::state_of(word);
-      if (Extent::usable_in(state)) break;
+      if (Extent::usable_in(state)) {
+        count_ahead(extent, !has_waited);  // another thread has landed it
+        break;
+      }
       if (state == ExtentState::kArriving) {
         if (join(static_cast<CudaExtent*>(extent), streams, &has_landed)) break;
         std::this_thread::yield();  // it is about to take off, or has just landed
@@ -78,6 +82,7 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
       TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
                      "an op uses freed memory at %p", static_cast<void*>(extent->address));
       extent->wait_while(word);
+      has_waited = true;
     }
   }
   end_demand();
@@ -268,16 +273,20 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool* has_lan
     flight = found->second;
   }
   const bool is_early = flight->mark.is_over(false);
-  if (extent->take_ahead()) {
-    add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
-    if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
-  }
+  count_ahead(extent, is_early);
   if (is_early) {
     *has_landed = true;
   } else {
     hold_back(streams, *flight);
   }
   return true;
+}
+
+// The first op that asks for what was fetched ahead of use decides.
+void StreamMigrations::count_ahead(Extent* extent, bool is_early) {
+  if (!extent->take_ahead()) return;
+  add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
+  if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
 }
 
 // On the device where that is possible, else here.

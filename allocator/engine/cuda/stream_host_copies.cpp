@@ -25,7 +25,8 @@ Result<HostBlock> StreamMigrations::take_block(uint64_t bytes) {
     }
     if (!room.was_called_off) break;
     // Nothing is full and nothing failed: another moment is a better one.
-    block = Status(StatusCode::kUnavailable, "Ops want what would go from host memory to disk.");
+    block = Status(StatusCode::kUnavailable,
+                   "What would make room in host memory is wanted, or on its way back.");
     break;
   }
   if (spill_ != nullptr) spill_->on_use();
@@ -39,7 +40,9 @@ HostSpill::Outcome StreamMigrations::make_host_room(uint64_t bytes) {
   const HostSpill::Outcome outcome = spill_->demote(bytes);
   if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
   settle(true);  // what is on its way back leaves a copy that can be spared
-  return {heap_.drop_spare_copies(bytes), false};
+  const uint64_t spared_bytes = heap_.drop_spare_copies(bytes);
+  // So does what is about to be on its way: it holds its block already and is in no flight yet.
+  return {.freed_bytes = spared_bytes, .was_called_off = bytes_ahead() > 0};
 }
 
 // An op cannot be told that there is no room.

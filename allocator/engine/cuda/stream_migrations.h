@@ -186,6 +186,7 @@ class StreamMigrations final : public Migrations {
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
   void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
   bool join(CudaExtent* extent, StreamSet streams, bool* has_landed) TENCACHE_EXCLUDES(mutex_);
+  void count_ahead(Extent* extent, bool is_early);
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
   void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);

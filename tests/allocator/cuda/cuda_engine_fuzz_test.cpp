@@ -166,7 +166,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
     uint64_t lacking_bytes = 0;
     if (random.chance(0.5) && may_evict) {
       engine->migrations()->evict(some);
-    } else {
+    } else if (!engine->migrations()->is_demanded()) {  // else it takes the room an op waits for
       engine->migrations()->prefetch(orders, &lacking_bytes);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));

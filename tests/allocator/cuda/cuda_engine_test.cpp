@@ -203,6 +203,24 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   EXPECT_EQ(engine_->stats().early_fetches, 0u);
 }
 
+// As an op finds it whose extent another thread has landed since the op pinned it.
+TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->prefetch({tensor}), 1u);
+  engine_->wait_until_idle();
+  (*engine_)->migrations()->settle(true);
+  Extent* const extents[] = {engine_->extent(tensor)};
+  ASSERT_EQ(extents[0]->state(), ExtentState::kResident);
+  (*engine_)->migrations()->fetch(extents, kNoStreams);
+  EXPECT_EQ(engine_->stats().early_fetches, 1u);
+  EXPECT_EQ(engine_->stats().early_fetched_bytes, kBytes);
+  ASSERT_TRUE(engine_->evict(tensor));
+  EXPECT_EQ(engine_->stats().wasted_fetches, 0u);
+}
+
 // Freed in every state: its bytes are nobody's, its memory is used again when that is safe.
 TEST_F(CudaEngineTest, FreeInEveryState) {
   start({}, {.to_device_bytes_per_s = 256 * kMiB, .to_host_bytes_per_s = 256 * kMiB});
