@@ -39,11 +39,19 @@ void Migrations::wait_while_sealing(const Extent& extent) {
   }
 }
 
-EvictionResult Migrations::evict_ordered(std::span<const Order> orders) {
-  std::vector<Extent*> extents;
-  extents.reserve(orders.size());
-  for (const Order& order : orders) extents.push_back(order.extent);
-  return evict(extents);
+void Migrations::evict_ordered(std::span<const Order> orders, const OnEvicted& on_evicted) {
+  std::vector<Extent*> part;
+  uint64_t part_bytes = 0;
+  for (const Order& order : orders) {
+    if (order.is_current() && !order.is_outdated()) {
+      part.push_back(order.extent);
+      part_bytes += order.bytes;
+    }
+    if (part_bytes < bytes_at_once() && &order != &orders.back()) continue;
+    on_evicted(evict(part));
+    part.clear();
+    part_bytes = 0;
+  }
 }
 
 }  // namespace tencache

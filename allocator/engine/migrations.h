@@ -65,8 +65,11 @@ class Migrations {
 
   /// Evicts as many of the extents as can be; those in use, or used meanwhile, are left alone.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
-  /// The same of what was ordered, for which nothing has to be awaited but what was queued then.
-  virtual EvictionResult evict_ordered(std::span<const Order> orders);
+  /// The same of what was ordered and is still to leave when its turn comes, for which nothing has
+  /// to be awaited but what was queued when the order was given. Room appears in parts of about
+  /// bytes_at_once(); each is told on the calling thread.
+  using OnEvicted = std::function<void(const EvictionResult& part)>;
+  virtual void evict_ordered(std::span<const Order> orders, const OnEvicted& on_evicted);
   /// What the program has queued so far that may use what is ordered to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const Order> /*orders*/) {
     return nullptr;

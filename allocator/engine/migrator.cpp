@@ -151,21 +151,12 @@ void Migrator::order(std::span<const Order> evictions) {
   work_arrived_.notify_one();
 }
 
-// In batches, since a plan counts with the room soon after it gave the order.
+// A plan counts with the room soon after it gave the order.
 void Migrator::carry_out(std::span<const Order> orders) {
-  std::vector<Order> batch;
-  uint64_t batch_bytes = 0;
-  for (const Order& order : orders) {
-    if (order.is_current() && !order.is_outdated()) {
-      batch.push_back(order);
-      batch_bytes += order.bytes;
-    }
-    if (batch_bytes < migrations_->bytes_at_once() && &order != &orders.back()) continue;
-    note_spill(migrations_->evict_ordered(batch));
+  migrations_->evict_ordered(orders, [this](const EvictionResult& part) {
+    note_spill(part);
     publish();
-    batch.clear();
-    batch_bytes = 0;
-  }
+  });
 }
 
 // Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted.

@@ -14,104 +14,114 @@
 namespace tencache {
 namespace {
 
-// While one batch is copied the next one is queued behind it, so that the link does not run dry.
-// Together they have three hashes under way for each place in a batch.
-constexpr size_t kBatchMax = DeviceHasher::kSlotCount / 8;
+// While one part is copied the next one is queued behind it. Together they have three hashes under
+// way for each place in a part.
+constexpr size_t kPartMax = DeviceHasher::kSlotCount / 8;
 // What is ordered is moved in parts of this time of the link, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
 
-// Its bytes are read by who has claimed it: until then it may be freed, and another one.
-Order order_of(Extent* extent) { return {extent, extent->id.load(), 0, 0, {}}; }
+/// At least one of them, and no more than `bytes`.
+std::span<const Order> first_part(std::span<const Order> orders, uint64_t bytes) {
+  size_t count = 0;
+  for (uint64_t part_bytes = 0; count < std::min(orders.size(), kPartMax) && part_bytes < bytes;) {
+    part_bytes += orders[count++].bytes;
+  }
+  return orders.first(count);
+}
 
 }  // namespace
 
 EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   std::vector<Order> orders;
   orders.reserve(extents.size());
-  for (Extent* extent : extents) orders.push_back(order_of(extent));
-  return evict_ordered(orders);
+  // The bytes are read by who has claimed an extent: until then it may be freed, and another one.
+  for (Extent* extent : extents) {
+    orders.push_back({extent, extent->id.load(), 0, ~uint64_t{0}, {}});
+  }
+  EvictionResult total;
+  evict_in_parts(orders, ~uint64_t{0}, [&total](const EvictionResult& part) {
+    total.count += part.count;
+    total.bytes += part.bytes;
+    if (total.failure.is_ok()) total.failure = part.failure;
+  });
+  return total;
 }
 
-EvictionResult StreamMigrations::evict_ordered(std::span<const Order> orders) {
-  MigrationPermit permit(gate_);
-  EvictionResult result;
-  settle(false);
-  if (spill_ == nullptr) {
-    evict_batches(orders, nullptr, &result);
-    return result;
-  }
-  // What finds no host memory may find it once those before it are cold and can be demoted.
+void StreamMigrations::evict_ordered(std::span<const Order> orders, const OnEvicted& on_evicted) {
+  evict_in_parts(orders, bytes_at_once(), on_evicted);
+}
+
+// What is put off finds host memory once those before it are cold and can be demoted.
+void StreamMigrations::evict_in_parts(std::span<const Order> orders, uint64_t part_bytes,
+                                      const OnEvicted& on_evicted) {
+  const MigrationPermit permit(gate_);
+  uint64_t count = 0;
+  const OnEvicted count_too = [&](const EvictionResult& part) {
+    count += part.count;
+    on_evicted(part);
+  };
   std::vector<Order> left(orders.begin(), orders.end());
-  for (bool may_put_off = true; !left.empty();) {
-    const uint64_t count_before = result.count;
-    std::vector<Order> put_off;
-    evict_batches(left, may_put_off ? &put_off : nullptr, &result);
-    may_put_off = result.count > count_before;
-    left = std::move(put_off);
-  }
-  return result;
-}
-
-void StreamMigrations::evict_batches(std::span<const Order> orders, std::vector<Order>* put_off,
-                                     EvictionResult* result) {
-  std::vector<Eviction> under_way;
-  while (!orders.empty() || !under_way.empty()) {
-    const size_t count = std::min(orders.size(), kBatchMax);
-    std::vector<Eviction> next = begin(orders.first(count), put_off, result);
-    orders = orders.subspan(count);
-    finish(under_way, result);
-    under_way = std::move(next);
+  for (bool may_put_off = spill_ != nullptr; !left.empty(); may_put_off &= count > 0) {
+    count = 0;
+    EvictionRun run(count_too, may_put_off);
+    evict_once(left, part_bytes, &run);
+    left = std::move(run.again);
   }
 }
 
-// Returns those whose copies are queued.
-std::vector<StreamMigrations::Eviction> StreamMigrations::begin(std::span<const Order> orders,
-                                                                std::vector<Order>* put_off,
-                                                                EvictionResult* result) {
-  // Phase 1: claim. From here on the extents are ours, and still usable by the program.
-  std::vector<Eviction> dirty = claim(orders);
-  const auto first_clean = std::stable_partition(
-      dirty.begin(), dirty.end(), [](const Eviction& eviction) { return eviction.needs_copy; });
-  std::vector<Eviction> clean(std::make_move_iterator(first_clean),
-                              std::make_move_iterator(dirty.end()));
-  dirty.erase(first_clean, dirty.end());
-  // What is presumed clean needs only the proof; what fails the proof is dirty.
-  prove_and_leave(clean, result, &dirty);
-  // Phase 2: blocks, then copies.
-  for (Eviction& eviction : dirty) eviction.needs_copy = true;
-  take_blocks(dirty, put_off, result);
-  queue_copies(dirty, result);
-  return dirty;
+// While one part is copied the next one is queued behind it, so that the link does not run dry.
+void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_bytes,
+                                  EvictionRun* run) {
+  EvictionPart under_way;
+  while (!orders.empty() || !under_way.is_empty()) {
+    settle(false);
+    const std::span<const Order> part = first_part(orders, part_bytes);
+    orders = orders.subspan(part.size());
+    // Phase 1: claim. From here on the extents are ours, and still usable by the program.
+    EvictionPart next = claim(part);
+    // Phase 2: blocks, then copies. Somebody may wait for the room of those under way.
+    if (!can_be_queued_at_once(next.dirty)) finish(std::exchange(under_way, {}), run);
+    take_blocks(next.dirty, run);
+    queue(next, run);
+    finish(std::exchange(under_way, std::move(next)), run);
+  }
 }
 
-// Phases 3 and 4. What differs now is being written by somebody; it is no victim.
-void StreamMigrations::finish(std::vector<Eviction>& evictions, EvictionResult* result) {
+// Phases 3 and 4. What is presumed clean waits for no copy.
+void StreamMigrations::finish(EvictionPart part, EvictionRun* run) {
+  for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
+    wait_until_done(*evictions, run);
+    prove_and_leave(*evictions, run);
+    run->tell();
+  }
+}
+
+// With the copies, or with what the program had queued.
+void StreamMigrations::wait_until_done(std::vector<Eviction>& evictions, EvictionRun* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status done = eviction.done.wait();
     if (done.is_ok()) return false;
     (void)out_->wait_until_idle();  // before the block is used again
-    fail(eviction, done, result);
+    fail(eviction, done, run);
     return true;
   });
-  std::vector<Eviction> differing;
-  prove_and_leave(evictions, result, &differing);
-  for (const Eviction& eviction : differing) abandon(eviction);
 }
 
-std::vector<StreamMigrations::Eviction> StreamMigrations::claim(std::span<const Order> orders) {
-  std::vector<Eviction> evictions;
-  evictions.reserve(orders.size());
+StreamMigrations::EvictionPart StreamMigrations::claim(std::span<const Order> orders) {
+  EvictionPart part;
   for (const Order& order : orders) {
     Extent* extent = order.extent;
+    if (!order.is_current() || order.is_outdated()) continue;
     const uint64_t claimed_at_ticks = ticks();
     if (!extent->claim_for_eviction()) continue;
-    Eviction& eviction = evictions.emplace_back();
+    const bool is_clean = hasher_ != nullptr && extent->is_presumed_clean();
+    Eviction& eviction = (is_clean ? part.clean : part.dirty).emplace_back();
     eviction.extent = static_cast<CudaExtent*>(extent);
     eviction.claimed_at_ticks = claimed_at_ticks;
-    eviction.needs_copy = hasher_ == nullptr || !extent->is_presumed_clean();
+    eviction.needs_copy = !is_clean;
     eviction.users_done = moment_after_uses(order);
   }
-  return evictions;
+  return part;
 }
 
 // Null when it was used since. Whoever uses it after the claim calls the eviction off.
@@ -142,23 +152,43 @@ uint64_t StreamMigrations::bytes_at_once() const {
   return std::min(bytes_in(kAtOnceS), Migrations::bytes_at_once());
 }
 
+// Takes blocks as far as there are any. False when what follows keeps this thread: room has to be
+// made in host memory, or a copy takes the thread along.
+bool StreamMigrations::can_be_queued_at_once(const std::vector<Eviction>& evictions) {
+  return std::ranges::all_of(evictions, [this](const Eviction& eviction) {
+    HostBlock& block = eviction.extent->host_block;
+    if (!block.is_valid()) {
+      const Result<HostBlock> taken = host_.allocate(eviction.extent->bytes);
+      if (!taken.is_ok()) return false;
+      block = taken.value();
+      if (spill_ != nullptr) spill_->on_use();
+    }
+    return block.is_pinned || staging_out_ == nullptr;
+  });
+}
+
 // Those that find no room are failures, unless they can be put off.
-void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, std::vector<Order>* put_off,
-                                   EvictionResult* result) {
+void StreamMigrations::take_blocks(std::vector<Eviction>& evictions, EvictionRun* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status = ensure_block(eviction.extent);
     if (status.is_ok()) return false;
     const bool may_find_room_later =
         status.code() == StatusCode::kNoSpace || status.code() == StatusCode::kUnavailable;
-    if (put_off != nullptr && may_find_room_later) {
-      put_off->push_back(order_of(eviction.extent));
-      put_off->back().queued = eviction.users_done;
-      abandon(eviction);
+    if (run->may_put_off && may_find_room_later) {
+      try_again(eviction, run);
     } else {
-      fail(eviction, status, result);
+      fail(eviction, status, run);
     }
     return true;
   });
+}
+
+// Unless it is used meanwhile.
+void StreamMigrations::try_again(const Eviction& eviction, EvictionRun* run) {
+  CudaExtent* extent = eviction.extent;
+  run->again.push_back(
+      {extent, extent->id.load(), extent->bytes, eviction.claimed_at_ticks, eviction.users_done});
+  abandon(eviction);
 }
 
 Status StreamMigrations::ensure_block(CudaExtent* extent) {
@@ -170,16 +200,22 @@ Status StreamMigrations::ensure_block(CudaExtent* extent) {
   return block.status();
 }
 
-// Those whose copy is queued stay in `evictions`.
-void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionResult* result) {
-  // Who frees one from now on waits for the copy before the memory is used again.
-  std::erase_if(evictions, [&](const Eviction& eviction) {
-    eviction.extent->note_streams(out_number_);
-    if (eviction.extent->reaffirm_eviction()) return false;
-    abandon(eviction);
-    return true;
-  });
-  let_wait_for_users(*out_, evictions, result);
+// Those that could be queued stay in the part.
+void StreamMigrations::queue(EvictionPart& part, EvictionRun* run) {
+  for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
+    // Who frees one from now on waits for the copy before the memory is used again.
+    std::erase_if(*evictions, [&](const Eviction& eviction) {
+      eviction.extent->note_streams(out_number_);
+      if (eviction.extent->reaffirm_eviction()) return false;
+      abandon(eviction);
+      return true;
+    });
+    let_wait_for_users(*out_, *evictions, run);
+    queue_copies(*evictions, run);
+  }
+}
+
+void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionRun* run) {
   Status status;
   size_t queued = 0;
   while (status.is_ok() && queued < evictions.size()) {
@@ -191,20 +227,23 @@ void StreamMigrations::queue_copies(std::vector<Eviction>& evictions, EvictionRe
   // until it has ended.
   (void)out_->wait_until_idle();
   for (size_t index = queued; index < evictions.size(); ++index) {
-    fail(evictions[index], status, result);
+    fail(evictions[index], status, run);
   }
   evictions.erase(evictions.begin() + static_cast<std::ptrdiff_t>(queued), evictions.end());
 }
 
+// What is presumed clean waits for its users only.
 Status StreamMigrations::queue_copy(Eviction& eviction) {
   const CudaExtent* extent = eviction.extent;
-  if (hasher_ != nullptr) {
+  if (eviction.needs_copy && hasher_ != nullptr) {
     Result<PendingHash> hash =
         hasher_->hash(out_->handle(), extent->device_address(), extent->bytes);
     if (!hash.is_ok()) return hash.status();
     eviction.before = std::move(hash).value();
   }
-  TENCACHE_RETURN_IF_ERROR(copy_out(extent->host_block, extent->device_address()));
+  if (eviction.needs_copy) {
+    TENCACHE_RETURN_IF_ERROR(copy_out(extent->host_block, extent->device_address()));
+  }
   Result<StreamMark> mark = out_->mark();
   if (!mark.is_ok()) return mark.status();
   eviction.done = std::move(mark).value();
@@ -215,12 +254,12 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
 // its pin, and so had queued its work before. An extent whose users cannot be marked is given up,
 // and keeps no other from leaving.
 void StreamMigrations::let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
-                                          EvictionResult* result) {
+                                          EvictionRun* run) {
   if (let_wait(stream, evictions).is_ok()) return;
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status =
         let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
-    if (!status.is_ok()) fail(eviction, status, result);
+    if (!status.is_ok()) fail(eviction, status, run);
     return !status.is_ok();
   });
 }
@@ -252,19 +291,22 @@ Status StreamMigrations::let_wait(CopyStream& stream, StreamSet users) {
   return Status::ok();
 }
 
-// What differs is unsealed and handed on.
-void StreamMigrations::prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
-                                       std::vector<Eviction>* differing) {
+// What differs from its copy is left to another try where that copy is of the last time; else it is
+// being written by somebody, and no victim.
+void StreamMigrations::prove_and_leave(std::vector<Eviction>& evictions, EvictionRun* run) {
   seal(evictions);
-  hash_sealed(evictions, result);
+  hash_sealed(evictions, run);
   for (Eviction& eviction : evictions) {
     if (is_proved(eviction)) {
-      leave(eviction, result);
+      leave(eviction, run);
       continue;
     }
     eviction.extent->unseal();
-    eviction.after.reset();
-    differing->push_back(std::move(eviction));
+    if (std::exchange(eviction.needs_copy, true)) {
+      abandon(eviction);
+    } else {
+      try_again(eviction, run);
+    }
   }
 }
 
@@ -280,9 +322,9 @@ void StreamMigrations::seal(std::vector<Eviction>& evictions) {
 }
 
 // Waits for the hashes; those that cannot be had are given up.
-void StreamMigrations::hash_sealed(std::vector<Eviction>& evictions, EvictionResult* result) {
+void StreamMigrations::hash_sealed(std::vector<Eviction>& evictions, EvictionRun* run) {
   if (hasher_ == nullptr) return;
-  let_wait_for_users(*proof_, evictions, result);
+  let_wait_for_users(*proof_, evictions, run);
   std::vector<Status> queued;
   queued.reserve(evictions.size());
   for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
@@ -292,7 +334,7 @@ void StreamMigrations::hash_sealed(std::vector<Eviction>& evictions, EvictionRes
     if (status.is_ok()) status = eviction.done.wait();
     if (status.is_ok()) return false;
     (void)proof_->wait_until_idle();  // before the hash's slot is used again
-    fail(eviction, status, result);
+    fail(eviction, status, run);
     return true;
   });
 }
@@ -315,12 +357,12 @@ bool StreamMigrations::is_proved(const Eviction& eviction) const {
          (eviction.needs_copy ? eviction.before->value() : eviction.extent->copy_hash);
 }
 
-void StreamMigrations::leave(const Eviction& eviction, EvictionResult* result) {
+void StreamMigrations::leave(const Eviction& eviction, EvictionRun* run) {
   CudaExtent* extent = eviction.extent;
   const uint64_t bytes = extent->bytes;
   const bool was_fetched_in_vain = extent->has(kFlagAhead);
   const Status status = heap_.take_away_frame(extent);
-  if (!status.is_ok()) return fail(eviction, status, result);
+  if (!status.is_ok()) return fail(eviction, status, run);
   if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
   extent->slot_is_written = true;
   extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
@@ -332,8 +374,8 @@ void StreamMigrations::leave(const Eviction& eviction, EvictionResult* result) {
     add(stats_.wasted_fetches, 1);
     add(stats_.wasted_fetched_bytes, bytes);
   }
-  result->count += 1;
-  result->bytes += bytes;
+  run->result.count += 1;
+  run->result.bytes += bytes;
 }
 
 // A copy that was begun is worth nothing as soon as the extent may be written again.
@@ -343,13 +385,12 @@ void StreamMigrations::abandon(const Eviction& eviction) {
   eviction.extent->abandon_eviction();
 }
 
-void StreamMigrations::fail(const Eviction& eviction, const Status& failure,
-                            EvictionResult* result) {
+void StreamMigrations::fail(const Eviction& eviction, const Status& failure, EvictionRun* run) {
   abandon(eviction);
   // Not now: a stream captures a graph, or other threads evict as well.
   if (failure.code() == StatusCode::kUnavailable) return;
   add(stats_.eviction_failures, 1);
-  if (result->failure.is_ok()) result->failure = failure;
+  if (run->result.failure.is_ok()) run->result.failure = failure;
   if (warned_failure_.exchange(true)) return;
   TENCACHE_LOG_WARNING(
       "an eviction failed: %s; the tensor stays on the GPU and nothing is lost (further failures "

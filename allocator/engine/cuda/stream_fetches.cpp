@@ -16,8 +16,9 @@
 namespace tencache {
 namespace {
 
-// What is in flight ahead of use: some milliseconds of the link, so that it never runs dry between
-// two batches, and not so much that an order which becomes outdated has begun long ago.
+// What is in flight ahead of use, where more than one is: some milliseconds of the link, so that it
+// never runs dry between two batches, and not so much that an order which becomes outdated has
+// begun long ago.
 constexpr double kAheadS = 5e-3;
 // What is refused may be granted when it is asked for again, as long as the context is alive.
 constexpr int kFetchTriesMax = 3;
@@ -337,11 +338,12 @@ void StreamMigrations::land(const Flight& flight) {
   if (spill_ != nullptr) spill_->on_fetch(landed_bytes);
 }
 
+// One that is alone in flight is not waited for: another is queued behind it.
 void StreamMigrations::wait_for_oldest() {
   FlightPtr oldest;
   {
     MutexLock lock(mutex_);
-    if (!flights_.empty()) oldest = flights_.front();
+    if (flights_.size() > 1) oldest = flights_.front();
   }
   if (oldest != nullptr) (void)oldest->mark.is_over(true);
   settle(false);

@@ -8,13 +8,15 @@
 //   2. marks the streams that have used E, unless that was done when a plan ordered the eviction
 //      and E was not used since: a program that is far ahead of the GPU may have queued much by
 //      now. On the stream of that direction, which waits for the marks on the device, it hashes E
-//      and copies its bytes. Not when the block that E still has from
-//      the last time is presumed to hold them,
+//      and copies its bytes. Not when the block that E still has from the last time is presumed
+//      to hold them,
 //   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. It hashes E
 //      again and compares, which finds what was written meanwhile without a gate, unless the
 //      write was undone before the second hash,
 //   4. unmaps the frame. E is cold; its room is free.
+// A part of what is to leave goes through 1 and 2 while the part before it is in 3, so that the
+// link does not run dry.
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Where there is no NVRTC to compile the kernel,
 // nothing is presumed: every eviction copies, and the gate's word is the proof.
@@ -48,6 +50,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/copy_stream.h"
@@ -95,7 +98,7 @@ class StreamMigrations final : public Migrations {
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;
-  EvictionResult evict_ordered(std::span<const Order> orders) override;
+  void evict_ordered(std::span<const Order> orders, const OnEvicted& on_evicted) override;
   std::shared_ptr<const QueuedWork> queued_work(std::span<const Order> orders) override;
   uint64_t bytes_at_once() const override;
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
@@ -119,8 +122,25 @@ class StreamMigrations final : public Migrations {
     bool needs_copy = true;
     std::optional<PendingHash> before = std::nullopt;  // of what is copied
     std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
-    StreamMark done = {};                              // with the copy, or with the last hash
+    StreamMark done = {};                              // with the users, the copy, the last hash
     std::shared_ptr<const Moment> users_done = {};     // covers every use; null: is not known
+  };
+  /// What is moved at a time.
+  struct EvictionPart {
+    std::vector<Eviction> clean;  // presumed so: no copy
+    std::vector<Eviction> dirty;
+    bool is_empty() const { return clean.empty() && dirty.empty(); }
+  };
+  /// One try at each of some extents.
+  struct EvictionRun {
+    EvictionRun(const OnEvicted& told, bool puts_off) : on_evicted(told), may_put_off(puts_off) {}
+    void tell() {
+      if (result.count > 0 || !result.failure.is_ok()) on_evicted(std::exchange(result, {}));
+    }
+    const OnEvicted& on_evicted;
+    const bool may_put_off;      // what finds no host memory
+    std::vector<Order> again;    // what was put off, and what turned out to need a copy
+    EvictionResult result = {};  // what is not told yet
   };
   /// Extents whose bytes are on their way, with one mark for all of them.
   struct Flight {
@@ -137,31 +157,31 @@ class StreamMigrations final : public Migrations {
   Status time_copies(CUdeviceptr address, const HostBlock& block);
 
   // Phases of an eviction.
-  void evict_batches(std::span<const Order> orders, std::vector<Order>* put_off,
-                     EvictionResult* result);
-  std::vector<Eviction> begin(std::span<const Order> orders, std::vector<Order>* put_off,
-                              EvictionResult* result);
-  void finish(std::vector<Eviction>& evictions, EvictionResult* result);
-  std::vector<Eviction> claim(std::span<const Order> orders);
+  void evict_in_parts(std::span<const Order> orders, uint64_t part_bytes,
+                      const OnEvicted& on_evicted);
+  void evict_once(std::span<const Order> orders, uint64_t part_bytes, EvictionRun* run);
+  void finish(EvictionPart part, EvictionRun* run);
+  void wait_until_done(std::vector<Eviction>& evictions, EvictionRun* run);
+  EvictionPart claim(std::span<const Order> orders);
   std::shared_ptr<const Moment> moment_after_uses(const Order& order) const;
-  void take_blocks(std::vector<Eviction>& evictions, std::vector<Order>* put_off,
-                   EvictionResult* result);
+  bool can_be_queued_at_once(const std::vector<Eviction>& evictions);
+  void take_blocks(std::vector<Eviction>& evictions, EvictionRun* run);
+  void try_again(const Eviction& eviction, EvictionRun* run);
   Status ensure_block(CudaExtent* extent);
-  void queue_copies(std::vector<Eviction>& evictions, EvictionResult* result);
+  void queue(EvictionPart& part, EvictionRun* run);
+  void queue_copies(std::vector<Eviction>& evictions, EvictionRun* run);
   Status queue_copy(Eviction& eviction);
-  void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
-                          EvictionResult* result);
+  void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, EvictionRun* run);
   Status let_wait(CopyStream& stream, StreamSet users);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
-  void prove_and_leave(std::vector<Eviction>& evictions, EvictionResult* result,
-                       std::vector<Eviction>* differing);
+  void prove_and_leave(std::vector<Eviction>& evictions, EvictionRun* run);
   void seal(std::vector<Eviction>& evictions);
-  void hash_sealed(std::vector<Eviction>& evictions, EvictionResult* result);
+  void hash_sealed(std::vector<Eviction>& evictions, EvictionRun* run);
   Status queue_proof(Eviction& eviction);
   bool is_proved(const Eviction& eviction) const;
-  void leave(const Eviction& eviction, EvictionResult* result);
+  void leave(const Eviction& eviction, EvictionRun* run);
   void abandon(const Eviction& eviction);
-  void fail(const Eviction& eviction, const Status& failure, EvictionResult* result);
+  void fail(const Eviction& eviction, const Status& failure, EvictionRun* run);
 
   // Host memory, and the disk below it.
   Result<HostBlock> take_block(uint64_t bytes);

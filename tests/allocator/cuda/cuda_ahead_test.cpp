@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program that is ahead of its GPU: what a plan orders to leave waits for what was queued until
-// then and no longer, unless it was used since; a thread that lacks room lets fetches go first
-// which are due earlier, as long as the device has work; and fetches arrive one after another.
+// then and no longer, unless it was used since, and in parts; a thread that lacks room lets fetches
+// go first which are due earlier, as long as the device has work; and fetches arrive one after
+// another.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,6 +31,17 @@ class CudaAheadTest : public ::testing::Test {
     engine_.emplace(TestCudaEngine::Adjust(), driver);
     stream_ = engine_->make_stream();
   }
+  /// With a link that moves a tensor in 60 ms, and is known to.
+  void start_slow() {
+    engine_.emplace(
+        [](CudaEngineConfig& config) {
+          config.budget_bytes = 64 * kMiB;
+          config.probe_bytes = 16 * kMiB;
+        },
+        SimulatedDriverConfig{.to_device_bytes_per_s = 64 * kMiB,
+                              .to_host_bytes_per_s = 64 * kMiB});
+    stream_ = engine_->make_stream();
+  }
   char* allocate(uint64_t bytes = kBytes) {
     allocated_.push_back(engine_->allocate(bytes, stream_));
     return allocated_.back();
@@ -41,6 +53,12 @@ class CudaAheadTest : public ::testing::Test {
     orders[0].queued = migrations().queued_work(orders);
     EXPECT_NE(orders[0].queued, nullptr);
     return orders;
+  }
+  /// How many left.
+  uint64_t evict_ordered(const std::vector<Order>& orders) {
+    uint64_t count = 0;
+    migrations().evict_ordered(orders, [&](const EvictionResult& part) { count += part.count; });
+    return count;
   }
   Migrations& migrations() { return *(*engine_)->migrations(); }
 
@@ -58,23 +76,24 @@ TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
   const std::vector<Order> orders = order(tensor);
   engine_->write(stream_, other, kBytes, 2, std::chrono::seconds(2));
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  EXPECT_EQ(evict_ordered(orders), 1u);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1500));
   EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
   engine_->check(stream_, tensor, kBytes, 1);
 }
 
-// Unless what is ordered was used since.
+// Unless what is ordered was used since; here just after that was looked at.
 TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
-  const std::vector<Order> orders = order(tensor);
+  std::vector<Order> orders = order(tensor);
   const auto begin = std::chrono::steady_clock::now();
   const CUstream other = engine_->make_stream();
   engine_->order(stream_, other);
   engine_->write(other, tensor, kBytes, 2, milliseconds(50));
-  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  orders[0].given_at_ticks = ticks();
+  EXPECT_EQ(evict_ordered(orders), 1u);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
   engine_->check(stream_, tensor, kBytes, 2);
 }
@@ -84,15 +103,76 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
-  const std::vector<Order> orders = order(tensor);
+  std::vector<Order> orders = order(tensor);
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(engine_->driver().launch(
                 stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
                 [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(50)),
             CUDA_SUCCESS);
   (*engine_)->record_stream(tensor, stream_);
-  EXPECT_EQ(migrations().evict_ordered(orders).count, 1u);
+  orders[0].given_at_ticks = ticks();
+  EXPECT_EQ(evict_ordered(orders), 1u);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// What was used since is not to leave any more; the order of the other one stands.
+TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
+  start();
+  char* used = allocate();
+  char* idle = allocate();
+  engine_->write(stream_, used, kBytes, 1);
+  engine_->write(stream_, idle, kBytes, 2);
+  std::vector<Order> orders = order(used);
+  orders.push_back(order(idle)[0]);
+  engine_->check(stream_, used, kBytes, 1);
+  EXPECT_EQ(evict_ordered(orders), 1u);
+  EXPECT_EQ(engine_->state(used), ExtentState::kResident);
+  EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
+}
+
+// Room is told in parts, and by then the next part is on its way.
+TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
+  start_slow();
+  std::vector<Order> orders;
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    tensors.push_back(allocate());
+    engine_->write(stream_, tensors.back(), kBytes, seed);
+    orders.push_back(order(tensors.back())[0]);
+  }
+  ASSERT_LE(migrations().bytes_at_once(), kBytes) << "a tensor is a part";
+  uint64_t told = 0;
+  migrations().evict_ordered(orders, [&](const EvictionResult& part) {
+    EXPECT_EQ(part.count, 1u);
+    EXPECT_EQ(part.bytes, kBytes);
+    EXPECT_EQ(engine_->state(tensors[told++]), ExtentState::kCold);
+    if (told < tensors.size()) {
+      EXPECT_EQ(engine_->state(tensors[told]), ExtentState::kEvicting);
+    }
+  });
+  EXPECT_EQ(told, tensors.size());
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    engine_->check(stream_, tensors[seed], kBytes, seed);
+  }
+}
+
+// What seemed to be as its copy was, and is not, leaves with another copy.
+TEST_F(CudaAheadTest, WhatFailsItsProofIsCopied) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 1);
+  // A write that no gate announces.
+  ASSERT_EQ(engine_->driver().launch(
+                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes, true}},
+                [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(1)),
+            CUDA_SUCCESS);
+  engine_->wait_until_idle();
+  const uint64_t dropped_bytes = engine_->stats().clean_dropped_bytes;
+  EXPECT_EQ(evict_ordered(order(tensor)), 1u);
+  EXPECT_EQ(engine_->stats().clean_dropped_bytes, dropped_bytes);
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
@@ -133,6 +213,25 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   EXPECT_NE(extent->state(), ExtentState::kCold);
   extent->unpin();
   engine_->check(stream_, tensor, kBytes, 1);
+}
+
+// However little the link moves in the time that is fetched ahead.
+TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
+  start_slow();
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    tensors.push_back(allocate());
+    engine_->write(stream_, tensors.back(), kBytes, seed);
+    ASSERT_TRUE(engine_->evict(tensors.back()));
+  }
+  for (char* tensor : {tensors[0], tensors[1]}) EXPECT_EQ(engine_->prefetch({tensor}), 1u);
+  EXPECT_EQ(engine_->state(tensors[0]), ExtentState::kArriving);
+  EXPECT_EQ(engine_->state(tensors[1]), ExtentState::kArriving);
+  EXPECT_EQ(engine_->prefetch({tensors[2]}), 1u);
+  EXPECT_EQ(engine_->state(tensors[0]), ExtentState::kResident) << "a third one waits for it";
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    engine_->check(stream_, tensors[seed], kBytes, seed);
+  }
 }
 
 // Of what is fetched at a time the first is there before the last.
