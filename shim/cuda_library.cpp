@@ -25,6 +25,7 @@ namespace {
 
 std::mutex install_mutex;
 bool has_doors = false;                              // guarded by it
+PinnedAllocator* the_pinned_allocator = nullptr;     // guarded by it; once made, never destroyed
 std::atomic<CudaAllocator*> the_allocator{nullptr};  // made with it held, never destroyed
 
 // No engine: pinned memory belongs to no GPU, and its budget is what the machine can spare.
@@ -65,10 +66,12 @@ int install(tencache_error* error) {
   if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
   const int code = start(error);
   if (code != TENCACHE_OK) return code;
-  auto* const pinned = new PinnedAllocator(torch_cuda_calls(), &open_pinned_memory,
-                                           present_pinned_allocator());  // never destroyed
+  if (the_pinned_allocator == nullptr) {
+    the_pinned_allocator =
+        new PinnedAllocator(torch_cuda_calls(), &open_pinned_memory, present_pinned_allocator());
+  }
   install_cuda_doors(*the_allocator.load(), torch_cuda_calls());
-  install_pinned_door(*pinned);
+  install_pinned_door(*the_pinned_allocator);
   has_doors = true;
   return TENCACHE_OK;
 }
