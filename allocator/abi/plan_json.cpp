@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "learn/bound.h"
+#include "learn/host_model.h"
 #include "learn/planner.h"
 
 namespace tencache {
@@ -74,14 +75,18 @@ Result<uint64_t> total_bytes(const Trace& trace) {
   return bytes;
 }
 
-Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) {
-  for (const double bytes_per_s : {given.read_bytes_per_s, given.write_bytes_per_s}) {
-    // Written so that "not a number" is refused too.
-    if (!(bytes_per_s > 0 && static_cast<double>(trace_bytes) / bytes_per_s <= kMoveSecondsMax)) {
-      return invalid("machine: a bandwidth of " + std::to_string(bytes_per_s) +
-                     " bytes/s cannot be planned with; give that of a disk, such as 2e9");
-    }
+Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
+  // Written so that "not a number" is refused too.
+  if (bytes_per_s > 0 && static_cast<double>(trace_bytes) / bytes_per_s <= kMoveSecondsMax) {
+    return Status::ok();
   }
+  return invalid("machine: a bandwidth of " + std::to_string(bytes_per_s) +
+                 " bytes/s cannot be planned with; give that of a disk, such as 2e9");
+}
+
+Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) {
+  TENCACHE_RETURN_IF_ERROR(check_speed(given.read_bytes_per_s, trace_bytes));
+  TENCACHE_RETURN_IF_ERROR(check_speed(given.write_bytes_per_s, trace_bytes));
   for (const uint64_t fixed_ns : {given.read_fixed_ns, given.write_fixed_ns}) {
     if (fixed_ns > uint64_t{1'000'000'000}) {
       return invalid("machine: " + std::to_string(fixed_ns) +
@@ -95,7 +100,13 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) 
                      " ns of processor time for a byte cannot be planned with; give 0 to 10");
     }
   }
-  // A budget above everything there is changes nothing, and sums with it could wrap.
+  // Budgets above everything there is change nothing, and sums with them could wrap.
+  const bool has_disk_below = given.host_bytes > 0 && given.host_bytes < trace_bytes;
+  if (has_disk_below) {
+    TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));
+    TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_write_bytes_per_s, trace_bytes));
+  }
+  const uint64_t host_bytes = has_disk_below ? given.host_bytes : 0;
   return Machine{.budget_bytes = std::min(given.budget_bytes, trace_bytes),
                  .read_bytes_per_s = given.read_bytes_per_s,
                  .write_bytes_per_s = given.write_bytes_per_s,
@@ -104,7 +115,12 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) 
                  .write_fixed_ns = given.write_fixed_ns,
                  .read_work_ns_per_byte = given.read_work_ns_per_byte,
                  .write_work_ns_per_byte = given.write_work_ns_per_byte,
-                 .drop_work_ns_per_byte = given.drop_work_ns_per_byte};
+                 .drop_work_ns_per_byte = given.drop_work_ns_per_byte,
+                 .host_bytes = host_bytes,
+                 .host_headroom_bytes =
+                     static_cast<uint64_t>(static_cast<double>(host_bytes) * kHostHeadroomShare),
+                 .disk_read_bytes_per_s = given.disk_read_bytes_per_s,
+                 .disk_write_bytes_per_s = given.disk_write_bytes_per_s};
 }
 
 std::string figures_of(const Trace& trace, const Machine& machine) {
@@ -118,6 +134,8 @@ std::string figures_of(const Trace& trace, const Machine& machine) {
                                        {"bytes_written", simulation.bytes_written},
                                        {"bytes_dropped", simulation.bytes_dropped},
                                        {"bytes_late", simulation.bytes_late},
+                                       {"disk_bytes_read", simulation.disk_bytes_read},
+                                       {"disk_bytes_written", simulation.disk_bytes_written},
                                        {"over_budget_bytes", simulation.over_budget_bytes},
                                        {"peak_bytes", trace.peak_bytes()},
                                        {"largest_op_bytes", trace.largest_op_bytes()}};

@@ -193,17 +193,23 @@ typedef struct tencache_machine {
   double read_work_ns_per_byte;
   double write_work_ns_per_byte;
   double drop_work_ns_per_byte; /* of everything that leaves, written or not */
+  /* Host memory between the device and a disk. 0: what is moved to holds everything. Else the
+   * speeds above are those of the link to it, and these those of the disk below. */
+  uint64_t host_bytes;
+  double disk_read_bytes_per_s;
+  double disk_write_bytes_per_s;
 } tencache_machine;
 
 /* Large enough for what tencache_plan writes. */
 #define TENCACHE_PLAN_JSON_BYTES 1024
 
 /* Plans the period for the machine and writes what is predicted into `buffer` as JSON: step_ns,
- * compute_ns, bound_step_ns (which no schedule can beat), stall_ns, work_ns (processor time that
- * moving takes from the program; step = compute + stall + work); bytes_read, bytes_written,
- * bytes_dropped (left without a write), bytes_late (of those read, what an op waited for), all of
- * one period; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
- * smallest budget that is never exceeded. 0, or an error code with *error filled. Needs no start;
+ * compute_ns, bound_step_ns (which no schedule can beat, however fast the disk), stall_ns, work_ns
+ * (processor time that moving takes from the program; step = compute + stall + work); bytes_read,
+ * bytes_written, bytes_dropped (left without a write), bytes_late (of those read, what an op waited
+ * for), all of one period; disk_bytes_read and disk_bytes_written, below host memory where there is
+ * such; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the smallest
+ * budget that is never exceeded. 0, or an error code with *error filled. Needs no start;
  * milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any thread. */
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);

@@ -6,14 +6,6 @@
 #include "base/check.h"
 
 namespace tencache {
-namespace {
-
-uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {
-  return static_cast<uint64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9);
-}
-
-}  // namespace
-
 uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes) {
   const uint64_t used_bytes = host_bytes - std::min(host_bytes, headroom_bytes);
   return std::min(2 * headroom_bytes, used_bytes / 2);

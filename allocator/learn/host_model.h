@@ -24,6 +24,9 @@
 
 namespace tencache {
 
+/// The part of host memory that is kept free for evictions where there is a disk below it.
+inline constexpr double kHostHeadroomShare = 1.0 / 16;
+
 /// How much of what is needed next shall be in host memory: the headroom twice, and at most half of
 /// what is not kept free, so that there is somebody needed later who makes room.
 uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes);

@@ -30,6 +30,10 @@ struct Plan {
   Victim otherwise = Victim::kFarthestNextUse;
 };
 
+constexpr uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {
+  return static_cast<uint64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9);
+}
+
 /// What the machine offers. Bytes are bytes, times nanoseconds.
 struct Machine {
   uint64_t budget_bytes = 0;
@@ -50,12 +54,10 @@ struct Machine {
   double disk_write_bytes_per_s = 0;
 
   uint64_t read_ns(uint64_t bytes) const {
-    return read_fixed_ns +
-           static_cast<uint64_t>(static_cast<double>(bytes) / read_bytes_per_s * 1e9);
+    return read_fixed_ns + transfer_ns(bytes, read_bytes_per_s);
   }
   uint64_t write_ns(uint64_t bytes) const {
-    return write_fixed_ns +
-           static_cast<uint64_t>(static_cast<double>(bytes) / write_bytes_per_s * 1e9);
+    return write_fixed_ns + transfer_ns(bytes, write_bytes_per_s);
   }
   uint64_t work_ns(uint64_t read_bytes, uint64_t written_bytes, uint64_t left_bytes) const {
     return static_cast<uint64_t>(static_cast<double>(read_bytes) * read_work_ns_per_byte +

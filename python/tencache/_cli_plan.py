@@ -49,6 +49,12 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
 @click.option("--disk-read", **_SPEED, help="How fast it reads; wins over --disk.")
 @click.option("--disk-write", **_SPEED, help="How fast it writes; wins over --disk.")
 @click.option("--link", **_SPEED, help="How fast the link to the device is in each direction.")
+@click.option(
+    "--host-memory",
+    callback=_parsed_by(_plan.parse_size),
+    metavar="SIZE",
+    help="What the host holds between the link and the disk; without it nothing.",
+)
 @click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
 @click.option(
     "--plot",
@@ -68,6 +74,7 @@ def plan(
     disk_read: float | None,
     disk_write: float | None,
     link: float | None,
+    host_memory: int | None,
     half_duplex: bool,
     plot: Path | None,
     timeline: Path | None,
@@ -86,6 +93,7 @@ def plan(
         disk_write=disk_write or disk,
         link=link,
         is_half_duplex=half_duplex,
+        host_bytes=host_memory,
     )
     # A large period takes a while; shown on a terminal only.
     with Console(stderr=True).status(f"planning {period.op_count} ops under several budgets"):

@@ -66,7 +66,7 @@ class PeriodStruct(ctypes.Structure):
 
 
 class MachineStruct(ctypes.Structure):
-    """tencache_machine: a budget and what the disk and the link to it can do."""
+    """tencache_machine: a budget and what the tiers below it can do."""
 
     _fields_ = (
         ("budget_bytes", ctypes.c_uint64),
@@ -78,6 +78,9 @@ class MachineStruct(ctypes.Structure):
         ("read_work_ns_per_byte", ctypes.c_double),
         ("write_work_ns_per_byte", ctypes.c_double),
         ("drop_work_ns_per_byte", ctypes.c_double),
+        ("host_bytes", ctypes.c_uint64),
+        ("disk_read_bytes_per_s", ctypes.c_double),
+        ("disk_write_bytes_per_s", ctypes.c_double),
     )
 
 

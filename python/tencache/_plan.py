@@ -3,8 +3,10 @@
 
 The core plans a period for one budget and one disk and predicts what would happen (planner and
 simulator, allocator/learn). Here it is asked for several budgets: those of the command, the
-smallest that is never exceeded, and, by bisection, the cheapest that costs less than 5%. The link
-between device and host and the disk behind it are one pipe, as wide as the narrower of the two.
+smallest that is never exceeded, and, by bisection, the cheapest that costs less than 5%. Without
+host memory the link between device and host and the disk behind it are one pipe, as wide as the
+narrower of the two; with it what leaves the device goes over the link into host memory, and what
+that does not hold to the disk below.
 
 Units: bytes, nanoseconds and bytes per second; seconds in the JSON. Threads: `predict_all` asks the
 core from several at once; the rest runs on the caller's.
@@ -64,6 +66,14 @@ def _parse_budget(text: str) -> Budget:
     return Budget(amount, percent is not None)
 
 
+def parse_size(text: str) -> int:
+    """Bytes of "32GiB"; OptionError for what is no size, or holds nothing."""
+    size = _options.parse_bytes(text)
+    if not 0 < size < _ANY_BUDGET:
+        raise OptionError(f"{text!r} holds nothing: write a size, as in 32GiB, or leave it out.")
+    return size
+
+
 def parse_rate(text: str) -> float:
     """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise."""
     try:
@@ -77,11 +87,18 @@ def parse_rate(text: str) -> float:
 
 @dataclass(frozen=True)
 class Pipe:
-    """What lies below the device: how fast bytes come and go, and whether they take turns."""
+    """What lies below the device: how fast bytes come and go, and whether they take turns.
+
+    With host memory the speeds are those of the link to it, and the disk's are its own; without it
+    (0 bytes) there is one tier.
+    """
 
     read_bytes_per_s: float
     write_bytes_per_s: float
-    is_half_duplex: bool
+    is_half_duplex: bool = False
+    host_bytes: int = 0
+    disk_read_bytes_per_s: float = 0
+    disk_write_bytes_per_s: float = 0
 
     @staticmethod
     def of(
@@ -91,8 +108,9 @@ class Pipe:
         disk_write: float | None,
         link: float | None,
         is_half_duplex: bool,
+        host_bytes: int | None,
     ) -> Pipe:
-        """The disk that was given, else the one of the recording, behind the link if given."""
+        """The disk that was given, else the one of the recording, behind link and host memory."""
         read = disk_read or period.read_bytes_per_s
         write = disk_write or period.write_bytes_per_s
         if not read or not write:
@@ -103,9 +121,26 @@ class Pipe:
                 f"how fast the disk {missing} is not known: the period file does not say it. "
                 "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
             )
-        if link is not None:
-            read, write = min(read, link), min(write, link)
-        return Pipe(read, write, is_half_duplex)
+        if host_bytes is None:
+            link = link or max(read, write)
+            return Pipe(min(read, link), min(write, link), is_half_duplex)
+        if link is None:
+            raise TencacheError(
+                "--host-memory needs the speed of the link between it and the device: "
+                "give --link 50GB/s as well."
+            )
+        if is_half_duplex:
+            raise TencacheError(
+                "--half-duplex does not go with --host-memory: what waits in host memory is read "
+                "and written side by side. Leave one of them out."
+            )
+        return Pipe(
+            link,
+            link,
+            host_bytes=host_bytes,
+            disk_read_bytes_per_s=read,
+            disk_write_bytes_per_s=write,
+        )
 
 
 @dataclass(frozen=True)
@@ -122,6 +157,8 @@ class Prediction:
     bytes_written: int
     bytes_dropped: int
     bytes_late: int
+    disk_bytes_read: int
+    disk_bytes_written: int
     over_budget_bytes: int
     peak_bytes: int
     largest_op_bytes: int
@@ -183,6 +220,9 @@ class Planner:
             read_work_ns_per_byte=self._period.read_work_ns_per_byte,
             write_work_ns_per_byte=self._period.write_work_ns_per_byte,
             drop_work_ns_per_byte=self._period.drop_work_ns_per_byte,
+            host_bytes=self._pipe.host_bytes,
+            disk_read_bytes_per_s=self._pipe.disk_read_bytes_per_s,
+            disk_write_bytes_per_s=self._pipe.disk_write_bytes_per_s,
         )
 
     def smallest(self) -> Prediction:
@@ -264,6 +304,10 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
             "clean_dropped": prediction.bytes_dropped,
             "late": prediction.bytes_late,
         },
+        "bytes_below_host": {
+            "read": prediction.disk_bytes_read,
+            "written": prediction.disk_bytes_written,
+        },
         "over_budget_bytes": prediction.over_budget_bytes,
     }
 
@@ -305,10 +349,18 @@ def _title(report: Report) -> str:
 
 def speeds(pipe: Pipe) -> str:
     """ "reads 2.10 GB/s, writes 4.30 GB/s"."""
-    text = (
-        f"reads {format_rate(pipe.read_bytes_per_s)}, writes {format_rate(pipe.write_bytes_per_s)}"
-    )
+    if pipe.host_bytes:
+        disk = _rates(pipe.disk_read_bytes_per_s, pipe.disk_write_bytes_per_s)
+        return (
+            f"link {format_rate(pipe.read_bytes_per_s)}, {format_bytes(pipe.host_bytes)} of host "
+            f"memory, disk {disk}"
+        )
+    text = _rates(pipe.read_bytes_per_s, pipe.write_bytes_per_s)
     return f"{text}, in turn" if pipe.is_half_duplex else text
+
+
+def _rates(read_bytes_per_s: float, write_bytes_per_s: float) -> str:
+    return f"reads {format_rate(read_bytes_per_s)}, writes {format_rate(write_bytes_per_s)}"
 
 
 def lines_below(report: Report) -> list[str]:
@@ -317,6 +369,13 @@ def lines_below(report: Report) -> list[str]:
         f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",
         f"smallest budget, which the largest op just fits: {_budget_text(report.smallest)}",
         f"cheapest budget within {NEAR_IDEAL - 1:.0%} of ideal: {_budget_text(report.cheapest)}",
+    ]
+    lines += [
+        f"under {format_bytes(prediction.budget_bytes)} the disk below host memory reads "
+        f"{format_bytes(prediction.disk_bytes_read)} and writes "
+        f"{format_bytes(prediction.disk_bytes_written)} a step"
+        for prediction in report.predictions
+        if prediction.disk_bytes_read or prediction.disk_bytes_written
     ]
     lines += [
         f"a budget of {format_bytes(prediction.budget_bytes)} would be exceeded by "

@@ -122,8 +122,29 @@ TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
   EXPECT_EQ(plan(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
       "step_ns": 230, "compute_ns": 200, "bound_step_ns": 200, "stall_ns": 30, "work_ns": 0,
       "bytes_read": 20,
-      "bytes_written": 10, "bytes_dropped": 10, "bytes_late": 20, "over_budget_bytes": 0,
+      "bytes_written": 10, "bytes_dropped": 10, "bytes_late": 20,
+      "disk_bytes_read": 0, "disk_bytes_written": 0, "over_budget_bytes": 0,
       "peak_bytes": 20, "largest_op_bytes": 10})"));
+}
+
+// Three tensors in turn, one place on the device and one in host memory.
+TEST_F(PlanJsonTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
+  Trace trace = two_in_turn();
+  trace.ops.push_back({0, 100, {{2, true}}});
+  trace.tensors.push_back({10, kNoTick, kNoTick});
+  const Json without = plan(trace, byte_per_ns(10));
+  tencache_machine machine = byte_per_ns(10);
+  machine.host_bytes = 10;
+  machine.disk_read_bytes_per_s = machine.disk_write_bytes_per_s = 1e8;
+  const Json with = plan(trace, machine);
+  EXPECT_GT(with["step_ns"], without["step_ns"]);
+  EXPECT_GT(with["disk_bytes_read"], 0);
+  EXPECT_GT(with["disk_bytes_written"], 0);
+  EXPECT_EQ(with["bound_step_ns"], without["bound_step_ns"]);
+  // All that exists fits, so no disk is asked.
+  machine.host_bytes = 30;
+  machine.disk_read_bytes_per_s = machine.disk_write_bytes_per_s = 0;
+  EXPECT_EQ(plan(trace, machine), without);
 }
 
 TEST_F(PlanJsonTest, WhatFitsCostsNothingWhateverTheBudget) {
@@ -148,12 +169,17 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
         .is_half_duplex = random.chance(0.5) ? 1 : 0,
         .read_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
         .write_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
-        .drop_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9))};
+        .drop_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
+        .host_bytes = random.chance(0.5) ? 0 : trace.peak_bytes() / 2,
+        .disk_read_bytes_per_s = 4e8,
+        .disk_write_bytes_per_s = 3e8};
     const Machine same = {machine.budget_bytes,          machine.read_bytes_per_s,
                           machine.write_bytes_per_s,     machine.is_half_duplex != 0,
                           machine.read_fixed_ns,         machine.write_fixed_ns,
                           machine.read_work_ns_per_byte, machine.write_work_ns_per_byte,
-                          machine.drop_work_ns_per_byte};
+                          machine.drop_work_ns_per_byte, machine.host_bytes,
+                          machine.host_bytes / 16,       machine.disk_read_bytes_per_s,
+                          machine.disk_write_bytes_per_s};
     const Simulation expected = make_plan(trace, same).simulation;
     const Json json = plan(trace, machine);
     EXPECT_EQ(json["step_ns"], expected.step_ns);
@@ -162,6 +188,8 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
     EXPECT_EQ(json["bytes_written"], expected.bytes_written);
     EXPECT_EQ(json["bytes_dropped"], expected.bytes_dropped);
     EXPECT_EQ(json["bytes_late"], expected.bytes_late);
+    EXPECT_EQ(json["disk_bytes_read"], expected.disk_bytes_read);
+    EXPECT_EQ(json["disk_bytes_written"], expected.disk_bytes_written);
     EXPECT_EQ(json["over_budget_bytes"], expected.over_budget_bytes);
     EXPECT_EQ(json["bound_step_ns"], bound_step_ns(trace, same));
     if (HasFailure()) FAIL() << "round " << round;
@@ -235,6 +263,10 @@ TEST_F(PlanJsonTest, MachinesThatCannotBeAreRefused) {
     expect_refused(two_in_turn(), machine(10, bytes_per_s, 1e9), refusal);
     expect_refused(two_in_turn(), machine(10, 1e9, bytes_per_s), refusal);
   }
+  tencache_machine with_host = byte_per_ns(10);
+  with_host.host_bytes = 10;
+  with_host.disk_read_bytes_per_s = 1e9;
+  expect_refused(two_in_turn(), with_host, "a bandwidth of 0.0");
   tencache_machine slow = byte_per_ns(10);
   slow.read_fixed_ns = ~uint64_t{0};
   expect_refused(two_in_turn(), slow, "ns for one move cannot be");

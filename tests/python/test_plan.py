@@ -100,6 +100,45 @@ def test_the_narrower_of_disk_and_link_decides(predict, arguments, step_ns):
     assert nanoseconds(prediction["step_s"]) == step_ns
 
 
+def test_host_memory_stands_between_link_and_disk(predict, run_tencache):
+    text = "\n".join(json.dumps(line) for line in FOUR_IN_TURN)
+    arguments = ("--disk=100MB/s", "--link=1GB/s")
+    (all_of_it,) = predict("25%", *arguments, "--host-memory=40", text=text)["predictions"]
+    # The disk is never asked, and the link decides.
+    assert nanoseconds(all_of_it["step_s"]) == 480
+    assert all_of_it["bytes_below_host"] == {"read": 0, "written": 0}
+    report = predict("25%", *arguments, "--host-memory=20", text=text)
+    (part,) = report["predictions"]
+    assert part["step_s"] > all_of_it["step_s"]
+    assert part["bytes_below_host"]["read"] > 0
+    assert report["pipe"]["host_bytes"] == 20
+    (without,) = predict("25%", *arguments, text=text)["predictions"]
+    assert part["step_s"] < without["step_s"]
+    done = run_tencache(
+        "plan", *arguments, "--host-memory=20", "--device-memory=25%", "period.jsonl"
+    )
+    for words in (
+        "link 1.00 GB/s, 20 B of host memory, disk reads 100 MB/s, writes 100 MB/s",
+        "under 10 B the disk below host memory reads",
+    ):
+        assert words in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host-memory=20"], "give --link 50GB/s as well"),
+        (["--host-memory=20", "--link=1GB/s", "--half-duplex"], "Leave one of them out"),
+        (["--host-memory=0", "--link=1GB/s"], "'0' holds nothing"),
+        (["--host-memory=some", "--link=1GB/s"], "'some' is not a size"),
+    ],
+)
+def test_host_memory_that_cannot_be_is_refused(run_tencache, tmp_path, arguments, words):
+    (tmp_path / "period.jsonl").write_text(TWO_IN_TURN)
+    done = run_tencache("plan", "--disk=1GB/s", *arguments, "period.jsonl")
+    assert_refused(done, words)
+
+
 def test_four_in_turn_hide_what_two_places_allow(predict):
     text = "\n".join(json.dumps(line) for line in FOUR_IN_TURN)
     report = predict("25%,75%", text=text)
@@ -209,7 +248,7 @@ def test_planning_needs_no_torch(run_python, tmp_path):
 
 def plan_file(path, budget_bytes):
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9, is_half_duplex=False)
+    pipe = _plan.Pipe(1e9, 1e9)
     return _plan.Planner(core(), period, pipe).predict(budget_bytes)
 
 
@@ -336,7 +375,7 @@ def test_plot_is_drawn(run_tencache, tmp_path, name, begin):
 def test_plot_shows_the_curve_from_the_smallest_budget_to_the_peak(tmp_path):
     path = write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9, is_half_duplex=False)
+    pipe = _plan.Pipe(1e9, 1e9)
     planner = _plan.Planner(core(), period, pipe)
     budgets = _plan.parse_budgets("5,90%,1GiB")
     report = _plan.make_report(planner, path, period, pipe, budgets)

@@ -30,7 +30,7 @@ def test_timeline_is_drawn(run_tencache, tmp_path, name, begin):
 def timeline_of(path, budgets):
     """The timeline under the first budget, and the figure that shows it."""
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9, is_half_duplex=False)
+    pipe = _plan.Pipe(1e9, 1e9)
     planner = _plan.Planner(core(), period, pipe)
     report = _plan.make_report(planner, path, period, pipe, _plan.parse_budgets(budgets))
     prediction = report.predictions[0]

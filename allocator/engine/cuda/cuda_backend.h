@@ -23,6 +23,7 @@
 #include "engine/backend.h"
 #include "engine/cuda/event_timer.h"
 #include "engine/cuda/stream_migrations.h"
+#include "learn/host_model.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
@@ -38,7 +39,7 @@ struct CudaBackendConfig {
   std::optional<DiskTierConfig> disk;  // below the host; none: what finds no room there stays
   /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
   /// the room is needed.
-  double host_headroom = 1.0 / 16;
+  double host_headroom = kHostHeadroomShare;
   std::optional<NvrtcApi> nvrtc;  // compiles the hash; none: every eviction copies
 };
 
