@@ -84,7 +84,8 @@ Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
                  " bytes/s cannot be planned with; give that of a disk, such as 2e9");
 }
 
-Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) {
+Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
+                           uint64_t largest_bytes) {
   TENCACHE_RETURN_IF_ERROR(check_speed(given.read_bytes_per_s, trace_bytes));
   TENCACHE_RETURN_IF_ERROR(check_speed(given.write_bytes_per_s, trace_bytes));
   for (const uint64_t fixed_ns : {given.read_fixed_ns, given.write_fixed_ns}) {
@@ -105,6 +106,11 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes) 
   if (has_disk_below) {
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_write_bytes_per_s, trace_bytes));
+    if (given.host_bytes < largest_bytes) {
+      return invalid("machine: " + format_bytes(given.host_bytes) +
+                     " of host memory hold no tensor of " + format_bytes(largest_bytes) +
+                     ", which could never leave the device; give as much at least");
+    }
   }
   const uint64_t host_bytes = has_disk_below ? given.host_bytes : 0;
   return Machine{.budget_bytes = std::min(given.budget_bytes, trace_bytes),
@@ -178,7 +184,11 @@ Result<std::string> ask(const tencache_period& period, const tencache_machine& m
     TENCACHE_RETURN_IF_ERROR(trace.validate());
     const Result<uint64_t> bytes = total_bytes(trace);
     if (!bytes.is_ok()) return bytes.status();
-    const Result<Machine> limits = to_machine(machine, bytes.value());
+    uint64_t largest_bytes = 0;
+    for (const TraceTensor& tensor : trace.tensors) {
+      largest_bytes = std::max(largest_bytes, tensor.bytes);
+    }
+    const Result<Machine> limits = to_machine(machine, bytes.value(), largest_bytes);
     if (!limits.is_ok()) return limits.status();
     return answer(trace, limits.value());
   } catch (const std::bad_alloc&) {

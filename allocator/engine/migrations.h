@@ -11,8 +11,8 @@
 // op waits for a fetch on demand; fetches ahead of use (plans) never exceed the budget.
 //
 // Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
-// lock is held across a copy, an I/O, a mapping or a driver call. A MigrationPermit is held for
-// each batch: a fork waits until none is out, so a child never inherits a protected window or a
+// lock is held across a copy, an I/O, a mapping or a driver call. A MigrationPermit is held while
+// anything moves: a fork waits until none is out, so a child never inherits a protected window or a
 // half-done copy.
 #pragma once
 
@@ -43,9 +43,13 @@ class MigrationGate {
   /// Blocks new permits and waits until none is out.
   void close() TENCACHE_EXCLUDES(mutex_);
   void reopen() TENCACHE_EXCLUDES(mutex_);
+  bool is_closed() const TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return is_closed_;
+  }
 
  private:
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   int permit_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   bool is_closed_ TENCACHE_GUARDED_BY(mutex_) = false;

@@ -168,9 +168,11 @@ std::optional<EvictionResult> Migrator::run_pass() {
   if (wanted == 0) return std::nullopt;
   {
     const MigrationPermit permit(migrations_->gate());
-    total.bytes += heap_.drop_cached(wanted);
+    total.bytes += heap_.drop_idle_cached(wanted);
   }
   if (total.bytes >= wanted) return total;
+  // As headroom what is cached will do: a device is done with it soon.
+  if (!has_demand() && total.bytes + heap_.cached_bytes() >= wanted) return total;
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
   std::vector<Extent*> batch;
   for (size_t next = 0; next < chosen.size() && wanted_bytes() > 0;) {
@@ -189,6 +191,11 @@ std::optional<EvictionResult> Migrator::run_pass() {
     publish();
   }
   return total;
+}
+
+bool Migrator::has_demand() {
+  MutexLock lock(mutex_);
+  return demand_bytes_ > 0;
 }
 
 uint64_t Migrator::wanted_bytes() {

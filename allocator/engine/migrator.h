@@ -7,8 +7,8 @@
 // because they cost no write.
 //
 // An allocation that finds no room registers its demand and waits for a pass that began after it.
-// If such a pass freed nothing, nothing may be evicted now, and the allocation takes the next rung
-// of its ladder (memory/heap.cpp).
+// If such a pass freed nothing, and nothing was on its way ahead of use meanwhile, nothing may be
+// evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp).
 //
 // Orders of a plan (engine/plan_cursor.h) go before passes. While a plan is followed a pass chooses
 // by it, too: first what it does not know, then what it needs last.
@@ -42,7 +42,7 @@ struct MigratorConfig {
   std::function<void()> before_pass;     // time to give up pins that outlived their op
   std::function<void()> on_first_spill;  // called once, from the worker
   std::function<std::string()> current_op;
-  std::function<void()> on_room;             // often, from the worker: something was evicted
+  std::function<void()> on_room;             // often, from the worker: there may be room
   std::function<void(uint64_t ns)> on_wait;  // from a thread that has waited for room
   /// From a thread that is about to wait for room, perhaps before others that are due earlier.
   std::function<void()> let_fetches_go_first;
@@ -81,6 +81,7 @@ class Migrator final : public RoomMaker {
   /// Nullopt when there was room enough already.
   std::optional<EvictionResult> run_pass();
   bool may_evict() const { return migrations_ != nullptr; }
+  bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
   std::vector<ListedExtent> victims(uint64_t wanted_bytes) const;
   void note_spill(const EvictionResult& result);

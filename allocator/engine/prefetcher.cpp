@@ -87,7 +87,7 @@ void Prefetcher::work() {
     }
     uint64_t lacking_bytes = 0;
     const size_t done = migrations_.prefetch(batch, &lacking_bytes);
-    const bool has_dropped = lacking_bytes > 0 && heap_.drop_cached(lacking_bytes) > 0;
+    const bool has_dropped = lacking_bytes > 0 && heap_.drop_idle_cached(lacking_bytes) > 0;
     MutexLock lock(mutex_);
     if (generation != generation_) continue;  // what was done is among what was forgotten
     orders_.erase(orders_.begin(), orders_.begin() + static_cast<std::ptrdiff_t>(done));

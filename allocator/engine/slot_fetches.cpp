@@ -34,6 +34,7 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
+    bool has_waited = false;
     for (;;) {
       const uint64_t word = extent->load();
       const ExtentState state = Extent::state_of(word);
@@ -47,9 +48,13 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
       TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
                      "an op uses freed memory at %p", static_cast<void*>(extent->address));
       extent->wait_while(word);
+      has_waited = true;
     }
-    // It was on its way already, and not early enough.
-    if (extent->take_ahead()) add(stats_.late_fetches, 1);
+    // It was on its way already; early enough only if it has landed since the op looked.
+    if (extent->take_ahead()) {
+      add(has_waited ? stats_.late_fetches : stats_.early_fetches, 1);
+      if (!has_waited) add(stats_.early_fetched_bytes, extent->bytes);
+    }
   }
   end_demand();
   if (!cold_again.empty()) fetch(cold_again, streams);

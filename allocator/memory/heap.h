@@ -85,6 +85,8 @@ class Heap {
   /// Gives cached extents back, oldest first, then what small blocks keep, until `bytes` are
   /// released or none is left; returns what was released.
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
+  /// The same of cached extents that a device is done with: waits for nothing.
+  virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
 
   /// Reserves room for bytes on the device tier: the ladder. kOutOfMemory as its last rung.
   /// The wait counts as a stall.

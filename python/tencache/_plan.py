@@ -69,8 +69,10 @@ def _parse_budget(text: str) -> Budget:
 def parse_size(text: str) -> int:
     """Bytes of "32GiB"; OptionError for what is no size, or holds nothing."""
     size = _options.parse_bytes(text)
-    if not 0 < size < _ANY_BUDGET:
+    if size == 0:
         raise OptionError(f"{text!r} holds nothing: write a size, as in 32GiB, or leave it out.")
+    if size >= _ANY_BUDGET:
+        raise OptionError(f"{text!r} is more than any machine has: write a size, as in 32GiB.")
     return size
 
 
@@ -110,7 +112,12 @@ class Pipe:
         is_half_duplex: bool,
         host_bytes: int | None,
     ) -> Pipe:
-        """The disk that was given, else the one of the recording, behind link and host memory."""
+        """The disk that was given, else the one of the recording, behind the link if given.
+
+        With host memory all speeds have to be given: a recording tells one tier's.
+        """
+        if host_bytes is not None:
+            return Pipe._with_host(disk_read, disk_write, link, is_half_duplex, host_bytes)
         read = disk_read or period.read_bytes_per_s
         write = disk_write or period.write_bytes_per_s
         if not read or not write:
@@ -121,13 +128,22 @@ class Pipe:
                 f"how fast the disk {missing} is not known: the period file does not say it. "
                 "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
             )
-        if host_bytes is None:
-            link = link or max(read, write)
-            return Pipe(min(read, link), min(write, link), is_half_duplex)
-        if link is None:
+        if link is not None:
+            read, write = min(read, link), min(write, link)
+        return Pipe(read, write, is_half_duplex)
+
+    @staticmethod
+    def _with_host(
+        disk_read: float | None,
+        disk_write: float | None,
+        link: float | None,
+        is_half_duplex: bool,
+        host_bytes: int,
+    ) -> Pipe:
+        if link is None or disk_read is None or disk_write is None:
             raise TencacheError(
-                "--host-memory needs the speed of the link between it and the device: "
-                "give --link 50GB/s as well."
+                "--host-memory stands between a link and a disk, and a recording tells the speed "
+                "of one of them at most: give both, as in --link 50GB/s --disk 5GB/s."
             )
         if is_half_duplex:
             raise TencacheError(
@@ -138,8 +154,8 @@ class Pipe:
             link,
             link,
             host_bytes=host_bytes,
-            disk_read_bytes_per_s=read,
-            disk_write_bytes_per_s=write,
+            disk_read_bytes_per_s=disk_read,
+            disk_write_bytes_per_s=disk_write,
         )
 
 
@@ -212,14 +228,16 @@ class Planner:
         return Prediction(budget_bytes, **figures)
 
     def _machine(self, budget_bytes: int) -> MachineStruct:
+        # Over the link to host memory nothing is moved by processors.
+        work = 0 if self._pipe.host_bytes else 1
         return MachineStruct(
             budget_bytes=budget_bytes,
             read_bytes_per_s=self._pipe.read_bytes_per_s,
             write_bytes_per_s=self._pipe.write_bytes_per_s,
             is_half_duplex=self._pipe.is_half_duplex,
-            read_work_ns_per_byte=self._period.read_work_ns_per_byte,
-            write_work_ns_per_byte=self._period.write_work_ns_per_byte,
-            drop_work_ns_per_byte=self._period.drop_work_ns_per_byte,
+            read_work_ns_per_byte=self._period.read_work_ns_per_byte * work,
+            write_work_ns_per_byte=self._period.write_work_ns_per_byte * work,
+            drop_work_ns_per_byte=self._period.drop_work_ns_per_byte * work,
             host_bytes=self._pipe.host_bytes,
             disk_read_bytes_per_s=self._pipe.disk_read_bytes_per_s,
             disk_write_bytes_per_s=self._pipe.disk_write_bytes_per_s,

@@ -145,7 +145,8 @@ TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
       // A disk as fast as can be, with hardly any host memory above it.
       const Simulation fast = simulate(trace, plan, with_host(machine, all_bytes / 16, 1e18));
       EXPECT_LE(fast.disk_bytes_read, fast.bytes_read);
-      EXPECT_EQ(fast.step_ns, expected.step_ns);
+      // Its copies go from host memory before they can spare a write.
+      EXPECT_GE(fast.bytes_written, expected.bytes_written);
     }
   }
 }

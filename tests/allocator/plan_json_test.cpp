@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -160,6 +161,10 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
   Random random;
   for (int round = 0; round < 100; ++round) {
     const Trace trace = random_trace(random, {.ops = 20, .tensors = 10});
+    uint64_t largest_bytes = 0;
+    for (const TraceTensor& tensor : trace.tensors) {
+      largest_bytes = std::max(largest_bytes, tensor.bytes);
+    }
     const tencache_machine machine = {
         .budget_bytes = random.between(trace.peak_bytes() / 3, trace.peak_bytes()),
         .read_bytes_per_s = 2e9,
@@ -170,7 +175,7 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
         .read_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
         .write_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
         .drop_work_ns_per_byte = 0.1 * static_cast<double>(random.between(0, 9)),
-        .host_bytes = random.chance(0.5) ? 0 : trace.peak_bytes() / 2,
+        .host_bytes = random.chance(0.5) ? 0 : std::max(trace.peak_bytes() / 2, largest_bytes),
         .disk_read_bytes_per_s = 4e8,
         .disk_write_bytes_per_s = 3e8};
     const Machine same = {machine.budget_bytes,          machine.read_bytes_per_s,
@@ -267,6 +272,9 @@ TEST_F(PlanJsonTest, MachinesThatCannotBeAreRefused) {
   with_host.host_bytes = 10;
   with_host.disk_read_bytes_per_s = 1e9;
   expect_refused(two_in_turn(), with_host, "a bandwidth of 0.0");
+  with_host.disk_write_bytes_per_s = 1e9;
+  with_host.host_bytes = 9;
+  expect_refused(two_in_turn(), with_host, "9 B of host memory hold no tensor of 10 B");
   tencache_machine slow = byte_per_ns(10);
   slow.read_fixed_ns = ~uint64_t{0};
   expect_refused(two_in_turn(), slow, "ns for one move cannot be");

@@ -17,13 +17,12 @@ namespace {
 // While one part is copied the next one is queued behind it. Together they have three hashes under
 // way for each place in a part.
 constexpr size_t kPartMax = DeviceHasher::kSlotCount / 8;
-// What is ordered is moved in parts of this time of the link, so that room appears steadily.
-constexpr double kAtOnceS = 300e-6;
 
-/// At least one of them, and no more than `bytes`.
+/// One of them, and more until they have so many bytes.
 std::span<const Order> first_part(std::span<const Order> orders, uint64_t bytes) {
   size_t count = 0;
-  for (uint64_t part_bytes = 0; count < std::min(orders.size(), kPartMax) && part_bytes < bytes;) {
+  uint64_t part_bytes = 0;
+  while (count < std::min(orders.size(), kPartMax) && (count == 0 || part_bytes < bytes)) {
     part_bytes += orders[count++].bytes;
   }
   return orders.first(count);
@@ -54,7 +53,6 @@ void StreamMigrations::evict_ordered(std::span<const Order> orders, const OnEvic
 // What is put off finds host memory once those before it are cold and can be demoted.
 void StreamMigrations::evict_in_parts(std::span<const Order> orders, uint64_t part_bytes,
                                       const OnEvicted& on_evicted) {
-  const MigrationPermit permit(gate_);
   uint64_t count = 0;
   const OnEvicted count_too = [&](const EvictionResult& part) {
     count += part.count;
@@ -63,7 +61,7 @@ void StreamMigrations::evict_in_parts(std::span<const Order> orders, uint64_t pa
   std::vector<Order> left(orders.begin(), orders.end());
   for (bool may_put_off = spill_ != nullptr; !left.empty(); may_put_off &= count > 0) {
     count = 0;
-    EvictionRun run(count_too, may_put_off);
+    EvictionRun run(gate_, count_too, may_put_off);
     evict_once(left, part_bytes, &run);
     left = std::move(run.again);
   }
@@ -74,11 +72,16 @@ void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_b
                                   EvictionRun* run) {
   EvictionPart under_way;
   while (!orders.empty() || !under_way.is_empty()) {
+    if (run->permit.is_awaited()) {
+      finish(std::exchange(under_way, {}), run);
+      run->permit.renew();
+    }
     settle(false);
     const std::span<const Order> part = first_part(orders, part_bytes);
     orders = orders.subspan(part.size());
     // Phase 1: claim. From here on the extents are ours, and still usable by the program.
     EvictionPart next = claim(part);
+    if (next.is_empty() && !orders.empty()) continue;  // they came to nothing
     // Phase 2: blocks, then copies. Somebody may wait for the room of those under way.
     if (!can_be_queued_at_once(next.dirty)) finish(std::exchange(under_way, {}), run);
     take_blocks(next.dirty, run);
@@ -136,34 +139,18 @@ std::shared_ptr<const StreamMigrations::Moment> StreamMigrations::moment_after_u
   return is_after ? moment : nullptr;
 }
 
-// Null when they cannot be marked now, and then are when the order is carried out.
-std::shared_ptr<const QueuedWork> StreamMigrations::queued_work(std::span<const Order> orders) {
-  auto moment = std::make_shared<Moment>();
-  moment->at_ticks = ~uint64_t{0};
-  for (const Order& order : orders) {
-    moment->at_ticks = std::min(moment->at_ticks, order.given_at_ticks);
-    moment->streams |= order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
-  }
-  if (!heap_.streams().mark_all(moment->streams, &moment->marks).is_ok()) return nullptr;
-  return moment;
-}
-
-uint64_t StreamMigrations::bytes_at_once() const {
-  return std::min(bytes_in(kAtOnceS), Migrations::bytes_at_once());
-}
-
-// Takes blocks as far as there are any. False when what follows keeps this thread: room has to be
-// made in host memory, or a copy takes the thread along.
+// Takes blocks as far as that is quick. False when what follows keeps this thread: host memory has
+// to grow, or room to be made in it on disk, or a copy takes the thread along.
 bool StreamMigrations::can_be_queued_at_once(const std::vector<Eviction>& evictions) {
   return std::ranges::all_of(evictions, [this](const Eviction& eviction) {
     HostBlock& block = eviction.extent->host_block;
+    const uint64_t bytes = eviction.extent->bytes;
     if (!block.is_valid()) {
-      const Result<HostBlock> taken = host_.allocate(eviction.extent->bytes);
-      if (!taken.is_ok()) return false;
-      block = taken.value();
+      block = host_.take(bytes);
+      while (!block.is_valid() && heap_.drop_spare_copies(bytes) > 0) block = host_.take(bytes);
       if (spill_ != nullptr) spill_->on_use();
     }
-    return block.is_pinned || staging_out_ == nullptr;
+    return block.is_valid() && block.is_pinned;
   });
 }
 
@@ -202,14 +189,14 @@ Status StreamMigrations::ensure_block(CudaExtent* extent) {
 
 // Those that could be queued stay in the part.
 void StreamMigrations::queue(EvictionPart& part, EvictionRun* run) {
+  // Who frees one from now on waits for the copy before the memory is used again.
+  std::erase_if(part.dirty, [&](const Eviction& eviction) {
+    eviction.extent->note_streams(out_number_);
+    if (eviction.extent->reaffirm_eviction()) return false;
+    abandon(eviction);
+    return true;
+  });
   for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
-    // Who frees one from now on waits for the copy before the memory is used again.
-    std::erase_if(*evictions, [&](const Eviction& eviction) {
-      eviction.extent->note_streams(out_number_);
-      if (eviction.extent->reaffirm_eviction()) return false;
-      abandon(eviction);
-      return true;
-    });
     let_wait_for_users(*out_, *evictions, run);
     queue_copies(*evictions, run);
   }

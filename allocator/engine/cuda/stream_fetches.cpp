@@ -66,12 +66,13 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
         break;
       }
       if (state == ExtentState::kArriving) {
-        if (join(static_cast<CudaExtent*>(extent), streams, &has_landed)) break;
+        if (join(static_cast<CudaExtent*>(extent), streams, has_waited, &has_landed)) break;
         std::this_thread::yield();  // it is about to take off, or has just landed
         continue;
       }
       if (state == ExtentState::kCold && (word & kFlagBusy) != 0) {
         extent->wait_while(word);  // it is being demoted, which our pin calls off
+        has_waited = true;
         continue;
       }
       if (state == ExtentState::kCold) {
@@ -265,7 +266,8 @@ void StreamMigrations::leave_cold(CudaExtent* extent, bool is_ahead, const Statu
 }
 
 // False when it is in no flight, though it was Arriving a moment ago.
-bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool* has_landed) {
+bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool has_waited,
+                            bool* has_landed) {
   FlightPtr flight;
   {
     MutexLock lock(mutex_);
@@ -274,7 +276,7 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool* has_lan
     flight = found->second;
   }
   const bool is_early = flight->mark.is_over(false);
-  count_ahead(extent, is_early);
+  count_ahead(extent, is_early && !has_waited);
   if (is_early) {
     *has_landed = true;
   } else {

@@ -15,6 +15,8 @@ namespace {
 
 // Of a link that was not measured.
 constexpr double kUnknownBytesPerS = 50e9;
+// What is ordered is moved in parts of this time of the link, so that room appears steadily.
+constexpr double kAtOnceS = 300e-6;
 // How late a thread finds out that the device has caught up, and may wait for it.
 constexpr std::chrono::microseconds kAheadPoll{50};
 
@@ -63,6 +65,22 @@ void StreamMigrations::wait_while_ahead(StreamSet streams,
 
 uint64_t StreamMigrations::bytes_in(double link_s) const {
   return static_cast<uint64_t>(read_speed_.bytes_per_s(kUnknownBytesPerS) * link_s);
+}
+
+// Null when they cannot be marked now, and then are when the order is carried out.
+std::shared_ptr<const QueuedWork> StreamMigrations::queued_work(std::span<const Order> orders) {
+  auto moment = std::make_shared<Moment>();
+  moment->at_ticks = ~uint64_t{0};
+  for (const Order& order : orders) {
+    moment->at_ticks = std::min(moment->at_ticks, order.given_at_ticks);
+    moment->streams |= order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
+  }
+  if (!heap_.streams().mark_all(moment->streams, &moment->marks).is_ok()) return nullptr;
+  return moment;
+}
+
+uint64_t StreamMigrations::bytes_at_once() const {
+  return std::min(bytes_in(kAtOnceS), Migrations::bytes_at_once());
 }
 
 void StreamMigrations::keep_host_free(uint64_t headroom_bytes) {

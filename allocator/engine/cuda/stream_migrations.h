@@ -26,7 +26,8 @@
 // thread waits for the data. Until the mark is reached E is Arriving: it is part of a flight, and
 // any other stream that uses it waits for the flight's mark too. Whoever notices that the mark is
 // reached settles E. Fetches that ops wait for have a stream of their own, so that they do not
-// queue behind those ahead of use, of which only so many bytes are in flight at a time.
+// queue behind those ahead of use, of which only so many bytes are in flight at a time, and one is
+// always queued behind another.
 //
 // Below host memory may be a disk (engine/cuda/host_spill.h): blocks of what is coldest are then
 // demoted to slots when an eviction finds no room. What has a slot alone is read back into a block
@@ -62,6 +63,7 @@
 #include "base/status.h"
 #include "engine/cuda/host_spill.h"
 #include "engine/cuda/staged_copies.h"
+#include "engine/migration_permit.h"
 #include "engine/migrations.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/disk_tier.h"
@@ -133,10 +135,12 @@ class StreamMigrations final : public Migrations {
   };
   /// One try at each of some extents.
   struct EvictionRun {
-    EvictionRun(const OnEvicted& told, bool puts_off) : on_evicted(told), may_put_off(puts_off) {}
+    EvictionRun(MigrationGate& gate, const OnEvicted& told, bool puts_off)
+        : permit(gate), on_evicted(told), may_put_off(puts_off) {}
     void tell() {
       if (result.count > 0 || !result.failure.is_ok()) on_evicted(std::exchange(result, {}));
     }
+    MigrationPermit permit;
     const OnEvicted& on_evicted;
     const bool may_put_off;      // what finds no host memory
     std::vector<Order> again;    // what was put off, and what turned out to need a copy
@@ -205,7 +209,8 @@ class StreamMigrations final : public Migrations {
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
   void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
-  bool join(CudaExtent* extent, StreamSet streams, bool* has_landed) TENCACHE_EXCLUDES(mutex_);
+  bool join(CudaExtent* extent, StreamSet streams, bool has_waited, bool* has_landed)
+      TENCACHE_EXCLUDES(mutex_);
   void count_ahead(Extent* extent, bool is_early);
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);

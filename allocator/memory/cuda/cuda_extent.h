@@ -32,6 +32,8 @@ struct CudaExtent : Extent {
   /// when the marks could not be made. Guarded by CudaHeap's lock.
   std::vector<StreamMark> marks;
   bool has_marks = false;
+  /// Of its free (memory/cuda/home_marks.h). Written by who retires it.
+  uint64_t free_number = 0;
 
   CUdeviceptr device_address() const { return reinterpret_cast<CUdeviceptr>(address); }
 };

@@ -12,6 +12,12 @@
 #include "base/units.h"
 
 namespace tencache {
+namespace {
+
+// Who wants a frame back waits for so small a part of the budget more than was freed before it.
+constexpr uint64_t kMarksPerBudget = 256;
+
+}  // namespace
 
 CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
                    StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
@@ -26,6 +32,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       streams_(streams),
       host_(host),
       disk_(disk),
+      home_marks_(streams, std::max(budget.limit() / kMarksPerBudget, granularity_)),
       granules_(arena.bytes() / kGranuleBytes) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source);

@@ -9,8 +9,8 @@
 // stream is given next runs later; another stream takes it over by waiting, on the device, for a
 // mark on the first. What other streams have used besides waits until they have reached marks that
 // were made when it was freed. Only when the frame itself is wanted, for a request of another size
-// or for an extent that comes back, does a thread wait for the device, and then for these streams
-// alone.
+// or for an extent that comes back, does a thread wait for the device, and then for the moment of
+// the free alone (memory/cuda/home_marks.h).
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
@@ -37,6 +37,7 @@
 #include "base/mutex.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
+#include "memory/cuda/home_marks.h"
 #include "memory/cuda/private_pools.h"
 #include "memory/cuda/program_use.h"
 #include "memory/heap.h"
@@ -82,6 +83,7 @@ class CudaHeap final : public Heap, private SegmentSource {
     return small_blocks_->segment_bytes() + private_pools_->segment_bytes();
   }
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  uint64_t drop_idle_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
   /// Memory of this private pool that the stream may use at once. `pool` is there.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
@@ -163,8 +165,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void poll_waiting(bool may_wait) TENCACHE_EXCLUDES(mutex_);
   bool is_over(CudaExtent* extent, bool may_wait, StreamSet* late);
-  std::vector<CudaExtent*> take_oldest(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  StreamSet wait_for_homes(const std::vector<CudaExtent*>& extents);
+  std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
   char* base() const { return reinterpret_cast<char*>(arena_.base()); }
@@ -183,6 +184,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   HostTier* const host_;
   DiskTier* const disk_;  // below it, or null
 
+  HomeMarks home_marks_;
   std::atomic<uint64_t> others_bytes_{0};
   std::atomic<bool> warned_others_{false};
 

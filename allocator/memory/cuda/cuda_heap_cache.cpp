@@ -59,6 +59,7 @@ Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* ma
 // REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
 void CudaHeap::retire(CudaExtent* extent) {
   release_spare_copy(extent);
+  extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes);
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
     extent->marks.clear();
@@ -134,20 +135,25 @@ bool CudaHeap::is_over(CudaExtent* extent, bool may_wait, StreamSet* late) {
   return true;
 }
 
-uint64_t CudaHeap::drop_cached(uint64_t bytes) {
-  uint64_t dropped_bytes = 0;
+uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
   poll_waiting(false);
-  dropped_bytes += destroy(take_oldest(bytes));
+  home_marks_.poll();
+  return destroy(take_oldest(bytes, true));
+}
+
+uint64_t CudaHeap::drop_cached(uint64_t bytes) {
+  uint64_t dropped_bytes = drop_idle_cached(bytes);
+  if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
   if (dropped_bytes < bytes) {
     poll_waiting(true);
-    dropped_bytes += destroy(take_oldest(bytes - dropped_bytes));
+    dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
   }
   if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim(bytes - dropped_bytes);
   return dropped_bytes;
 }
 
 // They are in no list then.
-std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes) {
+std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
   std::vector<CudaExtent*> taken;
   MutexLock lock(mutex_);
   uint64_t taken_bytes = 0;
@@ -158,6 +164,8 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes) {
     const uint64_t word = extent->load();
     // An op still pins it, or a writer still reads it.
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
+    const CudaExtent* cuda = of_cuda(extent);
+    if (are_idle && !home_marks_.is_over(cuda->home, cuda->free_number)) continue;
     unlink_cached(of_cuda(extent));
     taken.push_back(of_cuda(extent));
     taken_bytes += extent->bytes;
@@ -166,14 +174,12 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes) {
 }
 
 // Gives their frames back once the device is done with them, and returns their bytes. Those that
-// cannot go yet are cached again.
+// cannot go yet, because a stream captures a graph say, are cached again.
 uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
-  if (extents.empty()) return 0;
-  const StreamSet busy_homes = wait_for_homes(extents);
   uint64_t destroyed_bytes = 0;
   for (CudaExtent* extent : extents) {
     const uint64_t bytes = extent->bytes;
-    if ((extent->home & busy_homes) == kNoStreams && extent->claim_for_trim()) {
+    if (home_marks_.wait(extent->home, extent->free_number) && extent->claim_for_trim()) {
       const Status status = take_away_frame(extent);
       if (status.is_ok()) {
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
@@ -191,25 +197,6 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
     link_cached(extent);
   }
   return destroyed_bytes;
-}
-
-// Returns those that cannot be waited for, because they capture a graph say.
-StreamSet CudaHeap::wait_for_homes(const std::vector<CudaExtent*>& extents) {
-  StreamSet homes = kNoStreams;
-  for (const CudaExtent* extent : extents) {
-    const StreamSet home = extent->home.load(std::memory_order_relaxed);
-    if (StreamNumbers::is_one_stream(home)) homes |= home;
-  }
-  StreamSet refused = kNoStreams;
-  while (homes != kNoStreams) {
-    const StreamSet home = homes & ~(homes - 1);
-    homes &= ~home;
-    std::vector<StreamMark> marks;
-    bool is_idle = streams_.mark_all(home, &marks).is_ok();
-    for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
-    if (!is_idle) refused |= home;
-  }
-  return refused;
 }
 
 }  // namespace tencache

@@ -142,6 +142,8 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
     orders.push_back(order(tensors.back())[0]);
   }
   ASSERT_LE(migrations().bytes_at_once(), kBytes) << "a tensor is a part";
+  const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
+  const uint64_t copies_before = copies();
   uint64_t told = 0;
   migrations().evict_ordered(orders, [&](const EvictionResult& part) {
     EXPECT_EQ(part.count, 1u);
@@ -149,6 +151,7 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
     EXPECT_EQ(engine_->state(tensors[told++]), ExtentState::kCold);
     if (told < tensors.size()) {
       EXPECT_EQ(engine_->state(tensors[told]), ExtentState::kEvicting);
+      EXPECT_EQ(copies(), copies_before + told + 1) << "the next one is queued already";
     }
   });
   EXPECT_EQ(told, tensors.size());
@@ -164,6 +167,7 @@ TEST_F(CudaAheadTest, WhatFailsItsProofIsCopied) {
   engine_->write(stream_, tensor, kBytes, 1);
   ASSERT_TRUE(engine_->evict(tensor));
   engine_->check(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->extent(tensor)->is_presumed_clean());
   // A write that no gate announces.
   ASSERT_EQ(engine_->driver().launch(
                 stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes, true}},
@@ -218,10 +222,11 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
 // However little the link moves in the time that is fetched ahead.
 TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   start_slow();
+  constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of a second
   std::vector<char*> tensors;
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    tensors.push_back(allocate());
-    engine_->write(stream_, tensors.back(), kBytes, seed);
+    tensors.push_back(allocate(kLargeBytes));
+    engine_->write(stream_, tensors.back(), kLargeBytes, seed);
     ASSERT_TRUE(engine_->evict(tensors.back()));
   }
   for (char* tensor : {tensors[0], tensors[1]}) EXPECT_EQ(engine_->prefetch({tensor}), 1u);
@@ -230,7 +235,7 @@ TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   EXPECT_EQ(engine_->prefetch({tensors[2]}), 1u);
   EXPECT_EQ(engine_->state(tensors[0]), ExtentState::kResident) << "a third one waits for it";
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    engine_->check(stream_, tensors[seed], kBytes, seed);
+    engine_->check(stream_, tensors[seed], kLargeBytes, seed);
   }
 }
 

@@ -165,7 +165,11 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
     }
     uint64_t lacking_bytes = 0;
     if (random.chance(0.5) && may_evict) {
-      engine->migrations()->evict(some);
+      if (random.chance(0.5)) {
+        engine->migrations()->evict(some);
+      } else {
+        engine->migrations()->evict_ordered(orders, [](const EvictionResult&) {});
+      }
     } else if (!engine->migrations()->is_demanded()) {  // else it takes the room an op waits for
       engine->migrations()->prefetch(orders, &lacking_bytes);
     }

@@ -381,6 +381,23 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   EXPECT_EQ((*engine_)->heap().figures().waiting_count, 0u);
 }
 
+// What is freed goes as soon as the device has come to the free, whatever was queued since.
+TEST_F(CudaEngineTest, CachedMemoryWaitsForItsFreeAlone) {
+  start();
+  char* freed = allocate();
+  char* other = allocate();
+  engine_->write(stream_, freed, kBytes, 1, std::chrono::milliseconds(50));
+  engine_->wait_until_idle();
+  free(freed);
+  engine_->write(stream_, other, kBytes, 2, std::chrono::seconds(2));
+  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);
+  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  free(other);
+  EXPECT_EQ((*engine_)->heap().drop_idle_cached(kBytes), 0u) << "the device still writes it";
+  engine_->wait_until_idle();
+  EXPECT_EQ((*engine_)->heap().drop_idle_cached(kBytes), kBytes);
+}
+
 // A request of another size gets the memory of what is cached, once the device is done with it.
 TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });

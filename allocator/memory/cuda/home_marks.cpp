@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/cuda/home_marks.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace tencache {
+namespace {
+
+// Of a stream whose memory nobody wants back; a later mark covers what an earlier one did.
+constexpr size_t kMarksMax = 1024;
+
+}  // namespace
+
+uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes) {
+  if (!StreamNumbers::is_one_stream(home)) return 0;
+  uint64_t number = 0;
+  {
+    MutexLock lock(mutex_);
+    Line& line = lines_[home];
+    number = line.freed = ++count_;
+    line.unmarked_bytes += bytes;
+    if (line.unmarked_bytes < bytes_per_mark_) return number;
+  }
+  make(home);
+  return number;
+}
+
+// The number is read before the mark is made, so that the mark covers all up to it.
+bool HomeMarks::make(StreamSet home) {
+  uint64_t number = 0;
+  {
+    MutexLock lock(mutex_);
+    Line& line = lines_[home];
+    number = line.freed;
+    line.unmarked_bytes = 0;
+  }
+  std::vector<StreamMark> made;
+  if (!streams_.mark_all(home, &made).is_ok()) return false;
+  // A stream that is gone has done everything.
+  auto mark =
+      std::make_shared<const StreamMark>(made.empty() ? StreamMark() : std::move(made.front()));
+  MutexLock lock(mutex_);
+  std::deque<Mark>& marks = lines_[home].marks;
+  if (!marks.empty() && marks.back().number >= number) return true;  // another thread's
+  marks.push_back({number, std::move(mark)});
+  if (marks.size() > kMarksMax) marks.pop_front();
+  return true;
+}
+
+void HomeMarks::poll() {
+  std::vector<StreamSet> homes;
+  std::vector<StreamSet> without_mark;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [home, line] : lines_) {
+      if (line.over == line.freed) continue;
+      homes.push_back(home);
+      if (line.marks.empty()) without_mark.push_back(home);
+    }
+  }
+  for (const StreamSet home : without_mark) make(home);
+  for (const StreamSet home : homes) {
+    for (;;) {
+      Mark first;
+      {
+        MutexLock lock(mutex_);
+        const std::deque<Mark>& marks = lines_[home].marks;
+        if (marks.empty()) break;
+        first = marks.front();
+      }
+      const Result<bool> is_reached = first.mark->is_reached();
+      if (!is_reached.is_ok() || !is_reached.value()) break;
+      note_reached(home, first.number);
+    }
+  }
+}
+
+bool HomeMarks::is_over(StreamSet home, uint64_t number) const {
+  if (!StreamNumbers::is_one_stream(home)) return true;
+  MutexLock lock(mutex_);
+  const auto found = lines_.find(home);
+  return found != lines_.end() && number <= found->second.over;
+}
+
+bool HomeMarks::wait(StreamSet home, uint64_t number) {
+  bool has_made = false;
+  while (!is_over(home, number)) {
+    Mark first;
+    {
+      MutexLock lock(mutex_);
+      const std::deque<Mark>& marks = lines_[home].marks;
+      const auto covers = std::ranges::lower_bound(marks, number, {}, &Mark::number);
+      if (covers != marks.end()) first = *covers;
+    }
+    if (first.mark == nullptr) {
+      // Twice only where another thread has found this one's reached, and it is over then.
+      if (std::exchange(has_made, true) || !make(home)) return is_over(home, number);
+      continue;
+    }
+    if (!first.mark->wait().is_ok()) return false;
+    note_reached(home, first.number);
+  }
+  return true;
+}
+
+void HomeMarks::note_reached(StreamSet home, uint64_t number) {
+  MutexLock lock(mutex_);
+  Line& line = lines_[home];
+  line.over = std::max(line.over, number);
+  while (!line.marks.empty() && line.marks.front().number <= number) line.marks.pop_front();
+}
+
+}  // namespace tencache

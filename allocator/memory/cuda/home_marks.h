@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HomeMarks: until when a stream may still use memory that was freed on it. A program that is ahead
+// of its GPU frees what the GPU comes to much later, and goes on queueing; whoever wants the frame
+// waits for the moment of the free and for nothing that was queued since. An event per free would
+// cost the program too much, so there is one for so many freed bytes: frees are numbered, and a
+// mark covers all of its stream that have lower numbers than the moment at which it was made.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "backend/stream_set.h"
+#include "base/mutex.h"
+
+namespace tencache {
+
+class HomeMarks {
+ public:
+  HomeMarks(StreamNumbers& streams, uint64_t bytes_per_mark)
+      : streams_(streams), bytes_per_mark_(bytes_per_mark) {}
+
+  /// Everything that uses the memory is queued, and its home is given back; returns the number of
+  /// this. A set that is not one stream is over at once: its streams have been waited for.
+  uint64_t note_free(StreamSet home, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
+  /// Takes note of what the device has done since.
+  void poll() TENCACHE_EXCLUDES(mutex_);
+  /// Whether the stream is known to be done with what was freed under this number. Cheap.
+  bool is_over(StreamSet home, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
+  /// Waits until it is. False when that cannot be told: the stream captures a graph, or the context
+  /// is broken.
+  bool wait(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  using SharedMark = std::shared_ptr<const StreamMark>;
+  struct Mark {
+    uint64_t number = 0;  // of the last free that it covers
+    SharedMark mark;
+  };
+  struct Line {
+    uint64_t freed = 0;           // the number of the last free
+    uint64_t over = 0;            // what is over; so are all before it
+    uint64_t unmarked_bytes = 0;  // freed since the last mark
+    std::deque<Mark> marks;       // that were not reached yet, in order
+  };
+
+  /// Makes a mark that covers all frees of the stream so far.
+  bool make(StreamSet home) TENCACHE_EXCLUDES(mutex_);
+  void note_reached(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
+
+  StreamNumbers& streams_;
+  const uint64_t bytes_per_mark_;
+
+  mutable Mutex mutex_;
+  uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<StreamSet, Line> lines_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

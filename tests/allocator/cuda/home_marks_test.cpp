@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HomeMarks: who wants memory back waits for what was queued before it was freed and for nothing
+// after that; many frees share a mark, and what no mark covers yet gets one. A stream that captures
+// a graph is not waited for, and threads that free and wait at once never miss a mark.
+#include "memory/cuda/home_marks.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/gpu.h"
+#include "support/cuda/simulated_streams_fixture.h"
+
+namespace tencache {
+namespace {
+
+using std::chrono::milliseconds;
+
+class HomeMarksTest : public SimulatedStreamsFixture {
+ protected:
+  HomeMarksTest() { start(); }
+  ~HomeMarksTest() override {
+    is_let_go_ = true;
+    driver_->wait_until_idle();
+    marks_.reset();
+    numbers_.reset();
+    events_of_marks_.reset();
+    gpu_.reset();
+  }
+  void make(uint64_t bytes_per_mark) {
+    Result<std::unique_ptr<Gpu>> gpu = Gpu::open(api(), 0);
+    ASSERT_TRUE(gpu.is_ok()) << gpu.status().message();
+    gpu_ = std::move(gpu).value();
+    events_of_marks_.emplace(*gpu_);
+    numbers_.emplace(*gpu_, *events_of_marks_);
+    marks_.emplace(*numbers_, bytes_per_mark);
+    stream_ = stream();
+    home_ = numbers_->set_of(stream_);
+  }
+  // The stream does no more until it is let go.
+  void block() {
+    launch(stream_, [this] {
+      while (!is_let_go_) std::this_thread::sleep_for(milliseconds(1));
+    });
+  }
+  void launch_on_stream(std::atomic<int>& count) {
+    launch(stream_, [&count] { ++count; });
+  }
+
+  std::unique_ptr<Gpu> gpu_;
+  std::optional<StreamMarks> events_of_marks_;
+  std::optional<StreamNumbers> numbers_;
+  std::optional<HomeMarks> marks_;
+  CUstream stream_ = nullptr;
+  StreamSet home_ = kNoStreams;
+  std::atomic<bool> is_let_go_{false};
+};
+
+TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
+  make(1);
+  std::atomic<int> done{0};
+  launch_on_stream(done);
+  const uint64_t number = marks_->note_free(home_, 10);
+  block();
+  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_EQ(done, 1);
+  EXPECT_GT(driver_->unfinished(stream_), 0u);
+  EXPECT_TRUE(marks_->is_over(home_, number));
+}
+
+TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
+  make(1);
+  block();
+  const uint64_t number = marks_->note_free(home_, 10);
+  marks_->poll();
+  EXPECT_FALSE(marks_->is_over(home_, number));
+  is_let_go_ = true;
+  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_EQ(driver_->unfinished(stream_), 0u);
+}
+
+// Three frees make the bytes of a mark; it covers those before it and none after it.
+TEST_F(HomeMarksTest, FreesShareAMark) {
+  make(30);
+  std::vector<uint64_t> numbers;
+  for (int free = 0; free < 3; ++free) numbers.push_back(marks_->note_free(home_, 10));
+  block();
+  const uint64_t later = marks_->note_free(home_, 10);
+  EXPECT_TRUE(marks_->wait(home_, numbers[0]));
+  for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(home_, number));
+  EXPECT_FALSE(marks_->is_over(home_, later));
+}
+
+TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
+  make(1000);
+  const uint64_t waited_for = marks_->note_free(home_, 10);
+  EXPECT_FALSE(marks_->is_over(home_, waited_for));
+  EXPECT_TRUE(marks_->wait(home_, waited_for));
+  const uint64_t polled = marks_->note_free(home_, 10);
+  driver_->wait_until_idle();
+  for (int tries = 0; !marks_->is_over(home_, polled) && tries < 5'000; ++tries) {
+    marks_->poll();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(marks_->is_over(home_, polled));
+}
+
+TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
+  make(1);
+  block();
+  const uint64_t number = marks_->note_free(home_, 10);
+  const StreamSet other = numbers_->set_of(stream());
+  const uint64_t others = marks_->note_free(other, 10);
+  EXPECT_GT(others, number);
+  EXPECT_TRUE(marks_->wait(other, others));
+  EXPECT_FALSE(marks_->is_over(home_, number));
+}
+
+TEST_F(HomeMarksTest, ASetThatIsNotOneStreamIsOver) {
+  make(1);
+  const StreamSet two = home_ | numbers_->set_of(stream());
+  block();
+  EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10)));
+}
+
+TEST_F(HomeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
+  make(1);
+  driver_->set_capturing(stream_, true);
+  const uint64_t number = marks_->note_free(home_, 10);
+  marks_->poll();
+  EXPECT_FALSE(marks_->wait(home_, number));
+  driver_->set_capturing(stream_, false);
+  EXPECT_TRUE(marks_->wait(home_, number));
+}
+
+TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
+  make(25);
+  std::atomic<int> done{0};
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([this, &done] {
+      const CurrentContext context(api());
+      for (int round = 0; round < 100; ++round) {
+        launch_on_stream(done);
+        const uint64_t number = marks_->note_free(home_, 10);
+        if (round % 3 == 0) marks_->poll();
+        if (round % 2 == 0) {
+          EXPECT_TRUE(marks_->wait(home_, number));
+        }
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10)));
+  EXPECT_EQ(done, 300);
+}
+
+}  // namespace
+}  // namespace tencache
