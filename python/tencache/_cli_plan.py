@@ -53,7 +53,7 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
     "--host-memory",
     callback=_parsed_by(_plan.parse_size),
     metavar="SIZE",
-    help="What the host holds between the link and the disk; without it nothing.",
+    help="What the host holds between the link and the disk; needs --link and --disk.",
 )
 @click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
 @click.option(
