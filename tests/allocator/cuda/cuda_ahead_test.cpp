@@ -160,26 +160,6 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   }
 }
 
-// What seemed to be as its copy was, and is not, leaves with another copy.
-TEST_F(CudaAheadTest, WhatFailsItsProofIsCopied) {
-  start();
-  char* tensor = allocate();
-  engine_->write(stream_, tensor, kBytes, 1);
-  ASSERT_TRUE(engine_->evict(tensor));
-  engine_->check(stream_, tensor, kBytes, 1);
-  ASSERT_TRUE(engine_->extent(tensor)->is_presumed_clean());
-  // A write that no gate announces.
-  ASSERT_EQ(engine_->driver().launch(
-                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes, true}},
-                [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(1)),
-            CUDA_SUCCESS);
-  engine_->wait_until_idle();
-  const uint64_t dropped_bytes = engine_->stats().clean_dropped_bytes;
-  EXPECT_EQ(evict_ordered(order(tensor)), 1u);
-  EXPECT_EQ(engine_->stats().clean_dropped_bytes, dropped_bytes);
-  engine_->check(stream_, tensor, kBytes, 2);
-}
-
 // A thread waits for others' fetches as long as it has queued work for the device, and no longer.
 TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   start();

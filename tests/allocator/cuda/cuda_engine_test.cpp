@@ -94,6 +94,7 @@ TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
   engine_->write(stream_, tensor, kBytes, 1);
   ASSERT_TRUE(engine_->evict(tensor));
   engine_->check(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->extent(tensor)->is_presumed_clean());
   const DeviceRange range{reinterpret_cast<CUdeviceptr>(tensor), kBytes, true};
   ASSERT_EQ(engine_->driver().launch(stream_, {range}, [&] { tensor[kBytes / 2 + 11] ^= 1; }),
             CUDA_SUCCESS);
