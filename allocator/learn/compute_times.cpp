@@ -2,6 +2,7 @@
 #include "learn/compute_times.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <unordered_map>
 
@@ -41,45 +42,67 @@ std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace&
   return *middle;
 }
 
-struct Mean {
+struct Measured {
   uint64_t sum_ns = 0;
+  uint64_t sum_bytes = 0;
   uint64_t count = 0;
 
-  void add(uint64_t ns) {
+  void add(uint64_t ns, uint64_t bytes) {
     sum_ns += ns;
+    sum_bytes += bytes;
     ++count;
   }
   bool is_known() const { return count > 0; }
-  uint64_t ns() const { return sum_ns / count; }
+  uint64_t mean_ns() const { return sum_ns / count; }
+  // Of an op that names so many bytes: what any op takes, and what a byte took beyond that.
+  uint64_t scaled_ns(uint64_t bytes, uint64_t start_ns) const {
+    if (sum_bytes == 0) return mean_ns();
+    const auto beyond_ns = static_cast<double>(sum_ns - count * start_ns);
+    return start_ns + static_cast<uint64_t>(beyond_ns * static_cast<double>(bytes) /
+                                            static_cast<double>(sum_bytes));
+  }
 };
+
+uint64_t bytes_named(const StreamTick& tick) {
+  uint64_t bytes = 0;
+  for (const StreamAccess& access : tick.accesses) bytes += access.bytes;
+  return bytes;
+}
 
 }  // namespace
 
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
                                     const TickLine& clock) {
   std::vector<std::optional<uint64_t>> measured;
-  std::unordered_map<uint64_t, Mean> by_digest;
-  std::unordered_map<uint32_t, Mean> by_name;
-  Mean all;
+  std::unordered_map<uint64_t, Measured> by_digest;
+  std::unordered_map<uint32_t, Measured> by_name;
+  Measured all;
+  uint64_t start_ns = std::numeric_limits<uint64_t>::max();
   for (uint64_t number = place.begin; number < place.begin + place.length; ++number) {
     measured.push_back(measured_ns(stream, place, number));
     if (!measured.back()) continue;
-    by_digest[stream.tick(number).digest].add(*measured.back());
-    by_name[stream.tick(number).op].add(*measured.back());
-    all.add(*measured.back());
+    const StreamTick& tick = stream.tick(number);
+    const uint64_t bytes = bytes_named(tick);
+    by_digest[tick.digest].add(*measured.back(), bytes);
+    by_name[tick.op].add(*measured.back(), bytes);
+    all.add(*measured.back(), bytes);
+    start_ns = std::min(start_ns, *measured.back());
   }
   std::vector<uint64_t> times;
   times.reserve(place.length);
   for (uint64_t index = 0; index < place.length; ++index) {
     const uint64_t number = place.begin + index;
-    const Mean& alike = by_digest[stream.tick(number).digest];
-    const Mean& namesakes = by_name[stream.tick(number).op];
+    const StreamTick& tick = stream.tick(number);
     if (!all.is_known()) {
       times.push_back(host_ns(stream, place, clock, number));
     } else if (measured[index]) {
       times.push_back(*measured[index]);
+    } else if (const Measured& alike = by_digest[tick.digest]; alike.is_known()) {
+      times.push_back(alike.mean_ns());
+    } else if (const Measured& namesakes = by_name[tick.op]; namesakes.is_known()) {
+      times.push_back(namesakes.scaled_ns(bytes_named(tick), start_ns));
     } else {
-      times.push_back((alike.is_known() ? alike : namesakes.is_known() ? namesakes : all).ns());
+      times.push_back(all.mean_ns());
     }
   }
   return times;

@@ -6,7 +6,8 @@
 // what else the machine did only makes an op longer. Where they are only queued, the device tells,
 // of some of them (engine/op_timer.h): then an op takes the median of what was measured of it in
 // the last repetitions. One that was not measured yet takes the mean of those in the period that
-// have its digest, else of its name, else of all. Pure functions of the stream.
+// have its digest; else the time that those of its name take for as many bytes as it names, over
+// the least that any op takes; else the mean of all. Pure functions of the stream.
 #pragma once
 
 #include <cstdint>

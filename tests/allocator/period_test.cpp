@@ -280,10 +280,10 @@ TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
     op(kForward, {{1}});  // in all repetitions
     measured(kForward, 100 + (step == 2 ? 9000 : step));
     op(kForward, {{2}});                      // never; it has the digest of the one before
-    op(kForward, {{3, false, kOtherBytes}});  // never; it has its name
+    op(kForward, {{3, false, kOtherBytes}});  // never; it has its name and four times its bytes
     op(kBackward, {{2}});                     // in one that is long gone
-    if (step == 0) measured(kBackward, 700);
-    op(kUpdate, {{3, true}});  // never, and nothing is like it
+    if (step == 0) measured(kBackward, 21);   // the least that any op takes
+    op(kUpdate, {{3, true}});                 // never, and nothing is like it
     mark();
   }
   flush();
@@ -293,9 +293,9 @@ TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
   const std::vector<TraceOp>& ops = period->trace.ops;
   EXPECT_EQ(ops[0].compute_ns, 101u) << "the lower of the two in the middle";
   EXPECT_EQ(ops[1].compute_ns, 101u);
-  EXPECT_EQ(ops[2].compute_ns, 101u);
-  EXPECT_EQ(ops[3].compute_ns, 700u);
-  EXPECT_EQ(ops[4].compute_ns, (101u + 700u) / 2);
+  EXPECT_EQ(ops[2].compute_ns, 21u + 4 * (101u - 21u));
+  EXPECT_EQ(ops[3].compute_ns, 21u);
+  EXPECT_EQ(ops[4].compute_ns, (101u + 21u) / 2);
 }
 
 TEST_F(PeriodTest, WaitingIsNotComputing) {
