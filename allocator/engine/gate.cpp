@@ -199,7 +199,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     digest.add(extent->bytes, writes);
     const bool is_usable = Extent::usable_in(Extent::state_of(word));
     if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
-      count_early(extent);
+      migrations_->count_ahead(extent, true);
     all_usable &= is_usable;
   }
   const bool is_tick = thread.pins.size() > first_pin;
@@ -272,7 +272,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
     if (!Extent::usable_in(extent->state())) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      count_early(extent);  // it has landed since it was pinned
+      migrations_->count_ahead(extent, true);  // it has landed since it was pinned
     }
   }
   fetch(missing, streams);
@@ -293,12 +293,6 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   const uint64_t waited_ns = now_ns() - begin_ns;
   add(stats_.stall_ns, waited_ns);
   on_wait(waited_ns);
-}
-
-TENCACHE_SLOW void Gate::count_early(Extent* extent) {
-  if (!extent->take_ahead()) return;
-  add(stats_.early_fetches, 1);
-  add(stats_.early_fetched_bytes, extent->bytes);
 }
 
 void Gate::open_transparent() {
@@ -390,7 +384,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
     if (!Extent::usable_in(Extent::state_of(word))) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      count_early(extent);
+      migrations_->count_ahead(extent, true);
     }
     hold->extents.push_back(extent);
   }

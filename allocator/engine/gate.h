@@ -121,7 +121,6 @@ class Gate {
   ThreadOps* make_thread_ops();
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
-  void count_early(Extent* extent);
   void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
   void close_timing(ThreadOps& thread) const;
   void end_timing(ThreadOps& thread, StreamSet streams) const;

@@ -32,6 +32,12 @@ void MigrationGate::reopen() {
   changed_.notify_all();
 }
 
+TENCACHE_SLOW void Migrations::count_ahead(Extent* extent, bool is_early) {
+  if (!extent->take_ahead()) return;
+  add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
+  if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
+}
+
 void Migrations::wait_while_sealing(const Extent& extent) {
   for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
        word = extent.load()) {

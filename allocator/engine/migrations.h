@@ -25,6 +25,7 @@
 
 #include "backend/stream_set.h"
 #include "base/mutex.h"
+#include "base/stats.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "engine/move_rate.h"
@@ -107,6 +108,10 @@ class Migrations {
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}
 
+  /// For each extent that an op asks for and whose bytes are there or under way: what was fetched
+  /// ahead of use came early, or late. The first op that asks decides.
+  void count_ahead(Extent* extent, bool is_early);
+
   /// Whether an op waits for a fetch, or an allocation for room, right now.
   bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
   void begin_demand() { demand_count_.fetch_add(1, std::memory_order_relaxed); }
@@ -127,11 +132,12 @@ class Migrations {
   MigrationGate& gate() { return gate_; }
 
  protected:
-  Migrations() = default;
+  explicit Migrations(Stats& stats) : stats_(stats) {}
 
   /// An extent that is sealed becomes cold, or resident again, in a moment.
   static void wait_while_sealing(const Extent& extent);
 
+  Stats& stats_;
   MigrationGate gate_;
   MoveRate read_speed_;
   MoveRate write_speed_;

@@ -51,10 +51,7 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
       has_waited = true;
     }
     // It was on its way already; early enough only if it has landed since the op looked.
-    if (extent->take_ahead()) {
-      add(has_waited ? stats_.late_fetches : stats_.early_fetches, 1);
-      if (!has_waited) add(stats_.early_fetched_bytes, extent->bytes);
-    }
+    count_ahead(extent, !has_waited);
   }
   end_demand();
   if (!cold_again.empty()) fetch(cold_again, streams);

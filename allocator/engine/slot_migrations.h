@@ -40,7 +40,7 @@ namespace tencache {
 class SlotMigrations final : public Migrations {
  public:
   SlotMigrations(CpuHeap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats)
-      : heap_(heap), disk_(disk), page_map_(page_map), stats_(stats) {}
+      : Migrations(stats), heap_(heap), disk_(disk), page_map_(page_map) {}
 
   EvictionResult evict(std::span<Extent* const> extents) override;
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
@@ -91,7 +91,6 @@ class SlotMigrations final : public Migrations {
   CpuHeap& heap_;
   DiskTier& disk_;
   const PageMap& page_map_;
-  Stats& stats_;
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };

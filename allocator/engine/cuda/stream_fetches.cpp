@@ -285,13 +285,6 @@ bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool has_wait
   return true;
 }
 
-// The first op that asks for what was fetched ahead of use decides.
-void StreamMigrations::count_ahead(Extent* extent, bool is_early) {
-  if (!extent->take_ahead()) return;
-  add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
-  if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
-}
-
 // On the device where that is possible, else here.
 void StreamMigrations::hold_back(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&

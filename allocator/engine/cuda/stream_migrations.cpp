@@ -24,12 +24,12 @@ constexpr std::chrono::microseconds kAheadPoll{50};
 
 StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher,
                                    Stats& stats)
-    : heap_(heap),
+    : Migrations(stats),
+      heap_(heap),
       host_(below.host),
       staging_out_(below.staging_out),
       staging_in_(below.staging_in),
       hasher_(hasher),
-      stats_(stats),
       spill_(below.disk != nullptr
                  ? std::make_unique<HostSpill>(heap, below.host, *below.disk, gate_, stats)
                  : nullptr) {}

@@ -211,7 +211,6 @@ class StreamMigrations final : public Migrations {
   void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
   bool join(CudaExtent* extent, StreamSet streams, bool has_waited, bool* has_landed)
       TENCACHE_EXCLUDES(mutex_);
-  void count_ahead(Extent* extent, bool is_early);
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
   void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
@@ -221,7 +220,6 @@ class StreamMigrations final : public Migrations {
   StagingRing* const staging_out_;
   StagingRing* const staging_in_;
   DeviceHasher* const hasher_;
-  Stats& stats_;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
   std::unique_ptr<CopyStream> out_;
   StreamSet out_number_ = kNoStreams;
