@@ -7,7 +7,7 @@ PYTHON ?= python3
 ARGS ?=
 
 TASKS := build demo test lint format bench clean \
-         test-core test-asan-ubsan test-tsan test-thread-safety
+         test-core test-asan-ubsan test-tsan
 
 .PHONY: help $(TASKS) test-python test-python-2.15
 
@@ -19,7 +19,6 @@ help:
 	@echo '  make test-core         suites of the C++ core, optimised'
 	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo '  make test-tsan         the same under ThreadSanitizer'
-	@echo '  make test-thread-safety  clang build that enforces the lock annotations'
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
 	@echo 'make bench               the benchmarks'

@@ -65,40 +65,33 @@ def demo() -> None:
     )
 
 
-def core_preset(preset: str, *, suites: bool = True) -> None:
+def core_preset(preset: str) -> None:
     """Configures and builds a preset of the core and runs its suites."""
     ready(MAIN, TEST_PACKAGES)
     variables = build_environment()
-    if preset == "clang":
-        variables.pop("CXX", None)  # the preset names its compiler
     run(f"Configure the core ({preset})", ["cmake", "--preset", preset], environment=variables)
     run(
         f"Build the core ({preset})",
         ["cmake", "--build", "--preset", preset],
         environment=variables,
     )
-    if suites:
-        run(
-            f"Suites of the core ({preset})",
-            [*CTEST, "--preset", preset],
-            environment=variables
-            | clean_variables()
-            | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
-            live=True,
-        )
-
-
-def test_thread_safety() -> None:
-    # The other presets run the same suites; this one is about what clang proves while it compiles.
-    core_preset("clang", suites=False)
+    run(
+        f"Suites of the core ({preset})",
+        [*CTEST, "--preset", preset],
+        environment=variables
+        | clean_variables()
+        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
+        live=True,
+    )
 
 
 def clean_variables() -> dict[str, str]:
-    """Variables for programs under test: no option of tencache from outside, no hub access."""
+    """Variables for programs under test: no option of tencache from outside, no hub access, and
+    what Python compiles is kept."""
     reset = {name: "" for name in os.environ if name.startswith("TENCACHE")}
     for name in reset:
         del os.environ[name]
-    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def test_python(
@@ -148,7 +141,6 @@ def lint() -> None:
     install_package(MAIN)  # its compile commands are those of the shim
     python, ruff, tidy = MAIN.python, MAIN.folder / "bin" / "ruff", SCRIPTS / "run_clang_tidy.py"
     variables = build_environment()
-    variables.pop("CXX", None)
     run("Configure the core (clang)", ["cmake", "--preset", "clang"], environment=variables)
     checks: tuple[tuple[str, list[str | Path]], ...] = (
         ("Check the layers", [python, SCRIPTS / "check_layers.py"]),
@@ -204,7 +196,6 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-core", lambda: core_preset("release")),
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
-    ("test-thread-safety", test_thread_safety),
     ("test-python-2.15", python_tests_of_the_version),
     ("test-python", every_python_test),
 )

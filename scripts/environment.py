@@ -23,10 +23,14 @@ STAMPS = ROOT / "build" / "stamps"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_MIN = (3, 10)
 
-# The names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers carry
-# their version, so that every machine compiles and formats alike.
+# But for one, the names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and
+# checkers carry their version, so that every machine compiles and formats alike.
 # The core is part of several builds with the same flags: ccache compiles it once.
 BUILD_PACKAGES = ("ccache", "g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
+# What clang's sanitizers link with; in Ubuntu 22.04 clang-14 itself brings it.
+OS_RELEASE = Path("/etc/os-release")
+IS_JAMMY = OS_RELEASE.exists() and "VERSION_CODENAME=jammy" in OS_RELEASE.read_text()
+SANITIZER_PACKAGES = () if IS_JAMMY else ("libclang-rt-14-dev",)
 # torch.compile, which is tested, calls g++ by that name and includes Python.h.
 TEST_PACKAGES = (
     "binutils",
@@ -37,6 +41,7 @@ TEST_PACKAGES = (
     "libgmock-dev",
     "libgtest-dev",
     "python3-dev",
+    *SANITIZER_PACKAGES,
 )
 # What a job may take: the compiler with torch's headers, a suite of the core under a sanitizer, and
 # a test of the largest programs.
@@ -157,7 +162,10 @@ def prepare(environment: VirtualEnvironment) -> None:
             "Install uv, which installs the other packages",
             [MAIN.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"],
         )
-    command: list[str | Path] = [UV, "pip", "install", "--python", environment.python]
+    # Hundreds of tests each import torch in a process of their own, where Python may not even be
+    # allowed to keep what it compiled.
+    command: list[str | Path] = [UV, "pip", "install", "--compile-bytecode"]
+    command += ["--python", environment.python]
     command += ["-r", "pyproject.toml", "--extra", "test", "--extra", "plot"]
     for file in (f"{environment.torch}.txt", *environment.requirement_files):
         command += ["-r", f"requirements/{file}"]

@@ -10,9 +10,9 @@
 #include <iterator>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "learn/planner.h"
 #include "support/random_trace.h"
-#include "support/sanitizers.h"
 
 namespace tencache {
 namespace {

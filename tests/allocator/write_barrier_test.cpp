@@ -17,6 +17,7 @@
 
 #include "backend/address_arena.h"
 #include "base/racy_access.h"
+#include "base/sanitizers.h"
 #include "support/test_engine.h"
 
 // The sanitizers' own handler would turn the deaths below, which are what is tested, into reports.
@@ -173,10 +174,10 @@ void restore_and_raise(int number, siginfo_t*, void*) {
 }
 
 TEST_F(WriteBarrierDeathTest, NewcomerThatFallsBackToOursEndsTheProcess) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP()
-      << "ThreadSanitizer holds back a signal that is raised inside a handler, for ever here";
-#endif
+  if (kHasThreadSanitizer) {
+    GTEST_SKIP()
+        << "ThreadSanitizer holds back a signal that is raised inside a handler, for ever here";
+  }
   ASSERT_EQ(sigaction(SIGSEGV, nullptr, &g_found), 0);
   install(&restore_and_raise);
   ASSERT_TRUE(WriteBarrier::ensure_installed().is_ok());

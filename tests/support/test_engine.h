@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "base/units.h"
 #include "engine/cpu_engine.h"
 #include "support/faulty_channel.h"
-#include "support/sanitizers.h"
 #include "support/test_directory.h"
 
 namespace tencache {

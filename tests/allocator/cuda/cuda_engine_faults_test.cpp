@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "support/cuda/test_cuda_engine.h"
-#include "support/sanitizers.h"
 #include "support/test_directory.h"
 
 namespace tencache {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sanitizer a suite is built with: under one everything takes many times as long, so that
-// random tests do less.
+// Which sanitizer this is built with. gcc defines a macro for each; clang is asked for a feature.
 #pragma once
 
 namespace tencache {
 
+#if defined(__has_feature)
+inline constexpr bool kHasThreadSanitizer = __has_feature(thread_sanitizer);
+inline constexpr bool kHasAddressSanitizer = __has_feature(address_sanitizer);
+#else
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kHasThreadSanitizer = true;
 #else
@@ -15,6 +18,7 @@ inline constexpr bool kHasThreadSanitizer = false;
 inline constexpr bool kHasAddressSanitizer = true;
 #else
 inline constexpr bool kHasAddressSanitizer = false;
+#endif
 #endif
 inline constexpr bool kHasSanitizer = kHasThreadSanitizer || kHasAddressSanitizer;
 
