@@ -9,11 +9,13 @@
 
 #include "base/sanitizers.h"
 
-// Of ThreadSanitizer's library.
+// Of ThreadSanitizer's library, which names them so.
+// NOLINTBEGIN(readability-identifier-naming)
 extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
+// NOLINTEND(readability-identifier-naming)
 
 namespace tencache {
 

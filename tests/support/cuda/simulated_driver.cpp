@@ -187,6 +187,8 @@ void SimulatedDriver::set_capturing(CUstream stream, bool is_capturing) {
   parts_->streams.set_capturing(stream, is_capturing);
 }
 
+void SimulatedDriver::hold_copies(bool are_held) { parts_->streams.hold_copies(are_held); }
+
 void SimulatedDriver::fail_context(CUresult result) { parts_->failure.fail(result); }
 
 uint64_t SimulatedDriver::calls(std::string_view name) const { return parts_->script.calls(name); }

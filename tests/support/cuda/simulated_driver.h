@@ -66,6 +66,8 @@ class SimulatedDriver {
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
   /// From now on the stream says that it captures a CUDA graph, and refuses events; or no longer.
   void set_capturing(CUstream stream, bool is_capturing);
+  /// From now on no copy begins, whatever waits for it; or they begin again.
+  void hold_copies(bool are_held);
   /// The context fails as if by a kernel's fault.
   void fail_context(CUresult result);
   /// How often the function was called, failed calls included.

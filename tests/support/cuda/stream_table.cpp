@@ -16,7 +16,7 @@
 namespace tencache {
 namespace {
 
-// How often a stream looks at a value that it waits for.
+// How often a stream looks at a value that it waits for, or whether copies are held still.
 constexpr uint64_t kPollNs = 20'000;
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
@@ -329,6 +329,8 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   found->push(
       [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
                                                                  uint64_t begin_ns) {
+        while (copies_are_held_ && worker.pause_until(now_ns() + kPollNs)) {
+        }
         return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
                        thread_work_ns);
       },

@@ -17,6 +17,7 @@
 // Any thread but those of streams.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -67,6 +68,9 @@ class StreamTable {
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
 
+  /// While they are held, no copy begins, and those that have begun go on.
+  void hold_copies(bool are_held) { copies_are_held_ = are_held; }
+
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   uint64_t duration_ns);
 
@@ -112,6 +116,7 @@ class StreamTable {
   CopyEngine to_device_;
   CopyEngine to_host_;
   CopyEngine on_device_;
+  std::atomic<bool> copies_are_held_ = false;
 
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);
