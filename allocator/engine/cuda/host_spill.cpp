@@ -134,7 +134,7 @@ std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kCold || (word & kFlagBusy) != 0) continue;
     const auto known = next_uses.find(listed.extent);
-    cold.push_back({static_cast<CudaExtent*>(listed.extent),
+    cold.push_back({static_cast<CudaExtent*>(listed.extent), listed.bytes,
                     known != next_uses.end() ? known->second : kUnknown,
                     listed.extent->last_use_ticks.load(std::memory_order_relaxed)});
   }
@@ -332,7 +332,7 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : needed_first) {
     CudaExtent* extent = candidate.extent;
-    next_bytes += extent->bytes;
+    next_bytes += candidate.bytes;  // it may be freed meanwhile, and allocated anew
     if (next_bytes > window_bytes || claimed_bytes >= kBatchBytes) break;
     if (!extent->claim_for_demotion()) continue;
     if (extent->host_block.is_valid()) {

@@ -97,6 +97,7 @@ class HostSpill {
   };
   struct Candidate {
     CudaExtent* extent = nullptr;
+    uint64_t bytes = 0;
     uint64_t ticks_to_next_use = 0;  // kUnknown where no plan tells
     uint64_t last_use_ticks = 0;
   };

@@ -39,7 +39,11 @@ class RandomProgram {
     for (size_t index = 0; index < kStreams; ++index) streams_.push_back(engine_.make_stream());
   }
 
+  /// Begins with more than fits, so that something has to leave, however few the steps are.
   void run(int steps) {
+    for (uint64_t bytes = 0; bytes <= engine_->budget().limit(); bytes += tensors_.back().bytes) {
+      allocate();
+    }
     for (int step = 0; step < steps; ++step) {
       const uint64_t draw = random_.between(0, 99);
       if (tensors_.empty() || (draw < 12 && tensors_.size() < kTensorsMax)) {

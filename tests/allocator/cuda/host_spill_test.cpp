@@ -154,6 +154,25 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   check_all();
 }
 
+// What is cold when the thread looks may be freed by the time it claims it, and allocated anew. For
+// ThreadSanitizer above all.
+TEST_F(HostSpillTest, ReadAheadWhileTensorsComeAndGo) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
+  allocate(8);
+  evict(8);
+  std::unordered_map<const Extent*, uint64_t> uses;
+  for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
+  for (uint64_t round = 0; round < 20; ++round) {
+    const uint64_t index = round % tensors_.size();
+    (*engine_)->migrations()->set_next_uses([uses] { return uses; });
+    engine_->free(tensors_[index]);
+    tensors_[index] = engine_->allocate(kBytes, stream_);
+    write(index);
+    ASSERT_TRUE(engine_->evict(tensors_[index]));
+  }
+  check_all();
+}
+
 // A read that fails costs nothing but the time until the op needs the bytes.
 TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
