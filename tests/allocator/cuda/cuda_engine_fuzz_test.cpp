@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kTensorsMax = 16;
 constexpr size_t kStreams = 3;
-constexpr int kSteps = kHasSanitizer ? 150 : 1'000;
+constexpr int kSteps = kHasSanitizer ? 80 : 500;
 
 struct Tensor {
   char* address = nullptr;
