@@ -16,6 +16,7 @@ standard error.
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Sequence
@@ -41,11 +42,32 @@ GOALS = {"tencache": 1.005, "tencache, armed": 1.03}
 WARMUP, STEPS = 4, 12
 
 
+def first_difference(bits: Sequence[str], of_others: Sequence[str]) -> int:
+    """The step from which on they differ."""
+    pairs = zip(bits, of_others, strict=True)
+    return next(step for step, (one, other) in enumerate(pairs) if one != other)
+
+
+def check_losses(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Raises BenchmarkFailed when losses differ; it names the runs that are not as most are."""
+    losses = {
+        f"{variant} in round {number}": tuple(run["loss_bits"])
+        for variant, results in runs.items()
+        for number, run in enumerate(results, 1)
+    }
+    [(common, _)] = collections.Counter(losses.values()).most_common(1)
+    differing = [
+        f"{run} from step {first_difference(bits, common)} on"
+        for run, bits in losses.items()
+        if bits != common
+    ]
+    if differing:
+        raise support.BenchmarkFailed(f"{name}: the losses differ: {', '.join(differing)}")
+
+
 def check(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
     """Raises BenchmarkFailed when losses differ or a run was not what it should be."""
-    bits = {tuple(run["loss_bits"]) for results in runs.values() for run in results}
-    if len(bits) != 1:
-        raise support.BenchmarkFailed(f"{name}: the losses of the variants differ")
+    check_losses(runs, name)
     for run in runs[OURS.name]:
         for armed, stats in ((False, run["stats"]), (True, run["armed_stats"])):
             if stats["armed"] != armed or stats["bytes"]["evicted"] != 0:
