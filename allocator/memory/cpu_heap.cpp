@@ -58,20 +58,10 @@ void CpuHeap::free(void* address) {
     madvise(extent->address, extent->bytes, MADV_DONTNEED);
     return;
   }
-  for (;;) {
-    const uint64_t word = extent->load();
-    if (extent->retire()) {
-      cache(extent);
-      return;
-    }
-    if (extent->claim_for_free()) {
-      free_cold(extent);
-      return;
-    }
-    const ExtentState state = Extent::state_of(word);
-    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
-                   "double free of %p", address);
-    extent->wait_while(word);  // a protected window or a fetch: it ends by itself
+  if (extent->retire() == Retired::kCached) {
+    cache(extent);
+  } else {
+    free_cold(extent);
   }
 }
 

@@ -15,10 +15,11 @@ constexpr uint64_t with_state(uint64_t word, ExtentState state) {
 }  // namespace
 
 bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
-                        uint64_t clear) {
+                        uint64_t clear, uint64_t required_set) {
   uint64_t word = word_.load(std::memory_order_relaxed);
   for (;;) {
-    const bool allowed = (bit(state_of(word)) & from_mask) != 0 && (word & required_clear) == 0;
+    const bool allowed = (bit(state_of(word)) & from_mask) != 0 && (word & required_clear) == 0 &&
+                         (word & required_set) == required_set;
     if (!allowed) return false;
     const uint64_t next = (with_state(word, to) & ~clear) | set;
     if (word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
@@ -30,9 +31,8 @@ bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_cl
 }
 
 bool Extent::claim_for_eviction() {
-  if (!has(kFlagSeen)) return false;
   return transition(bit(ExtentState::kResident), ExtentState::kEvicting,
-                    kPinsMask | kFlagBusy | kFlagKeepResident, kFlagBusy, 0);
+                    kPinsMask | kFlagBusy | kFlagKeepResident, kFlagBusy, 0, kFlagSeen);
 }
 
 bool Extent::reaffirm_eviction() {
@@ -108,31 +108,44 @@ bool Extent::end_demotion() {
   return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
 }
 
-bool Extent::leave_to_demotion() {
-  uint64_t word = word_.load(std::memory_order_relaxed);
+// Each word that is looked at is either changed or waited for, so that nobody sleeps on a state
+// that has nothing to end: between two looks, others may claim the extent and give it up again.
+Retired Extent::retire() {
+  uint64_t word = load();
   for (;;) {
-    if (state_of(word) != ExtentState::kCold || (word & kFlagBusy) == 0) return false;
-    if (word_.compare_exchange_weak(word, with_state(word, ExtentState::kVacant),
-                                    std::memory_order_acq_rel, std::memory_order_relaxed)) {
+    uint64_t next = 0;
+    Retired retired = Retired::kCached;
+    switch (state_of(word)) {
+      case ExtentState::kResident:
+      case ExtentState::kEvicting:
+      case ExtentState::kArriving:
+        next = with_state(word, ExtentState::kCached) & ~kUseFlags;
+        break;
+      case ExtentState::kCold:
+        next = with_state(word, ExtentState::kVacant) | kFlagBusy;
+        retired = (word & kFlagBusy) != 0 ? Retired::kLeftToDemotion : Retired::kVacant;
+        break;
+      case ExtentState::kSealing:
+      case ExtentState::kFetching:
+      case ExtentState::kMerging:
+        wait_while(word);
+        word = load();
+        continue;
+      case ExtentState::kVacant:
+      case ExtentState::kCached:
+        TENCACHE_CHECK(false, "double free of %p", static_cast<void*>(address));
+    }
+    if (word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
+                                    std::memory_order_acquire)) {
       word_.notify_all();
-      return true;
+      return retired;
     }
   }
-}
-
-bool Extent::retire() {
-  return transition(
-      bit(ExtentState::kResident) | bit(ExtentState::kEvicting) | bit(ExtentState::kArriving),
-      ExtentState::kCached, 0, 0, kUseFlags);
 }
 
 void Extent::revive() {
   const bool done = transition(bit(ExtentState::kCached), ExtentState::kResident, 0, 0, kUseFlags);
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
-
-bool Extent::claim_for_free() {
-  return transition(bit(ExtentState::kCold), ExtentState::kVacant, kFlagBusy, kFlagBusy, 0);
 }
 
 bool Extent::claim_for_trim() {

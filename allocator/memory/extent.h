@@ -13,9 +13,9 @@
 //     Fetching --become_arriving--> Arriving --settle--> Resident        (cuda)
 //     Fetching, Merging --abandon_fetch--> Cold
 //     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
-//     Cold --claim_for_free--> Vacant    Cached --claim_for_trim--> Vacant
+//     Cold --retire--> Vacant    Cached --claim_for_trim--> Vacant
 //     Cold --claim_for_demotion--> Cold and busy --end_demotion--> Cold                   (cuda)
-//     Cold and busy --leave_to_demotion--> Vacant     (freed meanwhile: end_demotion tells)
+//     Cold and busy --retire--> Vacant     (freed meanwhile: end_demotion tells)
 //
 // Invariants
 //   1. On the cpu, in Resident, Evicting and Cached the pages are anonymous and writable. In Cold
@@ -55,6 +55,13 @@ enum class ExtentState : uint8_t {
   kFetching = 6,
   kMerging = 7,
   kArriving = 8,
+};
+
+/// Where an extent that the program has freed was left, and who ends its life.
+enum class Retired : uint8_t {
+  kCached,          // it keeps its memory, for the heap to use again
+  kVacant,          // it was cold: the caller's to end, and busy
+  kLeftToDemotion,  // whoever demotes it learns at end_demotion() that it is his to end
 };
 
 /// What use of an extent has told; kept in the state word.
@@ -160,13 +167,11 @@ class Extent {
   /// Gives up `busy`. False, and busy still, when it was freed meanwhile: it is the caller's to
   /// end.
   bool end_demotion();
-  /// Freed by the program while it is demoted; whoever demotes it ends its life.
-  bool leave_to_demotion();
 
-  /// Freed by the program. False when the extent is cold or inside a window: see Heap::free.
-  bool retire();
+  /// Freed by the program. Waits for the end of a window and of a fetch that has begun; aborts when
+  /// it was freed before.
+  Retired retire();
   void revive();
-  bool claim_for_free();
   bool claim_for_trim();
   /// Cached again: its memory could not be given back.
   void cancel_trim();
@@ -178,7 +183,7 @@ class Extent {
 
  private:
   bool transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
-                  uint64_t clear);
+                  uint64_t clear, uint64_t required_set = 0);
 
   std::atomic<uint64_t> word_{0};
 };

@@ -25,7 +25,7 @@ void lead_to(Extent& extent, ExtentState state) {
   extent.commit();
   extent.set_flags(kFlagSeen);
   if (state == kCached) {
-    ASSERT_TRUE(extent.retire());
+    ASSERT_EQ(extent.retire(), Retired::kCached);
   }
   if (state == kResident || state == kCached) return;
   ASSERT_TRUE(extent.claim_for_eviction());
@@ -55,10 +55,6 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
       {"reaffirm_eviction", &Extent::reaffirm_eviction, {{kEvicting, kEvicting}}},
       {"seal", &Extent::seal, {{kEvicting, kSealing}}},
       {"claim_for_fetch", &Extent::claim_for_fetch, {{kCold, kFetching}}},
-      {"retire",
-       &Extent::retire,
-       {{kResident, kCached}, {kEvicting, kCached}, {kArriving, kCached}}},
-      {"claim_for_free", &Extent::claim_for_free, {{kCold, kVacant}}},
       {"claim_for_demotion", &Extent::claim_for_demotion, {{kCold, kCold}}},
       {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
       {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
@@ -80,10 +76,91 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
   }
 }
 
+TEST(ExtentTest, RetiringLeadsWhereItsMemoryIs) {
+  const std::map<ExtentState, Retired> leads = {{kResident, Retired::kCached},
+                                                {kEvicting, Retired::kCached},
+                                                {kArriving, Retired::kCached},
+                                                {kCold, Retired::kVacant}};
+  for (const auto& [state, lead] : leads) {
+    Extent extent;
+    lead_to(extent, state);
+    const bool was_busy = extent.has(kFlagBusy);
+    EXPECT_EQ(extent.retire(), lead) << "in " << static_cast<int>(state);
+    EXPECT_EQ(extent.state(), lead == Retired::kCached ? kCached : kVacant);
+    EXPECT_EQ(extent.has(kFlagBusy), was_busy || lead == Retired::kVacant);
+  }
+}
+
+TEST(ExtentTest, RetiringWaitsForTheEndOfAWindow) {
+  struct End {
+    ExtentState state;
+    void (Extent::*end)();
+    Retired lead;
+  };
+  const End ends[] = {
+      {kSealing, &Extent::become_cold, Retired::kVacant},
+      {kSealing, &Extent::unseal, Retired::kCached},
+      {kSealing, &Extent::abandon_eviction, Retired::kCached},
+      {kMerging, &Extent::become_resident, Retired::kCached},
+      {kMerging, &Extent::abandon_fetch, Retired::kVacant},
+      {kFetching, &Extent::become_arriving, Retired::kCached},
+  };
+  for (const End& end : ends) {
+    Extent extent;
+    lead_to(extent, end.state);
+    std::atomic<bool> is_over = false;
+    std::jthread freeing([&] {
+      EXPECT_EQ(extent.retire(), end.lead) << "in " << static_cast<int>(end.state);
+      is_over = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_FALSE(is_over);
+    (extent.*end.end)();
+  }
+}
+
+// Between two looks of the one who frees it, another thread may claim the extent and give it up.
+TEST(ExtentTest, RetiringNeverWaitsForWhatHasEnded) {
+  constexpr int kRounds = 20000;
+  std::vector<Extent> extents(kRounds);
+  for (Extent& extent : extents) lead_to(extent, kCold);
+  std::atomic<int> begun = 0;
+  std::atomic<int> freed = 0;
+  std::jthread freeing([&] {
+    for (int index = 0; index < kRounds; ++index) {
+      while (begun.load() <= index) std::this_thread::yield();
+      extents[index].retire();
+      freed.store(index + 1);
+    }
+  });
+  int stuck = 0;
+  for (int index = 0; index < kRounds; ++index) {
+    begun.store(index + 1);
+    if (extents[index].claim_for_fetch()) extents[index].abandon_fetch();
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::seconds(stuck > 0 ? 0 : 30);
+    while (freed.load() <= index && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    if (freed.load() > index) continue;
+    ++stuck;
+    extents[index].pin();  // changes the word, so that it looks once more when it is woken
+    extents[index].release_busy();
+    while (freed.load() <= index) std::this_thread::yield();
+  }
+  EXPECT_EQ(stuck, 0);
+}
+
 TEST(ExtentTest, UsableStatesAreThoseWithWritableAnonymousPages) {
   for (const ExtentState state : kAllStates) {
     EXPECT_EQ(Extent::usable_in(state), state == kResident || state == kEvicting);
   }
+}
+
+TEST(ExtentDeathTest, RetiringTwiceIsADoubleFree) {
+  Extent extent;
+  lead_to(extent, kCached);
+  EXPECT_DEATH(extent.retire(), "double free");
 }
 
 TEST(ExtentDeathTest, ForcedTransitionsCheckTheirState) {
@@ -146,7 +223,7 @@ TEST(ExtentTest, AbandonedEvictionsLeaveItResidentOrCached) {
   }
   Extent freed;
   lead_to(freed, kEvicting);
-  ASSERT_TRUE(freed.retire());
+  ASSERT_EQ(freed.retire(), Retired::kCached);
   EXPECT_TRUE(freed.has(kFlagBusy));
   EXPECT_FALSE(freed.claim_for_trim()) << "its writer still reads it";
   freed.abandon_eviction();
@@ -177,7 +254,7 @@ TEST(ExtentTest, FlagsEndWithTheLifeAndDirtyWithTheEviction) {
   extent.begin_merge();
   extent.become_resident();
   extent.set_flags(kUseFlags);
-  ASSERT_TRUE(extent.retire());
+  ASSERT_EQ(extent.retire(), Retired::kCached);
   extent.revive();
   EXPECT_EQ(extent.load() & kUseFlags, 0u);
 }
@@ -192,7 +269,7 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
 
   Extent freed;
   lead_to(freed, kArriving);
-  ASSERT_TRUE(freed.retire());
+  ASSERT_EQ(freed.retire(), Retired::kCached);
   EXPECT_FALSE(freed.claim_for_trim());  // the copy is still under way
   freed.settle();
   EXPECT_EQ(freed.state(), kCached);
@@ -202,7 +279,7 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
 
   Extent revived;
   lead_to(revived, kArriving);
-  ASSERT_TRUE(revived.retire());
+  ASSERT_EQ(revived.retire(), Retired::kCached);
   revived.revive();
   revived.set_flags(kFlagSeen);
   EXPECT_FALSE(revived.claim_for_eviction());
@@ -214,15 +291,13 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
 TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   Extent extent;
   lead_to(extent, kCold);
-  EXPECT_FALSE(extent.leave_to_demotion());
   ASSERT_TRUE(extent.claim_for_demotion());
   EXPECT_FALSE(extent.claim_for_demotion());
   EXPECT_FALSE(extent.claim_for_fetch());
-  EXPECT_FALSE(extent.claim_for_free());
   EXPECT_TRUE(extent.end_demotion());
   EXPECT_FALSE(extent.has(kFlagBusy));
   ASSERT_TRUE(extent.claim_for_demotion());
-  EXPECT_TRUE(extent.leave_to_demotion());
+  EXPECT_EQ(extent.retire(), Retired::kLeftToDemotion);
   EXPECT_EQ(extent.state(), kVacant);
   EXPECT_FALSE(extent.end_demotion());
   EXPECT_TRUE(extent.has(kFlagBusy));
@@ -243,7 +318,7 @@ TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
     is_awake = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_TRUE(extent.leave_to_demotion());
+  EXPECT_EQ(extent.retire(), Retired::kLeftToDemotion);
   for (int tries = 0; tries < 1000 && !is_awake; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -264,7 +339,7 @@ TEST(ExtentTest, PinsOrdersAndFreesWantADemotedExtent) {
   EXPECT_TRUE(extent.is_wanted_since(100));
   extent.unpin();
   EXPECT_FALSE(extent.is_wanted_since(100));
-  extent.leave_to_demotion();
+  extent.retire();
   EXPECT_TRUE(extent.is_wanted_since(100));
 }
 
@@ -294,7 +369,7 @@ TEST(ExtentTest, PinsOutliveTheExtentsLife) {
   Extent extent;
   lead_to(extent, kCold);
   extent.pin();
-  ASSERT_TRUE(extent.claim_for_free());
+  ASSERT_EQ(extent.retire(), Retired::kVacant);
   extent.become_vacant();
   EXPECT_EQ(Extent::pins_of(extent.load()), 1u);
   extent.commit();

@@ -259,27 +259,16 @@ void CudaHeap::free(void* address) {
   TENCACHE_CHECK(extent->address == address, "free of %p", address);
   const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
   const uint64_t bytes = extent->bytes;
-  for (;;) {
-    const uint64_t word = extent->load();
-    if (extent->retire()) {
-      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
-      retire(extent);
-      return;
-    }
-    if (extent->claim_for_free()) {
-      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
+  const Retired retired = extent->retire();
+  use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
+  switch (retired) {
+    case Retired::kCached:
+      return cache(extent);
+    case Retired::kVacant:
       release_copy(extent);
-      give_back_addresses(extent);
+      return give_back_addresses(extent);
+    case Retired::kLeftToDemotion:
       return;
-    }
-    if (extent->leave_to_demotion()) {
-      use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
-      return;
-    }
-    const ExtentState state = Extent::state_of(word);
-    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
-                   "double free of %p", address);
-    extent->wait_while(word);  // an eviction's proof or the beginning of a fetch: it ends by itself
   }
 }
 

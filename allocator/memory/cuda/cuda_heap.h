@@ -153,7 +153,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   CudaExtent* pop_cached(Key key) TENCACHE_EXCLUDES(mutex_);
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
-  void retire(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void release_spare_copy(CudaExtent* extent);
   bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);

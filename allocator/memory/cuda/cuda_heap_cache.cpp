@@ -57,7 +57,7 @@ Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* ma
 }
 
 // REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
-void CudaHeap::retire(CudaExtent* extent) {
+void CudaHeap::cache(CudaExtent* extent) {
   release_spare_copy(extent);
   extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes);
   const StreamSet others = others_of(*extent);

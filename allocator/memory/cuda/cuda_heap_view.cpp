@@ -77,7 +77,8 @@ void CudaHeap::reset_totals() {
 std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
   const auto device_address = reinterpret_cast<CUdeviceptr>(address);
   if (const Extent* extent = find(address)) {
-    if (extent->state() == ExtentState::kCached) return std::nullopt;
+    const ExtentState state = extent->state();
+    if (state == ExtentState::kCached || state == ExtentState::kVacant) return std::nullopt;
     const auto begin = reinterpret_cast<CUdeviceptr>(extent->address);
     return FoundBlock{begin, extent->bytes, begin, extent->bytes,
                       extent->requested_bytes.load(std::memory_order_relaxed)};
