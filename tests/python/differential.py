@@ -23,7 +23,7 @@ from conftest import clean_environment
 
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = TESTS / "programs"
-TIMEOUT_S = 150
+TIMEOUT_S = 600
 # Small, so that small programs have many extents; below it blocks never go cold.
 EXTENT_MIN = "16KiB"
 BOUNDLESS = "64GiB"

@@ -252,33 +252,43 @@ def test_a_writer_that_evictions_and_fetches_overtake_loses_nothing(run_cold: Ru
     """A thread increments through a view without the GIL while the tensor comes and goes."""
     run_cold(
         """
-        import random, threading, time
+        import threading
         tensor, truth = make(14)
         tensor.zero_()
         view = tensor.numpy()
         rounds, stop = 0, threading.Event()
+        # An eviction that the writer overtakes is given up, so some get a pause.
+        asks_for_pause, pauses, goes_on = (threading.Event() for _ in range(3))
 
         def write():
             global rounds
             while not stop.is_set():
                 np.add(view, 1, out=view)  # NumPy gives up the GIL here
                 rounds += 1
-                # An eviction that the writer overtakes is given up, so some need a pause.
-                time.sleep(random.choice((0, 0, 0.002)))
+                if asks_for_pause.is_set():
+                    asks_for_pause.clear()
+                    pauses.set()
+                    goes_on.wait()
+                    goes_on.clear()
 
         writer = threading.Thread(target=write)
         writer.start()
         from cold import _library
-        went_cold = tries = 0
-        give_up = time.monotonic() + 60
-        while (tries < 150 or went_cold < 10) and time.monotonic() < give_up:
-            tries += 1
+        went_cold = 0
+        for number in range(150):
+            has_pause = number % 10 == 0
+            if has_pause:
+                asks_for_pause.set()
+                pauses.wait()
+                pauses.clear()
             went_cold += _library.tencache_evict_all()
+            if has_pause:
+                goes_on.set()
             tensor.data_ptr(), torch.numel(tensor)
             tensor[:1].clone()
         stop.set()
         writer.join()
-        assert rounds > 10 and went_cold >= 10, (rounds, tries, went_cold)
+        assert rounds > 10 and went_cold >= 15, (rounds, went_cold)
         assert same(tensor, np.full_like(truth, rounds)), (tensor.min(), tensor.max(), rounds)
         """
     )

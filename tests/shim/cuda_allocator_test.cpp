@@ -78,9 +78,7 @@ TEST_F(CudaAllocatorTest, AStreamHasItsMemoryAgainAndOthersWait) {
   pointer = allocate(kExtent);
   EXPECT_EQ(pointer.get(), address);
   cuda_->recordStream(pointer, as_torch(other));
-  ASSERT_EQ(driver_->launch(
-                other, {}, [] {}, std::chrono::milliseconds(50)),
-            CUDA_SUCCESS);
+  driver_->hold(other);
   pointer.clear();
   EXPECT_EQ(cuda_->getDeviceStats(0).active_bytes[0].current, static_cast<int64_t>(kExtent));
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);

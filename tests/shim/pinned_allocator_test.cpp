@@ -6,13 +6,11 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,7 +51,7 @@ class PinnedAllocatorTest : public ::testing::Test {
   ~PinnedAllocatorTest() override {
     kept_.clear();
     if (!driver_) return;
-    let_go();
+    driver_->wait_until_idle();
     allocator_.reset();
     for (const CUstream stream : streams_) driver_->api().cuStreamDestroy(stream);
     context_.reset();
@@ -101,18 +99,6 @@ class PinnedAllocatorTest : public ::testing::Test {
     CUdeviceptr found = 0;
     return driver_->api().cuMemHostGetDevicePointer(&found, address, 0) == CUDA_SUCCESS;
   }
-  void hold_up() {
-    is_let_go_ = false;
-    EXPECT_EQ(driver_->launch(stream_, {},
-                              [this] {
-                                while (!is_let_go_) std::this_thread::yield();
-                              }),
-              CUDA_SUCCESS);
-  }
-  void let_go() {
-    is_let_go_ = true;
-    driver_->wait_until_idle();
-  }
 
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;
@@ -121,7 +107,6 @@ class PinnedAllocatorTest : public ::testing::Test {
   CUstream stream_ = nullptr;
   std::vector<CUstream> streams_;
   std::vector<c10::DataPtr> kept_;
-  std::atomic<bool> is_let_go_ = true;
   bool is_refused_ = false;
   int open_count_ = 0;
 };
@@ -171,14 +156,14 @@ TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {
   start();
   c10::DataPtr pointer = allocate(kBudget / 2);
   char* const address = static_cast<char*>(pointer.get());
-  hold_up();
+  driver_->hold(stream_);
   // The address of a view, and a context that is another's: the address decides.
-  EXPECT_TRUE(record(address + 1000, &is_let_go_));
+  EXPECT_TRUE(record(address + 1000, &open_count_));
   pointer.clear();
   EXPECT_EQ(host_->get_stats().active_bytes.current, static_cast<int64_t>(kBudget / 2));
   kept_.push_back(allocate(kBudget / 2));
   EXPECT_NE(kept_.back().get(), address);
-  let_go();
+  driver_->wait_until_idle();
   host_->empty_cache();
   EXPECT_EQ(host_->get_stats().active_bytes.current, static_cast<int64_t>(kBudget / 2));
   kept_.push_back(allocate(kBudget / 2));
@@ -333,7 +318,7 @@ TEST_F(PinnedAllocatorTest, SegmentsAreItsBlocks) {
   EXPECT_TRUE(host_->get_segments().empty());
   kept_.push_back(allocate(100));
   c10::DataPtr waiting = allocate(200);
-  hold_up();
+  driver_->hold(stream_);
   EXPECT_TRUE(record(waiting.get(), waiting.get_context()));
   waiting.clear();
   host_->begin_allocate_to_pool({1, 0}, [](c10::Stream) { return true; });

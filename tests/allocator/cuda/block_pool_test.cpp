@@ -35,7 +35,7 @@ class BlockPoolTest : public BlockPoolFixture {
 };
 
 TEST_F(BlockPoolTest, ABlockOfOneStreamIsUsedAgainAtOnceAndWithoutTheDriver) {
-  hold_up(main_);
+  driver_->hold(main_);
   const CUdeviceptr first = allocate(kBytes - 1, main_);
   EXPECT_EQ(pool_->used_bytes(), kBytes);
   EXPECT_EQ(view_of(first).requested_bytes, kBytes - 1);
@@ -68,7 +68,7 @@ TEST_F(BlockPoolTest, AnotherStreamDoesNotGetIt) {
 TEST_F(BlockPoolTest, WhatAnotherStreamUsedWaitsForItsKernels) {
   const CUdeviceptr first = allocate(kMiB, main_);
   const CUdeviceptr second = allocate(kMiB, main_);
-  hold_up(side_);
+  driver_->hold(side_);
   note_use(first + kMiB - 1, side_);  // a view's address
   EXPECT_EQ(view_of(first).streams, set_of(main_) | set_of(side_));
   EXPECT_EQ(view_of(second).streams, set_of(main_));
@@ -81,7 +81,7 @@ TEST_F(BlockPoolTest, WhatAnotherStreamUsedWaitsForItsKernels) {
   free(allocate(kMiB, main_));
   EXPECT_EQ(view_of(first).state, BlockState::kWaiting);
   const CUdeviceptr fourth = allocate(kMiB, main_);  // fills what is free
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(kMiB, main_), first);
   for (const CUdeviceptr address : {first, second, third, fourth}) free(address);
 }
@@ -91,7 +91,7 @@ TEST_F(BlockPoolTest, WorkThatComesAfterTheFreeIsNotWaitedFor) {
   note_use(address, side_);
   free(address);
   driver_->wait_until_idle();
-  hold_up(side_);
+  driver_->hold(side_);
   EXPECT_EQ(pool_->trim(1), 20 * kMiB) << "the mark was made before";
 }
 
@@ -99,12 +99,12 @@ TEST_F(BlockPoolTest, EveryStreamIsWaitedFor) {
   const CUstream third = make_stream();
   const CUdeviceptr address = allocate(20 * kMiB, main_);
   note_use(address, side_);
-  hold_up(third);
+  driver_->hold(third);
   note_use(address, third);
   free(address);
   const CUdeviceptr other = allocate(20 * kMiB, main_);
   EXPECT_NE(other, address);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(20 * kMiB, main_), address);
   free(address);
   free(other);
@@ -115,7 +115,7 @@ TEST_F(BlockPoolTest, ABusyStreamDelaysOnlyItsOwn) {
   const CUstream third = make_stream();
   const CUdeviceptr late = allocate(20 * kMiB, main_);
   const CUdeviceptr soon = allocate(20 * kMiB, main_);
-  hold_up(side_);
+  driver_->hold(side_);
   note_use(late, side_);
   note_use(soon, third);
   free(late);
@@ -129,7 +129,7 @@ TEST_F(BlockPoolTest, ABusyStreamDelaysOnlyItsOwn) {
 TEST_F(BlockPoolTest, AFreeSegmentChangesToAStreamThatIsHeldBack) {
   const CUdeviceptr address = allocate(kBytes, main_);
   const auto value = reinterpret_cast<std::atomic<int>*>(address);
-  hold_up(main_);
+  driver_->hold(main_);
   ASSERT_EQ(driver_->launch(main_, {{address, kBytes}}, [value] { *value = 1; }), CUDA_SUCCESS);
   free(address);
   EXPECT_EQ(allocate(kBytes, side_), address);
@@ -139,7 +139,7 @@ TEST_F(BlockPoolTest, AFreeSegmentChangesToAStreamThatIsHeldBack) {
   ASSERT_EQ(driver_->launch(side_, {{address, kBytes}}, [value, &seen] { seen = *value; }),
             CUDA_SUCCESS);
   std::this_thread::sleep_for(milliseconds(5));
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(seen, 1) << "the new stream ran before the old one was done";
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u) << "no thread waits";
   free(address);
@@ -161,12 +161,12 @@ TEST_F(BlockPoolTest, StreamsThatShareABitWaitForEachOther) {
   const CUstream second = make_stream();
   ASSERT_EQ(set_of(first), set_of(second));
   const CUdeviceptr address = allocate(20 * kMiB, first);
-  hold_up(first);
+  driver_->hold(first);
   free(address);
   EXPECT_EQ(view_of(address).state, BlockState::kWaiting) << "it may be wanted for the second one";
   const CUdeviceptr other = allocate(20 * kMiB, second);
   EXPECT_NE(other, address);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(20 * kMiB, second), address);
   free(address);
   free(other);
@@ -176,16 +176,16 @@ TEST_F(BlockPoolTest, AFreeSegmentChangesToTheSharedBitOnlyWhenItIsIdle) {
   const CUdeviceptr address = allocate(20 * kMiB, main_);
   use_up_numbers();
   const CUstream sharing = make_stream();
-  hold_up(main_);
+  driver_->hold(main_);
   free(address);
   const CUdeviceptr other = allocate(20 * kMiB, sharing);
   EXPECT_NE(other, address);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(20 * kMiB, sharing), address);
   EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
   free(address);
   free(other);
-  let_go();
+  driver_->wait_until_idle();
   // Back from the shared bit: what is free there is idle.
   EXPECT_GT(pool_->trim(1), 0u);
   const CUdeviceptr again = allocate(20 * kMiB, main_);
@@ -204,11 +204,11 @@ TEST_F(BlockPoolTest, ACaptureOnlyDelays) {
   EXPECT_NE(other, address);
   EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
   EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
-  hold_up(side_);
+  driver_->hold(side_);
   driver_->set_capturing(side_, false);
   EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u) << "it is marked now, behind what the stream does";
   EXPECT_EQ(driver_->calls("cuEventRecord"), 1u);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(20 * kMiB, main_), address);
   free(address);
   free(other);

@@ -91,13 +91,15 @@ class CopyStreamTest : public ::testing::Test {
 
 TEST_F(CopyStreamTest, ACopyWaitsForTheKernelBeforeItAndNoThreadDoes) {
   start();
-  launch([this] { memset(device_->data(), 7, kBytes); }, milliseconds(20));
+  driver_->hold(program_);
+  launch([this] { memset(device_->data(), 7, kBytes); });
   ASSERT_TRUE(down_->wait_for(mark_program()).is_ok());
   ASSERT_TRUE(down_->to_host(host_->data(), device_->address(), kBytes).is_ok());
   const StreamMark arrived = mark_of(*down_);
   const Result<bool> at_once = arrived.is_reached();
   ASSERT_TRUE(at_once.is_ok());
-  EXPECT_FALSE(at_once.value()) << "the kernel takes its time";
+  EXPECT_FALSE(at_once.value());
+  driver_->let_go();
   ASSERT_TRUE(arrived.wait().is_ok());
   EXPECT_TRUE(arrived.is_reached().value());
   EXPECT_EQ(host_->data()[kBytes - 1], 7);
@@ -119,10 +121,11 @@ TEST_F(CopyStreamTest, AKernelWaitsForTheCopyBeforeIt) {
 TEST_F(CopyStreamTest, AMarkMeansWhatTheStreamHadBeenGivenThen) {
   start();
   const StreamMark before = mark_program();
-  launch([] {}, milliseconds(200));
+  driver_->hold(program_);
   ASSERT_TRUE(before.wait().is_ok());
   const StreamMark after = mark_program();
   EXPECT_FALSE(after.is_reached().value());
+  driver_->let_go();
   ASSERT_TRUE(after.wait().is_ok());
   EXPECT_TRUE(StreamMark().is_reached().value()) << "of no stream";
   EXPECT_TRUE(StreamMark().wait().is_ok());

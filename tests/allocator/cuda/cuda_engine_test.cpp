@@ -51,14 +51,14 @@ TEST_F(CudaEngineTest, NoThreadWaitsForData) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 3);
   ASSERT_TRUE(engine_->evict(tensor));
-  engine_->driver().hold_copies(true);  // whoever waited for one would wait for ever
+  engine_->driver().hold_copies();  // whoever waited for one would wait for ever
   engine_->check(stream_, tensor, kBytes, 3);
   EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
   // Another stream that uses it waits for the same copy.
   CUstream other = engine_->make_stream();
   engine_->check(other, tensor, kBytes, 3);
   EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
-  engine_->driver().hold_copies(false);
+  engine_->driver().let_go();
   engine_->wait_until_idle();
   EXPECT_EQ(engine_->stats().fetched_bytes, kBytes);
 }
@@ -161,12 +161,16 @@ TEST_F(CudaEngineTest, EvictionWaitsForEveryStreamThatUsedIt) {
 }
 
 TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
-  start({}, {.to_host_bytes_per_s = 64 * kMiB});
+  start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
+  const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
+  engine_->driver().hold_copies();
   std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
-  while (engine_->state(tensor) != ExtentState::kEvicting) std::this_thread::yield();
+  while (engine_->driver().calls("cuMemcpyDtoHAsync") == copies) std::this_thread::yield();
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kEvicting);
   engine_->write(stream_, tensor, kBytes, 2);
+  engine_->driver().let_go();
   evictor.join();
   EXPECT_EQ(engine_->state(tensor), ExtentState::kResident);
   EXPECT_FALSE(engine_->extent(tensor)->host_block.is_valid());
@@ -198,10 +202,10 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 5);
   ASSERT_TRUE(engine_->evict(tensor));
-  engine_->driver().hold_copies(true);
+  engine_->driver().hold_copies();
   EXPECT_EQ(engine_->prefetch({tensor}), 1u);
   engine_->check(stream_, tensor, kBytes, 5);
-  engine_->driver().hold_copies(false);
+  engine_->driver().let_go();
   EXPECT_EQ(engine_->stats().late_fetches, 1u);
   EXPECT_EQ(engine_->stats().early_fetches, 0u);
 }
@@ -236,11 +240,11 @@ TEST_F(CudaEngineTest, FreeInEveryState) {
   char* arriving = allocate();
   engine_->write(stream_, arriving, kBytes, 1);
   ASSERT_TRUE(engine_->evict(arriving));
-  engine_->driver().hold_copies(true);
+  engine_->driver().hold_copies();
   engine_->check(stream_, arriving, kBytes, 1);
   ASSERT_EQ(engine_->state(arriving), ExtentState::kArriving);
   free(arriving);
-  engine_->driver().hold_copies(false);
+  engine_->driver().let_go();
   char* next = allocate();
   engine_->write(stream_, next, kBytes, 2);
   engine_->check(stream_, next, kBytes, 2);
@@ -288,9 +292,9 @@ TEST_F(CudaEngineTest, UseOfWhatHasLandedSettlesIt) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 5);
   ASSERT_TRUE(engine_->evict(tensor));
-  engine_->driver().hold_copies(true);
+  engine_->driver().hold_copies();
   engine_->check(stream_, tensor, kBytes, 5);
-  engine_->driver().hold_copies(false);
+  engine_->driver().let_go();
   engine_->wait_until_idle();
   ASSERT_EQ(engine_->state(tensor), ExtentState::kArriving);
   engine_->check(stream_, tensor, kBytes, 5);
@@ -321,10 +325,10 @@ TEST_F(CudaEngineTest, ForkedChildGetsNoMemory) {
 TEST_F(CudaEngineTest, SameStreamHasItAgainAtOnce) {
   start();
   char* first = allocate();
-  engine_->write(stream_, first, kBytes, 1, milliseconds(30));
+  engine_->driver().hold(stream_);
+  engine_->write(stream_, first, kBytes, 1);
   free(first);
-  EXPECT_EQ(allocate(), first);  // while the kernel runs
-  EXPECT_FALSE(engine_->driver().is_idle());
+  EXPECT_EQ(allocate(), first) << "before the kernel has run";
 }
 
 TEST_F(CudaEngineTest, AnotherStreamTakesItOverOnTheDevice) {
@@ -350,9 +354,9 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   (*engine_)->record_stream(first + 100, other);
   // Not announced to the gate: a collective's kernel, say.
   const DeviceRange range{reinterpret_cast<CUdeviceptr>(first), kBytes, false};
+  engine_->driver().hold(other);
   ASSERT_EQ(
-      engine_->driver().launch(
-          other, {range}, [&] { EXPECT_TRUE(has_stamp(first, kBytes, 1)); }, milliseconds(30)),
+      engine_->driver().launch(other, {range}, [&] { EXPECT_TRUE(has_stamp(first, kBytes, 1)); }),
       CUDA_SUCCESS);
   free(first);
   char* second = allocate();
@@ -367,12 +371,7 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
 TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   start();
   CUstream other = engine_->make_stream();
-  std::atomic<bool> is_let_go{false};
-  ASSERT_EQ(engine_->driver().launch(other, {},
-                                     [&] {
-                                       while (!is_let_go) std::this_thread::yield();
-                                     }),
-            CUDA_SUCCESS);
+  engine_->driver().hold(other);
   for (int count = 0; count < 8; ++count) {
     (*engine_)->record_stream(allocate(), other);
   }
@@ -380,7 +379,6 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   const uint64_t queries = engine_->driver().calls("cuEventQuery");
   char* next = allocate();
   EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
-  is_let_go = true;
   engine_->wait_until_idle();
   EXPECT_EQ((*engine_)->heap().figures().waiting_count, 8u);
   engine_->write(stream_, next, kBytes, 1);
@@ -396,9 +394,9 @@ TEST_F(CudaEngineTest, CachedMemoryWaitsForItsFreeAlone) {
   engine_->write(stream_, freed, kBytes, 1, std::chrono::milliseconds(50));
   engine_->wait_until_idle();
   free(freed);
-  engine_->write(stream_, other, kBytes, 2, std::chrono::seconds(2));
-  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);
-  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  engine_->driver().hold(stream_);
+  engine_->write(stream_, other, kBytes, 2);
+  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);  // or it would wait for ever
   free(other);
   EXPECT_EQ((*engine_)->heap().drop_idle_cached(kBytes), 0u) << "the device still writes it";
   engine_->wait_until_idle();

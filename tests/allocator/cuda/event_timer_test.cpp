@@ -36,22 +36,11 @@ class EventTimerTest : public SimulatedStreamsFixture {
     stream_ = stream();
   }
   ~EventTimerTest() override {
-    is_let_go_ = true;
     driver_->wait_until_idle();
     timer_.reset();
     numbers_.reset();
     marks_.reset();
     gpu_.reset();
-  }
-  // What is queued behind this is timed by the device alone, however slow the host is.
-  void block(CUstream stream) {
-    launch(stream, [this] {
-      while (!is_let_go_) std::this_thread::sleep_for(milliseconds(1));
-    });
-  }
-  void let_go() {
-    is_let_go_ = true;
-    driver_->wait_until_idle();
   }
   OpTimer::Span* begin(CUstream stream, uint32_t op = 1) {
     return timer_->begin(op, ++begun_, numbers_->set_of(stream));
@@ -76,11 +65,12 @@ class EventTimerTest : public SimulatedStreamsFixture {
   std::optional<EventTimer> timer_;
   CUstream stream_ = nullptr;
   uint64_t begun_ = 0;
-  std::atomic<bool> is_let_go_ = false;
 };
 
+// What is queued behind a stream that is held is timed by the device alone, however slow the host
+// is.
 TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
-  block(stream_);
+  driver_->hold(stream_);
   EXPECT_TRUE(time(stream_, 1, milliseconds(30)));
   OpTimer::Span* span = begin(stream_, 2);
   ASSERT_NE(span, nullptr);
@@ -93,7 +83,7 @@ TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
   launch(stream_, milliseconds(15), [] {});
   timer_->finish(span);
   EXPECT_TRUE(timer_->take_finished().empty()) << "nothing has run yet, and nobody waits for it";
-  let_go();
+  driver_->wait_until_idle();
   const std::vector<OpTime> times = timer_->take_finished();
   ASSERT_EQ(times.size(), 2u);
   EXPECT_EQ(times[0].op, 1u);
@@ -107,26 +97,26 @@ TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
 // A stream that is far behind keeps no other's times back.
 TEST_F(EventTimerTest, StreamsAreToldApart) {
   const CUstream other = stream();
-  block(stream_);
+  driver_->hold(stream_);
   EXPECT_TRUE(time(stream_, 1, milliseconds(1)));
   EXPECT_TRUE(time(other, 2, milliseconds(1)));
   EXPECT_EQ(api().cuStreamSynchronize(other), CUDA_SUCCESS);
   std::vector<OpTime> times = timer_->take_finished();
   ASSERT_EQ(times.size(), 1u);
   EXPECT_EQ(times[0].op, 2u);
-  let_go();
+  driver_->wait_until_idle();
   times = timer_->take_finished();
   ASSERT_EQ(times.size(), 1u);
   EXPECT_EQ(times[0].op, 1u);
 }
 
 TEST_F(EventTimerTest, EventsAreUsedAgainAndBounded) {
-  block(stream_);
+  driver_->hold(stream_);
   for (size_t index = 0; index < EventTimer::kSpansMax; ++index) {
     ASSERT_TRUE(time(stream_, 1, milliseconds(0)));
   }
   EXPECT_FALSE(time(stream_, 1, milliseconds(0))) << "all are under way";
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(timer_->take_finished().size(), EventTimer::kSpansMax);
   const uint64_t created = driver_->calls("cuEventCreate");
   EXPECT_EQ(created, 2 * EventTimer::kSpansMax);

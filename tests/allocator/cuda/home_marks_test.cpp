@@ -25,7 +25,6 @@ class HomeMarksTest : public SimulatedStreamsFixture {
  protected:
   HomeMarksTest() { start(); }
   ~HomeMarksTest() override {
-    is_let_go_ = true;
     driver_->wait_until_idle();
     marks_.reset();
     numbers_.reset();
@@ -42,12 +41,6 @@ class HomeMarksTest : public SimulatedStreamsFixture {
     stream_ = stream();
     home_ = numbers_->set_of(stream_);
   }
-  // The stream does no more until it is let go.
-  void block() {
-    launch(stream_, [this] {
-      while (!is_let_go_) std::this_thread::sleep_for(milliseconds(1));
-    });
-  }
   void launch_on_stream(std::atomic<int>& count) {
     launch(stream_, [&count] { ++count; });
   }
@@ -58,7 +51,6 @@ class HomeMarksTest : public SimulatedStreamsFixture {
   std::optional<HomeMarks> marks_;
   CUstream stream_ = nullptr;
   StreamSet home_ = kNoStreams;
-  std::atomic<bool> is_let_go_{false};
 };
 
 TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
@@ -66,7 +58,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   std::atomic<int> done{0};
   launch_on_stream(done);
   const uint64_t number = marks_->note_free(home_, 10);
-  block();
+  driver_->hold(stream_);
   EXPECT_TRUE(marks_->wait(home_, number));
   EXPECT_EQ(done, 1);
   EXPECT_GT(driver_->unfinished(stream_), 0u);
@@ -75,11 +67,11 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
 
 TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   make(1);
-  block();
+  driver_->hold(stream_);
   const uint64_t number = marks_->note_free(home_, 10);
   marks_->poll();
   EXPECT_FALSE(marks_->is_over(home_, number));
-  is_let_go_ = true;
+  driver_->let_go();
   EXPECT_TRUE(marks_->wait(home_, number));
   EXPECT_EQ(driver_->unfinished(stream_), 0u);
 }
@@ -89,7 +81,7 @@ TEST_F(HomeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
   for (int free = 0; free < 3; ++free) numbers.push_back(marks_->note_free(home_, 10));
-  block();
+  driver_->hold(stream_);
   const uint64_t later = marks_->note_free(home_, 10);
   EXPECT_TRUE(marks_->wait(home_, numbers[0]));
   for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(home_, number));
@@ -112,7 +104,7 @@ TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
 
 TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
   make(1);
-  block();
+  driver_->hold(stream_);
   const uint64_t number = marks_->note_free(home_, 10);
   const StreamSet other = numbers_->set_of(stream());
   const uint64_t others = marks_->note_free(other, 10);
@@ -124,7 +116,7 @@ TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
 TEST_F(HomeMarksTest, ASetThatIsNotOneStreamIsOver) {
   make(1);
   const StreamSet two = home_ | numbers_->set_of(stream());
-  block();
+  driver_->hold(stream_);
   EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10)));
 }
 

@@ -72,8 +72,8 @@ TEST_F(PinnedPoolTest, ABlockWaitsForTheStreamsThatWereNoted) {
   CUstream one = make_stream();
   CUstream other = make_stream();
   char* block = allocate(kChunk);
-  hold_up(one);
-  hold_up(other);
+  driver_->hold(one);
+  driver_->hold(other);
   EXPECT_TRUE(note_use(block, one));
   EXPECT_TRUE(note_use(block + kChunk - 1, other)) << "any address inside";
   free(block);
@@ -81,7 +81,7 @@ TEST_F(PinnedPoolTest, ABlockWaitsForTheStreamsThatWereNoted) {
   EXPECT_EQ(figures().bytes.current, kChunk) << "not free yet";
   char* second = allocate(kChunk);
   EXPECT_NE(second, block);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(kChunk), block);
   EXPECT_EQ(figures().waiting_count, 0u);
   EXPECT_EQ(tier().chunk_bytes, 2 * kChunk);
@@ -95,7 +95,7 @@ TEST_F(PinnedPoolTest, TheMarkIsMadeWhenTheBlockIsFreed) {
   EXPECT_TRUE(note_use(block, stream));
   free(block);
   driver_->wait_until_idle();
-  hold_up(stream);
+  driver_->hold(stream);
   EXPECT_EQ(allocate(kChunk), block);
 }
 
@@ -123,10 +123,10 @@ TEST_F(PinnedPoolTest, StreamsOfEveryGpuAreWaitedFor) {
   char* block = allocate(kChunk);
   EXPECT_TRUE(note_use(block, first, 0));
   EXPECT_TRUE(note_use(block, second, 1));
-  hold_up(second);
+  driver_->hold(second);
   free(block);
   EXPECT_NE(allocate(kChunk), block);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_EQ(allocate(kChunk), block);
   const Result<bool> none = memory_->note_use(block, 2, first);
   ASSERT_FALSE(none.is_ok());
@@ -195,14 +195,14 @@ TEST_F(PinnedPoolTest, TheBudgetIsWorthWaitingForStreams) {
   CUstream stream = make_stream();
   std::vector<char*> blocks;
   for (int index = 0; index < 4; ++index) blocks.push_back(allocate(kChunk));
-  hold_up(stream);
+  driver_->hold(stream);
   EXPECT_TRUE(note_use(blocks[2], stream));
   const uint64_t waits = driver_->calls("cuEventSynchronize");
   free(blocks[2]);
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), waits);
   std::jthread when_waited_for([&] {
     while (driver_->calls("cuEventSynchronize") == waits) std::this_thread::yield();
-    is_let_go_ = true;
+    driver_->let_go();
   });
   EXPECT_EQ(allocate(kChunk), blocks[2]);
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), waits + 1);
@@ -213,7 +213,7 @@ TEST_F(PinnedPoolTest, WhatNeverFitsWaitsForNobody) {
   start();
   CUstream stream = make_stream();
   char* block = allocate(kChunk);
-  hold_up(stream);
+  driver_->hold(stream);
   EXPECT_TRUE(note_use(block, stream));
   free(block);
   EXPECT_EQ(pool().allocate(kBudget + 1).status().code(), StatusCode::kOutOfMemory);
@@ -238,7 +238,7 @@ TEST_F(PinnedPoolTest, WhatGathersIsLookedAt) {
 TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
   start();
   CUstream stream = make_stream();
-  hold_up(stream);
+  driver_->hold(stream);
   for (char* block : fill_chunk()) {
     EXPECT_TRUE(note_use(block, stream));
     free(block);
@@ -246,7 +246,7 @@ TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
   const uint64_t queries = driver_->calls("cuEventQuery");
   EXPECT_FALSE(pool().poll());
   EXPECT_EQ(driver_->calls("cuEventQuery"), queries + 1);
-  let_go();
+  driver_->wait_until_idle();
   EXPECT_TRUE(pool().poll());
   EXPECT_EQ(figures().waiting_count, 0u);
 }
@@ -305,7 +305,7 @@ TEST_F(PinnedPoolTest, WalksShowEveryBlock) {
   char* in_use = allocate(100);
   char* waiting = allocate(200);
   char* kept = allocate(300, graph);
-  hold_up(stream);
+  driver_->hold(stream);
   EXPECT_TRUE(note_use(waiting, stream));
   free(waiting);
   free(kept);

@@ -56,14 +56,6 @@ class StreamNumbersTest : public ::testing::Test {
               CUDA_SUCCESS);
     return streams_.emplace_back(stream);
   }
-  // Keeps the stream busy until the kernel is let go.
-  void block(CUstream stream, std::atomic<bool>& is_let_go) {
-    EXPECT_EQ(driver_.launch(stream, {},
-                             [&is_let_go] {
-                               while (!is_let_go) std::this_thread::sleep_for(milliseconds(1));
-                             }),
-              CUDA_SUCCESS);
-  }
   static bool are_reached(const std::vector<StreamMark>& marks) {
     return std::all_of(marks.begin(), marks.end(), [](const StreamMark& mark) {
       const Result<bool> reached = mark.is_reached();
@@ -115,12 +107,11 @@ TEST_F(StreamNumbersTest, TheNullStreamIsOneOfThem) {
 }
 
 TEST_F(StreamNumbersTest, ExactlyTheStreamsOfTheSetAreMarked) {
-  std::atomic<bool> is_let_go = false;
   const CUstream busy = make_stream();
   const CUstream idle = make_stream();
   const StreamSet busy_set = numbers_->set_of(busy);
   const StreamSet idle_set = numbers_->set_of(idle);
-  block(busy, is_let_go);
+  driver_.hold(busy);
   std::vector<StreamMark> none;
   ASSERT_TRUE(numbers_->mark_all(0, &none).is_ok());
   EXPECT_TRUE(none.empty());
@@ -135,25 +126,23 @@ TEST_F(StreamNumbersTest, ExactlyTheStreamsOfTheSetAreMarked) {
   EXPECT_FALSE(are_reached(of_both));
   ASSERT_TRUE(numbers_->mark_all(idle_set, &of_both).is_ok());
   EXPECT_EQ(of_both.size(), 3u) << "marks are appended";
-  is_let_go = true;
+  driver_.let_go();
   for (const StreamMark& mark : of_both) ASSERT_TRUE(mark.wait().is_ok());
   EXPECT_TRUE(are_reached(of_both));
 }
 
 TEST_F(StreamNumbersTest, TheSharedBitStandsForAllThatShareIt) {
   for (size_t number = 0; number < 63; ++number) (void)numbers_->set_of(handle(number));
-  std::atomic<bool> is_let_go = false;
   std::vector<CUstream> sharing;
   for (int number = 0; number < 3; ++number) {
     sharing.push_back(make_stream());
     EXPECT_EQ(numbers_->set_of(sharing.back()), StreamNumbers::kShared);
   }
-  block(sharing[1], is_let_go);
+  driver_.hold(sharing[1]);
   std::vector<StreamMark> marks;
   ASSERT_TRUE(numbers_->mark_all(StreamNumbers::kShared, &marks).is_ok());
   EXPECT_EQ(marks.size(), 3u);
   EXPECT_FALSE(are_reached(marks));
-  is_let_go = true;
   driver_.wait_until_idle();
   EXPECT_TRUE(are_reached(marks));
   EXPECT_DEATH((void)numbers_->hold_back(StreamNumbers::kShared, marks), "not one stream");
@@ -163,7 +152,7 @@ TEST_F(StreamNumbersTest, AStreamIsHeldBack) {
   std::atomic<bool> is_let_go = false;
   const CUstream first = make_stream();
   const CUstream second = make_stream();
-  block(first, is_let_go);
+  driver_.hold(first);
   std::vector<StreamMark> marks;
   ASSERT_TRUE(numbers_->mark_all(numbers_->set_of(first), &marks).is_ok());
   ASSERT_TRUE(numbers_->hold_back(numbers_->set_of(second), marks).is_ok());

@@ -7,11 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "memory/cuda/block_pool.h"
@@ -37,7 +34,7 @@ class BlockPoolFixture : public ::testing::Test {
     pool_.emplace(*numbers_, *source_);
   }
   ~BlockPoolFixture() override {
-    let_go();
+    driver_->wait_until_idle();
     pool_.reset();
     if (!has_failed_) {
       EXPECT_EQ(source_->bytes(), 0u);
@@ -79,22 +76,6 @@ class BlockPoolFixture : public ::testing::Test {
     EXPECT_TRUE(pool_->note_use(address, set_of(stream)));
   }
 
-  // Keeps the stream busy until let_go().
-  void hold_up(CUstream stream) {
-    is_let_go_ = false;
-    EXPECT_EQ(driver_->launch(stream, {},
-                              [this] {
-                                while (!is_let_go_) {
-                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                                }
-                              }),
-              CUDA_SUCCESS);
-  }
-  void let_go() {
-    is_let_go_ = true;
-    driver_->wait_until_idle();
-  }
-
   // The block that begins there.
   BlockView view_of(CUdeviceptr address) {
     for (const SegmentView& segment : pool_->segments()) {
@@ -114,7 +95,6 @@ class BlockPoolFixture : public ::testing::Test {
   std::optional<MappedSegments> source_;
   std::optional<BlockPool> pool_;
   std::vector<CUstream> streams_;
-  std::atomic<bool> is_let_go_ = true;
   bool has_failed_ = false;
 };
 

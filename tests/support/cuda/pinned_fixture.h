@@ -7,12 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,7 +27,7 @@ class PinnedFixture : public ::testing::Test {
   PinnedFixture() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
   ~PinnedFixture() override {
     if (!driver_) return;
-    let_go();
+    driver_->wait_until_idle();
     for (void* address : allocated_) pool().free(address);
     memory_.reset();
     for (const CUstream stream : streams_) api().cuStreamDestroy(stream);
@@ -81,28 +78,11 @@ class PinnedFixture : public ::testing::Test {
     return api().cuMemHostGetDevicePointer(&found, address, 0) == CUDA_SUCCESS;
   }
 
-  // Keeps the stream busy until let_go().
-  void hold_up(CUstream stream) {
-    is_let_go_ = false;
-    EXPECT_EQ(driver_->launch(stream, {},
-                              [this] {
-                                while (!is_let_go_) {
-                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                                }
-                              }),
-              CUDA_SUCCESS);
-  }
-  void let_go() {
-    is_let_go_ = true;
-    driver_->wait_until_idle();
-  }
-
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;
   std::unique_ptr<PinnedMemory> memory_;
   std::vector<CUstream> streams_;
   std::vector<void*> allocated_;
-  std::atomic<bool> is_let_go_ = true;
 };
 
 }  // namespace tencache

@@ -187,7 +187,14 @@ void SimulatedDriver::set_capturing(CUstream stream, bool is_capturing) {
   parts_->streams.set_capturing(stream, is_capturing);
 }
 
-void SimulatedDriver::hold_copies(bool are_held) { parts_->streams.hold_copies(are_held); }
+void SimulatedDriver::hold(CUstream stream) {
+  const CUresult held = parts_->streams.hold(stream);
+  TENCACHE_CHECK(held == CUDA_SUCCESS, "there is no stream %p", static_cast<void*>(stream));
+}
+
+void SimulatedDriver::hold_copies(int64_t but) { parts_->streams.hold_copies(but); }
+
+void SimulatedDriver::let_go() { parts_->streams.let_go(); }
 
 void SimulatedDriver::fail_context(CUresult result) { parts_->failure.fail(result); }
 
@@ -199,7 +206,10 @@ size_t SimulatedDriver::unfinished(CUstream stream) const {
 
 bool SimulatedDriver::is_idle() const { return parts_->streams.unfinished() == 0; }
 
-void SimulatedDriver::wait_until_idle() { parts_->streams.wait_until_idle(); }
+void SimulatedDriver::wait_until_idle() {
+  let_go();
+  parts_->streams.wait_until_idle();
+}
 
 std::string SimulatedDriver::leaks() const {
   return parts_->memory.leaks() + parts_->host.leaks() + parts_->streams.leaks() +

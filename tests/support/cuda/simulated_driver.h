@@ -66,8 +66,12 @@ class SimulatedDriver {
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
   /// From now on the stream says that it captures a CUDA graph, and refuses events; or no longer.
   void set_capturing(CUstream stream, bool is_capturing);
-  /// From now on no copy begins, whatever waits for it; or they begin again.
-  void hold_copies(bool are_held);
+  /// What the stream is given from now on waits for let_go(), however long that takes.
+  void hold(CUstream stream);
+  /// But for the next so many, no copy begins until let_go(), whatever waits for it.
+  void hold_copies(int64_t but = 0);
+  /// All that is held goes on.
+  void let_go();
   /// The context fails as if by a kernel's fault.
   void fail_context(CUresult result);
   /// How often the function was called, failed calls included.
@@ -76,7 +80,8 @@ class SimulatedDriver {
   /// Works that are queued or running: in one stream, in all.
   size_t unfinished(CUstream stream) const;
   bool is_idle() const;
-  /// Returns when all that is queued has ended. Counts as no call of the driver.
+  /// Returns when all that is queued has ended; lets go of what is held. Counts as no call of the
+  /// driver.
   void wait_until_idle();
 
   /// What is alive still, one line each: reservations, mappings, handles, registrations, streams,

@@ -329,8 +329,7 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   found->push(
       [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
                                                                  uint64_t begin_ns) {
-        while (copies_are_held_ && worker.pause_until(now_ns() + kPollNs)) {
-        }
+        if (copies_let_through_.fetch_sub(1) <= 0) wait_held(worker, copies_held_until_);
         return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
                        thread_work_ns);
       },
@@ -386,6 +385,21 @@ CUresult StreamTable::launch(CUstream stream, std::vector<DeviceRange> touches,
     return perform(worker, touches, begin_ns, begin_ns + duration_ns, kernel, now_ns);
   });
   return CUDA_SUCCESS;
+}
+
+CUresult StreamTable::hold(CUstream stream) {
+  const StreamPointer found = find(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  found->push([this, until = lettings_go_ + 1](SimulatedStream& worker, uint64_t) {
+    wait_held(worker, until);
+    return now_ns();
+  });
+  return CUDA_SUCCESS;
+}
+
+void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
+  while (lettings_go_ < until && worker.pause_until(now_ns() + kPollNs)) {
+  }
 }
 
 size_t StreamTable::unfinished(CUstream stream) const {

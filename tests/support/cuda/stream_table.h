@@ -68,11 +68,16 @@ class StreamTable {
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
 
-  /// While they are held, no copy begins, and those that have begun go on.
-  void hold_copies(bool are_held) { copies_are_held_ = are_held; }
-
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   uint64_t duration_ns);
+  /// What the stream is given from now on waits for let_go().
+  CUresult hold(CUstream stream);
+  /// But for so many, no copy begins until let_go(); those that have begun go on.
+  void hold_copies(int64_t but) {
+    copies_held_until_ = lettings_go_ + 1;
+    copies_let_through_ = but;
+  }
+  void let_go() { ++lettings_go_; }
 
   /// Works that are queued or running in one stream. REQUIRES: the stream exists.
   size_t unfinished(CUstream stream) const;
@@ -107,6 +112,8 @@ class StreamTable {
   // only works, however seldom its thread is let run.
   uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
                    uint64_t end_ns, const std::function<void()>& work, Clock clock);
+  // Waits for that many lettings go.
+  void wait_held(SimulatedStream& worker, uint64_t until) const;
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
 
   SimulatedMemory& memory_;
@@ -116,7 +123,9 @@ class StreamTable {
   CopyEngine to_device_;
   CopyEngine to_host_;
   CopyEngine on_device_;
-  std::atomic<bool> copies_are_held_ = false;
+  std::atomic<uint64_t> lettings_go_ = 0;
+  std::atomic<uint64_t> copies_held_until_ = 0;
+  std::atomic<int64_t> copies_let_through_ = 0;
 
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);
