@@ -32,6 +32,19 @@ if DEVICE != "cpu":
     use_device()
 
 
+# PyTorch's functions of oneMKL's vector mathematics, which chooses a kernel at the first call of
+# each. In oneMKL 2024.2 that is a race: where two threads of an op are first at once, one of them
+# may compute its part with a less exact kernel (pytorch issue 188792). A single element has one
+# thread.
+_OF_ONE_MKL = (
+    "acos asin atan cos cosh erf erfc erfinv exp expm1 lgamma log log10 log1p log2 rsqrt sin sinh "
+    "sqrt tan tanh"
+)
+for _name in _OF_ONE_MKL.split():
+    for _dtype in (torch.float32, torch.float64):
+        getattr(torch, _name)(torch.full((1,), 0.5, dtype=_dtype, device="cpu"))
+
+
 def wide(width, least=1024):
     """The width itself, or on a GPU a multiple of it that is at least `least`."""
     return width if DEVICE == "cpu" else width * -(-least // width)
