@@ -183,9 +183,10 @@ void Learner::plan_again(uint64_t number) {
   }
 }
 
-// Returns how long planning took.
+// Returns the processor time that planning took: what it costs the program, however often this
+// thread has to wait for a core.
 uint64_t Learner::make_script(uint64_t number, Period period) {
-  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_ns = thread_work_ns();
   const Machine machine = config_.measure(&period.trace.fixed_bytes);
   auto script = std::make_shared<const Script>(
       number, std::make_shared<const Period>(std::move(period)), machine);
@@ -199,7 +200,7 @@ uint64_t Learner::make_script(uint64_t number, Period period) {
     }
     scripts.push_back(kind.script);
   }
-  const uint64_t planning_ns = now_ns() - begin_ns;
+  const uint64_t planning_ns = thread_work_ns() - begin_ns;
   TENCACHE_LOG_DEBUG(
       "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
       "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
@@ -227,7 +228,7 @@ uint64_t Learner::make_script(uint64_t number, Period period) {
 
 // The cursor follows the new plan by now, so nobody waits for this but the end of the program.
 void Learner::find_stall_free_budget(Kind& kind) {
-  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_ns = thread_work_ns();
   const Script& script = *kind.script;
   uint64_t bytes = config_.budget_bytes;
   if (!is_stall_free(script.planned.simulation, kStallShareMax)) {
@@ -239,7 +240,7 @@ void Learner::find_stall_free_budget(Kind& kind) {
   }
   kind.stall_free_budget_bytes = bytes;
   MutexLock lock(mutex_);
-  summary_.planning_ns += now_ns() - begin_ns;
+  summary_.planning_ns += thread_work_ns() - begin_ns;
   published_ = kinds_;
 }
 

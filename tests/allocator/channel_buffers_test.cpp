@@ -22,6 +22,7 @@
 #include "support/aligned_buffer.h"
 #include "support/channel_kinds.h"
 #include "support/child_process.h"
+#include "support/eventually.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 
@@ -180,8 +181,7 @@ TEST(RegisteredBuffersTest, ThePagesOfTheRingStayPinnedOnceAllAreUsed) {
 
     channel = make_uring_channel(file.get(), 16, /*registers_buffers=*/false);
     ASSERT_TRUE(channel.is_ok()) << channel.status().message();
-    for (int wait = 0; wait < 500 && pinned_bytes() > 0; ++wait) usleep(10'000);
-    EXPECT_EQ(pinned_bytes(), 0U) << "given back with the channel";
+    EXPECT_TRUE(eventually([] { return pinned_bytes() == 0; })) << "given back with the channel";
     write_from_own_buffers(*channel.value(), file);
     EXPECT_EQ(pinned_bytes(), 0U);
   });

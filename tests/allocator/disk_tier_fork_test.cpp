@@ -18,6 +18,7 @@
 #include "base/units.h"
 #include "support/aligned_buffer.h"
 #include "support/child_process.h"
+#include "support/eventually.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 #include "tier/disk_tier.h"
@@ -119,6 +120,13 @@ class DiskTierForkTest : public ::testing::Test {
   static bool all_are(const char* memory, uint64_t bytes, char byte) {
     return memory[0] == byte && memcmp(memory, memory + 1, bytes - 1) == 0;
   }
+  /// As soon as the children are gone, which any call that takes or releases notices.
+  bool all_comes_back() {
+    return eventually([this] {
+      tier_->release(take());
+      return tier_->used_bytes() == 0;
+    });
+  }
   /// Takes all that can be taken in slots of kBytes, overwrites it, and says how many there were.
   size_t overwrite_all_free() {
     std::vector<Slot> slots;
@@ -208,11 +216,7 @@ TEST_F(DiskTierForkTest, AChildOfTheChildCounts) {
   EXPECT_EQ(read(answer[0], &byte, 1), 1);
   EXPECT_EQ(byte, 'y');
   // The grandchild is not ours to wait for: its mappings go soon after its answer.
-  for (int i = 0; i < 500 && tier_->used_bytes() > 0; ++i) {
-    usleep(10'000);
-    tier_->release(take());
-  }
-  EXPECT_EQ(tier_->used_bytes(), 0U);
+  EXPECT_TRUE(all_comes_back());
   close(answer[0]);
   close(answer[1]);
 }
@@ -242,11 +246,7 @@ TEST_F(DiskTierForkTest, AChildThatExecsIsGone) {
   }
   tier_->after_fork_in_parent();
   tier_->release(slot);
-  for (int i = 0; i < 500 && tier_->used_bytes() > 0; ++i) {
-    usleep(10'000);
-    tier_->release(take());
-  }
-  EXPECT_EQ(tier_->used_bytes(), 0U);
+  EXPECT_TRUE(all_comes_back());
   EXPECT_EQ(waitpid(pid, nullptr, WNOHANG), 0) << "the program that was started still runs";
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);

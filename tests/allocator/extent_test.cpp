@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/eventually.h"
+
 namespace tencache {
 namespace {
 
@@ -320,10 +322,7 @@ TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(extent.retire(), Retired::kLeftToDemotion);
-  for (int tries = 0; tries < 1000 && !is_awake; ++tries) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  EXPECT_TRUE(is_awake);
+  EXPECT_TRUE(eventually([&] { return is_awake.load(); }));
   extent.become_vacant();
   lead_to(extent, kResident);
   waiting.join();

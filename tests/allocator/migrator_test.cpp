@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/eventually.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -23,14 +24,6 @@ TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {})
     config.budget_bytes = kBudget;
     if (more) more(config);
   };
-}
-
-bool eventually(const std::function<bool()>& condition) {
-  for (int tries = 0; tries < 5000; ++tries) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
 }
 
 /// `count` extents of 1 MiB with patterns, used in this order.

@@ -146,10 +146,13 @@ TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
 }
 
 TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
-  const auto summary = [&] { return engine_->learner()->summary(); };
-  EXPECT_TRUE(
-      repeat_until([&] { train_step(); }, [&] { return summary().stall_free_budget_bytes > 0; }));
-  const LearnerSummary found = summary();
+  LearnerSummary found;
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] {
+                             found = engine_->learner()->summary();
+                             return found.stall_free_budget_bytes > 0;
+                           }));
+  ASSERT_NE(found.script, nullptr);
   EXPECT_GE(found.replans, 1u) << "only with times that were measured while a plan was followed";
   const uint64_t bytes = found.stall_free_budget_bytes;
   EXPECT_GE(bytes, engine_->budget().limit());

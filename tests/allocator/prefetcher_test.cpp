@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "support/eventually.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -37,14 +38,6 @@ class PrefetcherTest : public ::testing::Test {
     Extent* extent = engine_.extent(address);
     TENCACHE_CHECK(extent != nullptr, "%p", address);
     return {extent, extent->id, extent->bytes, ticks()};
-  }
-  template <typename Condition>
-  static bool becomes_true(Condition condition) {
-    for (int tries = 0; tries < 2000; ++tries) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
   }
 
   TestEngine engine_;
@@ -90,7 +83,7 @@ TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
   EXPECT_TRUE(engine_.is_resident(address));
   const std::vector<Order> later = {order(address)};
   engine_->migrator().order(later);
-  EXPECT_TRUE(becomes_true([&] { return engine_.is_cold(address); }));
+  EXPECT_TRUE(eventually([&] { return engine_.is_cold(address); }));
 }
 
 TEST_F(PrefetcherTest, WorksThroughItsOrders) {
@@ -104,7 +97,7 @@ TEST_F(PrefetcherTest, WorksThroughItsOrders) {
   prefetcher.start();
   prefetcher.order(orders);
   for (char* address : addresses) {
-    EXPECT_TRUE(becomes_true([&] { return engine_.is_resident(address); }));
+    EXPECT_TRUE(eventually([&] { return engine_.is_resident(address); }));
   }
   for (uint64_t seed = 0; seed < 6; ++seed) {
     EXPECT_TRUE(has_pattern(addresses[seed], kBytes, seed)) << seed;
@@ -121,7 +114,7 @@ TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_cold(wanted)) << "there is no room";
   engine_.free(filler);
-  EXPECT_TRUE(becomes_true([&] { return engine_.is_resident(wanted); }));
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(wanted); }));
 }
 
 TEST_F(PrefetcherTest, ForgetsWhatItWasTold) {

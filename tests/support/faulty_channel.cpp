@@ -106,6 +106,9 @@ TransferResult FaultyChannel::move_piece(IoDirection direction, IoSegment piece)
       case FaultKind::kDelay:
         std::this_thread::sleep_for(std::chrono::microseconds(fault.delay_us));
         break;
+      case FaultKind::kCall:
+        fault.call();
+        break;
     }
   }
   if (is_dropped || piece.bytes == 0) return {Status::ok(), false, whole_bytes};

@@ -31,6 +31,7 @@ enum class FaultKind : uint8_t {
   kDrop,       // nothing is moved; the transfer says that all went well
   kEndOfFile,  // a read finds the end of the file there (kDataLoss)
   kDelay,      // the piece is moved delay_us later
+  kCall,       // before the piece is moved, `call` is called by the thread that moves it
 };
 
 /// Which pieces go wrong: number `first` (counted from 1, per direction), then each `every`-th
@@ -45,6 +46,7 @@ struct Fault {
   uint64_t bit = 0;                                         // kFlipBit: which bit of the piece
   int64_t shift_bytes = static_cast<int64_t>(kPieceBytes);  // multiple of kIoAlignment
   unsigned delay_us = 1000;
+  std::function<void()> call = nullptr;
 };
 
 class FaultPlan {

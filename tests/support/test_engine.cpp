@@ -4,9 +4,9 @@
 #include "support/test_engine.h"
 
 #include <cstring>
-#include <thread>
 
 #include "base/check.h"
+#include "support/eventually.h"
 
 namespace tencache {
 
@@ -48,13 +48,12 @@ std::string TestEngine::check_books(uint64_t small_bytes) {
   // The migrator drops cached extents without a permit, so its books may be between two lines for
   // a moment.
   std::string fault;
-  for (int tries = 0; tries < 200; ++tries) {
+  eventually([&] {
     if (engine_->migrations() != nullptr) engine_->migrations()->gate().close();
     fault = check_books_once(small_bytes);
     if (engine_->migrations() != nullptr) engine_->migrations()->gate().reopen();
-    if (fault.empty()) return fault;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+    return fault.empty();
+  });
   return fault;
 }
 

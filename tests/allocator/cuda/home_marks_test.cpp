@@ -15,11 +15,10 @@
 
 #include "backend/cuda/gpu.h"
 #include "support/cuda/simulated_streams_fixture.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
-
-using std::chrono::milliseconds;
 
 class HomeMarksTest : public SimulatedStreamsFixture {
  protected:
@@ -95,11 +94,10 @@ TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
   EXPECT_TRUE(marks_->wait(home_, waited_for));
   const uint64_t polled = marks_->note_free(home_, 10);
   driver_->wait_until_idle();
-  for (int tries = 0; !marks_->is_over(home_, polled) && tries < 5'000; ++tries) {
+  EXPECT_TRUE(eventually([&] {
     marks_->poll();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  EXPECT_TRUE(marks_->is_over(home_, polled));
+    return marks_->is_over(home_, polled);
+  }));
 }
 
 TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {

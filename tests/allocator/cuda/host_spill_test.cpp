@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "support/cuda/test_cuda_engine.h"
+#include "support/eventually.h"
 #include "support/faulty_channel.h"
 #include "support/test_directory.h"
 
@@ -143,8 +144,11 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   evict(8);
   need_in_order();
   for (uint64_t index = 0; index < tensors_.size(); ++index) {
-    // Nothing asks for it meanwhile.
-    while (!has_block(index)) std::this_thread::sleep_for(milliseconds(1));
+    // Nothing asks for it meanwhile; but looking at it may keep the thread from it, once.
+    EXPECT_TRUE(eventually([&] {
+      need_in_order();
+      return has_block(index);
+    }));
     EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
     settle();
     EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
@@ -410,11 +414,12 @@ TEST_F(HostSpillDeathTest, OtherBytesEndTheProgram) {
 
 class SlowHostSpillTest : public HostSpillTest {
  protected:
-  static constexpr milliseconds kPieceTime{50};
   static constexpr uint64_t kOtherBytes = 3 * kBytes;
 
+  ~SlowHostSpillTest() override { let_go(); }
+
   // The tensors are cold in host memory; one thread writes three of them to disk, to make room
-  // for a large one.
+  // for a large one, and is held in the middle of the first.
   void start_demotion() {
     start();
     other_ = engine_->allocate(kOtherBytes, stream_);
@@ -422,14 +427,18 @@ class SlowHostSpillTest : public HostSpillTest {
     engine_->extent(other_)->set_flags(kFlagSeen);
     allocate(kHostTensors);
     evict(kHostTensors);
-    faults_->add({.kind = FaultKind::kDelay, .delay_us = 50'000});
+    faults_->add({.first = 2, .count = 1, .kind = FaultKind::kCall, .call = [this] {
+                    while (!is_let_go_) std::this_thread::yield();
+                  }});
     demotion_ = std::jthread([this] {
       Extent* next[] = {engine_->extent(other_)};
       (*engine_)->migrations()->evict(next);
     });
     while (faults_->pieces(IoDirection::kWrite) < 2) std::this_thread::yield();
   }
+  void let_go() { is_let_go_ = true; }
   void finish() {
+    let_go();
     demotion_.join();
     engine_->check(stream_, other_, kOtherBytes, 99);
     settle();
@@ -437,26 +446,25 @@ class SlowHostSpillTest : public HostSpillTest {
   }
 
   char* other_ = nullptr;
+  std::atomic<bool> is_let_go_ = false;
   std::jthread demotion_;
 };
 
 TEST_F(SlowHostSpillTest, OpCallsItOff) {
   start_demotion();
-  const auto begin = std::chrono::steady_clock::now();
-  check(2);
-  // All of it would take 12 pieces.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 6 * kPieceTime);
+  std::jthread op([this] { check(2); });
+  while (Extent::pins_of(extent(2)->load()) == 0) std::this_thread::yield();
+  let_go();
+  op.join();
   EXPECT_EQ(engine_->state(tensors_[2]), ExtentState::kResident);
+  EXPECT_FALSE(extent(2)->slot.is_valid()) << "written before the op had it";
   finish();
   check_all();
 }
 
 TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
   start_demotion();
-  const auto begin = std::chrono::steady_clock::now();
-  engine_->free(tensors_[0]);
-  engine_->free(tensors_[2]);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, kPieceTime);
+  for (const uint64_t index : {0, 2}) engine_->free(tensors_[index]);  // or it waits for ever
   finish();
   EXPECT_EQ(engine_->check_books(), "");
   tensors_ = {tensors_[1], tensors_[3]};
@@ -466,7 +474,11 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
 
 TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   start_demotion();
-  EXPECT_EQ(engine_->prefetch({tensors_[1]}), 1u);
+  std::jthread fetch([this] { EXPECT_EQ(engine_->prefetch({tensors_[1]}), 1u); });
+  std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_EQ(engine_->state(tensors_[1]), ExtentState::kCold);
+  let_go();
+  fetch.join();
   EXPECT_NE(engine_->state(tensors_[1]), ExtentState::kCold);
   finish();
   check_all();
@@ -477,16 +489,13 @@ TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   start();
   allocate(kHostTensors + 1);
   evict(kHostTensors);
-  faults_->add({.kind = FaultKind::kDelay, .delay_us = 5'000});
-  std::jthread ops([this](const std::stop_token& stop) {
-    while (!stop.stop_requested()) {
-      for (uint64_t index = 0; index < kHostTensors; ++index) {
-        extent(index)->last_use_ticks = ticks();
-      }
-    }
-  });
+  // While each piece is written, all of them are asked for.
+  faults_->add({.kind = FaultKind::kCall, .call = [this] {
+                  for (uint64_t index = 0; index < kHostTensors; ++index) {
+                    extent(index)->last_use_ticks = ticks();
+                  }
+                }});
   EXPECT_FALSE(engine_->evict(tensors_[kHostTensors]));
-  ops = {};
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
   faults_->clear();
   EXPECT_TRUE(engine_->evict(tensors_[kHostTensors]));
@@ -501,13 +510,9 @@ TEST_F(HostSpillTest, ThreadKeepsHostMemoryFree) {
   for (uint64_t index = 0; index < 8; ++index) {
     ASSERT_TRUE(engine_->evict(tensors_[index]));
     // All of it would be in use without the thread.
-    const auto is_free = [&] {
+    EXPECT_TRUE(eventually([&] {
       return (*engine_)->host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
-    };
-    for (int tries = 0; !is_free() && tries < 5'000; ++tries) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    EXPECT_TRUE(is_free()) << index;
+    })) << index;
   }
   EXPECT_EQ(engine_->check_books(), "");
   check_all();

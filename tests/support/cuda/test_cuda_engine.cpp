@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "base/check.h"
 #include "support/cuda/simulated_device_hash.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
 
 constexpr uint64_t kStampedBytes = 4096;
-constexpr std::chrono::seconds kBooksAgreeWithin{10};  // on a machine that does much else
 
 uint64_t word_at(uint64_t seed, uint64_t offset) {
   return (seed + 1) * 0x9e3779b97f4a7c15u ^ offset * 0xff51afd7ed558ccdu;
@@ -137,19 +136,19 @@ size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
 
 std::string TestCudaEngine::check_books() {
   // The migrator may be at work still, and between two lines of its books for a moment.
-  const auto deadline = std::chrono::steady_clock::now() + kBooksAgreeWithin;
-  for (;;) {
+  std::string fault;
+  eventually([&] {
     driver_->wait_until_idle();
     Migrations* migrations = engine_->migrations();
     if (migrations != nullptr) {
       migrations->settle(true);
       migrations->gate().close();
     }
-    const std::string fault = check_books_once();
+    fault = check_books_once();
     if (migrations != nullptr) migrations->gate().reopen();
-    if (fault.empty() || std::chrono::steady_clock::now() > deadline) return fault;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+    return fault.empty();
+  });
+  return fault;
 }
 
 std::string TestCudaEngine::check_books_once() {
