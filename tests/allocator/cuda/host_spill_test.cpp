@@ -457,7 +457,9 @@ TEST_F(SlowHostSpillTest, OpCallsItOff) {
   let_go();
   op.join();
   EXPECT_EQ(engine_->state(tensors_[2]), ExtentState::kResident);
+  EXPECT_TRUE(eventually([&] { return extent(2)->try_take_busy(); }));
   EXPECT_FALSE(extent(2)->slot.is_valid()) << "written before the op had it";
+  extent(2)->release_busy();
   finish();
   check_all();
 }
