@@ -20,8 +20,6 @@
 namespace tencache {
 namespace {
 
-using std::chrono::milliseconds;
-
 constexpr uint64_t kBytes = 4 * kMiB;
 constexpr uint64_t kHostTensors = 4;  // that host memory holds
 constexpr uint64_t kPieces = kBytes / kPieceBytes;
@@ -81,12 +79,14 @@ class HostSpillTest : public ::testing::Test {
       return uses;
     });
   }
-  /// Whether a cold one has a block; for when other threads may look at it too.
+  /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead:
+  /// what is claimed only to be looked at would be left out by the batch of that moment.
   bool has_block(uint64_t index) {
-    CudaExtent* found = extent(index);
-    if (!found->claim_for_demotion()) return false;
-    const bool has = found->host_block.is_valid();
-    (*engine_)->heap().end_demotion(found);
+    MigrationGate& gate = (*engine_)->migrations()->gate();
+    gate.close();
+    const CudaExtent* found = extent(index);
+    const bool has = found->state() == ExtentState::kCold && found->host_block.is_valid();
+    gate.reopen();
     return has;
   }
   uint64_t written_bytes() { return engine_->stats().disk_written_bytes; }
@@ -144,11 +144,8 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   evict(8);
   need_in_order();
   for (uint64_t index = 0; index < tensors_.size(); ++index) {
-    // Nothing asks for it meanwhile; but looking at it may keep the thread from it, once.
-    EXPECT_TRUE(eventually([&] {
-      need_in_order();
-      return has_block(index);
-    }));
+    // Nothing asks for it meanwhile; the fetch of the one before makes the thread look again.
+    ASSERT_TRUE(eventually([&] { return has_block(index); })) << index;
     EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
     settle();
     EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
@@ -184,7 +181,7 @@ TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
   evict(8);
   faults_->add({.direction = IoDirection::kRead, .count = 3, .error_number = EIO});
   need_in_order();
-  while (faults_->injected() < 3) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(eventually([&] { return faults_->injected() >= 3; }));
   (*engine_)->migrations()->set_next_uses({});
   check_all();
   EXPECT_EQ(engine_->check_books(), "");
@@ -419,9 +416,10 @@ class SlowHostSpillTest : public HostSpillTest {
   ~SlowHostSpillTest() override { let_go(); }
 
   // The tensors are cold in host memory; one thread writes three of them to disk, to make room
-  // for a large one, and is held in the middle of the first.
+  // for a large one, and is held in the middle of the first. There is room for one more then, so
+  // that what is fetched ahead and the large one do not race for the same.
   void start_demotion() {
-    start();
+    start([](CudaEngineConfig& config) { config.host->budget_bytes += kBytes; });
     other_ = engine_->allocate(kOtherBytes, stream_);
     engine_->write(stream_, other_, kOtherBytes, 99);
     engine_->extent(other_)->set_flags(kFlagSeen);
@@ -434,7 +432,7 @@ class SlowHostSpillTest : public HostSpillTest {
       Extent* next[] = {engine_->extent(other_)};
       (*engine_)->migrations()->evict(next);
     });
-    while (faults_->pieces(IoDirection::kWrite) < 2) std::this_thread::yield();
+    ASSERT_TRUE(eventually([&] { return faults_->pieces(IoDirection::kWrite) >= 2; }));
   }
   void let_go() { is_let_go_ = true; }
   void finish() {
@@ -453,7 +451,7 @@ class SlowHostSpillTest : public HostSpillTest {
 TEST_F(SlowHostSpillTest, OpCallsItOff) {
   start_demotion();
   std::jthread op([this] { check(2); });
-  while (Extent::pins_of(extent(2)->load()) == 0) std::this_thread::yield();
+  EXPECT_TRUE(eventually([&] { return Extent::pins_of(extent(2)->load()) > 0; }));
   let_go();
   op.join();
   EXPECT_EQ(engine_->state(tensors_[2]), ExtentState::kResident);
@@ -466,8 +464,14 @@ TEST_F(SlowHostSpillTest, OpCallsItOff) {
 
 TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
   start_demotion();
-  for (const uint64_t index : {0, 2}) engine_->free(tensors_[index]);  // or it waits for ever
+  std::atomic<bool> is_freed = false;
+  std::jthread freeing([&] {
+    for (const uint64_t index : {0, 2}) engine_->free(tensors_[index]);
+    is_freed = true;
+  });
+  EXPECT_TRUE(eventually([&] { return is_freed.load(); })) << "while the writer is held";
   finish();
+  freeing.join();
   EXPECT_EQ(engine_->check_books(), "");
   tensors_ = {tensors_[1], tensors_[3]};
   engine_->check(stream_, tensors_[0], kBytes, 1);
@@ -476,8 +480,9 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
 
 TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   start_demotion();
-  std::jthread fetch([this] { EXPECT_EQ(engine_->prefetch({tensors_[1]}), 1u); });
-  std::this_thread::sleep_for(milliseconds(10));
+  // The first one is not written, so its claim tells that the fetch has come as far as the second.
+  std::jthread fetch([this] { EXPECT_EQ(engine_->prefetch({tensors_[3], tensors_[1]}), 2u); });
+  EXPECT_TRUE(eventually([&] { return engine_->state(tensors_[3]) != ExtentState::kCold; }));
   EXPECT_EQ(engine_->state(tensors_[1]), ExtentState::kCold);
   let_go();
   fetch.join();
