@@ -45,9 +45,9 @@ struct LearnerConfig {
 
 /// For statistics.
 struct LearnerSummary {
-  uint64_t kinds = 0;    // scripts in the library
-  uint64_t replans = 0;  // plans made for a kind that had one
-  uint64_t planning_ns = 0;
+  uint64_t kinds = 0;        // scripts in the library
+  uint64_t replans = 0;      // plans made for a kind that had one
+  uint64_t planning_ns = 0;  // of processor time
   Following following;
   /// Of the period that was followed last, else the first that was learned; null: none was yet.
   std::shared_ptr<const Script> script;

@@ -13,6 +13,7 @@
 #include "engine/headroom.h"
 #include "learn/planner.h"
 #include "learn/stall_free_budget.h"
+#include "support/eventually.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -70,11 +71,12 @@ class PlanEngineTest : public ::testing::Test {
   /// Repeats until what was asked for is true; false when it does not become true.
   template <typename Step, typename Condition>
   static bool repeat_until(Step step, Condition condition) {
-    for (int round = 0; round < 60; ++round) {
+    // Plans are made beside the program, by a thread that may have to wait for a core.
+    return eventually([&] {
       if (condition()) return true;
       step();
-    }
-    return condition();
+      return false;
+    });
   }
 
   Following following() { return engine_->learner()->summary().following; }

@@ -60,6 +60,7 @@ TraceReplay::TraceReplay(const Trace& trace, const ReplayConfig& config)
   for (const std::string& name : trace.op_names) {
     op_numbers_.push_back(engine_->recorder().register_op(name));
   }
+  fill_number_ = engine_->recorder().register_op("fill");
 }
 
 TraceReplay::~TraceReplay() {
@@ -105,6 +106,16 @@ Status TraceReplay::allocate(uint32_t tensor) {
   return Status::ok();
 }
 
+// By an op, as a program fills its parameters before the first step: what none has named stays.
+Status TraceReplay::make_persistent(uint32_t tensor) {
+  TENCACHE_RETURN_IF_ERROR(allocate(tensor));
+  const std::vector<Access> accesses = {{tensors_[tensor].address, AccessMode::kWrite}};
+  engine_->open_op(fill_number_, accesses, stream_);
+  const Status status = queue_kernel({{tensor, true}}, 0);
+  engine_->gate().close();
+  return status;
+}
+
 void TraceReplay::free(uint32_t tensor) {
   char* address = std::exchange(tensors_[tensor].address, nullptr);
   if (address != nullptr) engine_->free(address);
@@ -114,7 +125,7 @@ void TraceReplay::free(uint32_t tensor) {
 Status TraceReplay::run_op(Tick tick) {
   const TraceOp& op = trace_.ops[tick];
   std::vector<Access> accesses;
-  std::vector<std::pair<uint32_t, bool>> named;  // whether it is written
+  std::vector<Named> named;
   for (const TraceAccess& access : op.accesses) {
     // Allocated by this very op: named by what comes inside of it.
     if (std::ranges::find(born_at_[tick], access.tensor) != born_at_[tick].end()) continue;
@@ -129,33 +140,35 @@ Status TraceReplay::run_op(Tick tick) {
     if (status.is_ok()) status = allocate(tensor);
     named.emplace_back(tensor, true);
   }
-  if (status.is_ok()) {
-    std::vector<Use> uses;
-    std::vector<DeviceRange> touches;
-    for (const auto& [number, is_written] : named) {
-      Tensor& tensor = tensors_[number];
-      const uint64_t bytes = trace_.tensors[number].bytes;
-      const uint64_t after = is_written ? ++writes_ : tensor.stamp;
-      uses.push_back({tensor.address, bytes, tensor.stamp, after});
-      touches.push_back({reinterpret_cast<CUdeviceptr>(tensor.address), bytes, is_written});
-      tensor.stamp = after;
-    }
-    const CUresult launched = driver_.launch(
-        stream_, std::move(touches),
-        [this, uses] {
-          for (const Use& use : uses) {
-            for (char* place : {use.address, use.address + use.bytes - sizeof(uint64_t)}) {
-              if (use.before != 0 && word_at(place) != use.before) differences_.fetch_add(1);
-              if (use.after != use.before) word_at(place) = use.after;
-            }
-          }
-        },
-        std::chrono::nanoseconds(op.compute_ns));
-    status = cuda_status(driver_.api(), launched, "A kernel was refused");
-  }
+  if (status.is_ok()) status = queue_kernel(named, op.compute_ns);
   engine_->gate().close();
   for (const uint32_t tensor : freed_at_[tick]) free(tensor);
   return status;
+}
+
+Status TraceReplay::queue_kernel(const std::vector<Named>& named, uint64_t duration_ns) {
+  std::vector<Use> uses;
+  std::vector<DeviceRange> touches;
+  for (const auto& [number, is_written] : named) {
+    Tensor& tensor = tensors_[number];
+    const uint64_t bytes = trace_.tensors[number].bytes;
+    const uint64_t after = is_written ? ++writes_ : tensor.stamp;
+    uses.push_back({tensor.address, bytes, tensor.stamp, after});
+    touches.push_back({reinterpret_cast<CUdeviceptr>(tensor.address), bytes, is_written});
+    tensor.stamp = after;
+  }
+  const CUresult launched = driver_.launch(
+      stream_, std::move(touches),
+      [this, uses] {
+        for (const Use& use : uses) {
+          for (char* place : {use.address, use.address + use.bytes - sizeof(uint64_t)}) {
+            if (use.before != 0 && word_at(place) != use.before) differences_.fetch_add(1);
+            if (use.after != use.before) word_at(place) = use.after;
+          }
+        }
+      },
+      std::chrono::nanoseconds(duration_ns));
+  return cuda_status(driver_.api(), launched, "A kernel was refused");
 }
 
 Status TraceReplay::run_period() {
@@ -176,7 +189,7 @@ ReplayResult TraceReplay::run() {
   ReplayResult result;
   Status status;
   for (uint32_t tensor = 0; status.is_ok() && tensor < tensors_.size(); ++tensor) {
-    if (trace_.tensors[tensor].is_persistent()) status = allocate(tensor);
+    if (trace_.tensors[tensor].is_persistent()) status = make_persistent(tensor);
   }
   while (status.is_ok() && periods_followed() < config_.learned_after &&
          period_ns_.size() < config_.periods_max) {

@@ -79,6 +79,7 @@ class TraceReplay {
     char* address = nullptr;
     uint64_t stamp = 0;  // what the last write leaves
   };
+  using Named = std::pair<uint32_t, bool>;  // a tensor, and whether it is written
   struct Use {
     char* address = nullptr;
     uint64_t bytes = 0;
@@ -97,6 +98,9 @@ class TraceReplay {
 
   void start_engine();
   Status allocate(uint32_t tensor);
+  Status make_persistent(uint32_t tensor);
+  /// That uses these tensors.
+  Status queue_kernel(const std::vector<Named>& named, uint64_t duration_ns);
   void free(uint32_t tensor);
   Status run_period();
   Status run_op(Tick tick);
@@ -109,6 +113,7 @@ class TraceReplay {
   std::vector<std::vector<uint32_t>> born_at_;  // by tick
   std::vector<std::vector<uint32_t>> freed_at_;
   std::vector<uint32_t> op_numbers_;  // by op name
+  uint32_t fill_number_ = 0;
   SimulatedDriver driver_;
   CurrentContext context_;
   SimulatedNvrtc nvrtc_;
