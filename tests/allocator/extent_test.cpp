@@ -437,8 +437,11 @@ TEST(ExtentTest, PinAndEvictionNeverBothWin) {
     });
   }
   int cold = 0;
-  for (int round = 0; round < kRounds || cold == 0; ++round) {
-    if (round >= kRounds) std::this_thread::yield();  // a thread that holds a pin may be off
+  // A thread that holds a pin may be off its core for all these rounds; for a minute it is not.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto may_go_on = [&] { return cold == 0 && std::chrono::steady_clock::now() < deadline; };
+  for (int round = 0; round < kRounds || may_go_on(); ++round) {
+    if (round >= kRounds) std::this_thread::yield();
     if (!extent.claim_for_eviction()) continue;
     if (!extent.seal()) {
       extent.abandon_eviction();

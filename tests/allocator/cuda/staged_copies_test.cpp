@@ -20,8 +20,6 @@
 namespace tencache {
 namespace {
 
-using std::chrono::milliseconds;
-
 constexpr uint64_t kBytes = 2 * kMiB;
 constexpr uint64_t kBufferBytes = 256 * kKiB;
 
