@@ -60,7 +60,7 @@ void CpuHeap::free(void* address) {
   }
   if (extent->retire() == Retired::kCached) {
     cache(extent);
-  } else {
+  } else {  // nothing is demoted here, so it is this thread's
     free_cold(extent);
   }
 }

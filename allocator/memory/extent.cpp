@@ -16,14 +16,14 @@ constexpr uint64_t with_state(uint64_t word, ExtentState state) {
 
 bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
                         uint64_t clear, uint64_t required_set) {
-  uint64_t word = word_.load(std::memory_order_relaxed);
+  uint64_t word = word_.load(std::memory_order_acquire);  // a refusal tells something too
   for (;;) {
     const bool allowed = (bit(state_of(word)) & from_mask) != 0 && (word & required_clear) == 0 &&
                          (word & required_set) == required_set;
     if (!allowed) return false;
     const uint64_t next = (with_state(word, to) & ~clear) | set;
     if (word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
-                                    std::memory_order_relaxed)) {
+                                    std::memory_order_acquire)) {
       word_.notify_all();
       return true;
     }

@@ -11,6 +11,7 @@
 
 #include "support/child_process.h"
 #include "support/cuda/test_cuda_engine.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
@@ -166,7 +167,7 @@ TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
   const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
   engine_->driver().hold_copies();
   std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
-  while (engine_->driver().calls("cuMemcpyDtoHAsync") == copies) std::this_thread::yield();
+  EXPECT_TRUE(eventually([&] { return engine_->driver().calls("cuMemcpyDtoHAsync") > copies; }));
   EXPECT_EQ(engine_->state(tensor), ExtentState::kEvicting);
   engine_->write(stream_, tensor, kBytes, 2);
   engine_->driver().let_go();

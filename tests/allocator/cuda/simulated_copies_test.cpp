@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "support/cuda/simulated_streams_fixture.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
@@ -210,6 +211,33 @@ TEST_F(SimulatedCopiesTest, CopiesOnTheDeviceCrossTheLinkToHostMemory) {
   synchronize(nullptr);
   EXPECT_GE(elapsed_ms(before, after), 15.62);
   EXPECT_GE(elapsed_ms(begin, after), elapsed_ms(before, after));
+}
+
+// How tests stop the link, instead of making it slow.
+TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
+  start(kSlow);
+  const DeviceBuffer buffer(api(), kGranule);
+  const PinnedBuffer host(api(), kMiB);
+  const CUstream first = stream();
+  const CUstream second = stream();
+  driver_->hold_copies(1);
+  copy_to_device(buffer, host, first);
+  synchronize(first);
+  copy_to_host(host, buffer, first);
+  copy_to_device(buffer, host, second);
+  std::atomic<bool> has_run = false;
+  launch(stream(), [&has_run] { has_run = true; });
+  EXPECT_TRUE(eventually([&] { return has_run.load(); })) << "a kernel is no copy";
+  std::this_thread::sleep_for(milliseconds(20));  // longer than a copy takes
+  for (const CUstream held : {first, second}) {
+    EXPECT_EQ(api().cuStreamQuery(held), CUDA_ERROR_NOT_READY);
+  }
+  const uint64_t let_go_ns = now_ns();
+  driver_->let_go();
+  synchronize(second);
+  EXPECT_GE(static_cast<double>(now_ns() - let_go_ns) * 1e-6, kCopyMs);
+  copy_to_device(buffer, host, second);
+  synchronize(second);  // nothing is held any more
 }
 
 // ---- memory that goes while it is used

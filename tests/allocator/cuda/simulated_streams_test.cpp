@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "support/cuda/simulated_streams_fixture.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
@@ -52,6 +53,27 @@ TEST_F(SimulatedStreamsTest, StreamsDoNotWaitForEachOtherNorForTheNullStream) {
   driver_->wait_until_idle();
   EXPECT_TRUE(driver_->is_idle());
   EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_SUCCESS);
+}
+
+// How tests stop the device, instead of making it slow.
+TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
+  start();
+  const CUstream at = stream();
+  std::atomic<int> done = 0;
+  launch(at, [&done] { ++done; });
+  driver_->hold(at);
+  launch(at, [&done] { ++done; });
+  launch(stream(), [&done] { done += 10; });
+  EXPECT_TRUE(eventually([&] { return done == 11; })) << done;
+  EXPECT_EQ(driver_->unfinished(at), 2u);
+  driver_->let_go();
+  synchronize(at);
+  EXPECT_EQ(done, 12);
+  driver_->let_go();  // holds nothing up that comes later
+  driver_->hold(at);
+  launch(at, [&done] { ++done; });
+  EXPECT_EQ(api().cuStreamQuery(at), CUDA_ERROR_NOT_READY);
+  driver_->let_go();
 }
 
 TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {

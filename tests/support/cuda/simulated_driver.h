@@ -66,9 +66,10 @@ class SimulatedDriver {
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
   /// From now on the stream says that it captures a CUDA graph, and refuses events; or no longer.
   void set_capturing(CUstream stream, bool is_capturing);
-  /// What the stream is given from now on waits for let_go(), however long that takes.
+  /// What the stream is given from now on waits for let_go(). After two minutes that ends the test.
   void hold(CUstream stream);
-  /// But for the next so many, no copy begins until let_go(), whatever waits for it.
+  /// But for the next so many, no copy begins until let_go(), whatever waits for it; for two
+  /// minutes at most, too. REQUIRES: no copy is queued.
   void hold_copies(int64_t but = 0);
   /// All that is held goes on.
   void let_go();

@@ -18,6 +18,8 @@ namespace {
 
 // How often a stream looks at a value that it waits for, or whether copies are held still.
 constexpr uint64_t kPollNs = 20'000;
+// A test that waits for what it holds back itself ends here, and not when its time is up.
+constexpr uint64_t kHeldMaxNs = 120'000'000'000;
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 CUdeviceptr address_of(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
@@ -329,7 +331,8 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   found->push(
       [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
                                                                  uint64_t begin_ns) {
-        if (copies_let_through_.fetch_sub(1) <= 0) wait_held(worker, copies_held_until_);
+        const bool may_be_held = copies_let_through_.fetch_sub(1) <= 0;
+        if (may_be_held && wait_held(worker, copies_held_until_)) begin_ns = now_ns();
         return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
                        thread_work_ns);
       },
@@ -397,9 +400,15 @@ CUresult StreamTable::hold(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
+bool StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
+  const uint64_t begin_ns = now_ns();
+  bool has_waited = false;
   while (lettings_go_ < until && worker.pause_until(now_ns() + kPollNs)) {
+    has_waited = true;
+    TENCACHE_CHECK(now_ns() - begin_ns < kHeldMaxNs,
+                   "a stream was held for two minutes and nobody let it go");
   }
+  return has_waited;
 }
 
 size_t StreamTable::unfinished(CUstream stream) const {

@@ -72,7 +72,8 @@ class StreamTable {
                   uint64_t duration_ns);
   /// What the stream is given from now on waits for let_go().
   CUresult hold(CUstream stream);
-  /// But for so many, no copy begins until let_go(); those that have begun go on.
+  /// But for so many, no copy begins until let_go(); those that have begun go on. REQUIRES: none
+  /// is queued or about to begin.
   void hold_copies(int64_t but) {
     copies_held_until_ = lettings_go_ + 1;
     copies_let_through_ = but;
@@ -112,8 +113,8 @@ class StreamTable {
   // only works, however seldom its thread is let run.
   uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
                    uint64_t end_ns, const std::function<void()>& work, Clock clock);
-  // Waits for that many lettings go.
-  void wait_held(SimulatedStream& worker, uint64_t until) const;
+  // Waits for that many lettings go; whether it had to.
+  bool wait_held(SimulatedStream& worker, uint64_t until) const;
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
 
   SimulatedMemory& memory_;
