@@ -79,6 +79,11 @@ void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_b
     settle(false);
     const std::span<const Order> part = first_part(orders, part_bytes);
     orders = orders.subspan(part.size());
+    while (const FlightPtr flight = flight_of_any(part)) {
+      finish(std::exchange(under_way, {}), run);
+      (void)flight->mark.is_over(true);
+      settle(false);
+    }
     // Phase 1: claim. From here on the extents are ours, and still usable by the program.
     EvictionPart next = claim(part);
     if (next.is_empty() && !orders.empty()) continue;  // they came to nothing
@@ -88,6 +93,18 @@ void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_b
     queue(next, run);
     finish(std::exchange(under_way, std::move(next)), run);
   }
+}
+
+// Of one that is still on its way. A program that is ahead of the link gives up what it has not
+// used yet on the device; it arrives before that use, which its eviction waits for in any case.
+StreamMigrations::FlightPtr StreamMigrations::flight_of_any(std::span<const Order> orders) {
+  MutexLock lock(mutex_);
+  for (const Order& order : orders) {
+    if (!order.is_current() || order.is_outdated()) continue;
+    const auto found = flight_of_.find(order.extent);
+    if (found != flight_of_.end()) return found->second;
+  }
+  return nullptr;
 }
 
 // Phases 3 and 4. What is presumed clean waits for no copy.

@@ -33,26 +33,12 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
   begin_demand();
   // Phase 1: claim what is cold. What another thread brings is awaited at the end.
   std::vector<CudaExtent*> claimed;
-  uint64_t bytes = 0;
   for (Extent* extent : extents) {
-    if (!extent->claim_for_fetch()) continue;
-    claimed.push_back(static_cast<CudaExtent*>(extent));
-    bytes += extent->bytes;
+    if (extent->claim_for_fetch()) claimed.push_back(static_cast<CudaExtent*>(extent));
   }
-  std::vector<const Extent*> left_cold;
-  if (!claimed.empty()) {
-    // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
-    heap_.reserve_or_exceed(bytes);
-    add(stats_.late_fetches, claimed.size());
-    // Phase 3: frames and copies.
-    while (!claimed.empty()) {
-      std::vector<CudaExtent*> later;
-      const std::vector<CudaExtent*> refused =
-          bring(std::exchange(claimed, {}), *in_on_demand_, false, &later);
-      left_cold.insert(left_cold.end(), refused.begin(), refused.end());
-      claimed = std::move(later);
-    }
-  }
+  add(stats_.late_fetches, claimed.size());
+  // Phases 2 and 3: room, then frames and copies.
+  const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
   // Phase 4: the op's streams wait for the bytes, whoever brings them.
   bool has_landed = false;
   std::vector<Extent*> cold_again;
@@ -90,6 +76,29 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
   end_demand();
   if (has_landed) settle(false);  // so that the next op finds it resident
   if (!cold_again.empty()) fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1);
+}
+
+// What finds room travels while room is made for the rest. Returns those that stay cold. No permit
+// is held while this waits: room comes from the migrator, which needs one itself.
+std::vector<CudaExtent*> StreamMigrations::bring_as_room_comes(
+    std::span<CudaExtent* const> claimed) {
+  std::vector<CudaExtent*> left_cold;
+  while (!claimed.empty()) {
+    heap_.reserve_or_exceed(claimed.front()->bytes);
+    size_t count = 1;
+    while (count < claimed.size() && heap_.budget().try_reserve(claimed[count]->bytes)) ++count;
+    std::vector<CudaExtent*> part(claimed.begin(),
+                                  claimed.begin() + static_cast<std::ptrdiff_t>(count));
+    claimed = claimed.subspan(count);
+    while (!part.empty()) {
+      std::vector<CudaExtent*> later;
+      const std::vector<CudaExtent*> refused =
+          bring(std::exchange(part, {}), *in_on_demand_, false, &later);
+      left_cold.insert(left_cold.end(), refused.begin(), refused.end());
+      part = std::move(later);
+    }
+  }
+  return left_cold;
 }
 
 size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {

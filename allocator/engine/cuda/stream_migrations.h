@@ -16,18 +16,20 @@
 //      write was undone before the second hash,
 //   4. unmaps the frame. E is cold; its room is free.
 // A part of what is to leave goes through 1 and 2 while the part before it is in 3, so that the
-// link does not run dry.
+// link does not run dry. What was ordered to leave and is still on its way is awaited before 1: its
+// op, which comes after that, was queued when the order was given.
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Where there is no NVRTC to compile the kernel,
 // nothing is presumed: every eviction copies, and the gate's word is the proof.
 //
 // A fetch claims E, takes a frame and maps it on the host, because the driver checks addresses when
 // work is queued; it queues the copy, marks it, and lets the op's stream wait for the mark. No
-// thread waits for the data. Until the mark is reached E is Arriving: it is part of a flight, and
-// any other stream that uses it waits for the flight's mark too. Whoever notices that the mark is
-// reached settles E. Fetches that ops wait for have a stream of their own, so that they do not
-// queue behind those ahead of use, of which only so many bytes are in flight at a time, and one is
-// always queued behind another.
+// thread waits for the data, but for room it may: what an op names comes one by one then, each as
+// soon as it finds room, so that both directions of the link are busy. Until the mark is reached E
+// is Arriving: it is part of a flight, and any other stream that uses it waits for the flight's
+// mark too. Whoever notices that the mark is reached settles E. Fetches that ops wait for have a
+// stream of their own, so that they do not queue behind those ahead of use, of which only so many
+// bytes are in flight at a time, and one is always queued behind another.
 //
 // Below host memory may be a disk (engine/cuda/host_spill.h): blocks of what is coldest are then
 // demoted to slots when an eviction finds no room. What has a slot alone is read back into a block
@@ -166,6 +168,7 @@ class StreamMigrations final : public Migrations {
   void evict_once(std::span<const Order> orders, uint64_t part_bytes, EvictionRun* run);
   void finish(EvictionPart part, EvictionRun* run);
   void wait_until_done(std::vector<Eviction>& evictions, EvictionRun* run);
+  FlightPtr flight_of_any(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
   EvictionPart claim(std::span<const Order> orders);
   std::shared_ptr<const Moment> moment_after_uses(const Order& order) const;
   bool can_be_queued_at_once(const std::vector<Eviction>& evictions);
@@ -200,6 +203,7 @@ class StreamMigrations final : public Migrations {
 
   // Phases of a fetch.
   void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
+  std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,

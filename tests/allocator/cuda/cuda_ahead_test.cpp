@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/cuda/test_cuda_engine.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
@@ -130,6 +131,24 @@ TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
 
+// Its op was queued before it had come, so by the time the order's turn comes it may be on its way.
+TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  ASSERT_TRUE(engine_->evict(tensor));
+  engine_->driver().hold_copies();
+  engine_->write(stream_, tensor, kBytes, 2);
+  const std::vector<Order> orders = order(tensor);
+  std::jthread evictor([&] { EXPECT_EQ(evict_ordered(orders), 1u); });
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
+  engine_->driver().let_go();
+  evictor.join();
+  EXPECT_EQ(engine_->state(tensor), ExtentState::kCold);
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
 // Room is told in parts, and by then the next part is on its way.
 TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   start_slow();
@@ -225,6 +244,35 @@ TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   }
 }
 
+// An op does not wait for the room of all that it names before the first of it travels.
+TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
+  start();
+  constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of the budget
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    tensors.push_back(allocate(kLargeBytes));
+    engine_->write(stream_, tensors.back(), kLargeBytes, seed);
+    const bool leaves = seed < 2;
+    ASSERT_TRUE(!leaves || engine_->evict(tensors.back()));
+  }
+  const auto fetched = [this] { return engine_->driver().calls("cuMemcpyHtoDAsync"); };
+  const uint64_t fetched_before = fetched();
+  engine_->driver().hold_copies();  // those that make room, too
+  std::jthread op([&] {
+    engine_->op(stream_,
+                {{tensors[0], kLargeBytes, 0, false}, {tensors[1], kLargeBytes, 1, false}});
+  });
+  EXPECT_TRUE(eventually([&] { return fetched() == fetched_before + 1; }));
+  EXPECT_EQ(engine_->state(tensors[1]), ExtentState::kFetching) << "it waits for room";
+  engine_->driver().let_go();
+  op.join();
+  EXPECT_EQ(engine_->stats().late_fetches, 2u);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  for (uint64_t seed = 0; seed < tensors.size(); ++seed) {
+    engine_->check(stream_, tensors[seed], kLargeBytes, seed);
+  }
+}
+
 // Of what is fetched at a time the first is there before the last.
 TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   start();
@@ -237,11 +285,10 @@ TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   ASSERT_TRUE(engine_->evict(large));
   engine_->driver().hold_copies(1);
   EXPECT_EQ(engine_->prefetch({small, large}), 2u);
-  while (engine_->state(small) == ExtentState::kArriving) {
-    std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(eventually([&] {
     migrations().settle(false);
-  }
-  EXPECT_EQ(engine_->state(small), ExtentState::kResident);
+    return engine_->state(small) == ExtentState::kResident;
+  }));
   EXPECT_EQ(engine_->state(large), ExtentState::kArriving);
   engine_->driver().let_go();
   engine_->check(stream_, large, kLargeBytes, 2);
