@@ -7,12 +7,14 @@
 // JSON. benchmarks/cuda_replay.py runs this for several traces and budgets.
 //
 // usage: cuda_replay TRACE BUDGET_PERCENT
+#include <algorithm>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 
 #include "base/units.h"
+#include "engine/headroom.h"
 #include "support/cuda/trace_replay.h"
 #include "support/period_file.h"
 
@@ -46,7 +48,10 @@ int run(const char* path, uint64_t budget_percent) {
       static_cast<double>(peak_bytes) / static_cast<double>(config.link_bytes_per_s) * 1e9;
   const Trace trace = scaled_for_replay(std::move(recorded).value(),
                                         static_cast<uint64_t>(kComputePerMove * move_ns));
-  config.budget_bytes = peak_bytes * budget_percent / 100 / kGranuleBytes * kGranuleBytes;
+  // No plan can do with less than one op uses, besides the headroom that is kept free.
+  config.budget_bytes =
+      std::max(peak_bytes * budget_percent / 100 / kGranuleBytes * kGranuleBytes,
+               round_up(budget_with_headroom(trace.largest_op_bytes()), kGranuleBytes));
   const ReplayResult result = TraceReplay(trace, config).run();
   std::printf(
       "{\"ops\": %u, \"tensors\": %zu, \"needed_bytes\": %" PRIu64 ", \"budget_bytes\": %" PRIu64
