@@ -6,7 +6,7 @@
 // what was measured and what the simulator had said of the plan that was followed, as one line of
 // JSON. benchmarks/cuda_replay.py runs this for several traces and budgets.
 //
-// usage: cuda_replay TRACE BUDGET_PERCENT
+// usage: cuda_replay TRACE BUDGET_PERCENT [reactive]
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
@@ -31,7 +31,7 @@ constexpr double kSlowMotion = 250;
 // (GPT-2 in bf16: 140 GB of activations and states, a step of some 5 s).
 constexpr double kComputePerMove = 2;
 
-int run(const char* path, uint64_t budget_percent) {
+int run(const char* path, uint64_t budget_percent, bool plans) {
   Result<Trace> recorded = read_period(path);
   if (!recorded.is_ok()) {
     std::fprintf(stderr, "%s\n", recorded.status().message().c_str());
@@ -40,7 +40,8 @@ int run(const char* path, uint64_t budget_percent) {
   ReplayConfig config;
   config.link_bytes_per_s = static_cast<uint64_t>(kLinkBytesPerS / kSlowMotion);
   config.device_bytes_per_s = static_cast<uint64_t>(kDeviceBytesPerS / kSlowMotion);
-  config.learned_after = 8;
+  config.plans = plans;
+  config.learned_after = plans ? 8 : 2;
   config.measured_periods = 3;
   config.periods_max = 24;
   const uint64_t peak_bytes = scaled_for_replay(recorded.value(), 1).peak_bytes();
@@ -77,14 +78,15 @@ int run(const char* path, uint64_t budget_percent) {
 
 int main(int argument_count, char** arguments) {
   uint64_t percent = 0;
-  if (argument_count == 3) {
+  const bool plans = argument_count == 3;
+  if (plans || (argument_count == 4 && strcmp(arguments[3], "reactive") == 0)) {
     const char* text = arguments[2];
     const char* end = text + strlen(text);
     const auto parsed = std::from_chars(text, end, percent);
     if (parsed.ec == std::errc() && parsed.ptr == end && percent > 0 && percent <= 100) {
-      return tencache::run(arguments[1], percent);
+      return tencache::run(arguments[1], percent, plans);
     }
   }
-  std::fprintf(stderr, "usage: cuda_replay TRACE BUDGET_PERCENT (1 to 100)\n");
+  std::fprintf(stderr, "usage: cuda_replay TRACE BUDGET_PERCENT [reactive] (1 to 100)\n");
   return 2;
 }

@@ -7,7 +7,8 @@ that use every tensor the op names, and a kernel that meets a tensor which is no
 other bytes than it should, ends the benchmark with an error. Link and device have the rates of an
 H200 (55 GB/s each way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from
 this machine. After the plan has been learned the time of a period is compared with what the
-simulator had said of that plan. The program is built on the first run, in build/benchmarks.
+simulator had said of that plan, and with the same under no plan, where the least recently used
+leaves. The program is built on the first run, in build/benchmarks.
 
     python benchmarks/cuda_replay.py
 """
@@ -35,7 +36,9 @@ Results = dict[str, dict[int, Run]]
 def measure(program: Path, model: str, budget: int, options: Any) -> Run:
     support.wait_for_quiet(options.quiet_wait)
     with support.ForeignShare() as foreign:
-        run: Run = json.loads(support.run_program([program, TRACES / MODELS[model], str(budget)]))
+        command = [program, TRACES / MODELS[model], str(budget)]
+        run: Run = json.loads(support.run_program(command))
+        run["reactive"] = json.loads(support.run_program([*command, "reactive"]))
     run["foreign_share"] = foreign.share
     support.progress(f"{model}, {budget} %: off by {error_of(run):+.1%}")
     return run
@@ -53,7 +56,10 @@ def milliseconds(ns: int) -> str:
 def time_table(results: Results) -> Table:
     table = Table(
         "One period",
-        ["model", "budget", "computing alone", "bound", "simulated", "measured", "error"],
+        [
+            *("model", "budget", "computing alone", "bound", "simulated", "measured", "error"),
+            "without plans",
+        ],
     )
     for model, by_budget in results.items():
         for budget, run in by_budget.items():
@@ -61,7 +67,10 @@ def time_table(results: Results) -> Table:
                 run[f"{key}_ns"] for key in ("trace_compute", "bound", "simulated", "measured")
             ]
             table.rows.append(
-                [model, f"{budget} %", *map(milliseconds, times), f"{error_of(run):+.1%}"]
+                [
+                    *(model, f"{budget} %", *map(milliseconds, times), f"{error_of(run):+.1%}"),
+                    milliseconds(run["reactive"]["measured_ns"]),
+                ]
             )
     return table
 
@@ -133,15 +142,17 @@ def main() -> None:
         verdicts=[verdict(results)],
         tables=[time_table(results), memory_table(results)],
         notes=[
-            "Budgets are shares of the most bytes that exist at once, and at least what the largest "
-            "op uses and the headroom besides. Rates are those of an H200, "
-            "55 GB/s each way and 4.3 TB/s on the device, all of them 250 times slower. The "
-            "traces are of small models, recorded on the cpu backend; their op times are scaled "
-            "so that computing alone takes as long as the link takes for twice those bytes.",
+            "Budgets are shares of the most bytes that exist at once, and no less than the largest "
+            "op uses and the headroom besides. Rates are those of an H200, 55 GB/s each way and "
+            "4.3 TB/s on the device, all of them 250 times slower. The traces are of small models, "
+            "recorded on the cpu backend; their op times are scaled so that computing alone takes "
+            "as long as the link takes for twice those bytes.",
             "Measured: the median of three periods, from the first op that is queued to the "
             "moment at which the stream is done, after the plan was renewed for the last time.",
             "Late is what was on its way when the host, which is ahead, queued the op that needs "
             "it; the device may have come to that op after it had arrived.",
+            "Without plans: the median of three periods after two; the least recently used leaves, "
+            "and comes back when an op needs it.",
             "Simulated: what the simulator says of the plan that is followed, with the op times "
             "and the link's speed as the engine has measured them. Bytes are of one period.",
         ],

@@ -37,6 +37,8 @@ EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   for (Extent* extent : extents) {
     orders.push_back({extent, extent->id.load(), 0, ~uint64_t{0}, {}});
   }
+  const std::shared_ptr<const QueuedWork> queued = queued_work(orders);
+  for (Order& order : orders) order.queued = queued;
   EvictionResult total;
   evict_in_parts(orders, ~uint64_t{0}, [&total](const EvictionResult& part) {
     total.count += part.count;
@@ -144,16 +146,19 @@ StreamMigrations::EvictionPart StreamMigrations::claim(std::span<const Order> or
   return part;
 }
 
-// Null when it was used since. Whoever uses it after the claim calls the eviction off.
-std::shared_ptr<const StreamMigrations::Moment> StreamMigrations::moment_after_uses(
-    const Order& order) const {
-  auto moment = std::static_pointer_cast<const Moment>(order.queued);
-  if (moment == nullptr) return nullptr;
-  const StreamSet users = order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
-  const bool is_after =
-      order.extent->last_use_ticks.load(std::memory_order_relaxed) <= moment->at_ticks &&
-      (users & ~moment->streams) == kNoStreams;
-  return is_after ? moment : nullptr;
+// The first that is known; null when it was used since the last one. Whoever uses it after the
+// claim calls the eviction off.
+StreamMigrations::MomentPtr StreamMigrations::moment_after_uses(const Order& order) {
+  const Extent& extent = *order.extent;
+  const StreamSet users = extent.used_by.load(std::memory_order_relaxed) & ~out_number_;
+  MomentPtr ordered = std::static_pointer_cast<const Moment>(order.queued);
+  if (ordered != nullptr && !ordered->covers(extent, users)) ordered = nullptr;
+  MutexLock lock(mutex_);
+  for (const MomentPtr& moment : moments_) {
+    if (ordered != nullptr && ordered->at_ticks <= moment->at_ticks) break;
+    if (moment->covers(extent, users)) return moment;
+  }
+  return ordered;
 }
 
 // Takes blocks as far as that is quick. False when what follows keeps this thread: host memory has

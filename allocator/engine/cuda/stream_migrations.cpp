@@ -17,6 +17,8 @@ namespace {
 constexpr double kUnknownBytesPerS = 50e9;
 // What is ordered is moved in parts of this time of the link, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
+// What was used long ago is done before the oldest of so many.
+constexpr size_t kMomentsMax = 64;
 // How late a thread finds out that the device has caught up, and may wait for it.
 constexpr std::chrono::microseconds kAheadPoll{50};
 
@@ -69,13 +71,20 @@ uint64_t StreamMigrations::bytes_in(double link_s) const {
 
 // Null when they cannot be marked now, and then are when the order is carried out.
 std::shared_ptr<const QueuedWork> StreamMigrations::queued_work(std::span<const Order> orders) {
-  auto moment = std::make_shared<Moment>();
-  moment->at_ticks = ~uint64_t{0};
+  const auto moment = std::make_shared<Moment>();
+  moment->at_ticks = ticks();
   for (const Order& order : orders) {
     moment->at_ticks = std::min(moment->at_ticks, order.given_at_ticks);
     moment->streams |= order.extent->used_by.load(std::memory_order_relaxed) & ~out_number_;
   }
   if (!heap_.streams().mark_all(moment->streams, &moment->marks).is_ok()) return nullptr;
+  MomentPtr oldest;  // goes when the lock is free
+  MutexLock lock(mutex_);
+  moments_.push_back(moment);
+  if (moments_.size() > kMomentsMax) {
+    oldest = std::move(moments_.front());
+    moments_.pop_front();
+  }
   return moment;
 }
 

@@ -5,11 +5,11 @@
 //
 // An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins) and takes a block of host memory,
-//   2. marks the streams that have used E, unless that was done when a plan ordered the eviction
-//      and E was not used since: a program that is far ahead of the GPU may have queued much by
-//      now. On the stream of that direction, which waits for the marks on the device, it hashes E
-//      and copies its bytes. Not when the block that E still has from the last time is presumed
-//      to hold them,
+//   2. marks the streams that have used E, unless that was done before and E was not used since:
+//      when a plan ordered the eviction, or for one of those before it. A program that is far
+//      ahead of the GPU may have queued much by now. On the stream of that direction, which waits
+//      for the marks on the device, it hashes E and copies its bytes. Not when the block that E
+//      still has from the last time is presumed to hold them,
 //   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. It hashes E
 //      again and compares, which finds what was written meanwhile without a gate, unless the
@@ -114,12 +114,17 @@ class StreamMigrations final : public Migrations {
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
 
  private:
-  /// A moment in the streams that had used what was ordered to leave then.
+  /// A moment in the streams that had used what was to leave then: all that they had been given.
   struct Moment final : QueuedWork {
     uint64_t at_ticks = 0;
     StreamSet streams = kNoStreams;
     std::vector<StreamMark> marks;
+    bool covers(const Extent& extent, StreamSet users) const {
+      return extent.last_use_ticks.load(std::memory_order_relaxed) <= at_ticks &&
+             (users & ~streams) == kNoStreams;
+    }
   };
+  using MomentPtr = std::shared_ptr<const Moment>;
   struct Eviction {
     CudaExtent* extent = nullptr;
     uint64_t claimed_at_ticks = 0;
@@ -127,7 +132,7 @@ class StreamMigrations final : public Migrations {
     std::optional<PendingHash> before = std::nullopt;  // of what is copied
     std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
     StreamMark done = {};                              // with the users, the copy, the last hash
-    std::shared_ptr<const Moment> users_done = {};     // covers every use; null: is not known
+    MomentPtr users_done = {};                         // covers every use; null: is not known
   };
   /// What is moved at a time.
   struct EvictionPart {
@@ -170,7 +175,7 @@ class StreamMigrations final : public Migrations {
   void wait_until_done(std::vector<Eviction>& evictions, EvictionRun* run);
   FlightPtr flight_of_any(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
   EvictionPart claim(std::span<const Order> orders);
-  std::shared_ptr<const Moment> moment_after_uses(const Order& order) const;
+  MomentPtr moment_after_uses(const Order& order) TENCACHE_EXCLUDES(mutex_);
   bool can_be_queued_at_once(const std::vector<Eviction>& evictions);
   void take_blocks(std::vector<Eviction>& evictions, EvictionRun* run);
   void try_again(const Eviction& eviction, EvictionRun* run);
@@ -236,6 +241,7 @@ class StreamMigrations final : public Migrations {
   Mutex mutex_;
   std::deque<FlightPtr> flights_ TENCACHE_GUARDED_BY(mutex_);  // began first, first
   std::unordered_map<const Extent*, FlightPtr> flight_of_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<MomentPtr> moments_ TENCACHE_GUARDED_BY(mutex_);  // the last ones, oldest first
 };
 
 }  // namespace tencache

@@ -82,6 +82,25 @@ TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
   engine_->check(stream_, tensor, kBytes, 1);
 }
 
+// Nor does anything else that was not used since somebody left last.
+TEST_F(CudaAheadTest, EvictionsWaitForNothingQueuedSinceAnother) {
+  start();
+  char* idle = allocate();
+  char* first = allocate();
+  char* used = allocate();
+  engine_->write(stream_, idle, kBytes, 1);
+  engine_->write(stream_, first, kBytes, 2);
+  ASSERT_TRUE(engine_->evict(first));
+  engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
+  engine_->write(stream_, used, kBytes, 3);
+  EXPECT_TRUE(engine_->evict(idle));
+  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  engine_->driver().let_go();
+  engine_->check(stream_, idle, kBytes, 1);
+  engine_->check(stream_, first, kBytes, 2);
+  engine_->check(stream_, used, kBytes, 3);
+}
+
 // Unless what is ordered was used since; here just after that was looked at.
 TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   start();

@@ -73,6 +73,7 @@ TraceReplay::~TraceReplay() {
 void TraceReplay::start_engine() {
   CudaEngineConfig config;
   config.budget_bytes = config_.budget_bytes;
+  config.plans = config_.plans;
   config.arena_bytes = 64 * kGiB;
   config.heap.extent_min_bytes = kGranuleBytes;
   config.host.emplace();
@@ -182,6 +183,7 @@ Status TraceReplay::run_period() {
 }
 
 uint64_t TraceReplay::periods_followed() {
+  if (!config_.plans) return period_ns_.size();
   return engine_->learner()->summary().following.periods_ever;
 }
 

@@ -32,9 +32,11 @@ namespace tencache {
 
 struct ReplayConfig {
   uint64_t budget_bytes = 0;
+  bool plans = true;                // else the least recently used leaves
   uint64_t link_bytes_per_s = 0;    // each way
   uint64_t device_bytes_per_s = 0;  // what a hash reads
-  uint64_t learned_after = 0;       // followed periods after which nothing is planned anew
+  uint64_t learned_after = 0;       // followed periods after which nothing is planned anew;
+                                    // without plans, periods
   uint64_t measured_periods = 3;    // then
   uint64_t periods_max = 0;         // in all: gives up
 };
