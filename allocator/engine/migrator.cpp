@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-// Room appears in steps of about this size, early enough for those who wait for less.
+// How much is wanted is looked at anew after so much.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
 
@@ -29,6 +29,18 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
         begin, end, [](const ListedExtent& listed) { return listed.extent->is_presumed_clean(); });
     begin = end;
   }
+}
+
+/// That the first of them leave, until they make so much room; they may have been used since.
+std::vector<Order> first_of(std::span<const ListedExtent> victims, uint64_t bytes) {
+  std::vector<Order> orders;
+  uint64_t order_bytes = 0;
+  for (const ListedExtent& victim : victims) {
+    if (order_bytes >= bytes) break;
+    orders.push_back({victim.extent, victim.extent->id.load(), victim.bytes, Order::kAtAnyTime});
+    order_bytes += victim.bytes;
+  }
+  return orders;
 }
 
 }  // namespace
@@ -159,7 +171,8 @@ void Migrator::carry_out(std::span<const Order> orders) {
   });
 }
 
-// Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted.
+// Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted,
+// which is told part by part.
 std::optional<EvictionResult> Migrator::run_pass() {
   EvictionResult total;
   if (config_.before_pass) config_.before_pass();
@@ -174,21 +187,16 @@ std::optional<EvictionResult> Migrator::run_pass() {
   // As headroom what is cached will do: a device is done with it soon.
   if (!has_demand() && total.bytes + heap_.cached_bytes() >= wanted) return total;
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
-  std::vector<Extent*> batch;
-  for (size_t next = 0; next < chosen.size() && wanted_bytes() > 0;) {
-    batch.clear();
-    uint64_t batch_bytes = 0;
-    const uint64_t batch_bytes_max = std::min(kBatchBytes, wanted_bytes());
-    while (next < chosen.size() && batch_bytes < batch_bytes_max) {
-      batch_bytes += chosen[next].bytes;
-      batch.push_back(chosen[next++].extent);
-    }
-    const EvictionResult result = migrations_->evict(batch);
-    note_spill(result);
-    total.bytes += result.bytes;
-    total.count += result.count;
-    if (total.failure.is_ok()) total.failure = result.failure;
-    publish();
+  for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_bytes() > 0;) {
+    const std::vector<Order> batch = first_of(left, std::min(kBatchBytes, wanted_bytes()));
+    left = left.subspan(batch.size());
+    migrations_->evict_ordered(batch, [&](const EvictionResult& part) {
+      note_spill(part);
+      total.bytes += part.bytes;
+      total.count += part.count;
+      if (total.failure.is_ok()) total.failure = part.failure;
+      publish();
+    });
   }
   return total;
 }

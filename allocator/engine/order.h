@@ -21,6 +21,8 @@ class QueuedWork {
 };
 
 struct Order {
+  static constexpr uint64_t kAtAnyTime = ~uint64_t{0};  // given_at_ticks of what no use outdates
+
   Extent* extent = nullptr;
   uint64_t extent_id = 0;
   uint64_t bytes = 0;

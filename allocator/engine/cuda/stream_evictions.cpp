@@ -35,10 +35,8 @@ EvictionResult StreamMigrations::evict(std::span<Extent* const> extents) {
   orders.reserve(extents.size());
   // The bytes are read by who has claimed an extent: until then it may be freed, and another one.
   for (Extent* extent : extents) {
-    orders.push_back({extent, extent->id.load(), 0, ~uint64_t{0}, {}});
+    orders.push_back({extent, extent->id.load(), 0, Order::kAtAnyTime});
   }
-  const std::shared_ptr<const QueuedWork> queued = queued_work(orders);
-  for (Order& order : orders) order.queued = queued;
   EvictionResult total;
   evict_in_parts(orders, ~uint64_t{0}, [&total](const EvictionResult& part) {
     total.count += part.count;
@@ -61,6 +59,9 @@ void StreamMigrations::evict_in_parts(std::span<const Order> orders, uint64_t pa
     on_evicted(part);
   };
   std::vector<Order> left(orders.begin(), orders.end());
+  // For those that nothing was marked for, this time and the next.
+  const auto is_marked = [](const Order& order) { return order.queued != nullptr; };
+  if (!std::ranges::all_of(left, is_marked)) (void)queued_work(left);
   for (bool may_put_off = spill_ != nullptr; !left.empty(); may_put_off &= count > 0) {
     count = 0;
     EvictionRun run(gate_, count_too, may_put_off);

@@ -6,6 +6,7 @@
 // another.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -195,6 +196,33 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     engine_->check(stream_, tensors[seed], kBytes, seed);
   }
+}
+
+// Under pressure too: who waits for little need not wait for all that leaves for another's sake.
+TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
+  start();
+  constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of the budget
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    engine_->write(stream_, allocate(kLargeBytes), kLargeBytes, seed);
+  }
+  const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
+  const uint64_t copies_before = copies();
+  engine_->driver().hold_copies(1);
+  char* much = nullptr;
+  char* little = nullptr;
+  std::jthread first([&] { much = engine_->allocate(40 * kMiB, stream_); });
+  EXPECT_TRUE(eventually([&] { return copies() > copies_before; }));
+  std::atomic<bool> has_little = false;
+  std::jthread second([&] {
+    little = engine_->allocate(24 * kMiB, stream_);
+    has_little = true;
+  });
+  EXPECT_TRUE(eventually([&] { return has_little.load(); })) << "one of two is copied";
+  engine_->driver().let_go();
+  first.join();
+  second.join();
+  allocated_.insert(allocated_.end(), {much, little});
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
 }
 
 // A thread waits for others' fetches as long as it has queued work for the device, and no longer.
