@@ -25,8 +25,9 @@ namespace {
 constexpr double kLinkBytesPerS = 55e9;
 constexpr double kDeviceBytesPerS = 4.3e12;
 // Traces are of small models, so that this machine can move their bytes: a MiB stands for as many
-// MiB of an H200 as make the link this slow.
-constexpr double kSlowMotion = 250;
+// MiB of an H200 as make the link this slow. On two cores half of it is too little: what the
+// simulated device hashes and copies takes this machine up to a tenth of the link's time then.
+constexpr double kSlowMotion = 500;
 // An H200 that is full computes about as long in a step as its link takes to move all of that twice
 // (GPT-2 in bf16: 140 GB of activations and states, a step of some 5 s).
 constexpr double kComputePerMove = 2;

@@ -144,7 +144,7 @@ def main() -> None:
         notes=[
             "Budgets are shares of the most bytes that exist at once, and no less than the largest "
             "op uses and the headroom besides. Rates are those of an H200, 55 GB/s each way and "
-            "4.3 TB/s on the device, all of them 250 times slower. The traces are of small models, "
+            "4.3 TB/s on the device, all of them 500 times slower. The traces are of small models, "
             "recorded on the cpu backend; their op times are scaled so that computing alone takes "
             "as long as the link takes for twice those bytes.",
             "Measured: the median of three periods, from the first op that is queued to the "
