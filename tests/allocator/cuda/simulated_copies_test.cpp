@@ -217,14 +217,16 @@ TEST_F(SimulatedCopiesTest, CopiesOnTheDeviceCrossTheLinkToHostMemory) {
 TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
   start(kSlow);
   const DeviceBuffer buffer(api(), kGranule);
+  const DeviceBuffer other_buffer(api(), kGranule);
   const PinnedBuffer host(api(), kMiB);
+  const PinnedBuffer other_host(api(), kMiB);
   const CUstream first = stream();
   const CUstream second = stream();
   driver_->hold_copies(1);
   copy_to_device(buffer, host, first);
   synchronize(first);
   copy_to_host(host, buffer, first);
-  copy_to_device(buffer, host, second);
+  copy_to_device(other_buffer, other_host, second);
   std::atomic<bool> has_run = false;
   launch(stream(), [&has_run] { has_run = true; });
   EXPECT_TRUE(eventually([&] { return has_run.load(); })) << "a kernel is no copy";
@@ -234,6 +236,7 @@ TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
   }
   const uint64_t let_go_ns = now_ns();
   driver_->let_go();
+  synchronize(first);
   synchronize(second);
   EXPECT_GE(static_cast<double>(now_ns() - let_go_ns) * 1e-6, kCopyMs);
   copy_to_device(buffer, host, second);
