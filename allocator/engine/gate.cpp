@@ -185,7 +185,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     Extent* extent = heap_.find(access.address);
     if (extent == nullptr) continue;
     if (access.mode == AccessMode::kName) {
-      if (!extent->has(kFlagSeen)) extent->set_flags(kFlagSeen);
+      if (!extent->has(kFlagSeen)) note_seen(extent, now_ticks);
       continue;
     }
     const uint64_t word = extent->pin();
@@ -227,6 +227,12 @@ TENCACHE_SLOW void Gate::begin_timing(ThreadOps& thread, uint32_t op, uint64_t b
 }
 
 // The op is over, and the thread may wait, or go on elsewhere, before its next tick.
+// It may have been used before anybody looked.
+TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now_ticks) {
+  raise_to(extent->last_use_ticks, now_ticks);
+  extent->set_flags(kFlagSeen);
+}
+
 TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) const {
   const uint64_t called_ticks = ticks();
   thread.timing.is_closed = true;

@@ -123,6 +123,7 @@ class Gate {
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
   void close_timing(ThreadOps& thread) const;
+  static void note_seen(Extent* extent, uint64_t now_ticks);
   void end_timing(ThreadOps& thread, StreamSet streams) const;
   void interrupt_timing(ThreadOps& thread) const;
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);

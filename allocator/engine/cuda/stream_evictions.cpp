@@ -4,6 +4,7 @@
 // safe).
 #include <algorithm>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -61,7 +62,7 @@ void StreamMigrations::evict_in_parts(std::span<const Order> orders, uint64_t pa
   std::vector<Order> left(orders.begin(), orders.end());
   // For those that nothing was marked for, this time and the next.
   const auto is_marked = [](const Order& order) { return order.queued != nullptr; };
-  if (!std::ranges::all_of(left, is_marked)) (void)queued_work(left);
+  if (!std::ranges::all_of(left, is_marked)) (void)mark_users(left);
   for (bool may_put_off = spill_ != nullptr; !left.empty(); may_put_off &= count > 0) {
     count = 0;
     EvictionRun run(gate_, count_too, may_put_off);
@@ -82,10 +83,9 @@ void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_b
     settle(false);
     const std::span<const Order> part = first_part(orders, part_bytes);
     orders = orders.subspan(part.size());
-    while (const FlightPtr flight = flight_of_any(part)) {
+    if (first_arriving(part) != nullptr) {
       finish(std::exchange(under_way, {}), run);
-      (void)flight->mark.is_over(true);
-      settle(false);
+      await_arrival(part);
     }
     // Phase 1: claim. From here on the extents are ours, and still usable by the program.
     EvictionPart next = claim(part);
@@ -98,16 +98,31 @@ void StreamMigrations::evict_once(std::span<const Order> orders, uint64_t part_b
   }
 }
 
-// Of one that is still on its way. A program that is ahead of the link gives up what it has not
-// used yet on the device; it arrives before that use, which its eviction waits for in any case.
-StreamMigrations::FlightPtr StreamMigrations::flight_of_any(std::span<const Order> orders) {
-  MutexLock lock(mutex_);
+// A program that is ahead of the link gives up what it has not used yet on the device; it arrives
+// before that use, which its eviction waits for in any case.
+const Extent* StreamMigrations::first_arriving(std::span<const Order> orders) {
   for (const Order& order : orders) {
     if (!order.is_current() || order.is_outdated()) continue;
-    const auto found = flight_of_.find(order.extent);
-    if (found != flight_of_.end()) return found->second;
+    if (order.extent->state() == ExtentState::kArriving) return order.extent;
   }
   return nullptr;
+}
+
+void StreamMigrations::await_arrival(std::span<const Order> orders) {
+  while (const Extent* extent = first_arriving(orders)) {
+    FlightPtr flight;
+    {
+      MutexLock lock(mutex_);
+      const auto found = flight_of_.find(extent);
+      if (found != flight_of_.end()) flight = found->second;
+    }
+    if (flight == nullptr) {
+      std::this_thread::yield();  // it is about to take off, or has just landed
+      continue;
+    }
+    (void)flight->mark.is_over(true);
+    settle(false);
+  }
 }
 
 // Phases 3 and 4. What is presumed clean waits for no copy.
@@ -147,10 +162,11 @@ StreamMigrations::EvictionPart StreamMigrations::claim(std::span<const Order> or
   return part;
 }
 
-// The first that is known; null when it was used since the last one. Whoever uses it after the
-// claim calls the eviction off.
+// The first that is known; null when it was used since the last one, or when that cannot be told.
+// Whoever uses it after the claim calls the eviction off.
 StreamMigrations::MomentPtr StreamMigrations::moment_after_uses(const Order& order) {
-  const Extent& extent = *order.extent;
+  const auto& extent = static_cast<const CudaExtent&>(*order.extent);
+  if (extent.is_recorded.load(std::memory_order_relaxed)) return nullptr;
   const StreamSet users = extent.used_by.load(std::memory_order_relaxed) & ~out_number_;
   MomentPtr ordered = std::static_pointer_cast<const Moment>(order.queued);
   if (ordered != nullptr && !ordered->covers(extent, users)) ordered = nullptr;
@@ -260,9 +276,9 @@ Status StreamMigrations::queue_copy(Eviction& eviction) {
   return Status::ok();
 }
 
-// Everything that the streams have been given so far: whoever used one of the extents has given up
-// its pin, and so had queued its work before. An extent whose users cannot be marked is given up,
-// and keeps no other from leaving.
+// What the streams had been given by the first moment after the last use, or everything so far:
+// whoever used one of the extents has given up its pin, and so had queued its work before. An
+// extent whose users cannot be marked is given up, and keeps no other from leaving.
 void StreamMigrations::let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
                                           EvictionRun* run) {
   if (let_wait(stream, evictions).is_ok()) return;

@@ -78,15 +78,16 @@ void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams
   if (!cold_again.empty()) fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1);
 }
 
-// What finds room travels while room is made for the rest. Returns those that stay cold. No permit
-// is held while this waits: room comes from the migrator, which needs one itself.
+// What finds room travels while room is made for the rest: on one thread at a time, for two that
+// each have room for a part would both go over the budget for the other. Returns those that stay
+// cold. No permit is held while this waits: room comes from the migrator, which needs one itself.
 std::vector<CudaExtent*> StreamMigrations::bring_as_room_comes(
     std::span<CudaExtent* const> claimed) {
   std::vector<CudaExtent*> left_cold;
+  if (claimed.empty()) return left_cold;
+  const bool one_by_one = !is_gathering_.exchange(true);
   while (!claimed.empty()) {
-    heap_.reserve_or_exceed(claimed.front()->bytes);
-    size_t count = 1;
-    while (count < claimed.size() && heap_.budget().try_reserve(claimed[count]->bytes)) ++count;
+    const size_t count = take_room(claimed, one_by_one);
     std::vector<CudaExtent*> part(claimed.begin(),
                                   claimed.begin() + static_cast<std::ptrdiff_t>(count));
     claimed = claimed.subspan(count);
@@ -98,7 +99,24 @@ std::vector<CudaExtent*> StreamMigrations::bring_as_room_comes(
       part = std::move(later);
     }
   }
+  if (one_by_one) is_gathering_.store(false);
   return left_cold;
+}
+
+// For how many of them, from the first on, room is reserved now: for all where it is there. Else
+// this waits for the room of the first one, or for that of all.
+size_t StreamMigrations::take_room(std::span<CudaExtent* const> extents, bool one_by_one) {
+  uint64_t bytes = 0;
+  for (const CudaExtent* extent : extents) bytes += extent->bytes;
+  if (heap_.budget().try_reserve(bytes)) return extents.size();
+  if (!one_by_one) {
+    heap_.reserve_or_exceed(bytes);
+    return extents.size();
+  }
+  heap_.reserve_or_exceed(extents.front()->bytes);
+  size_t count = 1;
+  while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
+  return count;
 }
 
 size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {

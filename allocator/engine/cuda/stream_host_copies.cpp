@@ -81,8 +81,8 @@ std::vector<CudaExtent*> StreamMigrations::read_back(std::vector<CudaExtent*>& e
   const MigrationPermit permit(gate_);
   for (CudaExtent* extent : extents) {
     if (!extent->host_block.is_valid()) {
-      // Only the first of an op's may go beyond the budget: when these have come back, their
-      // blocks serve the others.
+      // Only the first of those that an op brings together may go beyond the budget: when these
+      // have come back, their blocks serve the others.
       const bool may_wait = later != nullptr && !with_block.empty();
       const Result<HostBlock> block =
           is_ahead || may_wait ? take_block(extent->bytes) : take_block_for_op(extent->bytes);

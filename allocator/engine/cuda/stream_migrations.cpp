@@ -71,6 +71,11 @@ uint64_t StreamMigrations::bytes_in(double link_s) const {
 
 // Null when they cannot be marked now, and then are when the order is carried out.
 std::shared_ptr<const QueuedWork> StreamMigrations::queued_work(std::span<const Order> orders) {
+  return mark_users(orders);
+}
+
+// Null when they cannot be marked now.
+StreamMigrations::MomentPtr StreamMigrations::mark_users(std::span<const Order> orders) {
   const auto moment = std::make_shared<Moment>();
   moment->at_ticks = ticks();
   for (const Order& order : orders) {

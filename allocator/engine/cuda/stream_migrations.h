@@ -173,7 +173,9 @@ class StreamMigrations final : public Migrations {
   void evict_once(std::span<const Order> orders, uint64_t part_bytes, EvictionRun* run);
   void finish(EvictionPart part, EvictionRun* run);
   void wait_until_done(std::vector<Eviction>& evictions, EvictionRun* run);
-  FlightPtr flight_of_any(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
+  MomentPtr mark_users(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
+  static const Extent* first_arriving(std::span<const Order> orders);
+  void await_arrival(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
   EvictionPart claim(std::span<const Order> orders);
   MomentPtr moment_after_uses(const Order& order) TENCACHE_EXCLUDES(mutex_);
   bool can_be_queued_at_once(const std::vector<Eviction>& evictions);
@@ -209,6 +211,7 @@ class StreamMigrations final : public Migrations {
   // Phases of a fetch.
   void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
   std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
+  size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one);
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
@@ -237,6 +240,7 @@ class StreamMigrations final : public Migrations {
   std::unique_ptr<CopyStream> in_ahead_;
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
+  std::atomic<bool> is_gathering_{false};  // a thread has room for a part of what its op names
 
   Mutex mutex_;
   std::deque<FlightPtr> flights_ TENCACHE_GUARDED_BY(mutex_);  // began first, first

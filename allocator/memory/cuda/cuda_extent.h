@@ -22,6 +22,8 @@ struct CudaExtent : Extent {
   /// The stream it was allocated on, which may have it again as soon as it is freed. Written by
   /// CudaHeap while nobody else has the extent; snapshots read it at any time.
   std::atomic<StreamSet> home{kNoStreams};
+  /// The program has said that a stream uses it (record_stream), perhaps before it queues that use.
+  std::atomic<bool> is_recorded{false};
   /// The copy below as far as it is in host memory, and the hash of what the copy holds, wherever
   /// it is, once there is one (slot_is_written); owned as the slot is (memory/extent.h, invariant
   /// 3).

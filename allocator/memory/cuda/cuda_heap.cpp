@@ -95,6 +95,7 @@ Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, Stre
   extent->id = next_id();
   extent->home.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
+  extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->revive();
   use_.add(BlockTable::is_small(requested_bytes), extent->bytes, requested_bytes);
   add(stats_.extents_allocated, 1);
@@ -149,6 +150,7 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
   extent->frame = frame.value();
   extent->home.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
+  extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->id = next_id();
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
@@ -290,6 +292,7 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   if (is_passive()) return;
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
+    of_cuda(extent)->is_recorded.store(true, std::memory_order_relaxed);
     raise_to(extent->last_use_ticks, ticks());  // what was marked before does not cover it
     return;
   }

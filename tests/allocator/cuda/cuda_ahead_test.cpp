@@ -136,6 +136,26 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
+// Nor is what was marked once enough for what the program says that a stream uses: it may queue
+// that use later, by no op.
+TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
+  start();
+  char* tensor = allocate();
+  char* other = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  engine_->write(stream_, other, kBytes, 2);
+  (*engine_)->record_stream(tensor, stream_);
+  ASSERT_TRUE(engine_->evict(other));
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(engine_->driver().launch(
+                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
+                [tensor] { stamp(tensor, kBytes, 3); }, milliseconds(50)),
+            CUDA_SUCCESS);
+  EXPECT_TRUE(engine_->evict(tensor));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  engine_->check(stream_, tensor, kBytes, 3);
+}
+
 // What was used since is not to leave any more; the order of the other one stands.
 TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   start();

@@ -61,6 +61,7 @@ TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   const CUstream at = stream();
   std::atomic<int> done = 0;
   launch(at, [&done] { ++done; });
+  synchronize(at);
   driver_->hold(at);
   launch(at, [&done] { ++done; });
   launch(stream(), [&done] { done += 10; });
@@ -74,6 +75,8 @@ TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   launch(at, [&done] { ++done; });
   EXPECT_EQ(api().cuStreamQuery(at), CUDA_ERROR_NOT_READY);
   driver_->let_go();
+  synchronize(at);
+  EXPECT_EQ(done, 13);
 }
 
 TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {

@@ -331,8 +331,10 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   found->push(
       [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
                                                                  uint64_t begin_ns) {
-        const bool may_be_held = copies_let_through_.fetch_sub(1) <= 0;
-        if (may_be_held && wait_held(worker, copies_held_until_)) begin_ns = now_ns();
+        if (copies_let_through_.fetch_sub(1) <= 0) {
+          wait_held(worker, copies_held_until_);
+          begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
+        }
         return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
                        thread_work_ns);
       },
@@ -400,15 +402,12 @@ CUresult StreamTable::hold(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-bool StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
+void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
   const uint64_t begin_ns = now_ns();
-  bool has_waited = false;
   while (lettings_go_ < until && worker.pause_until(now_ns() + kPollNs)) {
-    has_waited = true;
     TENCACHE_CHECK(now_ns() - begin_ns < kHeldMaxNs,
                    "a stream was held for two minutes and nobody let it go");
   }
-  return has_waited;
 }
 
 size_t StreamTable::unfinished(CUstream stream) const {

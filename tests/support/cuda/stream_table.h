@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "support/cuda/host_registrations.h"
 #include "support/cuda/simulated_driver_config.h"
@@ -78,7 +79,10 @@ class StreamTable {
     copies_held_until_ = lettings_go_ + 1;
     copies_let_through_ = but;
   }
-  void let_go() { ++lettings_go_; }
+  void let_go() {
+    let_go_ns_ = now_ns();
+    ++lettings_go_;
+  }
 
   /// Works that are queued or running in one stream. REQUIRES: the stream exists.
   size_t unfinished(CUstream stream) const;
@@ -113,8 +117,8 @@ class StreamTable {
   // only works, however seldom its thread is let run.
   uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
                    uint64_t end_ns, const std::function<void()>& work, Clock clock);
-  // Waits for that many lettings go; whether it had to.
-  bool wait_held(SimulatedStream& worker, uint64_t until) const;
+  // Waits for that many lettings go.
+  void wait_held(SimulatedStream& worker, uint64_t until) const;
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
 
   SimulatedMemory& memory_;
@@ -125,6 +129,7 @@ class StreamTable {
   CopyEngine to_host_;
   CopyEngine on_device_;
   std::atomic<uint64_t> lettings_go_ = 0;
+  std::atomic<uint64_t> let_go_ns_ = 0;  // the last one
   std::atomic<uint64_t> copies_held_until_ = 0;
   std::atomic<int64_t> copies_let_through_ = 0;
 
