@@ -97,9 +97,11 @@ TEST_F(GateTest, StatesOfGatesThatAreGoneAreDropped) {
 }
 
 TEST_F(GateTest, AccessesSetTheirFlags) {
+  engine_.extent(a_)->last_use_ticks = 0;
   gate().open(0, std::vector<Access>{{a_, AccessMode::kName}});
   EXPECT_EQ(pins(a_), 0u) << "a view touches no byte";
   EXPECT_TRUE(has(a_, kFlagSeen));
+  EXPECT_GT(engine_.extent(a_)->last_use_ticks, 0u) << "who knows what used it before";
   EXPECT_FALSE(has(a_, kFlagDirty));
   gate().close();
   engine_.use({a_});
