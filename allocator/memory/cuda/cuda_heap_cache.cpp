@@ -8,6 +8,13 @@
 #include "memory/cuda/cuda_heap.h"
 
 namespace tencache {
+namespace {
+
+// Memory is scarce when no more than this share is left until somebody is to make room. More than
+// the headroom, which is what is left most of the time where it is scarce.
+constexpr uint64_t kScarcePerBudget = 8;
+
+}  // namespace
 
 CudaExtent* CudaHeap::pop_cached(Key key) {
   MutexLock lock(mutex_);
@@ -59,7 +66,8 @@ Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* ma
 // REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
 void CudaHeap::cache(CudaExtent* extent) {
   release_spare_copy(extent);
-  extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes);
+  extent->free_number = home_marks_.note_free(
+      extent->home.load(), extent->bytes, budget_.is_scarce(budget_.limit() / kScarcePerBudget));
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
     extent->marks.clear();

@@ -4,7 +4,9 @@
 // of its GPU frees what the GPU comes to much later, and goes on queueing; whoever wants the frame
 // waits for the moment of the free and for nothing that was queued since. An event per free would
 // cost the program too much, so there is one for so many freed bytes: frees are numbered, and a
-// mark covers all of its stream that have lower numbers than the moment at which it was made.
+// mark covers all of its stream that have lower numbers than the moment at which it was made. As
+// long as there is room enough nobody wants frames, and there are no marks at all; then the first
+// to want one makes the mark, and waits for what was queued until then.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
 #pragma once
@@ -27,8 +29,9 @@ class HomeMarks {
       : streams_(streams), bytes_per_mark_(bytes_per_mark) {}
 
   /// Everything that uses the memory is queued, and its home is given back; returns the number of
-  /// this. A set that is not one stream is over at once: its streams have been waited for.
-  uint64_t note_free(StreamSet home, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// this. A set that is not one stream is over at once: its streams have been waited for. Marks
+  /// are made only where memory is scarce.
+  uint64_t note_free(StreamSet home, uint64_t bytes, bool is_scarce) TENCACHE_EXCLUDES(mutex_);
 
   /// Takes note of what the device has done since.
   void poll() TENCACHE_EXCLUDES(mutex_);

@@ -386,9 +386,26 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   EXPECT_EQ((*engine_)->heap().figures().waiting_count, 0u);
 }
 
-// What is freed goes as soon as the device has come to the free, whatever was queued since.
+// As long as there is room enough, nobody will want to know when the device is done with it.
+TEST_F(CudaEngineTest, FreesCostNoEventsWhereMemoryIsNotScarce) {
+  start();
+  const auto events = [this] { return engine_->driver().calls("cuEventRecord"); };
+  const auto free_often = [this] {
+    for (int count = 0; count < 10; ++count) free(allocate());
+  };
+  const uint64_t events_before = events();
+  free_often();
+  EXPECT_EQ(events(), events_before);
+  allocate(52 * kMiB);
+  free_often();
+  EXPECT_GT(events(), events_before);
+}
+
+// Where memory is scarce, what is freed goes as soon as the device has come to the free, whatever
+// was queued since.
 TEST_F(CudaEngineTest, CachedMemoryWaitsForItsFreeAlone) {
   start();
+  allocate(48 * kMiB);
   char* freed = allocate();
   char* other = allocate();
   engine_->write(stream_, freed, kBytes, 1, std::chrono::milliseconds(50));

@@ -56,7 +56,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   make(1);
   std::atomic<int> done{0};
   launch_on_stream(done);
-  const uint64_t number = marks_->note_free(home_, 10);
+  const uint64_t number = marks_->note_free(home_, 10, true);
   driver_->hold(stream_);
   EXPECT_TRUE(marks_->wait(home_, number));
   EXPECT_EQ(done, 1);
@@ -67,7 +67,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
 TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10);
+  const uint64_t number = marks_->note_free(home_, 10, true);
   marks_->poll();
   EXPECT_FALSE(marks_->is_over(home_, number));
   driver_->let_go();
@@ -79,20 +79,33 @@ TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
 TEST_F(HomeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
-  for (int free = 0; free < 3; ++free) numbers.push_back(marks_->note_free(home_, 10));
+  for (int free = 0; free < 3; ++free) numbers.push_back(marks_->note_free(home_, 10, true));
   driver_->hold(stream_);
-  const uint64_t later = marks_->note_free(home_, 10);
+  const uint64_t later = marks_->note_free(home_, 10, true);
   EXPECT_TRUE(marks_->wait(home_, numbers[0]));
   for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(home_, number));
   EXPECT_FALSE(marks_->is_over(home_, later));
 }
 
+// Then the one who wants memory makes the mark, which covers what was queued since.
+TEST_F(HomeMarksTest, WhereMemoryIsNotScarceNoMarkIsMade) {
+  make(1);
+  const uint64_t number = marks_->note_free(home_, 10, false);
+  EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
+  driver_->hold(stream_);
+  marks_->poll();
+  EXPECT_EQ(driver_->calls("cuEventRecord"), 1u);
+  EXPECT_FALSE(marks_->is_over(home_, number));
+  driver_->let_go();
+  EXPECT_TRUE(marks_->wait(home_, number));
+}
+
 TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
   make(1000);
-  const uint64_t waited_for = marks_->note_free(home_, 10);
+  const uint64_t waited_for = marks_->note_free(home_, 10, true);
   EXPECT_FALSE(marks_->is_over(home_, waited_for));
   EXPECT_TRUE(marks_->wait(home_, waited_for));
-  const uint64_t polled = marks_->note_free(home_, 10);
+  const uint64_t polled = marks_->note_free(home_, 10, true);
   driver_->wait_until_idle();
   EXPECT_TRUE(eventually([&] {
     marks_->poll();
@@ -103,9 +116,9 @@ TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
 TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10);
+  const uint64_t number = marks_->note_free(home_, 10, true);
   const StreamSet other = numbers_->set_of(stream());
-  const uint64_t others = marks_->note_free(other, 10);
+  const uint64_t others = marks_->note_free(other, 10, true);
   EXPECT_GT(others, number);
   EXPECT_TRUE(marks_->wait(other, others));
   EXPECT_FALSE(marks_->is_over(home_, number));
@@ -115,13 +128,13 @@ TEST_F(HomeMarksTest, ASetThatIsNotOneStreamIsOver) {
   make(1);
   const StreamSet two = home_ | numbers_->set_of(stream());
   driver_->hold(stream_);
-  EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10)));
+  EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10, true)));
 }
 
 TEST_F(HomeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
   make(1);
   driver_->set_capturing(stream_, true);
-  const uint64_t number = marks_->note_free(home_, 10);
+  const uint64_t number = marks_->note_free(home_, 10, true);
   marks_->poll();
   EXPECT_FALSE(marks_->wait(home_, number));
   driver_->set_capturing(stream_, false);
@@ -137,7 +150,7 @@ TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
       const CurrentContext context(api());
       for (int round = 0; round < 100; ++round) {
         launch_on_stream(done);
-        const uint64_t number = marks_->note_free(home_, 10);
+        const uint64_t number = marks_->note_free(home_, 10, true);
         if (round % 3 == 0) marks_->poll();
         if (round % 2 == 0) {
           EXPECT_TRUE(marks_->wait(home_, number));
@@ -146,7 +159,7 @@ TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
     });
   }
   threads.clear();
-  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10)));
+  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10, true)));
   EXPECT_EQ(done, 300);
 }
 
