@@ -77,7 +77,7 @@ void Migrator::on_attention() {
   work_arrived_.notify_one();
 }
 
-bool Migrator::make_room(uint64_t bytes, Status* reason) {
+bool Migrator::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
   // What was ordered before comes first, as long as the device does not wait for this thread.
@@ -85,7 +85,7 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
   bool has_room = false;
   migrations_->begin_demand();
   MutexLock lock(mutex_);
-  demand_bytes_ += bytes;
+  demand_bytes_ += bytes + soon_bytes;
   const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
   work_arrived_.notify_one();
   for (;;) {
@@ -97,7 +97,7 @@ bool Migrator::make_room(uint64_t bytes, Status* reason) {
     }
     room_changed_.wait(mutex_);
   }
-  demand_bytes_ -= bytes;
+  demand_bytes_ -= bytes + soon_bytes;
   migrations_->end_demand();
   return has_room;
 }

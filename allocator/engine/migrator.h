@@ -59,7 +59,8 @@ class Migrator final : public RoomMaker {
 
   void start();
 
-  bool make_room(uint64_t bytes, Status* reason) override TENCACHE_EXCLUDES(mutex_);
+  bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) override
+      TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
   std::string current_op() const override { return config_.current_op(); }
   void on_wait(uint64_t ns) override { config_.on_wait(ns); }
@@ -102,7 +103,7 @@ class Migrator final : public RoomMaker {
   Mutex mutex_;
   CondVar work_arrived_;
   CondVar room_changed_;
-  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of waiting allocations
+  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of who waits, now and soon
   uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the pass that freed nothing
   Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);

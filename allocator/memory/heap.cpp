@@ -12,39 +12,41 @@ namespace tencache {
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (budget_.try_reserve(bytes)) return Status::ok();
   const uint64_t begin_ns = now_ns();
-  Status status = climb(bytes, requested_bytes);
+  Status status = climb(bytes, requested_bytes, 0);
   const uint64_t waited_ns = now_ns() - begin_ns;
   add(stats_.stall_ns, waited_ns);
   room_maker_->on_wait(waited_ns);
   return status;
 }
 
-void Heap::reserve_or_exceed(uint64_t bytes) {
-  if (budget_.try_reserve(bytes) || climb(bytes, bytes).is_ok()) return;
+void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
+  if (budget_.try_reserve(bytes) || climb(bytes, bytes, soon_bytes).is_ok()) return;
   count_over_budget(bytes, budget_.force_reserve(bytes));
 }
 
 bool Heap::evict_more(uint64_t bytes) {
   Status reason;
-  return budget_.try_reserve(bytes) || room_maker_->make_room(bytes, &reason);
+  return budget_.try_reserve(bytes) || room_maker_->make_room(bytes, 0, &reason);
 }
 
 // The rungs: what is cached -> evictions -> evictions also of what no op has named yet -> an error,
 // or over the budget.
-Status Heap::climb(uint64_t bytes, uint64_t requested_bytes) {
+Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes) {
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (config_.strict) return out_of_memory(bytes, requested_bytes, Status::ok());
   Status reason;
-  if (room_maker_->make_room(bytes, &reason)) return Status::ok();
+  if (room_maker_->make_room(bytes, soon_bytes, &reason)) return Status::ok();
   // What other threads have freed since.
   if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
   // kernel killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(bytes, requested_bytes, reason);
-  if (is_cold_usable() && count_all_as_seen() && room_maker_->make_room(bytes, &reason))
+  if (is_cold_usable() && count_all_as_seen() &&
+      room_maker_->make_room(bytes, soon_bytes, &reason)) {
     return Status::ok();
+  }
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
 }

@@ -37,10 +37,11 @@ struct HeapConfig {
 class RoomMaker {
  public:
   virtual ~RoomMaker() = default;
-  /// Waits until `bytes` could be reserved in the budget, and reserves them. False when nothing
-  /// that may be evicted is left; `reason` then says whether a lower tier is to blame (else it is
-  /// ok).
-  virtual bool make_room(uint64_t bytes, Status* reason) = 0;
+  /// Waits until `bytes` could be reserved in the budget, and reserves them; as much as
+  /// `soon_bytes` is asked for right after that, so that its room is made in the same go. False
+  /// when nothing that may be evicted is left; `reason` then says whether a lower tier is to blame
+  /// (else it is ok).
+  virtual bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) = 0;
   /// The budget's attention mark was passed. Called often; must be cheap when nothing is to do.
   virtual void on_attention() = 0;
   /// The op this thread is in, for messages; "" when none is known.
@@ -92,8 +93,8 @@ class Heap {
   /// The wait counts as a stall.
   Status reserve(uint64_t bytes, uint64_t requested_bytes);
   /// The same for what cannot be refused (a fetch): goes over the budget instead, and counts it.
-  /// The wait is part of the fetch's, which its caller counts.
-  void reserve_or_exceed(uint64_t bytes);
+  /// The wait is part of the fetch's, which its caller counts. `soon_bytes`: what it asks for next.
+  void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
 
   /// In a forked child: nothing of the parent's is given back.
   void become_passive() { is_passive_.store(true, std::memory_order_relaxed); }
@@ -126,7 +127,7 @@ class Heap {
   std::atomic<uint64_t> cached_bytes_{0};
 
  private:
-  Status climb(uint64_t bytes, uint64_t requested_bytes);
+  Status climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes);
   bool count_all_as_seen();
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
   Status out_of_memory(uint64_t bytes, uint64_t requested_bytes, const Status& reason) const;

@@ -24,7 +24,7 @@ constexpr uint64_t kLimit = 64 * kMiB;
 
 class PlayedRoomMaker final : public RoomMaker {
  public:
-  bool make_room(uint64_t bytes, Status* reason) override {
+  bool make_room(uint64_t bytes, uint64_t, Status* reason) override {
     ++asked;
     *reason = failure;
     return on_ask && on_ask(bytes);

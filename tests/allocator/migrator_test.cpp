@@ -78,11 +78,22 @@ TEST(MigratorTest, AmongTheOldTheCleanGoFirst) {
   const uint64_t written = engine.read(engine.stats().disk_written_bytes);
   ASSERT_TRUE(engine->budget().try_reserve(engine->budget().free()));
   Status reason;
-  ASSERT_TRUE(engine->migrator().make_room(kMiB, &reason));
+  ASSERT_TRUE(engine->migrator().make_room(kMiB, 0, &reason));
   EXPECT_TRUE(engine.is_cold(addresses[2]));
   EXPECT_TRUE(engine.is_cold(addresses[3]));
   EXPECT_GE(engine.read(engine.stats().clean_dropped_bytes), 2 * kMiB);
   EXPECT_LE(engine.read(engine.stats().disk_written_bytes) - written, 2 * kMiB);
+}
+
+// So that a thread which asks for one after another waits once.
+TEST(MigratorTest, RoomIsMadeForWhatIsAskedForSoon) {
+  TestEngine engine(small_budget());
+  used_extents(engine, 24);
+  ASSERT_TRUE(engine->budget().try_reserve(engine->budget().free()));
+  ASSERT_LT(engine->migrator().headroom_bytes(), 4 * kMiB);
+  Status reason;
+  ASSERT_TRUE(engine->migrator().make_room(kMiB, 8 * kMiB, &reason));
+  EXPECT_TRUE(eventually([&] { return engine->budget().free() >= 8 * kMiB; }));
 }
 
 TEST(MigratorTest, WorkingSetOfOneOpMayExceedTheBudgetAndIsCounted) {

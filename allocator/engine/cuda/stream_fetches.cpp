@@ -113,7 +113,7 @@ size_t StreamMigrations::take_room(std::span<CudaExtent* const> extents, bool on
     heap_.reserve_or_exceed(bytes);
     return extents.size();
   }
-  heap_.reserve_or_exceed(extents.front()->bytes);
+  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes);
   size_t count = 1;
   while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
   return count;
