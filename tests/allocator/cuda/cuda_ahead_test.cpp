@@ -102,6 +102,22 @@ TEST_F(CudaAheadTest, EvictionsWaitForNothingQueuedSinceAnother) {
   engine_->check(stream_, used, kBytes, 3);
 }
 
+// Many moments later an old one is forgotten; a later one covers what it did.
+TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
+  start();
+  char* idle = allocate();
+  char* used = allocate();
+  engine_->write(stream_, idle, kBytes, 1);
+  engine_->write(stream_, used, kBytes, 2);
+  for (int count = 0; count < 200; ++count) (void)order(used);
+  engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
+  engine_->check(stream_, used, kBytes, 2);
+  EXPECT_TRUE(engine_->evict(idle));
+  EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
+  engine_->driver().let_go();
+  engine_->check(stream_, idle, kBytes, 1);
+}
+
 // Unless what is ordered was used since; here just after that was looked at.
 TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   start();
@@ -180,7 +196,12 @@ TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
   engine_->driver().hold_copies();
   engine_->write(stream_, tensor, kBytes, 2);
   const std::vector<Order> orders = order(tensor);
-  std::jthread evictor([&] { EXPECT_EQ(evict_ordered(orders), 1u); });
+  std::atomic<bool> has_begun{false};
+  std::jthread evictor([&] {
+    has_begun = true;
+    EXPECT_EQ(evict_ordered(orders), 1u);
+  });
+  ASSERT_TRUE(eventually([&] { return has_begun.load(); }));
   std::this_thread::sleep_for(milliseconds(20));
   EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
   engine_->driver().let_go();
