@@ -6,12 +6,18 @@
 // what was measured and what the simulator had said of the plan that was followed, as one line of
 // JSON. benchmarks/cuda_replay.py runs this for several traces and budgets.
 //
-// usage: cuda_replay TRACE BUDGET_PERCENT [reactive]
+// With `disk` host memory is short too, and below it is a disk with the rates of a fast NVMe, in
+// the same slow motion. With `reactive` nothing is planned.
+//
+// usage: cuda_replay TRACE BUDGET_PERCENT [disk] [reactive]
 #include <algorithm>
 #include <charconv>
-#include <cinttypes>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "base/units.h"
 #include "engine/headroom.h"
@@ -24,6 +30,11 @@ namespace {
 // Of an H200: each way over PCIe 5, and what a kernel reads of its memory.
 constexpr double kLinkBytesPerS = 55e9;
 constexpr double kDeviceBytesPerS = 4.3e12;
+// Of a PCIe 5 NVMe.
+constexpr double kDiskReadBytesPerS = 12e9;
+constexpr double kDiskWriteBytesPerS = 8e9;
+// Where there is a disk, host memory holds so much of the bytes that are needed at once.
+constexpr uint64_t kHostPercent = 30;
 // Traces are of small models, so that this machine can move their bytes: a MiB stands for as many
 // MiB of an H200 as make the link this slow. On two cores half of it is too little: what the
 // simulated device hashes and copies takes this machine up to a tenth of the link's time then.
@@ -32,45 +43,87 @@ constexpr double kSlowMotion = 500;
 // (GPT-2 in bf16: 140 GB of activations and states, a step of some 5 s).
 constexpr double kComputePerMove = 2;
 
-int run(const char* path, uint64_t budget_percent, bool plans) {
+struct Variant {
+  bool has_disk = false;
+  bool is_reactive = false;
+};
+
+uint64_t in_slow_motion(double bytes_per_s) {
+  return static_cast<uint64_t>(bytes_per_s / kSlowMotion);
+}
+
+uint64_t share_in_granules(uint64_t bytes, uint64_t percent) {
+  return bytes * percent / 100 / kGranuleBytes * kGranuleBytes;
+}
+
+ReplayConfig replay_config(Variant variant, uint64_t peak_bytes) {
+  ReplayConfig config;
+  config.link_bytes_per_s = in_slow_motion(kLinkBytesPerS);
+  config.device_bytes_per_s = in_slow_motion(kDeviceBytesPerS);
+  if (variant.has_disk) {
+    config.host_bytes = share_in_granules(peak_bytes, kHostPercent);
+    config.disk_read_bytes_per_s = in_slow_motion(kDiskReadBytesPerS);
+    config.disk_write_bytes_per_s = in_slow_motion(kDiskWriteBytesPerS);
+  }
+  config.plans = !variant.is_reactive;
+  config.learned_after = config.plans ? 8 : 2;
+  config.measured_periods = 3;
+  config.periods_max = 24;
+  return config;
+}
+
+void print(const Trace& trace, const ReplayConfig& config, const ReplayResult& result) {
+  const nlohmann::ordered_json json = {
+      {"ops", trace.tick_count()},
+      {"tensors", trace.tensors.size()},
+      {"needed_bytes", trace.peak_bytes()},
+      {"largest_op_bytes", trace.largest_op_bytes()},
+      {"budget_bytes", config.budget_bytes},
+      {"host_bytes", config.host_bytes},
+      {"peak_bytes", result.peak_bytes},
+      {"over_budget_events", result.over_budget_events},
+      {"periods", result.periods},
+      {"measured_periods", config.measured_periods},
+      {"early", result.early_fetches},
+      {"late", result.late_fetches},
+      {"wasted", result.wasted_fetches},
+      {"fetched_bytes", result.fetched_bytes},
+      {"evicted_bytes", result.evicted_bytes},
+      {"dropped_bytes", result.dropped_bytes},
+      {"disk_read_bytes", result.disk_read_bytes},
+      {"disk_written_bytes", result.disk_written_bytes},
+      {"simulated_fetched_bytes", result.simulated_fetched_bytes},
+      {"simulated_evicted_bytes", result.simulated_evicted_bytes},
+      {"simulated_disk_read_bytes", result.simulated_disk_read_bytes},
+      {"simulated_disk_written_bytes", result.simulated_disk_written_bytes},
+      {"trace_compute_ns", trace.compute_ns()},
+      {"compute_ns", result.compute_ns},
+      {"bound_ns", result.bound_ns},
+      {"simulated_ns", result.simulated_ns},
+      {"measured_ns", result.measured_ns},
+      {"differences", result.differences},
+      {"failure", result.failure}};
+  std::puts(json.dump().c_str());
+}
+
+int run(const char* path, uint64_t budget_percent, Variant variant) {
   Result<Trace> recorded = read_period(path);
   if (!recorded.is_ok()) {
     std::fprintf(stderr, "%s\n", recorded.status().message().c_str());
     return 1;
   }
-  ReplayConfig config;
-  config.link_bytes_per_s = static_cast<uint64_t>(kLinkBytesPerS / kSlowMotion);
-  config.device_bytes_per_s = static_cast<uint64_t>(kDeviceBytesPerS / kSlowMotion);
-  config.plans = plans;
-  config.learned_after = plans ? 8 : 2;
-  config.measured_periods = 3;
-  config.periods_max = 24;
   const uint64_t peak_bytes = scaled_for_replay(recorded.value(), 1).peak_bytes();
+  ReplayConfig config = replay_config(variant, peak_bytes);
   const double move_ns =
       static_cast<double>(peak_bytes) / static_cast<double>(config.link_bytes_per_s) * 1e9;
   const Trace trace = scaled_for_replay(std::move(recorded).value(),
                                         static_cast<uint64_t>(kComputePerMove * move_ns));
   // No plan can do with less than one op uses, besides the headroom that is kept free.
   config.budget_bytes =
-      std::max(peak_bytes * budget_percent / 100 / kGranuleBytes * kGranuleBytes,
+      std::max(share_in_granules(peak_bytes, budget_percent),
                round_up(budget_with_headroom(trace.largest_op_bytes()), kGranuleBytes));
   const ReplayResult result = TraceReplay(trace, config).run();
-  std::printf(
-      "{\"ops\": %u, \"tensors\": %zu, \"needed_bytes\": %" PRIu64 ", \"budget_bytes\": %" PRIu64
-      ", \"peak_bytes\": %" PRIu64 ", \"over_budget_events\": %" PRIu64
-      ", \"largest_op_bytes\": %" PRIu64 ", \"periods\": %" PRIu64
-      ", \"measured_periods\": %" PRIu64 ", \"early\": %" PRIu64 ", \"late\": %" PRIu64
-      ", \"wasted\": %" PRIu64 ", \"fetched_bytes\": %" PRIu64 ", \"evicted_bytes\": %" PRIu64
-      ", \"dropped_bytes\": %" PRIu64 ", \"simulated_fetched_bytes\": %" PRIu64
-      ", \"simulated_evicted_bytes\": %" PRIu64 ", \"trace_compute_ns\": %" PRIu64
-      ", \"compute_ns\": %" PRIu64 ", \"bound_ns\": %" PRIu64 ", \"simulated_ns\": %" PRIu64
-      ", \"measured_ns\": %" PRIu64 ", \"differences\": %" PRIu64 ", \"failure\": \"%s\"}\n",
-      trace.tick_count(), trace.tensors.size(), peak_bytes, config.budget_bytes, result.peak_bytes,
-      result.over_budget_events, trace.largest_op_bytes(), result.periods, config.measured_periods,
-      result.early_fetches, result.late_fetches, result.wasted_fetches, result.fetched_bytes,
-      result.evicted_bytes, result.dropped_bytes, result.simulated_fetched_bytes,
-      result.simulated_evicted_bytes, trace.compute_ns(), result.compute_ns, result.bound_ns,
-      result.simulated_ns, result.measured_ns, result.differences, result.failure.c_str());
+  print(trace, config, result);
   return result.failure.empty() && result.differences == 0 ? 0 : 1;
 }
 
@@ -79,15 +132,21 @@ int run(const char* path, uint64_t budget_percent, bool plans) {
 
 int main(int argument_count, char** arguments) {
   uint64_t percent = 0;
-  const bool plans = argument_count == 3;
-  if (plans || (argument_count == 4 && strcmp(arguments[3], "reactive") == 0)) {
+  tencache::Variant variant;
+  bool is_understood = argument_count >= 3;
+  if (is_understood) {
     const char* text = arguments[2];
     const char* end = text + strlen(text);
     const auto parsed = std::from_chars(text, end, percent);
-    if (parsed.ec == std::errc() && parsed.ptr == end && percent > 0 && percent <= 100) {
-      return tencache::run(arguments[1], percent, plans);
-    }
+    is_understood = parsed.ec == std::errc() && parsed.ptr == end && percent > 0 && percent <= 100;
   }
-  std::fprintf(stderr, "usage: cuda_replay TRACE BUDGET_PERCENT [reactive] (1 to 100)\n");
+  for (int index = 3; index < argument_count; ++index) {
+    const std::string_view word = arguments[index];
+    variant.has_disk |= word == "disk";
+    variant.is_reactive |= word == "reactive";
+    is_understood &= word == "disk" || word == "reactive";
+  }
+  if (is_understood) return tencache::run(arguments[1], percent, variant);
+  std::fprintf(stderr, "usage: cuda_replay TRACE BUDGET_PERCENT [disk] [reactive] (1 to 100)\n");
   return 2;
 }

@@ -33,10 +33,10 @@ Run = dict[str, Any]
 Results = dict[str, dict[int, Run]]
 
 
-def measure(program: Path, model: str, budget: int, options: Any) -> Run:
+def measure(program: Path, model: str, budget: int, options: Any, *words: str) -> Run:
     support.wait_for_quiet(options.quiet_wait)
     with support.ForeignShare() as foreign:
-        command = [program, TRACES / MODELS[model], str(budget)]
+        command = [program, TRACES / MODELS[model], str(budget), *words]
         run: Run = json.loads(support.run_program(command))
         run["reactive"] = json.loads(support.run_program([*command, "reactive"]))
     run["foreign_share"] = foreign.share

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "support/cuda/simulated_device_hash.h"
+#include "support/cuda/simulated_stream.h"
+#include "support/faulty_channel.h"
 
 namespace tencache {
 namespace {
@@ -22,6 +26,20 @@ SimulatedDriverConfig driver_config(const Trace& trace, const ReplayConfig& conf
   driver.kernel_bytes_per_s = config.device_bytes_per_s;
   driver.reads_may_race = true;  // a copy of what is still in use, which is found out afterwards
   return driver;
+}
+
+// One direction of a disk: a piece has passed when those before it have.
+Fault pace(IoDirection direction, uint64_t bytes_per_s) {
+  auto engine = std::make_shared<CopyEngine>(bytes_per_s, 0);
+  Fault fault;
+  fault.direction = direction;
+  fault.kind = FaultKind::kCall;
+  fault.call = [engine] {
+    // Extents are whole granules, so their pieces are all of one size.
+    const std::chrono::nanoseconds passed(engine->take(now_ns(), kPieceBytes));
+    std::this_thread::sleep_until(std::chrono::steady_clock::time_point(passed));
+  };
+  return fault;
 }
 
 uint64_t& word_at(char* address) { return *reinterpret_cast<uint64_t*>(address); }
@@ -78,6 +96,10 @@ void TraceReplay::start_engine() {
   config.heap.extent_min_bytes = kGranuleBytes;
   config.host.emplace();
   config.host->budget_bytes = 2 * trace_.peak_bytes() + kGiB;
+  if (config_.host_bytes > 0) {
+    config.host->budget_bytes = config_.host_bytes;
+    config.disk = disk_config();
+  }
   config.host->chunk_bytes = 64 * kMiB;
   config.host->threads = 1;
   config.host->bytes_left = [] { return 64 * kGiB; };
@@ -89,15 +111,23 @@ void TraceReplay::start_engine() {
   engine_ = std::move(engine).value();
 }
 
+DiskTierConfig TraceReplay::disk_config() {
+  directory_.emplace();
+  DiskTierConfig disk;
+  disk.directory = directory_->path();
+  disk.quota_bytes = 2 * trace_.peak_bytes();
+  auto paces = std::make_shared<FaultPlan>();
+  paces->add(pace(IoDirection::kRead, config_.disk_read_bytes_per_s));
+  paces->add(pace(IoDirection::kWrite, config_.disk_write_bytes_per_s));
+  disk.channel_factory = faulty_channel_factory(std::move(paces));
+  return disk;
+}
+
 void TraceReplay::note_script(const Script& script) {
   MutexLock lock(plans_.mutex);
   ++plans_.made;
-  const Simulation& simulation = script.planned.simulation;
-  plans_.simulated_ns = simulation.step_ns;
-  plans_.compute_ns = simulation.compute_ns;
   plans_.bound_ns = script.bound_ns;
-  plans_.fetched_bytes = simulation.bytes_read;
-  plans_.evicted_bytes = simulation.bytes_written + simulation.bytes_dropped;
+  plans_.simulation = script.planned.simulation;
 }
 
 Status TraceReplay::allocate(uint32_t tensor) {
@@ -206,6 +236,8 @@ ReplayResult TraceReplay::run() {
   const uint64_t fetched = stats.fetched_bytes;
   const uint64_t evicted = stats.evicted_bytes;
   const uint64_t dropped = stats.clean_dropped_bytes;
+  const uint64_t disk_read = stats.disk_read_bytes;
+  const uint64_t disk_written = stats.disk_written_bytes;
   const uint64_t exceeded = stats.over_budget_events;
   for (uint64_t count = 0; status.is_ok() && count < config_.measured_periods; ++count) {
     status = run_period();
@@ -219,6 +251,8 @@ ReplayResult TraceReplay::run() {
   result.fetched_bytes = stats.fetched_bytes - fetched;
   result.evicted_bytes = stats.evicted_bytes - evicted;
   result.dropped_bytes = stats.clean_dropped_bytes - dropped;
+  result.disk_read_bytes = stats.disk_read_bytes - disk_read;
+  result.disk_written_bytes = stats.disk_written_bytes - disk_written;
   result.differences = differences_;
   if (!status.is_ok()) {
     result.failure = status.message();
@@ -231,11 +265,14 @@ ReplayResult TraceReplay::run() {
 
 void TraceReplay::measure(ReplayResult* result) {
   MutexLock lock(plans_.mutex);
-  result->simulated_ns = plans_.simulated_ns;
-  result->compute_ns = plans_.compute_ns;
+  const Simulation& simulation = plans_.simulation;
+  result->simulated_ns = simulation.step_ns;
+  result->compute_ns = simulation.compute_ns;
   result->bound_ns = plans_.bound_ns;
-  result->simulated_fetched_bytes = plans_.fetched_bytes;
-  result->simulated_evicted_bytes = plans_.evicted_bytes;
+  result->simulated_fetched_bytes = simulation.bytes_read;
+  result->simulated_evicted_bytes = simulation.bytes_written + simulation.bytes_dropped;
+  result->simulated_disk_read_bytes = simulation.disk_bytes_read;
+  result->simulated_disk_written_bytes = simulation.disk_bytes_written;
   const auto count =
       static_cast<std::ptrdiff_t>(std::min<uint64_t>(config_.measured_periods, period_ns_.size()));
   if (count == 0) return;

@@ -11,7 +11,10 @@
 //
 // Time is that of the simulated device, whose rates are given; a slow device leaves the processors
 // of this machine, which move the bytes, next to nothing to do, so that times follow from the rates
-// alone. Threads: make, use and destroy it on one thread.
+// alone. Where host memory is to be short, what finds no room in it goes to a file, whose pieces
+// pass one after the other each way at the rates that are given.
+//
+// Threads: make, use and destroy it on one thread.
 #pragma once
 
 #include <atomic>
@@ -23,10 +26,13 @@
 
 #include "base/mutex.h"
 #include "engine/cuda/cuda_engine.h"
+#include "learn/simulator.h"
 #include "learn/trace.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_nvrtc.h"
+#include "support/test_directory.h"
+#include "tier/disk_tier.h"
 
 namespace tencache {
 
@@ -35,10 +41,13 @@ struct ReplayConfig {
   bool plans = true;                // else the least recently used leaves
   uint64_t link_bytes_per_s = 0;    // each way
   uint64_t device_bytes_per_s = 0;  // what a hash reads
-  uint64_t learned_after = 0;       // followed periods after which nothing is planned anew;
-                                    // without plans, periods
-  uint64_t measured_periods = 3;    // then
-  uint64_t periods_max = 0;         // in all: gives up
+  uint64_t host_bytes = 0;          // of host memory, a disk below it; 0: enough for everything
+  uint64_t disk_read_bytes_per_s = 0;
+  uint64_t disk_write_bytes_per_s = 0;
+  uint64_t learned_after = 0;     // followed periods after which nothing is planned anew;
+                                  // without plans, periods
+  uint64_t measured_periods = 3;  // then
+  uint64_t periods_max = 0;       // in all: gives up
 };
 
 struct ReplayResult {
@@ -52,6 +61,8 @@ struct ReplayResult {
   uint64_t fetched_bytes = 0;
   uint64_t evicted_bytes = 0;
   uint64_t dropped_bytes = 0;  // of evicted_bytes, without a copy
+  uint64_t disk_read_bytes = 0;
+  uint64_t disk_written_bytes = 0;
   // Of one of them.
   uint64_t measured_ns = 0;  // the median
   uint64_t simulated_ns = 0;
@@ -59,6 +70,8 @@ struct ReplayResult {
   uint64_t bound_ns = 0;
   uint64_t simulated_fetched_bytes = 0;
   uint64_t simulated_evicted_bytes = 0;
+  uint64_t simulated_disk_read_bytes = 0;
+  uint64_t simulated_disk_written_bytes = 0;
   uint64_t differences = 0;  // kernels that found other bytes than they should
   std::string failure;       // empty when all went well
 };
@@ -91,14 +104,12 @@ class TraceReplay {
   struct Plans {
     Mutex mutex;
     uint64_t made TENCACHE_GUARDED_BY(mutex) = 0;
-    uint64_t simulated_ns TENCACHE_GUARDED_BY(mutex) = 0;
-    uint64_t compute_ns TENCACHE_GUARDED_BY(mutex) = 0;
     uint64_t bound_ns TENCACHE_GUARDED_BY(mutex) = 0;
-    uint64_t fetched_bytes TENCACHE_GUARDED_BY(mutex) = 0;
-    uint64_t evicted_bytes TENCACHE_GUARDED_BY(mutex) = 0;
+    Simulation simulation TENCACHE_GUARDED_BY(mutex);  // of the last one
   };
 
   void start_engine();
+  DiskTierConfig disk_config();
   Status allocate(uint32_t tensor);
   Status make_persistent(uint32_t tensor);
   /// That uses these tensors.
@@ -119,6 +130,7 @@ class TraceReplay {
   SimulatedDriver driver_;
   CurrentContext context_;
   SimulatedNvrtc nvrtc_;
+  std::optional<TestDirectory> directory_;  // where there is a disk
   Plans plans_;
   std::unique_ptr<CudaEngine> engine_;
   CUstream stream_ = nullptr;
