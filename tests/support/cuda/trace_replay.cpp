@@ -265,7 +265,7 @@ ReplayResult TraceReplay::run() {
 
 void TraceReplay::measure(ReplayResult* result) {
   MutexLock lock(plans_.mutex);
-  const Simulation& simulation = plans_.simulation;
+  const Simulation simulation = plans_.simulation;
   result->simulated_ns = simulation.step_ns;
   result->compute_ns = simulation.compute_ns;
   result->bound_ns = plans_.bound_ns;
