@@ -6,18 +6,14 @@
 #include "base/check.h"
 
 namespace tencache {
-uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes) {
-  const uint64_t used_bytes = host_bytes - std::min(host_bytes, headroom_bytes);
-  return std::min(2 * headroom_bytes, used_bytes / 2);
-}
 
 HostModel::HostModel(const Trace& trace, const Machine& machine)
     : trace_(trace),
       machine_(machine),
-      window_bytes_(bytes_needed_next(machine.host_bytes, machine.host_headroom_bytes)),
+      window_bytes_(bytes_needed_next(machine.host_bytes)),
       copies_(trace.tensors.size()),
       fetched_bytes_(machine.host_bytes) {
-  TENCACHE_CHECK(machine.host_bytes > 0);
+  TENCACHE_CHECK(machine.host_bytes > machine.host_headroom_bytes);
 }
 
 uint64_t HostModel::take_room(uint32_t tensor, uint64_t now_ns) {
@@ -77,7 +73,7 @@ void HostModel::advance(uint64_t until_ns) {
 // Returns from when on there is room.
 uint64_t HostModel::make_room(uint64_t bytes, uint64_t now_ns) {
   uint64_t room_ns = now_ns;
-  while (used_bytes_ + bytes > machine_.host_bytes) {
+  while (used_bytes_ + bytes > capacity_bytes()) {
     if (drop_spare_copy()) continue;
     if (in_host_.empty()) break;
     const uint32_t last = in_host_.rbegin()->second;

@@ -5,10 +5,10 @@
 // the engine does (engine/cuda/host_spill.h): copies of what is on the device are given up first,
 // then who is needed last goes to disk, and what is needed next is read ahead of its fetch.
 //
-// The model: one read and one write of the disk at a time, side by side. What the engine keeps free
-// of host memory is room that writes fill again while evictions go on, so an eviction waits only
-// for what the writes are behind by more than that. Room is always found in the end: the engine
-// leaves a tensor on the device instead, which the simulator does not play.
+// The model: one read and one write of the disk at a time, side by side. Copies fill what is not
+// kept free of host memory; the rest is room that writes free again while evictions go on, so an
+// eviction waits only for what the writes are behind by more than that. Room is always found in the
+// end: the engine leaves a tensor on the device instead, which the simulator does not play.
 //
 // Time never goes back between calls. Pure: no clock, no threads.
 #pragma once
@@ -25,11 +25,11 @@
 namespace tencache {
 
 /// The part of host memory that is kept free for evictions where there is a disk below it.
-inline constexpr double kHostHeadroomShare = 1.0 / 16;
+inline constexpr double kHostHeadroomShare = 1.0 / 8;
 
-/// How much of what is needed next shall be in host memory: the headroom twice, and at most half of
-/// what is not kept free, so that there is somebody needed later who makes room.
-uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes);
+/// How much of what is needed next shall be in host memory. A disk is so much slower than the link
+/// that reads have to begin long before; the other half holds who is needed later and makes room.
+constexpr uint64_t bytes_needed_next(uint64_t host_bytes) { return host_bytes / 2; }
 
 class HostModel {
  public:
@@ -69,6 +69,7 @@ class HostModel {
   using ByNextUse = std::set<std::pair<uint64_t, uint32_t>>;
 
   uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
+  uint64_t capacity_bytes() const { return machine_.host_bytes - machine_.host_headroom_bytes; }
   uint64_t make_room(uint64_t bytes, uint64_t now_ns);
   bool drop_spare_copy();
   void give_back(uint32_t tensor);

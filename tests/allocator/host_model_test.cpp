@@ -74,27 +74,28 @@ TEST_F(HostModelTest, WhatWasReadIsNotWrittenAgain) {
 TEST_F(HostModelTest, WhatIsNeededNextIsReadAhead) {
   start(6 * kBytes, kBytes, 8);
   for (uint32_t tensor = 0; tensor < 8; ++tensor) leave(tensor, 0, 10 + tensor);
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes) << "5 and 6, when 6 and 7 leave";
+  EXPECT_EQ(model_->bytes_written(), 3 * kBytes) << "4 to 6, when 5 to 7 leave";
   const auto take = [this](uint32_t tensor, uint64_t now_ns) {
     EXPECT_EQ(model_->fetch(tensor, now_ns), now_ns) << tensor;
     model_->forget(tensor);
     model_->advance(now_ns + 500);
   };
-  for (const uint32_t tensor : {0, 1, 2}) take(tensor, 5000);
-  EXPECT_EQ(model_->bytes_read(), 0u) << "3 and 4 are needed next, two headrooms";
-  take(3, 6000);
-  EXPECT_EQ(model_->bytes_read(), kBytes) << "4 and 5 are";
-  take(4, 7000);
+  take(0, 5000);
+  EXPECT_EQ(model_->bytes_read(), 0u) << "1, 2 and 3 are needed next, half of host memory";
+  take(1, 6000);
+  EXPECT_EQ(model_->bytes_read(), kBytes) << "2, 3 and 4 are";
+  take(2, 7000);
   EXPECT_EQ(model_->bytes_read(), 2 * kBytes);
-  for (const uint32_t tensor : {5, 6, 7}) take(tensor, 8000);
+  for (const uint32_t tensor : {3, 4, 5, 6, 7}) take(tensor, 5000 + 1000 * tensor);
 }
 
 TEST_F(HostModelTest, WritesMayBeBehindByTheHeadroom) {
-  start(2 * kBytes, kBytes, 4);
+  start(2 * kBytes, kBytes, 3);
   leave(0, 0, 10);
-  leave(1, 0, 20);
-  EXPECT_EQ(leave(2, 0, 30), 0u) << "200 ns of writing, which the headroom hides";
-  EXPECT_EQ(leave(3, 0, 40), 200u);
+  EXPECT_EQ(model_->bytes_written(), 0u);
+  EXPECT_EQ(leave(1, 0, 20), 0u) << "200 ns of writing, which the headroom hides";
+  EXPECT_EQ(leave(2, 0, 30), 200u);
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
 }
 
 // ---- The simulator over it -----------------------------------------------------------------
@@ -144,7 +145,7 @@ TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
       EXPECT_EQ(result.disk_bytes_read + result.disk_bytes_written, 0u);
       // A disk as fast as can be, with hardly any host memory above it.
       const Simulation fast = simulate(trace, plan, with_host(machine, all_bytes / 16, 1e18));
-      EXPECT_LE(fast.disk_bytes_read, fast.bytes_read);
+      EXPECT_LE(fast.disk_bytes_read, fast.bytes_read + all_bytes / 16) << "read ahead";
       // Its copies go from host memory before they can spare a write.
       EXPECT_GE(fast.bytes_written, expected.bytes_written);
       EXPECT_LE(fast.over_budget_bytes, expected.over_budget_bytes);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "learn/bound.h"
+#include "learn/host_model.h"
 #include "learn/planner.h"
 #include "support/random_trace.h"
 
@@ -178,12 +179,20 @@ TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
         .host_bytes = random.chance(0.5) ? 0 : std::max(trace.peak_bytes() / 2, largest_bytes),
         .disk_read_bytes_per_s = 4e8,
         .disk_write_bytes_per_s = 3e8};
-    const Machine same = {machine.budget_bytes,          machine.read_bytes_per_s,
-                          machine.write_bytes_per_s,     machine.is_half_duplex != 0,
-                          machine.read_fixed_ns,         machine.write_fixed_ns,
-                          machine.read_work_ns_per_byte, machine.write_work_ns_per_byte,
-                          machine.drop_work_ns_per_byte, machine.host_bytes,
-                          machine.host_bytes / 16,       machine.disk_read_bytes_per_s,
+    const auto headroom_bytes =
+        static_cast<uint64_t>(static_cast<double>(machine.host_bytes) * kHostHeadroomShare);
+    const Machine same = {machine.budget_bytes,
+                          machine.read_bytes_per_s,
+                          machine.write_bytes_per_s,
+                          machine.is_half_duplex != 0,
+                          machine.read_fixed_ns,
+                          machine.write_fixed_ns,
+                          machine.read_work_ns_per_byte,
+                          machine.write_work_ns_per_byte,
+                          machine.drop_work_ns_per_byte,
+                          machine.host_bytes,
+                          headroom_bytes,
+                          machine.disk_read_bytes_per_s,
                           machine.disk_write_bytes_per_s};
     const Simulation expected = make_plan(trace, same).simulation;
     const Json json = plan(trace, machine);

@@ -17,12 +17,21 @@
 namespace tencache {
 namespace {
 
-// Keeps a disk busy, and whoever waits for room or for a turn waits some ten milliseconds.
-constexpr uint64_t kBatchBytes = 32 * kMiB;
+// Of a batch: keeps a disk busy, and whoever waits for its end waits so long.
+constexpr double kBatchS = 20e-3;
+constexpr uint64_t kBatchBytesMax = 32 * kMiB;
 // A batch that ops have called off frees nothing and says nothing about the next one.
 constexpr int kTriesMax = 8;
 // Of a disk that was not measured.
 constexpr double kUnknownBytesPerS = 2e9;
+// How often room is made to read ahead; what made it may be needed next where host memory is small.
+constexpr int kReadRoundsMax = 8;
+
+/// One extent at least, and more until they have so many bytes.
+uint64_t batch_bytes(const MoveRate& speed) {
+  return std::min(kBatchBytesMax,
+                  static_cast<uint64_t>(speed.bytes_per_s(kUnknownBytesPerS) * kBatchS));
+}
 
 }  // namespace
 
@@ -77,36 +86,48 @@ void HostSpill::keep_free(uint64_t headroom_bytes) {
 }
 
 HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
+  uint64_t readings = 0;
   {
     MutexLock lock(mutex_);
-    while (turn_ != Turn::kNobody) {
-      const bool is_demotion = turn_ == Turn::kDemotion;
-      for (const uint64_t turn = turns_; turns_ == turn;) changed_.wait(mutex_);
-      if (is_demotion) return last_outcome_;
+    if (is_demoting_) {
+      for (const uint64_t ended = demotions_; demotions_ == ended;) changed_.wait(mutex_);
+      return last_outcome_;
     }
-    turn_ = Turn::kDemotion;
+    is_demoting_ = true;
+    readings = readings_;
   }
+  Outcome outcome = demote_some(bytes);
+  // What was just being read had to be left out, and can be given back now.
+  if (outcome.freed_bytes == 0 && await_reading(readings)) outcome = demote_some(bytes);
+  MutexLock lock(mutex_);
+  last_outcome_ = outcome;
+  is_demoting_ = false;
+  ++demotions_;
+  changed_.notify_all();
+  return outcome;
+}
+
+// Waits for the one that is under way; whether any has ended since there were so many.
+bool HostSpill::await_reading(uint64_t readings) {
+  MutexLock lock(mutex_);
+  const uint64_t awaited = readings_ + (is_reading_ ? 1 : 0);
+  while (readings_ < awaited) changed_.wait(mutex_);
+  return readings_ > readings;
+}
+
+HostSpill::Outcome HostSpill::demote_some(uint64_t bytes) {
   Outcome outcome = {.freed_bytes = 0, .was_called_off = true};
   for (int tries = 0; outcome.freed_bytes == 0 && outcome.was_called_off && tries < kTriesMax;
        ++tries) {
     outcome = demote_batch(bytes);
   }
-  MutexLock lock(mutex_);
-  last_outcome_ = outcome;
-  end_turn();
   return outcome;
-}
-
-void HostSpill::end_turn() {
-  turn_ = Turn::kNobody;
-  ++turns_;
-  changed_.notify_all();
 }
 
 HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
   uint64_t freed_bytes = 0;
   // Phase 1: claim.
-  std::vector<Demotion> demotions = claim(std::min(bytes, kBatchBytes), &freed_bytes);
+  std::vector<Demotion> demotions = claim(std::min(bytes, batch_bytes(write_speed_)), &freed_bytes);
   // Phase 2: slots.
   take_slots(demotions);
   // Phases 3 and 4: bytes, then blocks.
@@ -254,16 +275,6 @@ SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
 
 // ---- The thread that keeps some of it free, and reads ahead --------------------------------
 
-void HostSpill::on_use() {
-  if (headroom_bytes_ > 0 && free_bytes() < headroom_bytes_ / 2) nudge();
-}
-
-void HostSpill::on_fetch(uint64_t bytes) {
-  if (headroom_bytes_ == 0) return;
-  // Each time that what is needed next has changed by some part.
-  if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
-}
-
 void HostSpill::nudge() {
   MutexLock lock(mutex_);
   is_nudged_ = true;
@@ -297,12 +308,12 @@ void HostSpill::make_headroom() {
 
 // A slot that cannot be read is the affair of the op that needs it.
 void HostSpill::read_ahead() {
-  bool lacks_room = false;
-  while (!is_stopping_ && read_batch(&lacks_room)) {
-  }
-  if (is_stopping_ || !lacks_room) return;
-  make_headroom();
-  while (!is_stopping_ && read_batch(&lacks_room)) {
+  bool lacks_room = true;
+  for (int round = 0; lacks_room && !is_stopping_ && round < kReadRoundsMax; ++round) {
+    if (round > 0) make_headroom();
+    lacks_room = false;
+    while (!is_stopping_ && read_batch(&lacks_room)) {
+    }
   }
 }
 
@@ -310,13 +321,14 @@ bool HostSpill::read_batch(bool* lacks_room) {
   const MigrationPermit permit(gate_);
   {
     MutexLock lock(mutex_);
-    while (turn_ != Turn::kNobody) changed_.wait(mutex_);
-    turn_ = Turn::kReading;
+    is_reading_ = true;
   }
   const std::vector<Reading> readings = claim_needed_next(lacks_room);
   const bool is_read = !readings.empty() && read(readings);
   MutexLock lock(mutex_);
-  end_turn();
+  is_reading_ = false;
+  ++readings_;
+  changed_.notify_all();
   return is_read;
 }
 
@@ -326,14 +338,14 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   std::erase_if(needed_first,
                 [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
   std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
-  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes(), headroom_bytes_);
+  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes());
   std::vector<Reading> readings;
   uint64_t next_bytes = 0;
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : needed_first) {
     CudaExtent* extent = candidate.extent;
     next_bytes += candidate.bytes;  // it may be freed meanwhile, and allocated anew
-    if (next_bytes > window_bytes || claimed_bytes >= kBatchBytes) break;
+    if (next_bytes > window_bytes || claimed_bytes >= batch_bytes(read_speed_)) break;
     if (!extent->claim_for_demotion()) continue;
     if (extent->host_block.is_valid()) {
       heap_.end_demotion(extent);

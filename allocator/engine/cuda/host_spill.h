@@ -17,18 +17,20 @@
 //
 // While a plan is followed the coldest are those that it needs last, else those used longest ago.
 //
-// Batches are moved in turns, by whoever needs the room, and by a thread that keeps some of it
-// free, so that evictions rarely wait for the disk. Who finds a turn taken waits for its end
-// instead of looking for victims that are all claimed.
+// One batch is demoted at a time, by whoever needs the room, or by a thread that keeps some of it
+// free, so that evictions rarely wait for the disk. Who finds one under way waits for its end
+// instead of looking for victims that are all claimed. A batch is what the disk writes in some ten
+// milliseconds.
 //
 // Note [Reading ahead]. A plan fetches in time for the link, and a read from disk before that takes
 // several times as long. So while a plan is followed, the same thread sees to it that the cold
-// extents which are needed next, of some bytes together, have blocks of host memory: what lies on
-// disk alone among them is read into room that is free, or held by spare copies. That part of host
-// memory is small, for what waits in it keeps others out, which then cost a write and a read. The
-// slot stays: should the plan be given up, demoting it again costs nothing.
+// extents which are needed next, as much as half of host memory holds, have blocks there: what lies
+// on disk alone among them is read into room that is free, or held by spare copies, or made by
+// demoting who is needed later. The slot stays: should the plan be given up, demoting it again
+// costs nothing. Others demote meanwhile; who finds nothing to demote waits for the reading, which
+// leaves what can be given back.
 //
-// Threads: any. mutex_ is held for whose turn it is, never across an I/O.
+// Threads: any. mutex_ is held for who is at it, never across an I/O.
 #pragma once
 
 #include <atomic>
@@ -77,9 +79,15 @@ class HostSpill {
   void set_next_uses(Migrations::NextUses next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   /// A block was taken. Cheap.
-  void on_use() TENCACHE_EXCLUDES(mutex_);
+  void on_use() TENCACHE_EXCLUDES(mutex_) {
+    if (headroom_bytes_ > 0 && free_bytes() < headroom_bytes_ / 2) nudge();
+  }
   /// So much is back on the GPU, its copies spare ones now. Cheap.
-  void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
+    if (headroom_bytes_ == 0) return;
+    // Each time that what is needed next has changed by some part.
+    if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
+  }
 
   /// Says what host memory holds and how fast the disk is.
   void describe(Machine* machine) const;
@@ -105,11 +113,12 @@ class HostSpill {
     CudaExtent* extent = nullptr;
     HostBlock block;
   };
-  enum class Turn : uint8_t { kNobody, kDemotion, kReading };
   class Writer;
   static constexpr uint64_t kUnknown = ~uint64_t{0};
 
+  Outcome demote_some(uint64_t bytes);
   Outcome demote_batch(uint64_t bytes);
+  bool await_reading(uint64_t readings) TENCACHE_EXCLUDES(mutex_);
   std::vector<Candidate> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
@@ -120,7 +129,6 @@ class HostSpill {
 
   uint64_t free_bytes() const { return host_.budget_bytes() - host_.stats().asked_bytes; }
   void work() TENCACHE_EXCLUDES(mutex_);
-  void end_turn() TENCACHE_REQUIRES(mutex_);
   void nudge() TENCACHE_EXCLUDES(mutex_);
   void make_headroom();
   void read_ahead() TENCACHE_EXCLUDES(mutex_);
@@ -146,9 +154,11 @@ class HostSpill {
 
   Mutex mutex_;
   CondVar changed_;
-  Turn turn_ TENCACHE_GUARDED_BY(mutex_) = Turn::kNobody;
+  bool is_demoting_ TENCACHE_GUARDED_BY(mutex_) = false;
+  uint64_t demotions_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
   Outcome last_outcome_ TENCACHE_GUARDED_BY(mutex_);
-  uint64_t turns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
+  bool is_reading_ TENCACHE_GUARDED_BY(mutex_) = false;
+  uint64_t readings_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
   bool is_nudged_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

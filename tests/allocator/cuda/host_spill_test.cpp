@@ -155,6 +155,29 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   check_all();
 }
 
+// Whoever needs room meanwhile does not wait for the read.
+TEST_F(HostSpillTest, OthersDemoteWhileOneIsReadAhead) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
+  allocate(11);
+  evict(8);
+  std::atomic<bool> is_let_go{false};
+  faults_->add({.direction = IoDirection::kRead, .count = 1, .kind = FaultKind::kCall, .call = [&] {
+                  while (!is_let_go) std::this_thread::yield();
+                }});
+  need_in_order();
+  EXPECT_TRUE(eventually([&] { return faults_->pieces(IoDirection::kRead) >= 1; }));
+  std::atomic<int> left{0};
+  std::jthread evictor([&] {
+    for (const uint64_t index : {8u, 9u, 10u}) left += engine_->evict(tensors_[index]) ? 1 : 0;
+  });
+  EXPECT_TRUE(eventually([&] { return left == 3; }));
+  EXPECT_EQ(faults_->pieces(IoDirection::kRead), 1u);
+  is_let_go = true;
+  evictor.join();
+  (*engine_)->migrations()->set_next_uses({});
+  check_all();
+}
+
 // What is cold when the thread looks may be freed by the time it claims it, and allocated anew. For
 // ThreadSanitizer above all.
 TEST_F(HostSpillTest, ReadAheadWhileTensorsComeAndGo) {
