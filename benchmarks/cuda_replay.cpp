@@ -4,7 +4,7 @@
 // training step over the simulated driver (tests/support/cuda/trace_replay.h), at a share of the
 // bytes that it needs, on a link and a device with the rates of an H200 in slow motion, and prints
 // what was measured and what the simulator had said of the plan that was followed, as one line of
-// JSON. benchmarks/cuda_replay.py runs this for several traces and budgets.
+// JSON. benchmarks/cuda_replay.py and cuda_replay_disk.py run this for several traces and budgets.
 //
 // With `disk` host memory is short too, and below it is a disk with the rates of a fast NVMe, in
 // the same slow motion. With `reactive` nothing is planned.
