@@ -339,13 +339,14 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
                 [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
   std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
   const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes());
+  const uint64_t enough_bytes = batch_bytes(read_speed_);
   std::vector<Reading> readings;
   uint64_t next_bytes = 0;
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : needed_first) {
     CudaExtent* extent = candidate.extent;
     next_bytes += candidate.bytes;  // it may be freed meanwhile, and allocated anew
-    if (next_bytes > window_bytes || claimed_bytes >= batch_bytes(read_speed_)) break;
+    if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
     if (!extent->claim_for_demotion()) continue;
     if (extent->host_block.is_valid()) {
       heap_.end_demotion(extent);
