@@ -6,8 +6,8 @@
 
 allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
 backend/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h,
-abi/tencache_gpu.h and abi/tencache_pinned.h, alone. Suites and benchmarks of the core may include
-every layer, and no torch.
+abi/tencache_gpu.h and abi/tencache_pinned.h, alone. guard/ includes <cuda.h>, its own headers and
+abi/tencache_guard.h. Suites and benchmarks of the core may include every layer, and no torch.
 
 Usage: check_layers.py
 """
@@ -23,6 +23,7 @@ from repository import CPP_SUFFIXES, Problem, report, source_files, without_comm
 
 LAYERS = ("base", "backend", "tier", "memory", "learn", "engine", "abi")
 CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h", "abi/tencache_pinned.h")
+GUARD_HEADER = "abi/tencache_guard.h"
 CUDA_BACKEND = PurePosixPath("allocator/backend/cuda")
 
 _INCLUDE = re.compile(
@@ -46,6 +47,7 @@ def check_layers(path: PurePosixPath, text: str) -> Iterable[Problem]:
     rules = {
         "allocator": _core_problem,
         "shim": _shim_problem,
+        "guard": _guard_problem,
         "tests": _core_test_problem,
         "benchmarks": _core_test_problem,
     }
@@ -88,6 +90,14 @@ def _shim_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | No
     if quoted and included.split("/")[0] in LAYERS and included not in CORE_HEADERS:
         allowed = ", ".join(CORE_HEADERS)
         return f"includes {included}; the shim reaches the core through {allowed} alone"
+    return None
+
+
+def _guard_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | None:
+    if quoted and "/" in included and included != GUARD_HEADER:
+        return f"includes {included}; the guard knows nothing of the core but {GUARD_HEADER}"
+    if not quoted and included != "cuda.h":
+        return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
     return None
 
 

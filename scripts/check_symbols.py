@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what a built libtencache.so exports and needs.
+"""Checks what a built libtencache.so or libtencache_guard.so exports and needs.
 
 It exports the functions that the C ABI's headers declare, all of them and nothing else, so that
-nothing in a process can bind to an inner symbol by accident. It needs no symbol of torch or Python,
-and no shared library outside the C and C++ run time, so that one file serves every torch and every
-Python on a machine where no package was installed for it.
+nothing in a process can bind to an inner symbol by accident; the guard also those that it stands in
+for. It needs no symbol of torch or Python, and no shared library outside the C and C++ run time, so
+that one file serves every torch and every Python on a machine where no package was installed for
+it.
 
-Usage: check_symbols.py libtencache.so
+Usage: check_symbols.py LIBRARY
 """
 
 from __future__ import annotations
@@ -19,6 +20,20 @@ from pathlib import Path
 
 ABI = Path(__file__).resolve().parent.parent / "allocator" / "abi"
 HEADERS = (ABI / "tencache.h", ABI / "tencache_gpu.h", ABI / "tencache_pinned.h")
+GUARD_HEADER = ABI / "tencache_guard.h"
+# What other libraries find in the guard instead of in the C library and in the driver.
+INTERPOSED = frozenset(
+    {
+        "dlsym",
+        "cuGetProcAddress",
+        "cuGetProcAddress_v2",
+        *(
+            f"cuLaunch{name}{suffix}"
+            for name in ("Kernel", "KernelEx", "CooperativeKernel")
+            for suffix in ("", "_ptsz")
+        ),
+    }
+)
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
 FOREIGN_SYMBOL = re.compile(
     r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"
@@ -58,6 +73,13 @@ def _dynamic_symbols(library: str, *options: str) -> set[str]:
     return {line.split()[-1].split("@")[0] for line in output.splitlines() if line.strip()}
 
 
+def exports_of(library: str) -> set[str]:
+    """What the library of that name is to export."""
+    if "guard" in Path(library).name:
+        return declared_functions(GUARD_HEADER.read_text()) | INTERPOSED
+    return declared_functions(*(header.read_text() for header in HEADERS))
+
+
 def main(library: str) -> int:
     needed = set(
         re.findall(
@@ -69,7 +91,7 @@ def main(library: str) -> int:
         _dynamic_symbols(library, "--defined-only"),
         _dynamic_symbols(library, "--undefined-only"),
         needed,
-        declared_functions(*(header.read_text() for header in HEADERS)),
+        exports_of(library),
     )
     for problem in problems:
         print(f"{library}: {problem}")

@@ -149,7 +149,7 @@ def lint() -> None:
         ("Check Python (ruff)", [ruff, "check", "--no-fix", "--output-format", "concise", "."]),
         ("Check the format of Python (ruff)", [ruff, "format", "--check", "."]),
         ("Check the types of Python (mypy)", [MAIN.folder / "bin" / "mypy"]),
-        ("Check the core (clang-tidy)", [python, tidy, "build/clang", "allocator"]),
+        ("Check the core (clang-tidy)", [python, tidy, "build/clang", "allocator", "guard"]),
         ("Check the shim (clang-tidy)", [python, tidy, MAIN.build_folder, "shim"]),
     )
     failed = []

@@ -76,6 +76,14 @@ def test_the_shim_reaches_the_core_through_its_abi() -> None:
     assert "serves every Python" in problems("shim/a.cpp", "#include <Python.h>")[0]
 
 
+def test_the_guard_knows_one_header_of_the_core() -> None:
+    text = '#include "abi/tencache_guard.h"\n#include "hooks.h"\n#include <cuda.h>\n'
+    assert problems("guard/a.cpp", text) == []
+    assert "nothing of the core" in problems("guard/a.cpp", '#include "base/log.h"')[0]
+    assert "torch" in problems("guard/a.cpp", "#include <torch/all.h>")[0]
+    assert "CUDA" in problems("guard/a.cpp", "#include <cuda_runtime_api.h>")[0]
+
+
 def test_suites_of_the_core_do_without_torch() -> None:
     assert problems("tests/allocator/a_test.cpp", '#include "engine/engine.h"') == []
     assert "torch" in problems("tests/allocator/a_test.cpp", "#include <torch/all.h>")[0]

@@ -23,6 +23,13 @@ def test_the_real_headers_are_understood() -> None:
     assert len(declared) == sum(text.count("TENCACHE_API") for text in texts) - 1
 
 
+def test_the_guard_exports_what_it_stands_in_for() -> None:
+    exports = check_symbols.exports_of("build/libtencache_guard.so")
+    assert {"tencache_guard_install", "tencache_guard_find", "dlsym", "cuLaunchKernel"} <= exports
+    assert "cuMemCreate" not in exports
+    assert "dlsym" not in check_symbols.exports_of("build/libtencache.so")
+
+
 def test_a_good_library_passes() -> None:
     needed = {"libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
     assert check_symbols.problems_in(DECLARED, {"mmap", "_ZSt9terminatev"}, needed, DECLARED) == []

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "abi/tencache_guard.h"
+
+namespace tencache::guard {
+namespace {
+
+// The versions of dlsym in glibc: since 2.34, before on x86-64, before on aarch64.
+constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
+
+Dlsym find_dlsym() {
+  for (const char* version : kVersions) {
+    if (void* found = dlvsym(RTLD_NEXT, "dlsym", version)) return reinterpret_cast<Dlsym>(found);
+  }
+  std::abort();  // no dlsym can be served any more, and this is not a glibc
+}
+
+}  // namespace
+
+// Asked before this library's static objects are made: other libraries' constructors call dlsym.
+Dlsym real_dlsym() {
+  static const Dlsym real = find_dlsym();
+  return real;
+}
+
+void* find_in_driver(const char* name) {
+  // Never closed, as the driver itself never leaves a process.
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library != nullptr ? real_dlsym()(library, name) : nullptr;
+}
+
+}  // namespace tencache::guard
+
+void* tencache_guard_find(void* library, const char* name) {
+  return tencache::guard::real_dlsym()(library, name);
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ways in which a library finds a function of the driver: by dlsym() on the driver's library
+// (cuBLASLt, Triton, CuPy), by cuGetProcAddress(), which it has found so (CUDA's run time, in each
+// copy that libraries have linked into them), or by the linker. The preloaded guard stands before
+// all three. What is no function of the driver goes on to the C library as it came.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstring>
+#include <string_view>
+
+#include "driver_functions.h"
+#include "driver_library.h"
+
+// One name, two functions: the header's macro chooses one of them.
+#undef cuGetProcAddress
+
+#define TENCACHE_GUARD_PUBLIC extern "C" __attribute__((visibility("default")))
+
+namespace tencache::guard {
+namespace {
+
+// Until CUDA 12.0, and since.
+using Get = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags);
+using GetWithStatus = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags,
+                                   CUdriverProcAddressQueryResult* status);
+constexpr int kGetHasStatus = 12000;
+constexpr std::string_view kGetName = "cuGetProcAddress";
+constexpr std::string_view kGetWithStatusName = "cuGetProcAddress_v2";
+
+std::atomic<Get> g_get = nullptr;
+std::atomic<GetWithStatus> g_get_with_status = nullptr;
+
+CUresult get(const char* name, void** entry, int version, cuuint64_t flags);
+CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t flags,
+                         CUdriverProcAddressQueryResult* status);
+
+void* serve_get(void* real) {
+  g_get.store(reinterpret_cast<Get>(real));
+  return reinterpret_cast<void*>(&get);
+}
+
+void* serve_get_with_status(void* real) {
+  g_get_with_status.store(reinterpret_cast<GetWithStatus>(real));
+  return reinterpret_cast<void*>(&get_with_status);
+}
+
+void guard_entry(const char* name, void** entry, int version, cuuint64_t flags) {
+  if (name == nullptr || entry == nullptr || *entry == nullptr) return;
+  if (name == kGetWithStatusName || (name == kGetName && version >= kGetHasStatus)) {
+    *entry = serve_get_with_status(*entry);
+  } else if (name == kGetName) {
+    *entry = serve_get(*entry);
+  } else {
+    *entry = guarded_entry(name, version, flags, *entry);
+  }
+}
+
+CUresult get(const char* name, void** entry, int version, cuuint64_t flags) {
+  Get real = g_get.load();
+  if (real == nullptr) real = driver_function<Get>("cuGetProcAddress");
+  if (real == nullptr) return CUDA_ERROR_NOT_FOUND;
+  const CUresult result = real(name, entry, version, flags);
+  if (result == CUDA_SUCCESS) guard_entry(name, entry, version, flags);
+  return result;
+}
+
+CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t flags,
+                         CUdriverProcAddressQueryResult* status) {
+  GetWithStatus real = g_get_with_status.load();
+  if (real == nullptr) real = driver_function<GetWithStatus>("cuGetProcAddress_v2");
+  if (real == nullptr) return CUDA_ERROR_NOT_FOUND;
+  const CUresult result = real(name, entry, version, flags, status);
+  if (result == CUDA_SUCCESS) guard_entry(name, entry, version, flags);
+  return result;
+}
+
+bool is_of_driver(const void* function) {
+  Dl_info library;
+  if (dladdr(function, &library) == 0 || library.dli_fname == nullptr) return false;
+  const char* const slash = std::strrchr(library.dli_fname, '/');
+  return std::string_view(slash != nullptr ? slash + 1 : library.dli_fname)
+      .starts_with("libcuda.so");
+}
+
+// Null: not our affair.
+__attribute__((noinline)) void* find_guarded(void* library, const char* name) {
+  if (library == RTLD_NEXT || library == RTLD_DEFAULT) return nullptr;
+  void* const real = real_dlsym()(library, name);
+  if (real == nullptr || !is_of_driver(real)) return nullptr;
+  if (name == kGetWithStatusName) return serve_get_with_status(real);
+  if (name == kGetName) return serve_get(real);
+  return guarded_symbol(name, real);
+}
+
+bool is_driver_name(const char* name) {
+  return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+}  // namespace
+}  // namespace tencache::guard
+
+// The last call must be a jump: what dlsym(RTLD_NEXT) means depends on who called, which the C
+// library reads from the return address (guard/CMakeLists.txt, and a test).
+TENCACHE_GUARD_PUBLIC void* dlsym(void* library, const char* name) noexcept {
+  using namespace tencache::guard;
+  if (is_driver_name(name)) {
+    if (void* found = find_guarded(library, name)) return found;
+  }
+  return real_dlsym()(library, name);
+}
+
+TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress(const char* name, void** entry, int version,
+                                                cuuint64_t flags) {
+  return tencache::guard::get(name, entry, version, flags);
+}
+
+TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress_v2(const char* name, void** entry, int version,
+                                                   cuuint64_t flags,
+                                                   CUdriverProcAddressQueryResult* status) {
+  return tencache::guard::get_with_status(name, entry, version, flags, status);
+}
+
+#define TENCACHE_GUARD_LAUNCHES(suffix, is_per_thread)                                            \
+  TENCACHE_GUARD_PUBLIC CUresult cuLaunchKernel##suffix(                                          \
+      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
+      void** arguments, void** extra) {                                                           \
+    return tencache::guard::launch_kernel(is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, \
+                                          block_y, block_z, shared_bytes, stream, arguments,      \
+                                          extra);                                                 \
+  }                                                                                               \
+  TENCACHE_GUARD_PUBLIC CUresult cuLaunchKernelEx##suffix(                                        \
+      const CUlaunchConfig* config, CUfunction kernel, void** arguments, void** extra) {          \
+    return tencache::guard::launch_kernel_ex(is_per_thread, config, kernel, arguments, extra);    \
+  }                                                                                               \
+  TENCACHE_GUARD_PUBLIC CUresult cuLaunchCooperativeKernel##suffix(                               \
+      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
+      void** arguments) {                                                                         \
+    return tencache::guard::launch_cooperative_kernel(is_per_thread, kernel, grid_x, grid_y,      \
+                                                      grid_z, block_x, block_y, block_z,          \
+                                                      shared_bytes, stream, arguments);           \
+  }
+// What is compiled for the legacy default stream, and for the per-thread one.
+TENCACHE_GUARD_LAUNCHES(, false)
+TENCACHE_GUARD_LAUNCHES(_ptsz, true)
+#undef TENCACHE_GUARD_LAUNCHES
