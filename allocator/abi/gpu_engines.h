@@ -66,6 +66,9 @@ class GpuEngines {
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
   /// Those that are open, in the order in which they were opened.
   std::vector<GpuEngine> all() const;
+  /// How many were ever added, and each of them; null when it was removed.
+  size_t count() const { return count_.load(std::memory_order_acquire); }
+  Engine* engine_at(size_t index) const { return gpus_[index].engine; }
 
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
@@ -85,7 +88,6 @@ class GpuEngines {
  private:
   static void lock_watched();
   static void unlock_watched();
-  size_t count() const { return count_.load(std::memory_order_acquire); }
   void* stream_of(const GpuEngine& gpu) const;
   void open_on(const GpuEngine& gpu, uint32_t op, std::span<const Access> accesses);
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "abi/gpu_engines.h"
+#include "abi/launch_gate.h"
 #include "abi/tencache_gpu.h"
 #include "base/mutex.h"
 #include "base/options.h"
@@ -39,6 +40,7 @@ class Runtime {
   CpuEngine* engine() const { return engine_.load(std::memory_order_acquire); }
   /// None but on the cuda backend.
   GpuEngines& gpus() { return gpus_; }
+  LaunchGate& launches() { return launches_; }
   /// Covers every address of an extent: the cpu engine's arena, or those of all GPUs so far and
   /// what lies between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
@@ -73,6 +75,7 @@ class Runtime {
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
   std::string cpu_stats_json(CpuEngine& engine) const;
   std::string gpu_stats_json() const;
+  void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const GpuEngine& gpu, const std::string& name) const TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
 
@@ -83,7 +86,9 @@ class Runtime {
   std::atomic<uint64_t> start_ns_{0};
   std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // of the smallest budget
   GpuEngines gpus_;
+  LaunchGate launches_{gpus_};
   tencache_arena arena_ = {0, 0};
+  std::atomic<bool> sees_launches_{false};
 
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);

@@ -2,16 +2,40 @@
 //
 // The runtime on the cuda backend: what the engine of a GPU is made of, and what users are told of
 // it when it is opened.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <optional>
 #include <string>
 
+#include "abi/accesses.h"
 #include "abi/runtime.h"
+#include "abi/tencache_guard.h"
 #include "backend/machine.h"
 #include "base/log.h"
 #include "base/units.h"
 
 namespace tencache {
+namespace {
+
+tencache_arena watched_memory() {
+  Runtime& runtime = Runtime::instance();
+  if (!runtime.gpus().is_armed()) return {0, 0};
+  // As tencache_get_arena() says.
+  const uintptr_t base = __atomic_load_n(&runtime.arena()->base, __ATOMIC_SEQ_CST);
+  return {base, __atomic_load_n(&runtime.arena()->bytes, __ATOMIC_SEQ_CST)};
+}
+
+uint32_t begin_launch(const char* name, void* stream, const tencache_access* accesses,
+                      uint32_t count) {
+  return Runtime::instance().launches().open(name, stream, as_accesses(accesses, count));
+}
+
+void end_launch(uint32_t begun) { Runtime::instance().launches().close(begun); }
+
+void note_unreadable_launch() { Runtime::instance().launches().on_unreadable(); }
+
+}  // namespace
 
 Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
   MutexLock lock(mutex_);
@@ -75,7 +99,25 @@ Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
   lower_chunk_bytes(gpu.engine->budget().limit());
   TENCACHE_RETURN_IF_ERROR(gpus_.add(gpu));
   announce_gpu(gpu, name);
+  watch_launches();
   return Status::ok();
+}
+
+// The guard is in the process from its beginning, or not at all.
+void Runtime::watch_launches() {
+  static const tencache_guard_hooks kHooks = {&watched_memory, &begin_launch, &end_launch,
+                                              &note_unreadable_launch};
+  if (!options_.launch_guard || gpus_.count() > 1) return;
+  const auto install = reinterpret_cast<tencache_guard_install_function>(
+      dlsym(RTLD_DEFAULT, "tencache_guard_install"));
+  if (install != nullptr) {
+    install(&kHooks);
+    sees_launches_.store(true, std::memory_order_relaxed);
+    return;
+  }
+  TENCACHE_LOG_INFO(
+      "kernels that no op announces are not seen in this process, which was not started by "
+      "`tencache run`: one that uses a tensor which is in host memory fails with a CUDA error");
 }
 
 void Runtime::announce_gpu(const GpuEngine& gpu, const std::string& name) const {

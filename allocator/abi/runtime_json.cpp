@@ -268,6 +268,9 @@ std::string Runtime::gpu_stats_json() const {
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(sum, cold));
   json["graph_extents"] = sum(&Stats::graph_extents);
+  json["launches"] = {{"seen", sees_launches_.load(std::memory_order_relaxed)},
+                      {"unannounced", launches_.unannounced()},
+                      {"unreadable", launches_.unreadable()}};
   json["plan"] = plan;
   json["armed"] = gpus_.is_armed();
   json["gpus"] = gpus;

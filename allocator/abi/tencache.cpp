@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "abi/accesses.h"
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
@@ -20,8 +21,7 @@
 
 namespace {
 
-using tencache::Access;
-using tencache::AccessMode;
+using tencache::as_accesses;
 using tencache::CpuEngine;
 using tencache::Extent;
 using tencache::GpuEngines;
@@ -41,18 +41,6 @@ size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
     buffer[length] = '\0';
   }
   return text.size() + 1;
-}
-
-// The C struct and its mode bits are the C++ one, so that the gate's hot path converts nothing.
-static_assert(sizeof(Access) == sizeof(tencache_access));
-static_assert(offsetof(Access, address) == offsetof(tencache_access, address));
-static_assert(offsetof(Access, mode) == offsetof(tencache_access, mode));
-static_assert(static_cast<uint32_t>(AccessMode::kRead) == TENCACHE_READ);
-static_assert(static_cast<uint32_t>(AccessMode::kWrite) == TENCACHE_WRITE);
-static_assert(static_cast<uint32_t>(AccessMode::kName) == TENCACHE_NAME);
-
-std::span<const Access> as_span(const tencache_access* accesses, uint32_t count) {
-  return {reinterpret_cast<const Access*>(accesses), count};
 }
 
 // A handle is a Hold or a GpuHold, as the process's one backend says.
@@ -125,9 +113,9 @@ uint32_t tencache_register_op(const char* name) {
 
 void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
   if (CpuEngine* cpu = engine()) {
-    cpu->gate().open(op, as_span(accesses, count));
+    cpu->gate().open(op, as_accesses(accesses, count));
   } else {
-    gpus().open(op, as_span(accesses, count));
+    gpus().open(op, as_accesses(accesses, count));
   }
 }
 
@@ -150,9 +138,9 @@ void tencache_gate_close(void) {
 tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                       int and_inner) {
   if (CpuEngine* cpu = engine()) {
-    return as_handle(cpu->gate().hold(as_span(accesses, count), and_inner != 0));
+    return as_handle(cpu->gate().hold(as_accesses(accesses, count), and_inner != 0));
   }
-  return as_handle(gpus().hold(as_span(accesses, count), and_inner != 0));
+  return as_handle(gpus().hold(as_accesses(accesses, count), and_inner != 0));
 }
 
 void tencache_unhold(tencache_hold* hold) {
@@ -165,9 +153,9 @@ void tencache_unhold(tencache_hold* hold) {
 
 void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
   if (CpuEngine* cpu = engine()) {
-    cpu->gate().keep_resident(as_span(accesses, count));
+    cpu->gate().keep_resident(as_accesses(accesses, count));
   } else {
-    gpus().keep_resident(as_span(accesses, count));
+    gpus().keep_resident(as_accesses(accesses, count));
   }
 }
 

@@ -61,6 +61,7 @@ class Engine {
   Stats& stats() { return stats_; }
   StreamSet set_of(void* stream) { return backend_->set_of(stream); }
   bool is_capturing(void* stream) { return backend_->is_capturing(stream); }
+  bool is_current() { return backend_->is_current(); }
   /// Null where nothing is planned.
   Learner* learner() { return learner_.get(); }
 

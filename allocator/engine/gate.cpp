@@ -17,6 +17,8 @@ namespace {
 // Room for an ordinary op with its inputs before the first growth.
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kFramesReserved = 64;
+// Up to so many pins are looked through one by one.
+constexpr size_t kPinsSearched = 32;
 // Events are told of well before the ring is full.
 constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
 
@@ -59,6 +61,9 @@ struct Gate::ThreadOps {
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
+  // Both of the above in order, for looking up one of many, as of so many events of the ring.
+  std::vector<const Extent*> sorted_pins;
+  uint64_t sorted_at_events = 0;
   uint64_t events_told = 0;        // events of the ring at the last on_events()
   StreamSet streams = kNoStreams;  // of the newest op
   OpTimer* timer = nullptr;
@@ -425,6 +430,30 @@ uint64_t Gate::keep_resident(std::span<const Access> accesses) {
     ++count;
   }
   return count;
+}
+
+bool Gate::has_announced(const Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return true;
+  ThreadOps& thread = thread_ops();
+  if (thread.pins.size() + thread.inner_pins.size() > kPinsSearched) {
+    return is_among_many(thread, extent);
+  }
+  const auto is_it = [extent](const Extent* pinned) { return pinned == extent; };
+  return std::ranges::any_of(thread.pins, is_it) || std::ranges::any_of(thread.inner_pins, is_it);
+}
+
+// An op on lists launches many kernels with many addresses each. Whatever changes the pins is an
+// event of the ring.
+TENCACHE_SLOW bool Gate::is_among_many(ThreadOps& thread, const Extent* extent) {
+  std::vector<const Extent*>& sorted = thread.sorted_pins;
+  const size_t count = thread.pins.size() + thread.inner_pins.size();
+  if (thread.sorted_at_events != thread.ring->count() || sorted.size() != count) {
+    sorted.assign(thread.pins.begin(), thread.pins.end());
+    sorted.insert(sorted.end(), thread.inner_pins.begin(), thread.inner_pins.end());
+    std::ranges::sort(sorted);
+    thread.sorted_at_events = thread.ring->count();
+  }
+  return std::ranges::binary_search(sorted, extent);
 }
 
 std::string Gate::current_op() const {

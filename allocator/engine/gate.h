@@ -104,6 +104,9 @@ class Gate {
   /// Returns how many extents were not kept before.
   uint64_t keep_resident(std::span<const Access> accesses);
 
+  /// Whether an op that is open on this thread names the extent, or has allocated it.
+  bool has_announced(const Extent* extent);
+
   /// The innermost op that is open on this thread; "" when there is none.
   std::string current_op() const;
 
@@ -113,6 +116,7 @@ class Gate {
  private:
   struct ThreadOps;
 
+  static bool is_among_many(ThreadOps& thread, const Extent* extent);
   static bool is_alive(const ThreadOps& ops);
   static pthread_key_t thread_key();
   static void end_thread(void* state);

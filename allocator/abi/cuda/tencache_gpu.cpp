@@ -4,11 +4,11 @@
 #include "abi/tencache_gpu.h"
 
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "abi/accesses.h"
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
 #include "backend/cuda/call_scope.h"
@@ -19,10 +19,6 @@ namespace tencache {
 namespace {
 
 CUstream as_stream(void* stream) { return static_cast<CUstream>(stream); }
-
-std::span<const Access> as_span(const tencache_access* accesses, uint32_t count) {
-  return {reinterpret_cast<const Access*>(accesses), count};
-}
 
 Status check_stream(void* stream) {
   if (as_stream(stream) != CU_STREAM_PER_THREAD) return Status::ok();
@@ -163,14 +159,14 @@ uint32_t tencache_gpu_register_op(tencache_gpu* gpu, const char* name) {
 
 void tencache_gpu_open_op(tencache_gpu* gpu, uint32_t op, const tencache_access* accesses,
                           uint32_t count, void* stream) {
-  gpu->engine->open_op(op, tencache::as_span(accesses, count), tencache::as_stream(stream));
+  gpu->engine->open_op(op, tencache::as_accesses(accesses, count), tencache::as_stream(stream));
 }
 
 void tencache_gpu_close_op(tencache_gpu* gpu) { gpu->engine->gate().close(); }
 
 void tencache_gpu_keep_resident(tencache_gpu* gpu, const tencache_access* accesses,
                                 uint32_t count) {
-  gpu->engine->gate().keep_resident(tencache::as_span(accesses, count));
+  gpu->engine->gate().keep_resident(tencache::as_accesses(accesses, count));
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {

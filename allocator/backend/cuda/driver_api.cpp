@@ -32,6 +32,14 @@ Status find_function(GetProcAddress get, const char* name, Function* function) {
                    : ". Install NVIDIA's driver, version 525 or newer.")};
 }
 
+// A preloaded guard (abi/tencache_guard.h) serves functions that pass our own gate first; what the
+// core does itself must not.
+void* find_unguarded(void* library, const char* name) {
+  using Find = decltype(&dlsym);
+  const auto find = reinterpret_cast<Find>(dlsym(RTLD_DEFAULT, "tencache_guard_find"));
+  return find != nullptr ? find(library, name) : dlsym(library, name);
+}
+
 StatusCode status_code(CUresult result) {
   switch (result) {
     case CUDA_SUCCESS:
@@ -66,7 +74,7 @@ Result<DriverApi> load_driver() {
     return Status(StatusCode::kUnavailable, std::string("There is no CUDA driver here: ") +
                                                 dlerror() + ". Install NVIDIA's driver.");
   }
-  auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
+  auto get = reinterpret_cast<GetProcAddress>(find_unguarded(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {
     return Status(StatusCode::kUnavailable,
                   std::string(kLibrary) +

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "backend/cuda/driver_use.h"
 #include "base/log.h"
 
 namespace tencache {
@@ -52,6 +53,12 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
   if (!config.host) return Status::ok();
   if (config.nvrtc) open_hasher(*config.nvrtc);
   return open_migrations(config, stats);
+}
+
+bool CudaBackend::is_current() {
+  CUcontext context = nullptr;
+  return may_call_driver() && gpu_->driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS &&
+         context == gpu_->context();
 }
 
 Status CudaBackend::open_host(const CudaBackendConfig& config) {

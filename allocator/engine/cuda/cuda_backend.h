@@ -61,6 +61,7 @@ class CudaBackend final : public Backend {
   bool is_capturing(void* stream) override {
     return streams_->is_capturing(static_cast<CUstream>(stream));
   }
+  bool is_current() override;
   HostTier* host() { return host_.get(); }
   DiskTier* disk() { return disk_.get(); }
   const Gpu& gpu() const { return *gpu_; }

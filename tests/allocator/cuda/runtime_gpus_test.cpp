@@ -19,11 +19,16 @@
 
 #include "abi/cuda/open_gpu.h"
 #include "abi/tencache.h"
+#include "abi/tencache_guard.h"
 #include "base/units.h"
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/test_directory.h"
+
+// The suite stands for the preloaded guard, whose symbol the core looks for in the process.
+static const tencache_guard_hooks* g_hooks = nullptr;
+void tencache_guard_install(const tencache_guard_hooks* hooks) { g_hooks = hooks; }
 
 namespace tencache {
 namespace {
@@ -141,6 +146,45 @@ TEST_F(RuntimeGpusTest, WithoutAGpuEverythingAnswers) {
     EXPECT_EQ(stats()["backend"], "cuda");
     EXPECT_EQ(stats()["gpus"].size(), 0u);
     EXPECT_EQ(stats()["budget"]["device"], 0);
+  });
+}
+
+TEST_F(RuntimeGpusTest, APreloadedGuardAsksTheGateOfLaunches) {
+  in_child([this] {
+    start();
+    EXPECT_EQ(g_hooks, nullptr) << "no GPU is in use";
+    open(0);
+    ASSERT_NE(g_hooks, nullptr);
+    EXPECT_EQ(g_hooks->watched().bytes, 0u) << "nothing leaves yet";
+    std::vector<char*> extents;
+    for (int index = 0; index < 12; ++index) extents.push_back(allocate(0));
+    const tencache_arena watched = g_hooks->watched();
+    EXPECT_EQ(watched.base, tencache_get_arena()->base);
+    EXPECT_EQ(watched.bytes, tencache_get_arena()->bytes);
+    use({extents[0]});
+    EXPECT_EQ(evict_all(), 1u);
+    const tencache_access accesses[] = {{extents[0] + 8, 3}, {extents[1], 3}};
+    const uint32_t begun = g_hooks->begin("launch::scale", g_streams[0], accesses, 2);
+    EXPECT_NE(begun, 0u);
+    EXPECT_EQ(tencache_is_cold(extents[0]), 0);
+    EXPECT_EQ(evict_all(), 0u) << "it is pinned";
+    g_hooks->end(begun);
+    EXPECT_EQ(evict_all(), 1u);
+    g_hooks->on_unreadable();
+    const Json launches = stats()["launches"];
+    EXPECT_EQ(launches["seen"], true);
+    EXPECT_EQ(launches["unannounced"], 1);
+    EXPECT_EQ(launches["unreadable"], 1);
+  });
+}
+
+TEST_F(RuntimeGpusTest, AGuardThatIsNotWantedIsLeftAlone) {
+  in_child([this] {
+    set("launch_guard", "off");
+    start();
+    open(0);
+    EXPECT_EQ(g_hooks, nullptr);
+    EXPECT_EQ(stats()["launches"]["seen"], false);
   });
 }
 
