@@ -2,20 +2,27 @@
 //
 // What does the cuda backend cost the thread that calls it? Over a simulated driver, since none of
 // what is measured calls the driver: a block that the same stream freed before is allocated and
-// freed again, and an op passes the gate, naming extents that are resident. The engine is armed and
-// nothing is evicted.
+// freed again, an op passes the gate, naming extents that are resident, and a kernel whose
+// arguments are the addresses of what its op has announced passes the launch guard. The engine is
+// armed and nothing is evicted.
 //
 // The names are <what>/<number>: allocate/<bytes>, stock/<bytes> (posix_memalign and free, for
-// comparison), gate/<extents>; benchmarks/cuda_host.py runs this program and makes the table.
+// comparison), gate/<extents>, launch/<addresses>; benchmarks/cuda_host.py runs this program and
+// makes the table.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "abi/accesses.h"
+#include "abi/gpu_engines.h"
+#include "abi/launch_gate.h"
 #include "base/units.h"
 #include "engine/cuda/cuda_engine.h"
+#include "guard/hooks.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 
@@ -101,10 +108,34 @@ void gate(benchmark::State& state) {
   }
 }
 
+void launch(benchmark::State& state) {
+  CudaEngine& engine = *machine().engine;
+  GpuEngines gpus;
+  if (!gpus.add({.ordinal = 0, .engine = &engine}).is_ok()) state.SkipWithError("no engine");
+  LaunchGate launches(gpus);
+  const auto count = static_cast<size_t>(state.range(0));
+  const std::span<const Access> named(machine().accesses.data(), count);
+  std::vector<const void*> arguments;
+  for (const Access& access : named) arguments.push_back(access.address);
+  const DeviceArena& arena = engine.heap().arena();
+  engine.open_op(1, named, machine().stream);
+  for ([[maybe_unused]] auto iteration : state) {
+    guard::Addresses found({arena.base(), arena.bytes()});
+    found.add_words(arguments.data(), count * sizeof(void*), 0, TENCACHE_READ | TENCACHE_WRITE);
+    if (launches.open("launch", machine().stream, as_accesses(found.data(), found.count())) != 0) {
+      state.SkipWithError("it was announced");
+      break;
+    }
+  }
+  engine.gate().close();
+  gpus.remove(&engine);
+}
+
 constexpr int64_t kSizes[] = {1 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20, 256 << 20};
 
 BENCHMARK(stock)->ArgsProduct({{std::begin(kSizes), std::end(kSizes)}});
 BENCHMARK(allocate)->ArgsProduct({{std::begin(kSizes), std::end(kSizes)}});
 BENCHMARK(gate)->Arg(0)->Arg(1)->Arg(2)->Arg(4)->Arg(8)->Arg(16)->Arg(32)->Arg(64);
+BENCHMARK(launch)->Arg(1)->Arg(4)->Arg(16)->Arg(64);
 
 }  // namespace

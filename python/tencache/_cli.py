@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tencache import _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
-from tencache._library import TencacheError, core, package_version
+from tencache._library import TencacheError, core, guard_path, package_version
 
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
+_PRELOAD_VARIABLE, _PRELOAD_SEPARATORS = "LD_PRELOAD", " :"
 _AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -125,6 +127,7 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     _check_machine(given)
     environment = dict(os.environ)
     _write_environment(environment, given)
+    _preload_guard(environment, guard_path())
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -228,6 +231,28 @@ def _write_environment(environment: MutableMapping[str, str], given: Mapping[str
     environment[_options.SWITCH] = "1"
     for name, text in given.items():
         environment[_options.find(name).environment] = text
+
+
+def _preload_guard(environment: MutableMapping[str, str], guard: Path | None) -> None:
+    """Lets the dynamic linker load the guard before everything else that the program has.
+
+    A program that starts others passes it on, as it does the options.
+    """
+    texts = _options.texts_in_force({}, environment)
+    if texts["backend"].strip().lower() != _backend.CUDA:
+        return
+    if guard is None or not _options.is_true(texts["launch_guard"]):
+        return
+    if set(str(guard)) & set(_PRELOAD_SEPARATORS):
+        sys.stderr.write(
+            f"tencache: warning: {guard} cannot be preloaded, because its path has a space or a "
+            "colon in it: kernels that no op announces are not seen. Install tencache elsewhere, "
+            "or say so with --no-launch-guard.\n"
+        )
+        return
+    given = environment.get(_PRELOAD_VARIABLE, "")
+    if str(guard) not in re.split(f"[{_PRELOAD_SEPARATORS}]", given):
+        environment[_PRELOAD_VARIABLE] = f"{guard}:{given}" if given else str(guard)
 
 
 # ---- doctor ------------------------------------------------------------------------------------

@@ -20,7 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tencache import _backend
-from tencache._library import Core, built_for_torch, installed_torch, mismatch_message
+from tencache._library import (
+    Core,
+    built_for_torch,
+    guard_path,
+    installed_torch,
+    mismatch_message,
+)
 from tencache._report import format_bytes
 
 _REASON = "reason"
@@ -32,7 +38,7 @@ def collect(library: Core) -> dict[str, Any]:
     """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
     found = library.doctor()
     served, reason = _backend.is_served(found["gpu"])
-    found["gpu"].update(served=served, served_reason=reason)
+    found["gpu"].update(served=served, served_reason=reason, launch_guard=guard_path() is not None)
     return {
         "tencache": {
             "version": found.pop("version"),

@@ -6,7 +6,7 @@ command line, `tencache doctor` and the option table work where torch is absent 
 version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It is compiled against one
 torch and reads that torch's C++ structures, so it is loaded only when exactly that torch runs.
 `cuda_shim()` gives libtencache_torch_cuda.so, those for the memory of GPUs, which is built where
-that torch is one with CUDA.
+that torch is one with CUDA. libtencache_guard.so is not loaded here: a program is started with it.
 
 The libraries are in the package's folder, next to the `_build_info.py` which the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
@@ -26,6 +26,7 @@ from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent
 _CUDA_SHIM = "libtencache_torch_cuda.so"
+_GUARD = "libtencache_guard.so"
 REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 # The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
@@ -357,6 +358,12 @@ def _load_nvrtc() -> None:
 def has_cuda_shim() -> bool:
     """Whether tencache was built with the doors for GPU memory."""
     return (_FOLDER / _CUDA_SHIM).exists()
+
+
+def guard_path() -> Path | None:
+    """The library that is preloaded to see launches of kernels; None where it was not built."""
+    path = _FOLDER / _GUARD
+    return path if path.exists() else None
 
 
 def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:

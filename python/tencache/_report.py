@@ -223,6 +223,12 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
             f"cold tensors were touched outside of ops: {_count(unannounced['reads'], 'read')} and "
             f'{_count(unannounced["writes"], "write")} (right, but slow; README, "Limits")'
         )
+    launches = stats.get("launches", {}).get("unannounced", 0)
+    if launches:
+        lines.append(
+            f"{_count(launches, 'launch', 'launches')} used tensors that no op had announced, and "
+            'passed the gate as ops of their own (right; README, "Limits")'
+        )
     failures = stats.get("eviction_failures", 0)
     if failures:
         on_cuda = stats.get("backend") == "cuda"
@@ -240,8 +246,8 @@ def _option_bytes(count: int) -> str:
     return f"{-(-count // (1 << 20))}MiB"
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _count(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
 
 
 def _say(line: str) -> None:

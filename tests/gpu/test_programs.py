@@ -142,3 +142,45 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kernels_that_no_op_announces_find_their_tensors() -> None:
+    """A kernel that is compiled from its text is launched by the driver's own function."""
+    program = """
+    import torch
+    import tencache
+
+    source = '''
+    extern "C" __global__ void scale(float* data, double factor, int count) {
+      const int index = blockIdx.x * blockDim.x + threadIdx.x;
+      if (index < count) data[index] *= factor;
+    }
+    '''
+    scale = torch.cuda._compile_kernel(source, "scale")
+    count = 4 << 20
+    tensors = [torch.full((count,), float(index), device="cuda") for index in range(16)]
+    for _ in range(4):
+        for tensor in tensors:
+            tensor.add_(1)
+        for tensor in tensors:
+            scale((count // 256, 1, 1), (256, 1, 1), (tensor, 2.0, count))
+    for index, tensor in enumerate(tensors):
+        expected = float(index)
+        for _ in range(4):
+            expected = (expected + 1) * 2
+        assert torch.all(tensor == expected).item(), index
+    stats = tencache.stats()
+    assert stats["launches"]["seen"], stats
+    assert stats["launches"]["unannounced"] > 0, stats
+    assert stats["launches"]["unreadable"] == 0, stats
+    assert stats["bytes"]["fetched"] > 0, stats
+    """
+    command = ["-m", "tencache", "run", "--backend", "cuda", "--device-memory", "128MiB", "--"]
+    done = subprocess.run(
+        [sys.executable, *command, sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

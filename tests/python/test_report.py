@@ -128,6 +128,14 @@ def test_summary_tells_unannounced_accesses_and_failed_evictions():
     assert "4 evictions failed" in text
 
 
+@pytest.mark.parametrize(("count", "text"), [(1, "1 launch used"), (7, "7 launches used")])
+def test_summary_tells_launches_that_no_op_announced(count, text):
+    stats = stats_with(launches={"seen": True, "unannounced": count, "unreadable": 0})
+    assert text in _report.summary_lines(stats)[-1]
+    none = stats_with(launches={"seen": True, "unannounced": 0, "unreadable": 0})
+    assert _report.summary_lines(none) == _report.summary_lines(STATS)
+
+
 def test_summary_of_a_program_without_steps_or_time():
     lines = _report.summary_lines(stats_with(steps=0, wall_s=0.0))
     assert lines[0].startswith("0.00 s; ")
