@@ -126,10 +126,10 @@ class Guarded<kSymbol, CUresult(Arguments...)> {
   /// For those who were linked with it, and come back here with every call. REQUIRES: a function
   /// that only queues work.
   static CUresult call_linked(bool is_per_thread, Arguments... arguments) {
-    static const std::array<Real, 2> kReal = {
+    static const std::array<Real, 2> reals = {
         driver_function<Real>(kSymbol.text),
         driver_function<Real>((std::string(kSymbol.text) + "_ptsz").c_str())};
-    const Real real = kReal[is_per_thread ? 1 : 0];
+    const Real real = reals[is_per_thread ? 1 : 0];
     if (real == nullptr) return CUDA_ERROR_NOT_FOUND;
     return pass<Arguments...>(real, kSymbol.text, is_per_thread, arguments...);
   }

@@ -112,6 +112,7 @@ TENCACHE_GUARD_PUBLIC void* dlsym(void* library, const char* name) noexcept {
   return real_dlsym()(library, name);
 }
 
+// The driver's name. NOLINTNEXTLINE(readability-identifier-naming)
 TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress(const char* name, void** entry, int version,
                                                 cuuint64_t flags) {
   return tencache::guard::get(name, entry, version, flags);

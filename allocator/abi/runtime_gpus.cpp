@@ -35,6 +35,9 @@ void end_launch(uint32_t begun) { Runtime::instance().launches().close(begun); }
 
 void note_unreadable_launch() { Runtime::instance().launches().on_unreadable(); }
 
+constexpr tencache_guard_hooks kLaunchHooks = {&watched_memory, &begin_launch, &end_launch,
+                                               &note_unreadable_launch};
+
 }  // namespace
 
 Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
@@ -105,13 +108,11 @@ Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
 
 // The guard is in the process from its beginning, or not at all.
 void Runtime::watch_launches() {
-  static const tencache_guard_hooks kHooks = {&watched_memory, &begin_launch, &end_launch,
-                                              &note_unreadable_launch};
   if (!options_.launch_guard || gpus_.count() > 1) return;
   const auto install = reinterpret_cast<tencache_guard_install_function>(
       dlsym(RTLD_DEFAULT, "tencache_guard_install"));
   if (install != nullptr) {
-    install(&kHooks);
+    install(&kLaunchHooks);
     sees_launches_.store(true, std::memory_order_relaxed);
     return;
   }
