@@ -30,8 +30,6 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
   for (const Access& access : accesses) {
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
-    const ExtentState state = extent->state();
-    if (state == ExtentState::kVacant || state == ExtentState::kCached) continue;  // an old address
     if (!std::exchange(has_streams, true)) {
       is_known_stream = stream != TENCACHE_STREAM_PER_THREAD && engine.is_current();
       if (is_known_stream) streams = engine.set_of(stream);
@@ -39,6 +37,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
     // Also of what an op may name later, which can leave from then on.
     extent->note_streams(streams);
     if (!is_known_stream) extent->set_flags(kFlagKeepResident);
+    // An address of old is of nothing that an op has named.
     if (extent->has(kFlagSeen) && !engine.gate().has_announced(extent)) {
       unannounced.push_back(access);
     }

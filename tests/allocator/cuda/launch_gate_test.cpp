@@ -166,14 +166,19 @@ TEST_F(LaunchGateTest, AKernelOfALongListFindsWhatIsAnnounced) {
   engine_->open_op(0, accesses, stream_);
   for (char* address : list) EXPECT_FALSE(launch(stream_, {{address, kExtent, 1, true}}));
   EXPECT_TRUE(launch(stream_, {{list[3], kExtent, 1, true}, {other, kExtent, 1, false}}));
-  char* inner = allocate();
-  EXPECT_FALSE(launch(stream_, {{inner, kExtent, 1, true}}));
+  // Pins come and go while the op is open.
+  for (char* address : {list[0], other}) {
+    const std::vector<Access> inner = {{address, AccessMode::kRead}};
+    engine_->open_op(0, inner, stream_);
+    EXPECT_FALSE(launch(stream_, {{address, kExtent, 1, false}}));
+    engine_->gate().close();
+  }
+  EXPECT_TRUE(launch(stream_, {{other, kExtent, 1, false}}));
   engine_->gate().close();
   EXPECT_TRUE(launch(stream_, {{list[3], kExtent, 1, false}})) << "the op is closed";
   finish();
   for (char* address : list) engine_.free(address);
   engine_.free(other);
-  engine_.free(inner);
 }
 
 TEST_F(LaunchGateTest, WhatNoOpHasNamedCostsNoOpAndItsStreamIsKnownLater) {
