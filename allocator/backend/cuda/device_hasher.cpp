@@ -19,13 +19,6 @@ constexpr unsigned kBlocksPerMultiprocessor = 8;
 
 constexpr uint64_t kSlotBytes = DeviceHasher::kBlocksMax * sizeof(HashSums);
 
-Result<int> attribute_of(const Gpu& gpu, CUdevice_attribute attribute) {
-  int value = 0;
-  const CUresult result = gpu.driver().cuDeviceGetAttribute(&value, attribute, gpu.device());
-  TENCACHE_RETURN_IF_ERROR(cuda_status(gpu.driver(), result, "Cannot ask the GPU what it is"));
-  return value;
-}
-
 }  // namespace
 
 // ---- One hash ------------------------------------------------------------------------------
@@ -67,32 +60,14 @@ Result<std::unique_ptr<DeviceHasher>> DeviceHasher::create(const Gpu& gpu, const
   if (!slots.is_ok()) return slots.status();
   // What fails gives back by its destructor what was made before.
   std::unique_ptr<DeviceHasher> hasher(new DeviceHasher(gpu, seeds, std::move(slots).value()));
-  TENCACHE_RETURN_IF_ERROR(hasher->load_kernel(nvrtc));
+  Result<std::unique_ptr<LoadedKernel>> kernel =
+      LoadedKernel::create(gpu, nvrtc, kDeviceHashKernelName, device_hash_kernel_text(), "hashes");
+  if (!kernel.is_ok()) return kernel.status();
+  hasher->kernel_ = std::move(kernel).value();
+  hasher->blocks_max_ =
+      std::clamp(hasher->kernel_->multiprocessors() * kBlocksPerMultiprocessor, 1u, kBlocksMax);
   TENCACHE_RETURN_IF_ERROR(hasher->pin_slots());
   return hasher;
-}
-
-Status DeviceHasher::load_kernel(const NvrtcApi& nvrtc) {
-  const Result<int> major = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  const Result<int> minor = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-  const Result<int> count = attribute_of(gpu_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  TENCACHE_RETURN_IF_ERROR(major.status());
-  TENCACHE_RETURN_IF_ERROR(minor.status());
-  TENCACHE_RETURN_IF_ERROR(count.status());
-  blocks_max_ =
-      std::clamp(static_cast<unsigned>(count.value()) * kBlocksPerMultiprocessor, 1u, kBlocksMax);
-  const Result<CompiledKernel> compiled = compile_kernel(
-      nvrtc,
-      {kDeviceHashKernelName, device_hash_kernel_text(), major.value() * 10 + minor.value()});
-  TENCACHE_RETURN_IF_ERROR(compiled.status());
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(
-      cuda_status(driver, driver.cuModuleLoadData(&module_, compiled.value().image.data()),
-                  "Cannot load the kernel that hashes"));
-  return cuda_status(driver, driver.cuModuleGetFunction(&function_, module_, kDeviceHashKernelName),
-                     "Cannot find the kernel that hashes");
 }
 
 Status DeviceHasher::pin_slots() {
@@ -125,7 +100,6 @@ DeviceHasher::~DeviceHasher() {
   }
   if (!scope.status().is_ok()) return;
   if (device_slots_ != 0) (void)driver.cuMemHostUnregister(slots_.data());
-  if (module_ != nullptr) (void)driver.cuModuleUnload(module_);
 }
 
 // ---- Hashing -------------------------------------------------------------------------------
@@ -142,20 +116,8 @@ Result<PendingHash> DeviceHasher::hash(CUstream stream, CUdeviceptr address, uin
   job.data = reinterpret_cast<const unsigned char*>(address);
   job.bytes = bytes;
   job.sums = reinterpret_cast<HashSums*>(device_slots_ + slot.value() * kSlotBytes);
-  TENCACHE_RETURN_IF_ERROR(launch(stream, job, blocks));
+  TENCACHE_RETURN_IF_ERROR(kernel_->launch(stream, blocks, kHashLanes, &job));
   return pending;
-}
-
-Status DeviceHasher::launch(CUstream stream, const HashJob& job, unsigned blocks) const {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  // The driver copies the parameter before it returns.
-  void* parameters[] = {const_cast<HashJob*>(&job)};
-  return cuda_status(driver,
-                     driver.cuLaunchKernel(function_, blocks, 1, 1, kHashLanes, 1, 1, 0, stream,
-                                           static_cast<void**>(parameters), nullptr),
-                     "Cannot hash " + format_bytes(job.bytes) + " on the GPU");
 }
 
 HashSums* DeviceHasher::slot_on_host(unsigned slot) const {

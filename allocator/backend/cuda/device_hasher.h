@@ -22,6 +22,7 @@
 
 #include "backend/cuda/device_hash.h"
 #include "backend/cuda/gpu.h"
+#include "backend/cuda/loaded_kernel.h"
 #include "backend/cuda/nvrtc_api.h"
 #include "backend/host_memory.h"
 #include "base/mutex.h"
@@ -82,9 +83,7 @@ class DeviceHasher {
   friend class PendingHash;
   DeviceHasher(const Gpu& gpu, const DeviceHashSeeds& seeds, HostMemory slots);
 
-  Status load_kernel(const NvrtcApi& nvrtc);
   Status pin_slots();
-  Status launch(CUstream stream, const HashJob& job, unsigned blocks) const;
   HashSums* slot_on_host(unsigned slot) const;
   Result<unsigned> take_slot() TENCACHE_EXCLUDES(mutex_);
   void give_back_slot(unsigned slot) TENCACHE_EXCLUDES(mutex_);
@@ -95,8 +94,7 @@ class DeviceHasher {
   // Constant once create() has returned.
   HostMemory slots_;
   CUdeviceptr device_slots_ = 0;  // the same memory for the device; 0 as long as it is not pinned
-  CUmodule module_ = nullptr;
-  CUfunction function_ = nullptr;
+  std::unique_ptr<LoadedKernel> kernel_;
   unsigned blocks_max_ = 1;
 
   Mutex mutex_;

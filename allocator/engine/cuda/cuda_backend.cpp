@@ -52,6 +52,7 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
                                      disk_.get(), *table_, budget, stats);
   if (!config.host) return Status::ok();
   if (config.nvrtc) open_hasher(*config.nvrtc);
+  if (config.nvrtc) open_copy_kernel(*config.nvrtc);
   return open_migrations(config, stats);
 }
 
@@ -93,7 +94,7 @@ Status CudaBackend::open_disk(const CudaBackendConfig& config) {
 Status CudaBackend::open_migrations(const CudaBackendConfig& config, Stats& stats) {
   Result<std::unique_ptr<StreamMigrations>> migrations = StreamMigrations::create(
       *gpu_, *marks_, *heap_, {*host_, staging_out_.get(), staging_in_.get(), disk_.get()},
-      hasher_.get(), stats);
+      {hasher_.get(), copy_kernel_.get()}, stats);
   if (!migrations.is_ok()) return migrations.status();
   migrations_ = std::move(migrations).value();
   migrations_->keep_host_free(
@@ -114,6 +115,16 @@ void CudaBackend::open_hasher(const NvrtcApi& nvrtc) {
   if (status.is_ok()) return;
   TENCACHE_LOG_WARNING("copies in host memory cannot be proved and are made anew each time: %s",
                        status.clause().c_str());
+}
+
+// The copy engines do without.
+void CudaBackend::open_copy_kernel(const NvrtcApi& nvrtc) {
+  Result<std::unique_ptr<CopyKernel>> kernel = CopyKernel::create(*gpu_, nvrtc);
+  if (kernel.is_ok()) {
+    copy_kernel_ = std::move(kernel).value();
+  } else {
+    TENCACHE_LOG_DEBUG("copies are left to the copy engines: %s", kernel.status().clause().c_str());
+  }
 }
 
 }  // namespace tencache

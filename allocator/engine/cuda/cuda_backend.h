@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "backend/cuda/copy_kernel.h"
 #include "backend/cuda/device_arena.h"
 #include "backend/cuda/device_hasher.h"
 #include "backend/cuda/frame_pool.h"
@@ -80,6 +81,7 @@ class CudaBackend final : public Backend {
   Status open_disk(const CudaBackendConfig& config);
   Status open_migrations(const CudaBackendConfig& config, Stats& stats);
   void open_hasher(const NvrtcApi& nvrtc);
+  void open_copy_kernel(const NvrtcApi& nvrtc);
 
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CudaHostPinner> pinner_;
@@ -95,6 +97,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<CudaHeap> heap_;
   std::unique_ptr<DeviceHasher> hasher_;
+  std::unique_ptr<CopyKernel> copy_kernel_;  // null where it cannot be had
   std::unique_ptr<StreamMigrations> migrations_;
 };
 

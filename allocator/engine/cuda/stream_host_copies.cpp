@@ -56,6 +56,9 @@ Result<HostBlock> StreamMigrations::take_block_for_op(uint64_t bytes) {
 }
 
 Status StreamMigrations::copy_out(const HostBlock& block, CUdeviceptr device) {
+  if (block.is_pinned && kernel_out_ != nullptr) {
+    return kernel_out_->to_host(out_->handle(), block.memory, device, block.bytes);
+  }
   if (block.is_pinned || staging_out_ == nullptr) {
     return out_->to_host(block.memory, device, block.bytes);
   }
@@ -64,6 +67,9 @@ Status StreamMigrations::copy_out(const HostBlock& block, CUdeviceptr device) {
 
 Status StreamMigrations::queue_copy_in(const HostBlock& block, CUdeviceptr device,
                                        CopyStream& stream, std::optional<StagedCopies>* staged) {
+  if (block.is_pinned && kernel_in_ != nullptr) {
+    return kernel_in_->to_device(stream.handle(), device, block.memory, block.bytes);
+  }
   if (block.is_pinned || staging_in_ == nullptr) {
     return stream.to_device(device, block.memory, block.bytes);
   }

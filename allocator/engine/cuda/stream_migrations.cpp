@@ -19,27 +19,34 @@ constexpr double kUnknownBytesPerS = 50e9;
 constexpr double kAtOnceS = 300e-6;
 // What was used long ago is done before the oldest of so many.
 constexpr size_t kMomentsMax = 64;
+// A kernel takes multiprocessors from the program's own, so it has to be this much faster.
+constexpr double kKernelGainMin = 1.1;
 // How late a thread finds out that the device has caught up, and may wait for it.
 constexpr std::chrono::microseconds kAheadPoll{50};
 
+bool is_worth_a_kernel(uint64_t engine_ns, uint64_t kernel_ns) {
+  return static_cast<double>(kernel_ns) * kKernelGainMin < static_cast<double>(engine_ns);
+}
+
 }  // namespace
 
-StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher,
-                                   Stats& stats)
+StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below,
+                                   const DeviceKernels& kernels, Stats& stats)
     : Migrations(stats),
       heap_(heap),
       host_(below.host),
       staging_out_(below.staging_out),
       staging_in_(below.staging_in),
-      hasher_(hasher),
+      hasher_(kernels.hasher),
+      copy_kernel_(kernels.copy),
       spill_(below.disk != nullptr
                  ? std::make_unique<HostSpill>(heap, below.host, *below.disk, gate_, stats)
                  : nullptr) {}
 
 Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(
     const Gpu& gpu, StreamMarks& marks, CudaHeap& heap, const TiersBelow& below,
-    DeviceHasher* hasher, Stats& stats) {
-  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, below, hasher, stats));
+    const DeviceKernels& kernels, Stats& stats) {
+  std::unique_ptr<StreamMigrations> made(new StreamMigrations(heap, below, kernels, stats));
   for (auto* stream : {&made->out_, &made->proof_, &made->in_on_demand_, &made->in_ahead_}) {
     Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
     if (!created.is_ok()) return created.status();
@@ -119,7 +126,7 @@ Status StreamMigrations::measure_link(uint64_t bytes) {
   const Result<Allocation> probe = heap_.allocate(bytes, heap_.streams().set_of(out_->handle()));
   Status status = probe.status();
   if (probe.is_ok()) {
-    status = time_copies(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
+    status = choose_copies(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
     heap_.free(probe.value().address);
     heap_.drop_cached(bytes);
   }
@@ -128,7 +135,9 @@ Status StreamMigrations::measure_link(uint64_t bytes) {
 }
 
 // Each way twice: the first copy pays for what the driver does once.
-Status StreamMigrations::time_copies(CUdeviceptr address, const HostBlock& block) {
+Result<StreamMigrations::LinkTimes> StreamMigrations::time_copies(CUdeviceptr address,
+                                                                  const HostBlock& block) {
+  LinkTimes times;
   for (int round = 0; round < 2; ++round) {
     const uint64_t begin_ns = now_ns();
     std::optional<StagedCopies> staged;
@@ -140,10 +149,27 @@ Status StreamMigrations::time_copies(CUdeviceptr address, const HostBlock& block
     TENCACHE_RETURN_IF_ERROR(status);
     TENCACHE_RETURN_IF_ERROR(out_done);
     TENCACHE_RETURN_IF_ERROR(in_done);
-    if (round == 0) continue;
-    write_speed_.add(block.bytes, between_ns - begin_ns);
-    read_speed_.add(block.bytes, now_ns() - between_ns);
+    times = {between_ns - begin_ns, now_ns() - between_ns};
   }
+  return times;
+}
+
+// A kernel that is refused is not used.
+Status StreamMigrations::choose_copies(CUdeviceptr address, const HostBlock& block) {
+  const Result<LinkTimes> by_engines = time_copies(address, block);
+  TENCACHE_RETURN_IF_ERROR(by_engines.status());
+  LinkTimes best = by_engines.value();
+  if (copy_kernel_ != nullptr && block.is_pinned) {
+    kernel_out_ = kernel_in_ = copy_kernel_;
+    const Result<LinkTimes> by_kernel = time_copies(address, block);
+    const LinkTimes times = by_kernel.is_ok() ? by_kernel.value() : LinkTimes{~0ull, ~0ull};
+    kernel_out_ = is_worth_a_kernel(best.out_ns, times.out_ns) ? copy_kernel_ : nullptr;
+    kernel_in_ = is_worth_a_kernel(best.in_ns, times.in_ns) ? copy_kernel_ : nullptr;
+    if (kernel_out_ != nullptr) best.out_ns = times.out_ns;
+    if (kernel_in_ != nullptr) best.in_ns = times.in_ns;
+  }
+  write_speed_.add(block.bytes, best.out_ns);
+  read_speed_.add(block.bytes, best.in_ns);
   return Status::ok();
 }
 

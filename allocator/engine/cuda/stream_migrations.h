@@ -40,6 +40,9 @@
 // Blocks that could not be pinned are copied through a few pinned buffers
 // (engine/cuda/staged_copies.h), which takes the thread that evicts or fetches along.
 //
+// Who copies, the GPU's copy engines or a kernel on a few of its multiprocessors
+// (backend/cuda/copy_kernel.h), is measured at the beginning, for each direction.
+//
 // A GPU cannot read what is not mapped: should a copy fail, E stays cold, and an op that uses it
 // faults on the device. It never reads wrong bytes.
 //
@@ -56,6 +59,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/copy_kernel.h"
 #include "backend/cuda/copy_stream.h"
 #include "backend/cuda/device_hasher.h"
 #include "backend/cuda/stream_mark.h"
@@ -84,12 +88,19 @@ struct TiersBelow {
   DiskTier* disk = nullptr;  // null: nothing goes further down
 };
 
+/// What runs on the GPU for us. Each may be null.
+struct DeviceKernels {
+  DeviceHasher* hasher = nullptr;
+  const CopyKernel* copy = nullptr;
+};
+
 class StreamMigrations final : public Migrations {
  public:
-  /// All of them outlive the migrations; `hasher` may be null.
+  /// All of them outlive the migrations.
   static Result<std::unique_ptr<StreamMigrations>> create(const Gpu& gpu, StreamMarks& marks,
                                                           CudaHeap& heap, const TiersBelow& below,
-                                                          DeviceHasher* hasher, Stats& stats);
+                                                          const DeviceKernels& kernels,
+                                                          Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the migrations any more.
   ~StreamMigrations() override;
 
@@ -98,7 +109,8 @@ class StreamMigrations final : public Migrations {
   void keep_host_free(uint64_t headroom_bytes);
 
   /// Copies so many bytes to the host and back, as far as the budget has room for them, so that the
-  /// first plan knows the link. Waits for it.
+  /// first plan knows the link, by the copy engines and by the kernel: the faster one is used from
+  /// then on. Waits for it. REQUIRES: nothing is migrated yet.
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;
@@ -161,11 +173,19 @@ class StreamMigrations final : public Migrations {
   };
   using FlightPtr = std::shared_ptr<const Flight>;
 
-  StreamMigrations(CudaHeap& heap, const TiersBelow& below, DeviceHasher* hasher, Stats& stats);
+  /// Of one copy of the same bytes each way.
+  struct LinkTimes {
+    uint64_t out_ns = 0;
+    uint64_t in_ns = 0;
+  };
+
+  StreamMigrations(CudaHeap& heap, const TiersBelow& below, const DeviceKernels& kernels,
+                   Stats& stats);
 
   /// What the link moves in so many seconds.
   uint64_t bytes_in(double link_s) const;
-  Status time_copies(CUdeviceptr address, const HostBlock& block);
+  Result<LinkTimes> time_copies(CUdeviceptr address, const HostBlock& block);
+  Status choose_copies(CUdeviceptr address, const HostBlock& block);
 
   // Phases of an eviction.
   void evict_in_parts(std::span<const Order> orders, uint64_t part_bytes,
@@ -232,6 +252,10 @@ class StreamMigrations final : public Migrations {
   StagingRing* const staging_out_;
   StagingRing* const staging_in_;
   DeviceHasher* const hasher_;
+  const CopyKernel* const copy_kernel_;
+  // Null: the copy engines do it. Constant once the link is measured.
+  const CopyKernel* kernel_out_ = nullptr;
+  const CopyKernel* kernel_in_ = nullptr;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
   std::unique_ptr<CopyStream> out_;
   StreamSet out_number_ = kNoStreams;

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <string>
 
+#include "backend/cuda/copy_kernel.h"
 #include "backend/cuda/device_hash.h"
 #include "support/child_process.h"
 #include "support/cuda/simulated_nvrtc.h"
@@ -33,6 +34,10 @@ Result<NvrtcApi> load_installed() { return load_nvrtc(TENCACHE_NVRTC); }
 
 KernelText hash_kernel(int compute_capability) {
   return {kDeviceHashKernelName, device_hash_kernel_text(), compute_capability};
+}
+
+KernelText copy_kernel(int compute_capability) {
+  return {kDeviceCopyKernelName, device_copy_kernel_text(), compute_capability};
 }
 
 bool is_loaded() {
@@ -125,31 +130,34 @@ class RealNvrtcTest : public ::testing::TestWithParam<int> {
   NvrtcApi nvrtc_;
 };
 
-TEST_P(RealNvrtcTest, TakesTheHashKernelWithoutAWord) {
-  const Result<CompiledKernel> compiled = compile_kernel(nvrtc_, hash_kernel(GetParam()));
-  ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
-  EXPECT_EQ(compiled.value().log, "");
-  ASSERT_GT(compiled.value().image.size(), 4u);
-  EXPECT_EQ(std::string(compiled.value().image.data(), 4),
-            "\x7f"
-            "ELF");
+TEST_P(RealNvrtcTest, TakesTheKernelsWithoutAWord) {
+  for (const KernelText& kernel : {hash_kernel(GetParam()), copy_kernel(GetParam())}) {
+    const Result<CompiledKernel> compiled = compile_kernel(nvrtc_, kernel);
+    ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
+    EXPECT_EQ(compiled.value().log, "");
+    ASSERT_GT(compiled.value().image.size(), 4u);
+    EXPECT_EQ(std::string(compiled.value().image.data(), 4),
+              "\x7f"
+              "ELF");
+  }
 }
 
 // Registers that go to memory and back would cost the bandwidth that the kernel lives on; more than
 // 64 would leave less than eight blocks on a multiprocessor.
-TEST_P(RealNvrtcTest, TheHashKernelSpillsNoRegisters) {
-  const char* const verbose = "-Xptxas=-v";
-  const Result<CompiledKernel> compiled =
-      compile_kernel(nvrtc_, hash_kernel(GetParam()), {&verbose, 1});
-  ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
-  const std::string& log = compiled.value().log;
-  EXPECT_THAT(log, HasSubstr(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
-  const size_t used = log.find("Used ");
-  ASSERT_NE(used, std::string::npos) << log;
-  const int registers = atoi(log.c_str() + used + strlen("Used "));
-  printf("sm_%d: %d registers\n", GetParam(), registers);
-  EXPECT_GT(registers, 0);
-  EXPECT_LE(registers, 64);
+TEST_P(RealNvrtcTest, TheKernelsSpillNoRegisters) {
+  for (const KernelText& kernel : {hash_kernel(GetParam()), copy_kernel(GetParam())}) {
+    const char* const verbose = "-Xptxas=-v";
+    const Result<CompiledKernel> compiled = compile_kernel(nvrtc_, kernel, {&verbose, 1});
+    ASSERT_TRUE(compiled.is_ok()) << compiled.status().message();
+    const std::string& log = compiled.value().log;
+    EXPECT_THAT(log, HasSubstr(" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
+    const size_t used = log.find("Used ");
+    ASSERT_NE(used, std::string::npos) << log;
+    const int registers = atoi(log.c_str() + used + strlen("Used "));
+    printf("%s, sm_%d: %d registers\n", kernel.name, GetParam(), registers);
+    EXPECT_GT(registers, 0);
+    EXPECT_LE(registers, 64);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Generations, RealNvrtcTest, ::testing::Values(80, 90, 100),

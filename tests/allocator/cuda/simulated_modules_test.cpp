@@ -44,8 +44,8 @@ class SimulatedModulesTest : public ::testing::Test {
   }
   SimulatedKernel::Ranges ranges_of(const SimulatedLaunch& launch) const {
     const DeviceRange range = {target_of(launch), sizeof(int)};
-    if (is_host_) return {{}, {range}};
-    return {{range}, {}};
+    if (is_host_) return {{}, {range}, {}};
+    return {{range}, {}, {}};
   }
   CUresult launch(CUdeviceptr target, int value) {
     void* parameters[] = {&target, &value};

@@ -31,7 +31,8 @@ inline void add_hash_kernel(SimulatedDriver& driver, bool reads_may_race = false
              const HashJob job = hash_job_of(launch);
              return SimulatedKernel::Ranges{
                  {{reinterpret_cast<CUdeviceptr>(job.data), job.bytes, false}},
-                 {{reinterpret_cast<CUdeviceptr>(job.sums), launch.blocks * sizeof(HashSums)}}};
+                 {{reinterpret_cast<CUdeviceptr>(job.sums), launch.blocks * sizeof(HashSums)}},
+                 {}};
            },
        .run =
            [reads_may_race](const SimulatedLaunch& launch) {

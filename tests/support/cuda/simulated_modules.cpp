@@ -111,6 +111,12 @@ CUresult SimulatedModules::launch(CUfunction function, unsigned grid_x, unsigned
     launch.values.emplace_back(value, value + kernel.parameter_bytes[index]);
   }
   SimulatedKernel::Ranges ranges = kernel.ranges(launch);
+  for (const DeviceRange& range : ranges.either) {
+    const void* memory = reinterpret_cast<const void*>(range.address);
+    if (host_.kind(memory, range.bytes) != HostMemoryKind::kRegistered) {
+      ranges.device.push_back(range);
+    }
+  }
   std::erase_if(ranges.device, [](const DeviceRange& range) { return range.bytes == 0; });
   const uint64_t takes_ns = duration_ns(ranges);
   auto body = [this, host = std::move(ranges.host), run = std::move(kernel.run),

@@ -36,7 +36,8 @@ struct SimulatedLaunch {
 struct SimulatedKernel {
   struct Ranges {
     std::vector<DeviceRange> device;
-    std::vector<DeviceRange> host;  // addresses of registered host memory
+    std::vector<DeviceRange> host;    // addresses of registered host memory
+    std::vector<DeviceRange> either;  // of one or the other
   };
   std::vector<size_t> parameter_bytes;  // the size of each parameter
   std::function<Ranges(const SimulatedLaunch& launch)> ranges;

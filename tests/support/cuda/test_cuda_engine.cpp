@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/eventually.h"
 
@@ -27,9 +28,11 @@ SimulatedDriverConfig with_races(SimulatedDriverConfig config) {
 
 }  // namespace
 
-TestCudaEngine::TestCudaEngine(const Adjust& adjust, const SimulatedDriverConfig& driver)
+TestCudaEngine::TestCudaEngine(const Adjust& adjust, const SimulatedDriverConfig& driver,
+                               bool has_copy_kernel)
     : driver_(std::in_place, with_races(driver)) {
   add_hash_kernel(*driver_, true);
+  if (has_copy_kernel) add_copy_kernel(*driver_, true);
   context_.emplace(driver_->api());
   CudaEngineConfig config;
   config.budget_bytes = kBudgetBytes;

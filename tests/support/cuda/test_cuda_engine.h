@@ -40,7 +40,9 @@ class TestCudaEngine {
   using Adjust = std::function<void(CudaEngineConfig&)>;
 
   /// `adjust` may change the configuration before the engine is made; aborts when that fails.
-  explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {});
+  /// Without a copy kernel the copy engines copy, however slow they are.
+  explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {},
+                          bool has_copy_kernel = false);
   /// A failed test when something is left of the driver's objects, or when the context has failed
   /// without expect_failed_context().
   ~TestCudaEngine();
