@@ -20,36 +20,38 @@
 
 namespace tencache {
 
+using CopyCount = unsigned long long;
+
 constexpr unsigned kCopyLanes = 256;  // threads of a block
 constexpr unsigned kCopyLoads = 4;    // of 16 bytes, of one lane in one chunk
 constexpr unsigned kCopyChunkWords = kCopyLanes * kCopyLoads;
 
 struct alignas(16) TENCACHE_COPY_MAY_ALIAS CopyWord {
-  unsigned long long half[2];
+  CopyCount half[2];
 };
 
 /// The only parameter of the kernel.
 struct CopyJob {
   const CopyWord* from;
   CopyWord* to;
-  unsigned long long words;
+  CopyCount words;
 };
 
 // What one lane of block number `block` of `blocks` copies.
 TENCACHE_COPY_ON_DEVICE void copy_lane(const CopyJob& job, unsigned block, unsigned blocks,
                                        unsigned lane) {
-  const unsigned long long step = static_cast<unsigned long long>(blocks) * kCopyChunkWords;
-  for (unsigned long long first = static_cast<unsigned long long>(block) * kCopyChunkWords + lane;
-       first < job.words; first += step) {
+  const CopyCount step = CopyCount{blocks} * kCopyChunkWords;
+  for (CopyCount first = CopyCount{block} * kCopyChunkWords + lane; first < job.words;
+       first += step) {
     CopyWord words[kCopyLoads];
     TENCACHE_COPY_UNROLLED
-    for (unsigned load = 0; load < kCopyLoads; ++load) {
-      const unsigned long long index = first + load * kCopyLanes;
+    for (CopyCount load = 0; load < kCopyLoads; ++load) {
+      const CopyCount index = first + load * kCopyLanes;
       if (index < job.words) words[load] = job.from[index];
     }
     TENCACHE_COPY_UNROLLED
-    for (unsigned load = 0; load < kCopyLoads; ++load) {
-      const unsigned long long index = first + load * kCopyLanes;
+    for (CopyCount load = 0; load < kCopyLoads; ++load) {
+      const CopyCount index = first + load * kCopyLanes;
       if (index < job.words) job.to[index] = words[load];
     }
   }
