@@ -51,6 +51,11 @@ class Runtime {
   /// What is below the host memory of a GPU, by the options; none where there is no disk for it,
   /// unless one was asked for, which is an error.
   Result<std::optional<DiskTierConfig>> gpu_disk() TENCACHE_EXCLUDES(mutex_);
+  /// Whether the disk is to be read straight into GPUs, where that can be.
+  bool wants_direct_storage() TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return options_.direct_storage;
+  }
   /// The engine serves the process from now on; `name` is the GPU's.
   Status add_gpu(const GpuEngine& gpu, const std::string& name, const tencache_arena& arena)
       TENCACHE_EXCLUDES(mutex_);

@@ -166,7 +166,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 20> kRows = {{
+constexpr std::array<Row, 21> kRows = {{
     {{"device_memory", "bytes", "", "auto",
       "Budget of the device tier: of DRAM for tensors, where auto takes what the cgroup or the "
       "machine leaves, less a reserve; or of each GPU's memory, where auto takes 90 %."},
@@ -182,6 +182,11 @@ constexpr std::array<Row, 20> kRows = {{
       "what the cgroup or the machine leaves, less a reserve."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.host_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.host_memory_bytes); }},
+    {{"direct_storage", "flag", "", "off",
+      "With GPUs: read tensors from disk straight into a GPU's memory, where the machine has "
+      "NVIDIA's GPUDirect Storage."},
+     [](Options& o, std::string_view t) { return parse_flag(t, o.direct_storage); },
+     [](const Options& o) { return format_flag(o.direct_storage); }},
     {{"launch_guard", "flag", "", "on",
       "With GPUs: also see kernels that no op announces, of extensions or CuPy, by a library that "
       "`tencache run` preloads."},

@@ -29,6 +29,7 @@ struct Options {
   BackendChoice backend = BackendChoice::kAuto;  // backend: auto|cpu|cuda
   std::optional<uint64_t> device_memory_bytes;   // device_memory: budget of the device tier
   std::optional<uint64_t> host_memory_bytes;     // host_memory: budget of pinned host memory
+  bool direct_storage = false;                   // direct_storage: from disk straight to a GPU
   bool launch_guard = true;                      // launch_guard: see kernels that no op announces
   std::string spill_dir;                         // spill_dir: empty = found by probing
   std::optional<uint64_t> disk_space_bytes;      // disk_space: quota of the disk tier

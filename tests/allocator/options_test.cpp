@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, DefaultTextsAreTheDefaults) {
-  ASSERT_EQ(option_table().size(), 20U);
+  ASSERT_EQ(option_table().size(), 21U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
@@ -67,6 +67,7 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
                                                           {"chunk_share", "1"},
                                                           {"io_uring", "off"},
                                                           {"launch_guard", "off"},
+                                                          {"direct_storage", "on"},
                                                           {"direct_io", "on"},
                                                           {"chaos", "42"},
                                                           {"chaos_probability", "0"},

@@ -63,6 +63,7 @@ Result<CudaEngineConfig> engine_config(const DriverApi& driver, const tencache_g
   if (config.has_chaos != 0) made.chaos = ChaosConfig{config.chaos_seed, config.chaos_probability};
   made.probe_bytes = config.probe_bytes;
   if (parts.nvrtc != nullptr) made.nvrtc = *parts.nvrtc;
+  if (parts.cufile != nullptr) made.cufile = *parts.cufile;
   return made;
 }
 
@@ -86,8 +87,14 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
   if (!config.is_ok()) return config.status();
   const Result<std::optional<DiskTierConfig>> disk = runtime.gpu_disk();
   if (!disk.is_ok()) return disk.status();
-  Result<tencache_gpu*> gpu =
-      open_gpu(driver, config.value(), {runtime.gpu_wiring(ordinal), disk.value(), nvrtc});
+  Result<CuFileApi> cufile = Status(StatusCode::kUnavailable, "It was not asked for.");
+  if (runtime.wants_direct_storage() && disk.value()) {
+    cufile = load_cufile();
+    if (!cufile.is_ok()) TENCACHE_LOG_WARNING("%s", cufile.status().message().c_str());
+  }
+  Result<tencache_gpu*> gpu = open_gpu(driver, config.value(),
+                                       {runtime.gpu_wiring(ordinal), disk.value(), nvrtc,
+                                        cufile.is_ok() ? &cufile.value() : nullptr});
   if (!gpu.is_ok()) return gpu;
   CudaEngine& engine = *gpu.value()->engine;
   const Status added =
@@ -147,7 +154,7 @@ void tencache_gpu_default_config(int ordinal, tencache_gpu_config* config) {
 tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config, tencache_error* error) {
   return tencache::given(
       tencache::open_with_own_driver([&](const DriverApi& driver, const NvrtcApi* nvrtc) {
-        return tencache::open_gpu(driver, *config, {{}, std::nullopt, nvrtc});
+        return tencache::open_gpu(driver, *config, {{}, std::nullopt, nvrtc, nullptr});
       }),
       error);
 }

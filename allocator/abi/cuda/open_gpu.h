@@ -25,6 +25,7 @@ struct GpuParts {
   EngineConfig wiring;                 // what the configuration says too, that says
   std::optional<DiskTierConfig> disk;  // below host memory
   const NvrtcApi* nvrtc = nullptr;     // null: there are no hashes, and every eviction copies
+  const CuFileApi* cufile = nullptr;   // null: the disk is read by host memory
 };
 
 /// As tencache_gpu_open(). The driver's table outlives the engine.

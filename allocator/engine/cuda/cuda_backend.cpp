@@ -88,12 +88,28 @@ Status CudaBackend::open_disk(const CudaBackendConfig& config) {
   Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
   if (!disk.is_ok()) return disk.status();
   disk_ = std::move(disk).value();
+  if (config.cufile) open_direct(*config.cufile);
   return Status::ok();
+}
+
+// The way by host memory is always there.
+void CudaBackend::open_direct(const CuFileApi& cufile) {
+  Status status(StatusCode::kUnavailable, "The spill file's directory takes no O_DIRECT.");
+  if (disk_->uses_direct_io()) {
+    Result<std::unique_ptr<DirectStorage>> direct =
+        DirectStorage::open(*gpu_, *marks_, cufile, disk_->fd());
+    status = direct.status();
+    if (direct.is_ok()) direct_ = std::move(direct).value();
+  }
+  if (status.is_ok()) return;
+  TENCACHE_LOG_WARNING("the disk is not read straight into the GPU, but by host memory: %s",
+                       status.clause().c_str());
 }
 
 Status CudaBackend::open_migrations(const CudaBackendConfig& config, Stats& stats) {
   Result<std::unique_ptr<StreamMigrations>> migrations = StreamMigrations::create(
-      *gpu_, *marks_, *heap_, {*host_, staging_out_.get(), staging_in_.get(), disk_.get()},
+      *gpu_, *marks_, *heap_,
+      {*host_, staging_out_.get(), staging_in_.get(), disk_.get(), direct_.get()},
       {hasher_.get(), copy_kernel_.get()}, stats);
   if (!migrations.is_ok()) return migrations.status();
   migrations_ = std::move(migrations).value();

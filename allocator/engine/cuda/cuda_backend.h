@@ -11,8 +11,10 @@
 #include <optional>
 
 #include "backend/cuda/copy_kernel.h"
+#include "backend/cuda/cufile_api.h"
 #include "backend/cuda/device_arena.h"
 #include "backend/cuda/device_hasher.h"
+#include "backend/cuda/direct_storage.h"
 #include "backend/cuda/frame_pool.h"
 #include "backend/cuda/gpu.h"
 #include "backend/cuda/host_pinner.h"
@@ -41,7 +43,8 @@ struct CudaBackendConfig {
   /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
   /// the room is needed.
   double host_headroom = kHostHeadroomShare;
-  std::optional<NvrtcApi> nvrtc;  // compiles the hash; none: every eviction copies
+  std::optional<NvrtcApi> nvrtc;    // compiles the hash; none: every eviction copies
+  std::optional<CuFileApi> cufile;  // reads the disk straight into the GPU, where it can
 };
 
 class CudaBackend final : public Backend {
@@ -79,6 +82,7 @@ class CudaBackend final : public Backend {
   Status open_host(const CudaBackendConfig& config);
   Status open_staging(std::unique_ptr<StagingRing>* staging);
   Status open_disk(const CudaBackendConfig& config);
+  void open_direct(const CuFileApi& cufile);
   Status open_migrations(const CudaBackendConfig& config, Stats& stats);
   void open_hasher(const NvrtcApi& nvrtc);
   void open_copy_kernel(const NvrtcApi& nvrtc);
@@ -95,6 +99,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<StagingRing> staging_out_;  // null where it could not be pinned
   std::unique_ptr<StagingRing> staging_in_;
   std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<DirectStorage> direct_;  // null where it was not asked for, or cannot be had
   std::unique_ptr<CudaHeap> heap_;
   std::unique_ptr<DeviceHasher> hasher_;
   std::unique_ptr<CopyKernel> copy_kernel_;  // null where it cannot be had

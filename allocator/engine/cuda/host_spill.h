@@ -93,6 +93,11 @@ class HostSpill {
   void describe(Machine* machine) const;
 
   DiskTier& disk() { return disk_; }
+  /// So much came from the disk by another way, which took so long.
+  void note_read(uint64_t bytes, uint64_t ns) {
+    add(stats_.disk_read_bytes, bytes);
+    read_speed_.add(bytes, ns);
+  }
   /// As tencache::read_slots(), and the disk's speed is learned from it.
   SlotReadResult read_slots(std::span<const SlotRead> reads,
                             const std::function<void(size_t index)>& on_read);

@@ -182,7 +182,11 @@ std::vector<CudaExtent*> StreamMigrations::bring(std::vector<CudaExtent*> extent
                                                  CopyStream& stream, bool is_ahead,
                                                  std::vector<CudaExtent*>* later) {
   std::vector<CudaExtent*> left_cold;
-  if (spill_ != nullptr) left_cold = read_back(extents, is_ahead, later);
+  if (direct_.load() != nullptr) left_cold = bring_directly(extents, stream, is_ahead);
+  if (spill_ != nullptr) {
+    const std::vector<CudaExtent*> unread = read_back(extents, is_ahead, later);
+    left_cold.insert(left_cold.end(), unread.begin(), unread.end());
+  }
   const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
   left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
   MigrationPermit permit(gate_);
@@ -250,6 +254,12 @@ Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStrea
   }
   if (status.is_ok()) return status;
   (void)stream.wait_until_idle();
+  take_away_frames(extents);
+  return status;
+}
+
+// REQUIRES: no work that uses them is queued.
+void StreamMigrations::take_away_frames(std::span<CudaExtent* const> extents) {
   for (CudaExtent* extent : extents) {
     const Status unmapped = heap_.take_away_frame(extent);
     if (unmapped.is_ok()) continue;
@@ -257,7 +267,6 @@ Status StreamMigrations::copy_in(std::span<CudaExtent* const> extents, CopyStrea
     TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
     heap_.write_off_frame(extent);
   }
-  return status;
 }
 
 // Nobody lands what is not Arriving yet, so the flight is entered last.

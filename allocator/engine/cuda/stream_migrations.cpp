@@ -41,7 +41,8 @@ StreamMigrations::StreamMigrations(CudaHeap& heap, const TiersBelow& below,
       copy_kernel_(kernels.copy),
       spill_(below.disk != nullptr
                  ? std::make_unique<HostSpill>(heap, below.host, *below.disk, gate_, stats)
-                 : nullptr) {}
+                 : nullptr),
+      direct_(kernels.hasher != nullptr ? below.direct : nullptr) {}
 
 Result<std::unique_ptr<StreamMigrations>> StreamMigrations::create(
     const Gpu& gpu, StreamMarks& marks, CudaHeap& heap, const TiersBelow& below,

@@ -37,6 +37,10 @@
 // disk on the host, a fetch ahead of use keeps nobody waiting. The slot stays with the extent as a
 // spare copy, as the block does, as long as nothing proves that other bytes leave.
 //
+// Where the machine reads a disk straight into a GPU (backend/cuda/direct_storage.h), what has a
+// slot alone comes that way, and its hash is made on the GPU. What does not arrive, or not whole,
+// comes by host memory like everything from then on.
+//
 // Blocks that could not be pinned are copied through a few pinned buffers
 // (engine/cuda/staged_copies.h), which takes the thread that evicts or fetches along.
 //
@@ -62,6 +66,7 @@
 #include "backend/cuda/copy_kernel.h"
 #include "backend/cuda/copy_stream.h"
 #include "backend/cuda/device_hasher.h"
+#include "backend/cuda/direct_storage.h"
 #include "backend/cuda/stream_mark.h"
 #include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
@@ -85,7 +90,8 @@ struct TiersBelow {
   // back must not wait for what leaves, which waits for the program's work.
   StagingRing* staging_out = nullptr;
   StagingRing* staging_in = nullptr;
-  DiskTier* disk = nullptr;  // null: nothing goes further down
+  DiskTier* disk = nullptr;         // null: nothing goes further down
+  DirectStorage* direct = nullptr;  // reads the disk's file; null: host memory is on the way
 };
 
 /// What runs on the GPU for us. Each may be null.
@@ -236,6 +242,10 @@ class StreamMigrations final : public Migrations {
   void bring_ahead(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
                                  bool is_ahead, std::vector<CudaExtent*>* later);
+  std::vector<CudaExtent*> bring_directly(std::vector<CudaExtent*>& extents, CopyStream& stream,
+                                          bool is_ahead);
+  Status read_directly(const CudaExtent& extent, CopyStream& stream);
+  void take_away_frames(std::span<CudaExtent* const> extents);
   std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
   Status copy_in(std::span<CudaExtent* const> extents, CopyStream& stream, StreamMark* mark);
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
@@ -257,6 +267,7 @@ class StreamMigrations final : public Migrations {
   const CopyKernel* kernel_out_ = nullptr;
   const CopyKernel* kernel_in_ = nullptr;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
+  std::atomic<DirectStorage*> direct_;      // null from the first failure on
   std::unique_ptr<CopyStream> out_;
   StreamSet out_number_ = kNoStreams;
   std::unique_ptr<CopyStream> proof_;  // hashes that pins wait for do not queue behind copies

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/cuda/simulated_cufile.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/random.h"
 #include "support/test_directory.h"
@@ -188,6 +189,11 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   const TestDirectory directory;
   // With a disk below, host memory holds a fraction of what leaves.
   const bool has_disk = generator >= 8;
+  // With a link of its own speed, the faster of copy engines and kernel is measured.
+  const bool has_slow_link = generator % 4 == 3;
+  const bool has_nvrtc = generator % 5 != 4;
+  const bool reads_directly = has_disk && has_nvrtc && generator % 4 >= 2;
+  SimulatedCuFile cufile;
   TestCudaEngine engine(
       [&](CudaEngineConfig& config) {
         if (has_disk) {
@@ -196,16 +202,19 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
           config.disk.emplace();
           config.disk->directory = directory.path();
           config.disk->quota_bytes = 256 * kMiB;
+          if (reads_directly) config.cufile = cufile.api();
         }
+        if (has_slow_link) config.probe_bytes = 2 * kMiB;
         config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
         // Without a compiler for the hash. With chaos, whatever may leave does so at the end of
         // every tenth op.
-        if (generator % 5 == 4) config.nvrtc.reset();
+        if (!has_nvrtc) config.nvrtc.reset();
         if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
       },
-      generator % 4 == 3 ? SimulatedDriverConfig{.to_device_bytes_per_s = 8 * kGiB,
-                                                 .to_host_bytes_per_s = 8 * kGiB}
-                         : SimulatedDriverConfig{});
+      has_slow_link ? SimulatedDriverConfig{.to_device_bytes_per_s = 8 * kGiB,
+                                            .to_host_bytes_per_s = 8 * kGiB}
+                    : SimulatedDriverConfig{},
+      has_slow_link);
   std::atomic<bool> is_done{false};
   std::jthread meddler([&] { meddle(engine, is_done, 1'000 + generator); });
   RandomProgram program(engine, generator);
@@ -219,6 +228,7 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   if (has_disk && !kHasSanitizer) {  // a short program may not come to it
     EXPECT_GT(engine.stats().disk_written_bytes, 0u);
     EXPECT_GT(engine.stats().disk_read_bytes, 0u);
+    EXPECT_EQ(cufile.calls("read") > 0, reads_directly);
   }
 }
 
