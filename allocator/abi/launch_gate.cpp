@@ -5,10 +5,22 @@
 #include <vector>
 
 #include "abi/tencache_guard.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine.h"
 
 namespace tencache {
+namespace {
+
+// Beside the bits of the GPUs: there are extents to unpin.
+constexpr uint32_t kHasPins = uint32_t{1} << 31;
+static_assert(GpuEngines::kGpusMax < 31);
+
+// What the thread's launch uses and no op has named: pinned until it is queued, because an op of
+// another thread may name it at this moment.
+thread_local std::vector<Extent*> t_pins;
+
+}  // namespace
 
 uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const Access> accesses) {
   uint32_t opened = 0;
@@ -18,7 +30,7 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
     if (open_on(*engine, name, stream, accesses)) opened |= uint32_t{1} << index;
   }
   if (opened != 0) unannounced_.fetch_add(1, std::memory_order_relaxed);
-  return opened;
+  return opened | (t_pins.empty() ? 0 : kHasPins);
 }
 
 bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
@@ -37,10 +49,13 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
     // Also of what an op may name later, which can leave from then on.
     extent->note_streams(streams);
     if (!is_known_stream) extent->set_flags(kFlagKeepResident);
-    // An address of old is of nothing that an op has named.
-    if (extent->has(kFlagSeen) && !engine.gate().has_announced(extent)) {
-      unannounced.push_back(access);
+    if (engine.gate().has_announced(extent)) continue;
+    if (!extent->has(kFlagSeen)) {  // also an address of old
+      extent->pin();
+      t_pins.push_back(extent);
+      if (!extent->has(kFlagSeen)) continue;
     }
+    unannounced.push_back(access);
   }
   if (unannounced.empty()) return false;
   if (is_known_stream && engine.is_capturing(stream)) {
@@ -51,9 +66,14 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
 }
 
 void LaunchGate::close(uint32_t opened) {
-  for (size_t index = 0; opened != 0; ++index, opened >>= 1) {
-    if ((opened & 1) != 0) gpus_.engine_at(index)->gate().close();
+  for (size_t index = 0; index < gpus_.count(); ++index) {
+    if ((opened >> index & 1) != 0) gpus_.engine_at(index)->gate().close();
   }
+  for (Extent* extent : t_pins) {
+    raise_to(extent->last_use_ticks, ticks());
+    extent->unpin();
+  }
+  t_pins.clear();
 }
 
 void LaunchGate::on_unreadable() {

@@ -4,14 +4,13 @@
 // register no op, of CuPy or Numba on a tensor's memory, copies by the driver's own functions. A
 // preloaded library sees each launch before it is queued (guard/) and asks here.
 //
-// A launch whose memory the thread's open ops have announced, or which no op has ever named and so
-// never leaves, costs a look at each address. Any other is an op of its own: it pins what it uses,
-// waits for what is cold, and is learned, so that a plan brings it in time. What it does to each
-// tensor is not known, so it counts as a write.
+// A launch whose memory the thread's open ops have announced costs a look at each address; of what
+// no op has ever named, which does not leave, also a pin until it is queued. Any other is an op of
+// its own: it pins what it uses, waits for what is cold, and is learned, so that a plan brings it
+// in time. What it does to each tensor is not known, so it counts as a write.
 //
-// What a kernel was given may look like an address and be none. Then a tensor is kept, or brought,
-// for nothing. That the thread frees a tensor meanwhile whose old address it passes on does no
-// harm.
+// What a kernel was given may look like an address and be none, or be one of old. Then a tensor is
+// kept, or brought, for nothing; that another thread frees it at this moment does no harm.
 //
 // Streams of another GPU than the thread's current one, and the per-thread default stream, have no
 // number here. What is used there is waited for on the host and stays on its GPU until it is freed.
@@ -36,7 +35,7 @@ class LaunchGate {
   LaunchGate& operator=(const LaunchGate&) = delete;
 
   /// A launch by this thread that may use these is about to be queued in the stream. What is
-  /// returned, unless it is 0, must be given to close() when it is: the GPUs on which it is an op.
+  /// returned, unless it is 0, must be given to close() when it is, before the next one.
   uint32_t open(std::string_view name, void* stream, std::span<const Access> accesses);
   void close(uint32_t opened);
   /// A kernel was launched whose arguments nobody could read.

@@ -55,6 +55,7 @@ class LaunchGateTest : public ::testing::Test {
       accesses.push_back({use.address, kAnything});
       touches.push_back({reinterpret_cast<CUdeviceptr>(use.address), use.bytes, use.writes});
     }
+    const uint64_t unannounced = launches_.unannounced();
     const uint32_t opened = launches_.open("launch::test", stream, accesses);
     const CUresult launched = engine_.driver().launch(
         stream, std::move(touches),
@@ -70,7 +71,7 @@ class LaunchGateTest : public ::testing::Test {
         duration);
     EXPECT_EQ(launched, CUDA_SUCCESS);
     if (opened != 0) launches_.close(opened);
-    return opened != 0;
+    return launches_.unannounced() > unannounced;
   }
   Extent& extent(const void* address) { return *engine_.extent(address); }
   void finish() {
@@ -201,6 +202,21 @@ TEST_F(LaunchGateTest, WhatNoOpHasNamedCostsNoOpAndItsStreamIsKnownLater) {
   engine_.free(workspace);
 }
 
+TEST_F(LaunchGateTest, WhatIsNamedWhileItsLaunchIsQueuedStays) {
+  char* a = allocate();
+  const std::vector<Access> accesses = {{a, kAnything}};
+  const uint32_t opened = launches_.open("launch::test", stream_, accesses);
+  EXPECT_EQ(launches_.unannounced(), 0u);
+  engine_.write(engine_.make_stream(), a, kExtent, 1);
+  engine_.wait_until_idle();
+  EXPECT_FALSE(engine_.evict(a)) << "the launch is not queued yet";
+  ASSERT_NE(opened, 0u);
+  launches_.close(opened);
+  EXPECT_TRUE(engine_.evict(a));
+  finish();
+  engine_.free(a);
+}
+
 TEST_F(LaunchGateTest, AddressesOfOldAndOfOthersAreNobodys) {
   char* freed = allocate();
   engine_.write(stream_, freed, kExtent, 1);
@@ -211,8 +227,12 @@ TEST_F(LaunchGateTest, AddressesOfOldAndOfOthersAreNobodys) {
   for (const void* address : {static_cast<const void*>(freed), static_cast<const void*>(gone),
                               static_cast<const void*>(&local)}) {
     const std::vector<Access> accesses = {{address, kAnything}};
-    EXPECT_EQ(launches_.open("launch::test", stream_, accesses), 0u);
+    const uint32_t opened = launches_.open("launch::test", stream_, accesses);
+    if (opened != 0) launches_.close(opened);
   }
+  EXPECT_EQ(launches_.unannounced(), 0u);
+  EXPECT_EQ(engine_.state(freed), ExtentState::kCached);
+  EXPECT_EQ(Extent::pins_of(extent(freed).load()), 0u);
   finish();
 }
 
