@@ -87,15 +87,15 @@ CUresult pass(CUresult (*real)(Arguments...), const char* name, bool is_per_thre
   return result;
 }
 
-template <typename Module>
-concept IsModule = std::same_as<Module, CUmodule> || std::same_as<Module, CUlibrary>;
+template <typename Owner>
+concept OwnsKernels = std::same_as<Owner, CUmodule> || std::same_as<Owner, CUlibrary> ||
+    std::same_as<Owner, CUcontext> || std::same_as<Owner, CUdevice>;
 
-// Its kernels' handles may be another module's soon.
-template <IsModule Module>
-CUresult pass(CUresult (*real)(Module), const char* /*name*/, bool /*is_per_thread*/,
-              Module module) {
+// It ends with the call, and its kernels' handles may be another one's soon.
+template <OwnsKernels Owner>
+CUresult pass(CUresult (*real)(Owner), const char* /*name*/, bool /*is_per_thread*/, Owner owner) {
   KernelArguments::instance().distrust();
-  return real(module);
+  return real(owner);
 }
 
 /// The symbol of a function, as an argument of a template.
@@ -123,8 +123,7 @@ class Guarded<kSymbol, CUresult(Arguments...)> {
     return is_per_thread ? serve<true>(real) : serve<false>(real);
   }
 
-  /// For those who were linked with it, and come back here with every call. REQUIRES: a function
-  /// that only queues work.
+  /// For those who were linked with it, and come back here with every call.
   static CUresult call_linked(bool is_per_thread, Arguments... arguments) {
     static const std::array<Real, 2> reals = {
         driver_function<Real>(kSymbol.text),
@@ -208,6 +207,9 @@ constexpr std::array kEntries = {
     entry<"cuMemsetD2D32Async", decltype(::cuMemsetD2D32Async)>(),
     entry<"cuModuleUnload", decltype(::cuModuleUnload)>(),
     entry<"cuLibraryUnload", decltype(::cuLibraryUnload)>(),
+    entry<"cuCtxDestroy_v2", decltype(::cuCtxDestroy)>(),
+    entry<"cuDevicePrimaryCtxReset_v2", decltype(::cuDevicePrimaryCtxReset)>(),
+    entry<"cuDevicePrimaryCtxRelease_v2", decltype(::cuDevicePrimaryCtxRelease)>(),
 };
 
 // Since CUDA 3.2 sizes have 64 bits; what is older has other parameters.
@@ -260,6 +262,14 @@ CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsign
   return Guarded<"cuLaunchCooperativeKernel", decltype(::cuLaunchCooperativeKernel)>::call_linked(
       is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
       stream, arguments);
+}
+
+CUresult unload_module(CUmodule module) {
+  return Guarded<"cuModuleUnload", decltype(::cuModuleUnload)>::call_linked(false, module);
+}
+
+CUresult unload_library(CUlibrary library) {
+  return Guarded<"cuLibraryUnload", decltype(::cuLibraryUnload)>::call_linked(false, library);
 }
 
 }  // namespace tencache::guard

@@ -8,8 +8,9 @@
 // A library may ask in several ways, and the driver may have several functions of one name, e.g.
 // one for each meaning of the NULL stream: the guard has a function for each of the driver's.
 //
-// Not among them: copies of arrays (textures), batches of copies, graphs that are built node by
-// node, and what a kernel finds by an address in memory.
+// Not among them: copies of arrays (textures), batches of copies, words that a stream writes,
+// graphs that are built node by node, and what a kernel finds by an address in memory. And only
+// launches are served by the linker, too.
 //
 // Threads: any, no locks. Asking allocates nothing, for libraries ask while they are being loaded.
 #pragma once
@@ -37,5 +38,8 @@ CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsign
                                    unsigned grid_y, unsigned grid_z, unsigned block_x,
                                    unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                    CUstream stream, void** arguments);
+
+CUresult unload_module(CUmodule module);
+CUresult unload_library(CUlibrary library);
 
 }  // namespace tencache::guard

@@ -149,3 +149,11 @@ TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress_v2(const char* name, void** entr
 TENCACHE_GUARD_LAUNCHES(, false)
 TENCACHE_GUARD_LAUNCHES(_ptsz, true)
 #undef TENCACHE_GUARD_LAUNCHES
+
+TENCACHE_GUARD_PUBLIC CUresult cuModuleUnload(CUmodule module) {
+  return tencache::guard::unload_module(module);
+}
+
+TENCACHE_GUARD_PUBLIC CUresult cuLibraryUnload(CUlibrary library) {
+  return tencache::guard::unload_library(library);
+}

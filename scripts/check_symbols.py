@@ -27,6 +27,8 @@ INTERPOSED = frozenset(
         "dlsym",
         "cuGetProcAddress",
         "cuGetProcAddress_v2",
+        "cuModuleUnload",
+        "cuLibraryUnload",
         *(
             f"cuLaunch{name}{suffix}"
             for name in ("Kernel", "KernelEx", "CooperativeKernel")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "abi/launch_gate.h"
 
+#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,8 +19,19 @@ constexpr uint32_t kHasPins = uint32_t{1} << 31;
 static_assert(GpuEngines::kGpusMax < 31);
 
 // What the thread's launch uses and no op has named: pinned until it is queued, because an op of
-// another thread may name it at this moment.
-thread_local std::vector<Extent*> t_pins;
+// another thread may name it at this moment. Without a destructor, since threads launch kernels
+// while their objects are destroyed; what a launch has beyond these is not pinned.
+struct Pins {
+  size_t count = 0;
+  std::array<Extent*, 256> extents = {};
+};
+thread_local constinit Pins t_pins;
+
+void pin_until_queued(Extent* extent) {
+  if (t_pins.count == t_pins.extents.size()) return;
+  extent->pin();
+  t_pins.extents[t_pins.count++] = extent;
+}
 
 }  // namespace
 
@@ -30,38 +43,58 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
     if (open_on(*engine, name, stream, accesses)) opened |= uint32_t{1} << index;
   }
   if (opened != 0) unannounced_.fetch_add(1, std::memory_order_relaxed);
-  return opened | (t_pins.empty() ? 0 : kHasPins);
+  return opened | (t_pins.count == 0 ? 0 : kHasPins);
 }
 
-bool LaunchGate::open_on(Engine& engine, std::string_view name, void* stream,
+// The stream as far as it matters, found out when something of this GPU is used.
+struct LaunchGate::Stream {
+  Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {
+    if (handle == TENCACHE_STREAM_PER_THREAD || !engine.is_current()) return;
+    set = engine.find_set_of(handle);
+    is_of_open_ops = set != kNoStreams && (engine.gate().open_streams() & ~set) == kNoStreams;
+  }
+  bool is_known() const { return set != kNoStreams; }
+  bool is_capturing() {
+    if (!std::exchange(has_asked, true)) captures = is_known() && engine.is_capturing(handle);
+    return captures;
+  }
+
+  Engine& engine;
+  void* const handle;
+  StreamSet set = kNoStreams;
+  bool is_of_open_ops = false;  // which have it wait for what arrives
+  bool has_asked = false;
+  bool captures = false;
+};
+
+bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
                          std::span<const Access> accesses) {
-  bool has_streams = false;
-  bool is_known_stream = false;
-  StreamSet streams = kNoStreams;
+  Gate& gate = engine.gate();
+  std::optional<Stream> stream;
   std::vector<Access> unannounced;
+  std::vector<Extent*> arriving;
   for (const Access& access : accesses) {
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
-    if (!std::exchange(has_streams, true)) {
-      is_known_stream = stream != TENCACHE_STREAM_PER_THREAD && engine.is_current();
-      if (is_known_stream) streams = engine.set_of(stream);
-    }
+    if (!stream) stream.emplace(engine, handle);
     // Also of what an op may name later, which can leave from then on.
-    extent->note_streams(streams);
-    if (!is_known_stream) extent->set_flags(kFlagKeepResident);
-    if (engine.gate().has_announced(extent)) continue;
+    extent->note_streams(stream->set);
+    if (gate.has_announced(extent)) {
+      const bool is_there = Extent::usable_in(extent->state());
+      if (!is_there && !stream->is_of_open_ops) arriving.push_back(extent);
+      continue;
+    }
+    if (stream->is_capturing()) add(engine.stats().graph_extents, gate.keep_resident({&access, 1}));
+    if (!stream->is_known()) extent->set_flags(kFlagKeepResident);
     if (!extent->has(kFlagSeen)) {  // also an address of old
-      extent->pin();
-      t_pins.push_back(extent);
+      pin_until_queued(extent);
       if (!extent->has(kFlagSeen)) continue;
     }
     unannounced.push_back(access);
   }
+  if (!arriving.empty()) engine.migrations()->fetch(arriving, stream->set);
   if (unannounced.empty()) return false;
-  if (is_known_stream && engine.is_capturing(stream)) {
-    add(engine.stats().graph_extents, engine.gate().keep_resident(unannounced));
-  }
-  engine.gate().open(gpus_.register_op(name), unannounced, streams);
+  gate.open(gpus_.register_op(name), unannounced, stream->set);
   return true;
 }
 
@@ -69,11 +102,11 @@ void LaunchGate::close(uint32_t opened) {
   for (size_t index = 0; index < gpus_.count(); ++index) {
     if ((opened >> index & 1) != 0) gpus_.engine_at(index)->gate().close();
   }
-  for (Extent* extent : t_pins) {
+  while (t_pins.count > 0) {
+    Extent* const extent = t_pins.extents[--t_pins.count];
     raise_to(extent->last_use_ticks, ticks());
     extent->unpin();
   }
-  t_pins.clear();
 }
 
 void LaunchGate::on_unreadable() {

@@ -12,10 +12,12 @@
 // What a kernel was given may look like an address and be none, or be one of old. Then a tensor is
 // kept, or brought, for nothing; that another thread frees it at this moment does no harm.
 //
-// Streams of another GPU than the thread's current one, and the per-thread default stream, have no
-// number here. What is used there is waited for on the host and stays on its GPU until it is freed.
+// Streams that no op has used have no number, and get none here, because whoever made one may
+// destroy it; nor has a stream of another GPU than the thread's current one, or the per-thread
+// default stream. What a launch there uses without an op is waited for on the host and stays on its
+// GPU until it is freed.
 //
-// Threads: any, no locks.
+// Threads: any. A launch that is an op takes the lock of GpuEngines for its name.
 #pragma once
 
 #include <atomic>
@@ -46,7 +48,8 @@ class LaunchGate {
   uint64_t unreadable() const { return unreadable_.load(std::memory_order_relaxed); }
 
  private:
-  bool open_on(Engine& engine, std::string_view name, void* stream,
+  struct Stream;
+  bool open_on(Engine& engine, std::string_view name, void* handle,
                std::span<const Access> accesses);
 
   GpuEngines& gpus_;

@@ -24,6 +24,8 @@ class Backend {
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
+  /// The same of a stream that is known: an op has used it. Else none.
+  virtual StreamSet find_set_of(void* /*stream*/) { return kNoStreams; }
   /// Whether streams that the calling thread names belong to this device.
   virtual bool is_current() { return true; }
   /// Whether the stream is capturing a CUDA graph.

@@ -60,6 +60,7 @@ class Engine {
   Recorder& recorder() { return recorder_; }
   Stats& stats() { return stats_; }
   StreamSet set_of(void* stream) { return backend_->set_of(stream); }
+  StreamSet find_set_of(void* stream) { return backend_->find_set_of(stream); }
   bool is_capturing(void* stream) { return backend_->is_capturing(stream); }
   bool is_current() { return backend_->is_current(); }
   /// Null where nothing is planned.

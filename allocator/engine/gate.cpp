@@ -43,6 +43,7 @@ struct Gate::ThreadOps {
     uint32_t op = 0;
     bool is_transparent = false;
     size_t pin_count_before = 0;
+    StreamSet streams_before = kNoStreams;
   };
 
   /// The tick that is being timed, if any.
@@ -66,6 +67,7 @@ struct Gate::ThreadOps {
   uint64_t sorted_at_events = 0;
   uint64_t events_told = 0;        // events of the ring at the last on_events()
   StreamSet streams = kNoStreams;  // of the newest op
+  StreamSet open_streams = kNoStreams;
   OpTimer* timer = nullptr;
   OpSampling sampling;
   Timing timing;
@@ -179,8 +181,9 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   ThreadOps& thread = thread_ops();
   const uint64_t now_ticks = ticks();
   const size_t first_pin = thread.pins.size();
-  thread.frames.push_back({op, false, first_pin});
+  thread.frames.push_back({op, false, first_pin, thread.open_streams});
   thread.streams = streams;
+  thread.open_streams |= streams;
   ++thread.op_depth;
   thread.record(EventKind::kOpBegin, now_ticks, op, nullptr);
   add(stats_.ops, 1);
@@ -309,7 +312,7 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
 void Gate::open_transparent() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
-  thread.frames.push_back({0, true, thread.pins.size()});
+  thread.frames.push_back({0, true, thread.pins.size(), thread.open_streams});
 }
 
 void Gate::close() {
@@ -318,6 +321,7 @@ void Gate::close() {
   TENCACHE_CHECK(!thread.frames.empty(), "the gate was closed more often than opened");
   const ThreadOps::Frame frame = thread.frames.back();
   thread.frames.pop_back();
+  thread.open_streams = frame.streams_before;
   if (frame.is_transparent) return;
   const uint64_t now_ticks = ticks();
   const ThreadOps::Timing& timing = thread.timing;
@@ -440,6 +444,10 @@ bool Gate::has_announced(const Extent* extent) {
   }
   const auto is_it = [extent](const Extent* pinned) { return pinned == extent; };
   return std::ranges::any_of(thread.pins, is_it) || std::ranges::any_of(thread.inner_pins, is_it);
+}
+
+StreamSet Gate::open_streams() {
+  return is_passive_.load(std::memory_order_relaxed) ? kNoStreams : thread_ops().open_streams;
 }
 
 // An op on lists launches many kernels with many addresses each. Whatever changes the pins is an

@@ -106,6 +106,8 @@ class Gate {
 
   /// Whether an op that is open on this thread names the extent, or has allocated it.
   bool has_announced(const Extent* extent);
+  /// Those of all ops that are open on this thread.
+  StreamSet open_streams();
 
   /// The innermost op that is open on this thread; "" when there is none.
   std::string current_op() const;

@@ -202,9 +202,11 @@ TEST_F(GuardTest, OtherFunctionsAreTheDriversOwn) {
 }
 
 TEST_F(GuardTest, ALibrarysNextOneIsNotTheGuards) {
-  const auto place = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "place_in_line"));
-  ASSERT_NE(place, nullptr);
-  EXPECT_EQ(place(), 1);  // the first of two
+  for (const char* name : {"place_in_line", "cuPlaceInLine"}) {
+    const auto place = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, name));
+    ASSERT_NE(place, nullptr);
+    EXPECT_EQ(place(), 1) << "the first of two";
+  }
 }
 
 TEST_F(GuardTest, EveryAlignedWordOfTheArgumentsIsLookedAt) {
@@ -296,6 +298,12 @@ TEST_F(GuardTest, AKernelIsAskedAboutOnceUntilAModuleIsUnloaded) {
   EXPECT_EQ(g_told[2].name, "launch::first");
   EXPECT_EQ(g_told[3].name, "launch::second");
   EXPECT_THAT(g_told[3].addresses, ElementsAre(kBase, kBase + 8));
+  // Whichever way the one who unloads it has found the function.
+  *reinterpret_cast<FakeKernel*>(kernel) = {"third", {{0, 8}}};
+  EXPECT_EQ(::cuModuleUnload(nullptr), CUDA_SUCCESS);
+  launch(&::cuLaunchKernel, kernel, {&arguments[0]});
+  ASSERT_THAT(g_told, SizeIs(5));
+  EXPECT_EQ(g_told[4].name, "launch::third");
 }
 
 TEST_F(GuardTest, CopiesAndSetsTellWhatTheyReadAndWrite) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Built twice and preloaded behind the guard: a library that stands before another of its kind, as
-// a preloaded allocator stands before the C library. place_in_line() tells how many stand behind.
+// a preloaded allocator stands before the C library. The functions tell how many stand behind; the
+// second has a name like the driver's.
 #include <dlfcn.h>
 
-extern "C" __attribute__((visibility("default"))) int place_in_line() {
-  const auto next = reinterpret_cast<int (*)()>(dlsym(RTLD_NEXT, "place_in_line"));
-  return next != nullptr ? next() + 1 : 0;
-}
+#define NEXT_IN_LINE(name)                                                  \
+  extern "C" __attribute__((visibility("default"))) int name() {            \
+    const auto next = reinterpret_cast<int (*)()>(dlsym(RTLD_NEXT, #name)); \
+    return next != nullptr ? next() + 1 : 0;                                \
+  }
+NEXT_IN_LINE(place_in_line)
+NEXT_IN_LINE(cuPlaceInLine)

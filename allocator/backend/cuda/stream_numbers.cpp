@@ -60,6 +60,11 @@ StreamSet StreamNumbers::set_of(CUstream stream) {
   return add_slow(stream, key);
 }
 
+StreamSet StreamNumbers::find_set_of(CUstream stream) const {
+  const uint32_t number = table_.load(std::memory_order_acquire)->find(key_of(stream));
+  return number != kNoNumber ? set_of_number(number) : kNoStreams;
+}
+
 TENCACHE_SLOW StreamSet StreamNumbers::add_slow(CUstream stream, uintptr_t key) {
   MutexLock lock(mutex_);
   // Another thread may have been first.

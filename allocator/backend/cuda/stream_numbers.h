@@ -53,6 +53,10 @@ class StreamNumbers {
   /// stream on each thread.
   StreamSet set_of(CUstream stream) TENCACHE_EXCLUDES(mutex_);
 
+  /// The same, or kNoStreams when it has no number: nobody may ask later about a stream that some
+  /// library makes for a moment.
+  StreamSet find_set_of(CUstream stream) const;
+
   /// The stream of a set of one; null when the set is no such one.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
 

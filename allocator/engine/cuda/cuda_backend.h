@@ -65,6 +65,9 @@ class CudaBackend final : public Backend {
   bool is_capturing(void* stream) override {
     return streams_->is_capturing(static_cast<CUstream>(stream));
   }
+  StreamSet find_set_of(void* stream) override {
+    return streams_->find_set_of(static_cast<CUstream>(stream));
+  }
   bool is_current() override;
   HostTier* host() { return host_.get(); }
   DiskTier* disk() { return disk_.get(); }

@@ -38,6 +38,12 @@ class LaunchGateTest : public ::testing::Test {
   ~LaunchGateTest() override { gpus_.remove(&*engine_); }
 
   char* allocate(uint64_t bytes = kExtent) { return engine_.allocate(bytes, stream_); }
+  /// One that ops use.
+  CUstream known_stream() {
+    CUstream stream = engine_.make_stream();
+    engine_.op(stream, {});
+    return stream;
+  }
   /// One that ops have written, and that is in host memory now.
   char* cold(uint64_t seed, uint64_t bytes = kExtent) {
     char* address = allocate(bytes);
@@ -111,7 +117,7 @@ TEST_F(LaunchGateTest, NothingLeavesUnderAKernelThatIsQueued) {
   char* a = allocate();
   engine_.write(stream_, a, kExtent, 1);
   engine_.wait_until_idle();
-  CUstream other = engine_.make_stream();
+  CUstream other = known_stream();
   engine_.driver().hold(other);
   EXPECT_TRUE(launch(other, {{a, kExtent, 1, false}}));
   std::thread evicting([&] { engine_.evict(a); });
@@ -184,7 +190,7 @@ TEST_F(LaunchGateTest, AKernelOfALongListFindsWhatIsAnnounced) {
 
 TEST_F(LaunchGateTest, WhatNoOpHasNamedCostsNoOpAndItsStreamIsKnownLater) {
   char* workspace = allocate();
-  CUstream other = engine_.make_stream();
+  CUstream other = known_stream();
   engine_.driver().hold(other);
   EXPECT_FALSE(launch(other, {{workspace, kExtent, 4, true}}));
   // From now on it may leave, but not before the other stream is done with it.
@@ -251,6 +257,45 @@ TEST_F(LaunchGateTest, StreamsWithoutANumberAreWaitedForAndKeepWhatTheyUse) {
   engine_.free(a);
 }
 
+TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
+  char* a = cold(1);
+  const StreamSet users = extent(a).used_by;
+  CUstream passing = nullptr;
+  ASSERT_EQ(engine_.api().cuStreamCreateWithPriority(&passing, CU_STREAM_NON_BLOCKING, 0),
+            CUDA_SUCCESS);
+  EXPECT_TRUE(launch(passing, {{a, kExtent, 1, false}}));
+  char* unnamed = allocate();
+  EXPECT_FALSE(launch(passing, {{unnamed, kExtent, 2, true}}));
+  engine_.wait_until_idle();
+  ASSERT_EQ(engine_.api().cuStreamDestroy(passing), CUDA_SUCCESS);
+  engine_->migrations()->settle(true);  // the stream that brought it has a number
+  EXPECT_EQ(extent(a).used_by & ~users, kNoStreams);
+  EXPECT_TRUE(extent(a).has(kFlagKeepResident));
+  EXPECT_TRUE(extent(unnamed).has(kFlagKeepResident));
+  engine_.free(a);
+  engine_.free(unnamed);
+  // Its memory is used again, for another size.
+  char* larger = allocate(TestCudaEngine::kBudgetBytes - kExtent);
+  finish();
+  engine_.free(larger);
+}
+
+TEST_F(LaunchGateTest, AnotherStreamWaitsForWhatItsOpHasOnTheWay) {
+  char* a = cold(1);
+  CUstream other = known_stream();
+  engine_.driver().hold_copies();
+  const std::vector<Access> accesses = {{a, AccessMode::kRead}};
+  engine_->open_op(0, accesses, stream_);
+  EXPECT_EQ(extent(a).state(), ExtentState::kArriving);
+  EXPECT_FALSE(launch(other, {{a, kExtent, 1, false}}));
+  std::this_thread::sleep_for(milliseconds(20));  // it would have run
+  EXPECT_EQ(engine_.driver().unfinished(other), 2u) << "the wait and the kernel";
+  engine_.driver().let_go();
+  engine_->gate().close();
+  finish();
+  engine_.free(a);
+}
+
 TEST_F(LaunchGateTest, AStreamOfAnotherGpuHasNoNumberEither) {
   char* a = cold(1);
   const std::vector<Access> accesses = {{a, kAnything}};
@@ -263,6 +308,42 @@ TEST_F(LaunchGateTest, AStreamOfAnotherGpuHasNoNumberEither) {
   EXPECT_TRUE(has_stamp(a, kExtent, 1));
   launches_.close(opened);
   EXPECT_TRUE(extent(a).has(kFlagKeepResident));
+  finish();
+  engine_.free(a);
+}
+
+// A copy between GPUs runs with the source's context.
+TEST_F(LaunchGateTest, WhatAnOpHasAnnouncedMayLeaveWhateverTheStream) {
+  char* a = cold(1);
+  const std::vector<Access> accesses = {{a, AccessMode::kRead}};
+  engine_->open_op(0, accesses, stream_);
+  for (void* stream : {static_cast<void*>(stream_), TENCACHE_STREAM_PER_THREAD}) {
+    CUcontext current = nullptr;
+    ASSERT_EQ(engine_.api().cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    ASSERT_EQ(engine_.api().cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(launches_.open("launch::test", stream, accesses), 0u);
+    ASSERT_EQ(engine_.api().cuCtxSetCurrent(current), CUDA_SUCCESS);
+    EXPECT_TRUE(has_stamp(a, kExtent, 1)) << "awaited on the host";
+  }
+  engine_->gate().close();
+  engine_.wait_until_idle();
+  EXPECT_TRUE(engine_.evict(a));
+  finish();
+  engine_.free(a);
+}
+
+TEST_F(LaunchGateTest, WhatNoOpHasNamedStaysForItsReplaysToo) {
+  char* a = allocate();
+  engine_.driver().set_capturing(stream_, true);
+  const std::vector<Access> accesses = {{a, kAnything}};
+  const uint32_t opened = launches_.open("launch::test", stream_, accesses);
+  launches_.close(opened);
+  engine_.driver().set_capturing(stream_, false);
+  EXPECT_EQ(launches_.unannounced(), 0u);
+  EXPECT_EQ(engine_.stats().graph_extents.load(), 1u);
+  engine_.write(stream_, a, kExtent, 1);
+  engine_.wait_until_idle();
+  EXPECT_FALSE(engine_.evict(a));
   finish();
   engine_.free(a);
 }
