@@ -6,7 +6,7 @@ It exports the functions that the C ABI's headers declare, all of them and nothi
 nothing in a process can bind to an inner symbol by accident; the guard also those that it stands in
 for. It needs no symbol of torch or Python, and no shared library outside the C and C++ run time, so
 that one file serves every torch and every Python on a machine where no package was installed for
-it.
+it. Its thread-locals fit into what the loader keeps free for a library that comes late.
 
 Usage: check_symbols.py LIBRARY
 """
@@ -37,6 +37,11 @@ INTERPOSED = frozenset(
     }
 )
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
+# Where one thread-local of a library is reached without a call (initial-exec), all of them lie in
+# the static block of each thread. Of that the loader keeps some 1.6 KiB free for all the libraries
+# that a process loads after its start; where they ask for more, loading one fails with "cannot
+# allocate memory in static TLS block".
+STATIC_THREAD_LOCALS_MAX = 256
 FOREIGN_SYMBOL = re.compile(
     r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"
 )
@@ -48,8 +53,22 @@ def declared_functions(*header_texts: str) -> set[str]:
     return set(re.findall(r"TENCACHE_API\s[^;]*?\b(tencache_\w+)\s*\(", text))
 
 
+def static_thread_locals(headers: str) -> int:
+    """Bytes that the library takes of each thread's static block, from what `readelf --dynamic
+    --program-headers` says of it."""
+    if not re.search(r"\(FLAGS\).*\bSTATIC_TLS\b", headers):
+        return 0
+    # "  TLS  0x191188 0x0000000000191188 0x0000000000191188 0x000000 0x000050 R  0x8"
+    segment = re.search(r"^ +TLS(?: +0x[0-9a-f]+){4} +0x([0-9a-f]+)", headers, re.MULTILINE)
+    return int(segment[1], 16) if segment else 0
+
+
 def problems_in(
-    exported: set[str], undefined: set[str], needed: set[str], declared: set[str]
+    exported: set[str],
+    undefined: set[str],
+    needed: set[str],
+    declared: set[str],
+    thread_locals: int = 0,
 ) -> list[str]:
     """What is wrong with a library, one sentence each."""
     problems = [f"exports {name}, which no header declares" for name in sorted(exported - declared)]
@@ -66,6 +85,11 @@ def problems_in(
         for name in sorted(needed)
         if not RUNTIME_LIBRARIES.fullmatch(name)
     ]
+    if thread_locals > STATIC_THREAD_LOCALS_MAX:
+        problems.append(
+            f"has {thread_locals} bytes of thread-locals in the static block, at most "
+            f"{STATIC_THREAD_LOCALS_MAX} are sure to find room: hold the large ones by pointer"
+        )
     return problems
 
 
@@ -83,17 +107,15 @@ def exports_of(library: str) -> set[str]:
 
 
 def main(library: str) -> int:
-    needed = set(
-        re.findall(
-            r"\(NEEDED\).*\[(.+)\]",
-            subprocess.check_output(["readelf", "--dynamic", "--wide", library], text=True),
-        )
+    headers = subprocess.check_output(
+        ["readelf", "--dynamic", "--program-headers", "--wide", library], text=True
     )
     problems = problems_in(
         _dynamic_symbols(library, "--defined-only"),
         _dynamic_symbols(library, "--undefined-only"),
-        needed,
+        set(re.findall(r"\(NEEDED\).*\[(.+)\]", headers)),
         exports_of(library),
+        static_thread_locals(headers),
     )
     for problem in problems:
         print(f"{library}: {problem}")

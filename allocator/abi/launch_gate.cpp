@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "abi/launch_gate.h"
 
-#include <array>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,18 +17,23 @@ constexpr uint32_t kHasPins = uint32_t{1} << 31;
 static_assert(GpuEngines::kGpusMax < 31);
 
 // What the thread's launch uses and no op has named: pinned until it is queued, because an op of
-// another thread may name it at this moment. Without a destructor, since threads launch kernels
-// while their objects are destroyed; what a launch has beyond these is not pinned.
-struct Pins {
-  size_t count = 0;
-  std::array<Extent*, 256> extents = {};
-};
-thread_local constinit Pins t_pins;
+// another thread may name it at this moment. Held by pointer, and only while there is something:
+// the static block of a thread has no room for more, and threads launch kernels while their
+// thread-locals are destroyed.
+thread_local constinit std::vector<Extent*>* t_pins = nullptr;
 
 void pin_until_queued(Extent* extent) {
-  if (t_pins.count == t_pins.extents.size()) return;
+  if (t_pins == nullptr) t_pins = new std::vector<Extent*>;
+  t_pins->push_back(extent);
   extent->pin();
-  t_pins.extents[t_pins.count++] = extent;
+}
+
+void unpin_what_is_queued() {
+  for (Extent* const extent : *t_pins) {
+    raise_to(extent->last_use_ticks, ticks());
+    extent->unpin();
+  }
+  delete std::exchange(t_pins, nullptr);
 }
 
 }  // namespace
@@ -43,12 +46,14 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
     if (open_on(*engine, name, stream, accesses)) opened |= uint32_t{1} << index;
   }
   if (opened != 0) unannounced_.fetch_add(1, std::memory_order_relaxed);
-  return opened | (t_pins.count == 0 ? 0 : kHasPins);
+  return opened | (t_pins == nullptr ? 0 : kHasPins);
 }
 
 // The stream as far as it matters, found out when something of this GPU is used.
 struct LaunchGate::Stream {
-  Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {
+  Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {}
+  void find() {
+    if (std::exchange(is_found, true)) return;
     if (handle == TENCACHE_STREAM_PER_THREAD || !engine.is_current()) return;
     set = engine.find_set_of(handle);
     is_of_open_ops = set != kNoStreams && (engine.gate().open_streams() & ~set) == kNoStreams;
@@ -61,6 +66,7 @@ struct LaunchGate::Stream {
 
   Engine& engine;
   void* const handle;
+  bool is_found = false;
   StreamSet set = kNoStreams;
   bool is_of_open_ops = false;  // which have it wait for what arrives
   bool has_asked = false;
@@ -70,31 +76,31 @@ struct LaunchGate::Stream {
 bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
                          std::span<const Access> accesses) {
   Gate& gate = engine.gate();
-  std::optional<Stream> stream;
+  Stream stream(engine, handle);
   std::vector<Access> unannounced;
   std::vector<Extent*> arriving;
   for (const Access& access : accesses) {
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
-    if (!stream) stream.emplace(engine, handle);
+    stream.find();
     // Also of what an op may name later, which can leave from then on.
-    extent->note_streams(stream->set);
+    extent->note_streams(stream.set);
     if (gate.has_announced(extent)) {
       const bool is_there = Extent::usable_in(extent->state());
-      if (!is_there && !stream->is_of_open_ops) arriving.push_back(extent);
+      if (!is_there && !stream.is_of_open_ops) arriving.push_back(extent);
       continue;
     }
-    if (stream->is_capturing()) add(engine.stats().graph_extents, gate.keep_resident({&access, 1}));
-    if (!stream->is_known()) extent->set_flags(kFlagKeepResident);
+    if (stream.is_capturing()) add(engine.stats().graph_extents, gate.keep_resident({&access, 1}));
+    if (!stream.is_known()) extent->set_flags(kFlagKeepResident);
     if (!extent->has(kFlagSeen)) {  // also an address of old
       pin_until_queued(extent);
       if (!extent->has(kFlagSeen)) continue;
     }
     unannounced.push_back(access);
   }
-  if (!arriving.empty()) engine.migrations()->fetch(arriving, stream->set);
+  if (!arriving.empty()) engine.migrations()->fetch(arriving, stream.set);
   if (unannounced.empty()) return false;
-  gate.open(gpus_.register_op(name), unannounced, stream->set);
+  gate.open(gpus_.register_op(name), unannounced, stream.set);
   return true;
 }
 
@@ -102,11 +108,7 @@ void LaunchGate::close(uint32_t opened) {
   for (size_t index = 0; index < gpus_.count(); ++index) {
     if ((opened >> index & 1) != 0) gpus_.engine_at(index)->gate().close();
   }
-  while (t_pins.count > 0) {
-    Extent* const extent = t_pins.extents[--t_pins.count];
-    raise_to(extent->last_use_ticks, ticks());
-    extent->unpin();
-  }
+  if (t_pins != nullptr) unpin_what_is_queued();
 }
 
 void LaunchGate::on_unreadable() {

@@ -64,15 +64,49 @@ def test_libraries_that_a_user_may_lack_are_found() -> None:
     assert "liburing.so.2" in found[0]
 
 
-def test_a_real_library_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thread_locals_in_the_static_block_are_few() -> None:
+    most = check_symbols.STATIC_THREAD_LOCALS_MAX
+    assert check_symbols.problems_in(DECLARED, set(), set(), DECLARED, most) == []
+    found = check_symbols.problems_in(DECLARED, set(), set(), DECLARED, most + 8)
+    assert len(found) == 1
+    assert str(most + 8) in found[0]
+
+
+@pytest.mark.parametrize(("model", "size"), [("initial-exec", 0x2000), ("global-dynamic", 0)])
+def test_thread_locals_count_where_they_take_static_room(
+    tmp_path: Path, model: str, size: int
+) -> None:
+    headers = _headers_of(
+        tmp_path,
+        f'thread_local char bytes[0x2000] __attribute__((tls_model("{model}")));\n'
+        "char* first() { return bytes; }\n",
+    )
+    assert check_symbols.static_thread_locals(headers) == size
+
+
+def _headers_of(folder: Path, source_text: str) -> str:
+    return subprocess.check_output(
+        ["readelf", "--dynamic", "--program-headers", "--wide", _compile(folder, source_text)],
+        text=True,
+    )
+
+
+def _compile(folder: Path, source_text: str) -> Path:
     compiler = shutil.which("g++-12") or shutil.which("g++")
     if compiler is None or shutil.which("nm") is None:
         pytest.skip("no g++ or no binutils on this machine")
-    source, library = tmp_path / "a.cpp", tmp_path / "a.so"
-    source.write_text(
-        'extern "C" {\nint PyErr_CheckSignals();\nint stray() { return PyErr_CheckSignals(); }\n}\n'
-    )
+    source, library = folder / "a.cpp", folder / "a.so"
+    source.write_text(source_text)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+def test_a_real_library_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = _compile(
+        tmp_path,
+        'extern "C" {\nint PyErr_CheckSignals();\n'
+        "int stray() { return PyErr_CheckSignals(); }\n}\n",
+    )
     assert check_symbols.main(str(library)) == 1
     printed = capsys.readouterr().out
     assert "exports stray" in printed
