@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "abi/tencache_guard.h"
+#include "backend/cuda/driver_api.h"
 #include "guard/fake_driver.h"
 
 #undef cuGetProcAddress
@@ -198,6 +199,17 @@ TEST_F(GuardTest, OtherFunctionsAreTheDriversOwn) {
   uintptr_t address = kBase;
   launch(reinterpret_cast<Launch>(find(driver, "cuLaunchKernel")), handle({"own", {{0, 8}}}),
          {&address});
+  EXPECT_THAT(g_told, IsEmpty());
+}
+
+TEST_F(GuardTest, TheCoresOwnCallsAskNobody) {
+  const Result<DriverApi> driver = load_driver();
+  ASSERT_TRUE(driver.is_ok()) << driver.status().message();
+  fake_driver()->calls.clear();
+  uintptr_t address = kBase;
+  launch(driver.value().cuLaunchKernel, handle({"own", {{0, 8}}}), {&address});
+  driver.value().cuMemcpyDtoHAsync(&address, kBase, sizeof address, kStream);
+  EXPECT_THAT(fake_driver()->calls, ElementsAre("cuLaunchKernel", "cuMemcpyDtoHAsync_v2"));
   EXPECT_THAT(g_told, IsEmpty());
 }
 
