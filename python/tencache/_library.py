@@ -148,11 +148,21 @@ def _load(name: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise TencacheError(
-            f"{path} cannot be loaded: {error}. If this names a system library, install its "
-            "package; otherwise build again in tencache's source folder: "
-            f"`{REBUILD_COMMAND}`."
-        ) from error
+        raise TencacheError(f"{path} cannot be loaded: {error}. {_remedy(error)}") from error
+
+
+def _remedy(error: OSError) -> str:
+    """What helps where a library of ours cannot be loaded."""
+    if "static TLS" in str(error):
+        return (
+            "Other libraries of this program have taken the little room that is left for such "
+            "variables of threads. Either enable tencache before they are imported, or start the "
+            "program with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=16384 in its environment."
+        )
+    return (
+        "If this names a system library, install its package; otherwise build again in tencache's "
+        f"source folder: `{REBUILD_COMMAND}`."
+    )
 
 
 def _declare(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

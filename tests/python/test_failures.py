@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,39 @@ def test_spill_directory_in_memory(run_python: Run) -> None:
     if not os.path.ismount("/dev/shm"):
         pytest.skip("/dev/shm is no tmpfs of its own here")
     refused_directory(run_python, Path("/dev/shm"), "tmpfs")
+
+
+def test_room_for_thread_locals_that_others_have_taken(run_python: Run, tmp_path: Path) -> None:
+    compiler = shutil.which("g++-12") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ on this machine")
+    source, library = tmp_path / "greedy.cpp", tmp_path / "greedy.so"
+    source.write_text(
+        '__attribute__((tls_model("initial-exec"))) thread_local char bytes[64];\n'
+        "char* first() { return bytes; }\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    program = f"""
+        import ctypes, shutil, torch, tencache
+
+        for i in range(60):
+            try:
+                ctypes.CDLL(shutil.copy({str(library)!r}, f"{tmp_path}/greedy{{i}}.so"))
+            except OSError:
+                break
+        try:
+            tencache.enable(device_memory="1GiB")
+        except tencache.TencacheError as error:
+            print(error)
+        else:
+            print("enabled", i + 1)
+    """
+    refused = run_python(program)
+    assert "libtencache.so cannot be loaded" in refused.stdout, refused
+    assert "build again" not in refused.stdout
+    remedy = re.search(r"GLIBC_TUNABLES=(\S+)", refused.stdout)
+    assert remedy is not None, refused
+    assert run_python(program, env={"GLIBC_TUNABLES": remedy[1]}).stdout == "enabled 60\n"
 
 
 def needs_root() -> None:
