@@ -125,7 +125,6 @@ DiskTierConfig TraceReplay::disk_config() {
 
 void TraceReplay::note_script(const Script& script) {
   MutexLock lock(plans_.mutex);
-  ++plans_.made;
   plans_.bound_ns = script.bound_ns;
   plans_.simulation = script.planned.simulation;
 }

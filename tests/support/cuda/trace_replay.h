@@ -103,7 +103,6 @@ class TraceReplay {
   };
   struct Plans {
     Mutex mutex;
-    uint64_t made TENCACHE_GUARDED_BY(mutex) = 0;
     uint64_t bound_ns TENCACHE_GUARDED_BY(mutex) = 0;
     Simulation simulation TENCACHE_GUARDED_BY(mutex);  // of the last one
   };
