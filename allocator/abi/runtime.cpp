@@ -174,6 +174,7 @@ Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) {
   config.heap.request_bytes_max = memory.total_bytes + memory.swap_bytes;
   // An extent costs up to three mappings: itself and the reservation on both sides.
   config.heap.extent_count_max = std::max<uint64_t>(memory.map_count_max / 4, 1);
+  config.userfaultfd = options_.userfaultfd;
   if (!options_.strict) {
     const Result<DiskProbe> found = find_disk();
     if (!found.is_ok()) return found.status();

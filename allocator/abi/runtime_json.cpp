@@ -10,6 +10,7 @@
 #include "abi/runtime.h"
 #include "backend/gpu_probe.h"
 #include "backend/machine.h"
+#include "backend/access_barrier.h"
 #include "backend/page_map.h"
 #include "base/clock.h"
 #include "base/units.h"
@@ -302,6 +303,8 @@ std::string Runtime::doctor_json() const {
                {"map_count_max", memory.map_count_max}};
   const Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
   json["page_map"] = {{"works", page_map.is_ok()}, {"reason", page_map.status().message()}};
+  const Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
+  json["userfaultfd"] = {{"works", barrier.is_ok()}, {"reason", barrier.status().message()}};
   const Result<DiskProbe> probe =
       options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
   json["disk"] =

@@ -97,14 +97,6 @@ Status AddressArena::decommit(char* address, uint64_t bytes) {
   return Status::ok();
 }
 
-Status AddressArena::cut_off(char* address, uint64_t bytes) {
-  // A huge page of which a part is unmapped stays whole, and counted, until the kernel is short of
-  // memory; MADV_FREE of that part splits it. A kernel without it keeps the rest a little longer.
-  const uint64_t into_page = reinterpret_cast<uintptr_t>(address) % kGranuleBytes;
-  if (into_page > 0) madvise(address, std::min(bytes, kGranuleBytes - into_page), MADV_FREE);
-  return decommit(address, bytes);
-}
-
 Status AddressArena::protect(char* address, uint64_t bytes) {
   if (mprotect(address, bytes, PROT_READ) != 0) {
     return mapping_error("write protection", address, bytes);

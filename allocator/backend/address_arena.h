@@ -48,8 +48,6 @@ class AddressArena {
   Status commit(char* address, uint64_t bytes);
   /// Gives the range's pages back and makes it inaccessible again, whatever stood behind it.
   Status decommit(char* address, uint64_t bytes);
-  /// decommit() of the rear part of a range that stays in use.
-  Status cut_off(char* address, uint64_t bytes);
   /// Makes the range read-only: the protected window of an eviction or a merge.
   Status protect(char* address, uint64_t bytes);
   /// Ends the protected window.
@@ -59,7 +57,8 @@ class AddressArena {
 
   /// Fresh zeroed anonymous pages outside the arena, to read a slot into.
   Result<char*> make_scratch(uint64_t bytes);
-  /// Moves the scratch pages onto the range, replacing what was there; the scratch is gone.
+  /// Moves the scratch pages, or a part of them, onto the range, replacing what was there; that part
+  /// of the scratch is gone. The kernel moves what it keeps as one mapping.
   Status move_onto(char* scratch, char* address, uint64_t bytes);
   /// The same from a range of the arena, which stays accessible and is empty then. REQUIRES:
   /// can_keep_source().

@@ -166,7 +166,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 21> kRows = {{
+constexpr std::array<Row, 22> kRows = {{
     {{"device_memory", "bytes", "", "auto",
       "Budget of the device tier: of DRAM for tensors, where auto takes what the cgroup or the "
       "machine leaves, less a reserve; or of each GPU's memory, where auto takes 90 %."},
@@ -252,6 +252,11 @@ constexpr std::array<Row, 21> kRows = {{
       "Whether the disk tier bypasses the page cache (O_DIRECT); auto falls back to buffered."},
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.direct_io); },
      [](const Options& o) { return format_enum(o.direct_io, kChoiceNames); }},
+    {{"userfaultfd", "choice", "auto|on|off", "auto",
+      "Whether pages of tensors that leave DRAM are kept for others by the kernel's userfaultfd; "
+      "auto gives them back where it is not allowed."},
+     [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.userfaultfd); },
+     [](const Options& o) { return format_enum(o.userfaultfd, kChoiceNames); }},
     {{"chaos", "number", "", "off",
       "For tests: seed with which everything unpinned is evicted at random op ends."},
      [](Options& o, std::string_view t) { return parse_seed(t, o.chaos_seed); },

@@ -45,6 +45,7 @@ struct Options {
   double chunk_share = 0.25;                     // chunk_share: share of the budget per list chunk
   Choice io_uring = Choice::kAuto;               // io_uring: auto|on|off
   Choice direct_io = Choice::kAuto;              // direct_io: auto|on|off
+  Choice userfaultfd = Choice::kAuto;            // userfaultfd: auto|on|off
   std::optional<uint64_t> chaos_seed;            // chaos: evict whatever is unpinned at op ends
   double chaos_probability = 1.0;                // chaos_probability: chance per op end, 0..1
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/write_barrier.h"
+#include "base/log.h"
 
 namespace tencache {
 namespace {
@@ -60,10 +61,29 @@ Status CpuBackend::open_parts(const CpuBackendConfig& config, Budget& budget, St
     Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
     if (!disk.is_ok()) return disk.status();
     disk_ = std::move(disk).value();
+    TENCACHE_RETURN_IF_ERROR(open_access_barrier(config.userfaultfd));
   }
   heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
                                     budget, stats);
-  if (disk_) migrations_ = std::make_unique<SlotMigrations>(*heap_, *disk_, *page_map_, stats);
+  if (disk_) {
+    migrations_ = std::make_unique<SlotMigrations>(*heap_, *disk_, *page_map_,
+                                                   access_barrier_.get(), stats);
+  }
+  return Status::ok();
+}
+
+Status CpuBackend::open_access_barrier(Choice choice) {
+  if (choice == Choice::kOff) return Status::ok();
+  Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
+  if (barrier.is_ok()) {
+    access_barrier_ = std::move(barrier).value();
+  } else if (choice == Choice::kOn) {
+    return Status(StatusCode::kUnavailable, barrier.status().clause() +
+                                                "; or leave out --userfaultfd, which only saves "
+                                                "time");
+  } else {
+    TENCACHE_LOG_DEBUG("%s", barrier.status().message().c_str());
+  }
   return Status::ok();
 }
 

@@ -11,8 +11,10 @@
 #include <memory>
 #include <optional>
 
+#include "backend/access_barrier.h"
 #include "backend/address_arena.h"
 #include "backend/page_map.h"
+#include "base/options.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/backend.h"
@@ -26,6 +28,7 @@ struct CpuBackendConfig {
   uint64_t arena_bytes = uint64_t{16} << 40;
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
+  Choice userfaultfd = Choice::kAuto;  // whether pages of what goes cold are kept
 };
 
 class CpuBackend final : public Backend {
@@ -46,10 +49,12 @@ class CpuBackend final : public Backend {
  private:
   CpuBackend() = default;
   Status open_parts(const CpuBackendConfig& config, Budget& budget, Stats& stats);
+  Status open_access_barrier(Choice choice);
 
   std::unique_ptr<AddressArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<PageMap> page_map_;
+  std::unique_ptr<AccessBarrier> access_barrier_;  // null where the kernel or an option refuses it
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<CpuHeap> heap_;
   std::unique_ptr<SlotMigrations> migrations_;

@@ -72,7 +72,8 @@ void Migrator::on_attention() {
     if (config_.on_arm) config_.on_arm();
     return;
   }
-  if (!may_evict() || is_nudged_.exchange(true)) return;
+  const bool is_short = wanted_bytes_for(0) > headroom_bytes_ / 2 || heap_.needs_free_room();
+  if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
 }
@@ -179,13 +180,14 @@ std::optional<EvictionResult> Migrator::run_pass() {
   migrations_->settle(false);
   const uint64_t wanted = wanted_bytes();
   if (wanted == 0) return std::nullopt;
-  {
+  const bool is_demanded = has_demand();
+  if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
     const MigrationPermit permit(migrations_->gate());
     total.bytes += heap_.drop_idle_cached(wanted);
+    if (total.bytes >= wanted) return total;
+    // As headroom what is cached will do: a device is done with it soon.
+    if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
   }
-  if (total.bytes >= wanted) return total;
-  // As headroom what is cached will do: a device is done with it soon.
-  if (!has_demand() && total.bytes + heap_.cached_bytes() >= wanted) return total;
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
   for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_bytes() > 0;) {
     const std::vector<Order> batch = first_of(left, std::min(kBatchBytes, wanted_bytes()));
@@ -208,8 +210,15 @@ bool Migrator::has_demand() {
 
 uint64_t Migrator::wanted_bytes() {
   MutexLock lock(mutex_);
+  return wanted_bytes_for(demand_bytes_);
+}
+
+// What is cached need not be free where it serves every request: it is headroom as well.
+uint64_t Migrator::wanted_bytes_for(uint64_t demand_bytes) const {
   const Budget& budget = heap_.budget();
-  const uint64_t used_then = budget.used() + demand_bytes_ + headroom_bytes_;
+  const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
+  const uint64_t headroom_bytes = headroom_bytes_ - std::min(cached_bytes, headroom_bytes_);
+  const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
   return used_then > budget.limit() ? used_then - budget.limit() : 0;
 }
 

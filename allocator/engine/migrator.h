@@ -84,6 +84,7 @@ class Migrator final : public RoomMaker {
   bool may_evict() const { return migrations_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
+  uint64_t wanted_bytes_for(uint64_t demand_bytes) const;
   std::vector<ListedExtent> victims(uint64_t wanted_bytes) const;
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);

@@ -3,11 +3,9 @@
 // The phases of an eviction (engine/slot_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 
-#include "backend/write_barrier.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/racy_access.h"
 #include "engine/eviction_writer.h"
 #include "engine/migration_permit.h"
 #include "engine/slot_migrations.h"
@@ -121,7 +119,6 @@ void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionR
     switch (seal_one(eviction, &failure)) {
       case SealOutcome::kCold:
         proved_bytes += bytes;
-        heap_.budget().release(bytes);
         add(stats_.evicted_bytes, bytes);
         if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
         if (was_fetched_in_vain) {
@@ -145,50 +142,6 @@ void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionR
     }
   }
   drop_work_.add(proved_bytes, thread_work_ns() - begin_work_ns);
-}
-
-// The protected window: from seal() to become_cold() or the way back.
-SlotMigrations::SealOutcome SlotMigrations::seal_one(const Eviction& eviction, Status* failure) {
-  Extent* extent = eviction.extent;
-  AddressArena& arena = heap_.arena();
-  *failure = WriteBarrier::ensure_installed();
-  if (!failure->is_ok()) return SealOutcome::kFailed;
-  if (!extent->seal()) return SealOutcome::kInUse;
-  if (extent->last_use_ticks.load(std::memory_order_relaxed) > eviction.claimed_at_ticks) {
-    return SealOutcome::kInUse;
-  }
-  *failure = arena.protect(extent->address, extent->bytes);
-  if (!failure->is_ok()) return SealOutcome::kFailed;
-  ContentHash hash;
-  const bool hashed = hash_sealed(extent, &hash);
-  if (hashed && hash == extent->slot_hash) {
-    TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
-                   static_cast<unsigned long long>(extent->id));
-    *failure = arena.map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
-    if (failure->is_ok()) {
-      extent->become_cold();
-      return SealOutcome::kCold;
-    }
-  }
-  Status status = arena.unprotect(extent->address, extent->bytes);
-  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
-  if (!failure->is_ok()) return SealOutcome::kFailed;
-  if (!hashed) return SealOutcome::kInUse;
-  extent->unseal();
-  return SealOutcome::kDiffers;
-}
-
-// False when a pin arrived meanwhile: its thread waits, so give up at once.
-bool SlotMigrations::hash_sealed(const Extent* extent, ContentHash* hash) {
-  ContentHasher hasher;
-  for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
-    if (Extent::pins_of(extent->load()) > 0) return false;
-    const RacyReads racy;  // of writes that a signal handler repeats after the window
-    hasher.append(extent->address + offset,
-                  std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
-  }
-  *hash = hasher.finish();
-  return true;
 }
 
 void SlotMigrations::abandon(const Eviction& eviction) { eviction.extent->abandon_eviction(); }

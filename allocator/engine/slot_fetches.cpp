@@ -18,18 +18,13 @@ namespace tencache {
 void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
-  std::vector<Fetch> fetches = claim_fetches(extents);
   std::vector<const Extent*> left_cold;
+  std::vector<Fetch> fetches = claim_fetches(extents, &left_cold);
   if (!fetches.empty()) {
     // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
-    uint64_t bytes = 0;
-    for (Fetch& fetch : fetches) {
-      fetch.frames = heap_.take_frames(fetch.extent->bytes);
-      if (fetch.frames == nullptr) bytes += fetch.extent->bytes;
-    }
-    if (bytes > 0) heap_.reserve_or_exceed(bytes);
+    take_room(fetches);
     add(stats_.late_fetches, fetches.size());
-    move_in(std::move(fetches), &left_cold);
+    move_in(fetches, &left_cold);
   }
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
@@ -60,7 +55,6 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
 size_t SlotMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
   std::vector<Fetch> fetches;
   size_t carried_out = 0;
-  uint64_t bytes_ahead = 0;
   *lacking_bytes = 0;
   for (const Order& order : orders) {
     if (!order.is_current() || order.is_outdated()) {
@@ -68,70 +62,102 @@ size_t SlotMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking
       continue;
     }
     wait_while_sealing(*order.extent);
-    if (order.extent->claim_for_fetch()) {
-      const uint64_t bytes = order.extent->bytes;
-      // Told before the room is taken, so that whoever misses the room finds out why.
-      bytes_ahead_.fetch_add(bytes);
-      Extent* frames = heap_.take_frames(bytes);
-      if (frames == nullptr && !heap_.budget().try_reserve(bytes)) {
-        bytes_ahead_.fetch_sub(bytes);
-        order.extent->abandon_fetch();
-        *lacking_bytes = bytes;
-        break;
-      }
-      bytes_ahead += bytes;
-      fetches.push_back({order.extent, nullptr, true, frames});
+    if (order.extent->claim_for_fetch() && !begin_ahead(order.extent, &fetches)) {
+      *lacking_bytes = order.bytes;
+      break;
     }
     ++carried_out;
   }
+  uint64_t bytes_ahead = 0;
+  for (const Fetch& fetch : fetches) bytes_ahead += fetch.extent->bytes;
   std::vector<const Extent*> left_cold;
-  if (!fetches.empty()) move_in(std::move(fetches), &left_cold);
+  if (!fetches.empty()) move_in(fetches, &left_cold);
   bytes_ahead_.fetch_sub(bytes_ahead);
   return carried_out;
 }
 
-void SlotMigrations::move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold) {
+// False when there is no room; the extent is cold again then.
+bool SlotMigrations::begin_ahead(Extent* extent, std::vector<Fetch>* fetches) {
+  // Told before the room is taken, so that whoever misses the room finds out why.
+  bytes_ahead_.fetch_add(extent->bytes);
+  Fetch fetch = {extent, true};
+  if (heap_.may_have_room(extent->bytes)) {
+    if (!make_scratch(&fetch)) {
+      bytes_ahead_.fetch_sub(extent->bytes);
+      return true;
+    }
+    furnish(&fetch);
+    const uint64_t lacking_bytes = extent->bytes - fetch.room_bytes;
+    if (lacking_bytes == 0 || heap_.budget().try_reserve(lacking_bytes)) {
+      fetch.room_bytes = extent->bytes;
+      fetches->push_back(fetch);
+      return true;
+    }
+    heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
+    heap_.budget().release(fetch.room_bytes);
+  }
+  bytes_ahead_.fetch_sub(extent->bytes);
+  extent->abandon_fetch();
+  return false;
+}
+
+void SlotMigrations::move_in(std::span<const Fetch> fetches,
+                             std::vector<const Extent*>* left_cold) {
   MigrationPermit permit(gate_);
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
   uint64_t bytes = 0;
-  // Phase 3: bytes, into pages that nobody sees.
-  make_scratch(fetches, left_cold);
   for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
-  // Phase 4, as soon as all of an extent is there: its pages take their place.
+  // Phase 3: bytes, into pages that nobody sees. Phase 4, as soon as all of an extent is there: its
+  // pages take their place.
   read_back(fetches, left_cold);
   read_speed_.add(bytes, now_ns() - begin_ns);
   read_work_.add(bytes, thread_work_ns() - begin_work_ns);
 }
 
-std::vector<SlotMigrations::Fetch> SlotMigrations::claim_fetches(std::span<Extent* const> extents) {
+std::vector<SlotMigrations::Fetch> SlotMigrations::claim_fetches(
+    std::span<Extent* const> extents, std::vector<const Extent*>* left_cold) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
-    if (extent->claim_for_fetch()) fetches.push_back({extent, nullptr, false, nullptr});
+    if (!extent->claim_for_fetch()) continue;
+    Fetch fetch = {extent};
+    if (make_scratch(&fetch)) {
+      fetches.push_back(fetch);
+    } else {
+      left_cold->push_back(extent);
+    }
   }
   return fetches;
 }
 
-void SlotMigrations::make_scratch(std::vector<Fetch>& fetches,
-                                  std::vector<const Extent*>* left_cold) {
-  std::vector<Fetch> ready;
-  ready.reserve(fetches.size());
-  for (Fetch& fetch : fetches) {
-    Result<char*> scratch = fetch.frames != nullptr
-                                ? Result<char*>(fetch.frames->address)
-                                : heap_.arena().make_scratch(fetch.extent->bytes);
-    if (scratch.is_ok()) {
-      fetch.scratch = scratch.value();
-      ready.push_back(fetch);
-    } else {
-      leave_cold(fetch, scratch.status());
-      left_cold->push_back(fetch.extent);
-    }
+// False when the kernel refuses; the extent is cold again then.
+bool SlotMigrations::make_scratch(Fetch* fetch) {
+  const Result<char*> scratch = heap_.arena().make_scratch(fetch->extent->bytes);
+  if (!scratch.is_ok()) {
+    leave_cold(*fetch, scratch.status());
+    return false;
   }
-  fetches = std::move(ready);
+  fetch->scratch = scratch.value();
+  return true;
 }
 
-void SlotMigrations::read_back(const std::vector<Fetch>& fetches,
+void SlotMigrations::furnish(Fetch* fetch) {
+  const Frames frames = heap_.gather_frames(fetch->scratch, fetch->extent->bytes);
+  fetch->room_bytes = frames.bytes;
+  fetch->mapping_count = frames.mapping_count;
+}
+
+void SlotMigrations::take_room(std::span<Fetch> fetches) {
+  uint64_t lacking_bytes = 0;
+  for (Fetch& fetch : fetches) {
+    furnish(&fetch);
+    lacking_bytes += fetch.extent->bytes - fetch.room_bytes;
+  }
+  if (lacking_bytes > 0) heap_.reserve_or_exceed(lacking_bytes);
+  for (Fetch& fetch : fetches) fetch.room_bytes = fetch.extent->bytes;
+}
+
+void SlotMigrations::read_back(std::span<const Fetch> fetches,
                                std::vector<const Extent*>* left_cold) {
   std::vector<SlotRead> reads;
   reads.reserve(fetches.size());
@@ -139,7 +165,7 @@ void SlotMigrations::read_back(const std::vector<Fetch>& fetches,
   const auto on_read = [&](size_t index) { merge_and_move(fetches[index], left_cold); };
   const SlotReadResult result = read_slots(disk_, reads, on_read, stats_);
   if (result.done == fetches.size()) return;
-  const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
+  const std::span<const Fetch> unread = fetches.subspan(result.done);
   // A guess must not end the program: it may never need these bytes.
   if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
   give_up_fetches(unread, result.status, left_cold);
@@ -148,7 +174,7 @@ void SlotMigrations::read_back(const std::vector<Fetch>& fetches,
 void SlotMigrations::give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
                                      std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
-    drop_scratch(fetch);
+    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
     leave_cold(fetch, reason);
     left_cold->push_back(fetch.extent);
   }
@@ -158,12 +184,14 @@ void SlotMigrations::merge_and_move(const Fetch& fetch, std::vector<const Extent
   Extent* extent = fetch.extent;
   extent->begin_merge();
   TouchedPages touched;
+  uint64_t moved_bytes = 0;
   Status status = merge_written_pages(fetch, &touched);
-  if (status.is_ok()) status = move_scratch(fetch);
+  if (status.is_ok()) status = move_scratch(fetch, &moved_bytes);
   if (!status.is_ok()) {
+    // What has moved stays, like pages that the program wrote: the next fetch merges them.
     Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
-    drop_scratch(fetch);
+    heap_.arena().drop_scratch(fetch.scratch + moved_bytes, extent->bytes - moved_bytes);
     leave_cold(fetch, status);
     left_cold->push_back(extent);
     return;
@@ -175,26 +203,22 @@ void SlotMigrations::merge_and_move(const Fetch& fetch, std::vector<const Extent
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
   // Who waits for it already counts it as late, so the mark has to be there first.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
+  heap_.set_mapping_count(extent, fetch.mapping_count);
   extent->become_resident();
-  if (fetch.frames != nullptr) heap_.give_up_frames(fetch.frames);  // only addresses are left of it
 }
 
-Status SlotMigrations::move_scratch(const Fetch& fetch) {
-  AddressArena& arena = heap_.arena();
+// In one step, or granule by granule where they are several mappings. Whichever of the two stands
+// behind an address meanwhile, the bytes are the same.
+Status SlotMigrations::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
   const Extent* extent = fetch.extent;
-  if (fetch.frames == nullptr) {
-    return arena.move_onto(fetch.scratch, extent->address, extent->bytes);
+  const uint64_t step_bytes = fetch.mapping_count > 1 ? kGranuleBytes : extent->bytes;
+  while (*moved_bytes < extent->bytes) {
+    const uint64_t bytes = std::min(step_bytes, extent->bytes - *moved_bytes);
+    TENCACHE_RETURN_IF_ERROR(heap_.arena().move_onto(fetch.scratch + *moved_bytes,
+                                                     extent->address + *moved_bytes, bytes));
+    *moved_bytes += bytes;
   }
-  Status status = arena.move_frames(fetch.scratch, extent->address, extent->bytes);
-  if (status.is_ok()) return status;
-  // The program may have split the range's mapping (madvise, mlock of a part), and the kernel moves
-  // only what is one.
-  const Result<char*> fresh = arena.make_scratch(extent->bytes);
-  if (!fresh.is_ok()) return status;
-  memcpy(fresh.value(), fetch.scratch, extent->bytes);
-  status = arena.move_onto(fresh.value(), extent->address, extent->bytes);
-  if (!status.is_ok()) arena.drop_scratch(fresh.value(), extent->bytes);
-  return status;
+  return Status::ok();
 }
 
 // Pages that were written behind the gate's back win over what the slot holds.
@@ -211,20 +235,12 @@ Status SlotMigrations::merge_written_pages(const Fetch& fetch, TouchedPages* tou
   return Status::ok();
 }
 
-void SlotMigrations::drop_scratch(const Fetch& fetch) {
-  if (fetch.frames != nullptr) {
-    heap_.give_up_frames(fetch.frames);
-  } else {
-    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
-  }
-}
-
 void SlotMigrations::leave_cold(const Fetch& fetch, const Status& reason) {
   if (!warned_left_cold_.exchange(true)) {
     TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
                          reason.clause().c_str());
   }
-  heap_.budget().release(fetch.extent->bytes);
+  heap_.budget().release(fetch.room_bytes);
   fetch.extent->abandon_fetch();
 }
 

@@ -7,10 +7,9 @@
 //   1. claims E (it stays usable; a pin taken from now on wins),
 //   2. writes its bytes into a slot and hashes what it wrote (engine/eviction_writer.h); not when a
 //      slot is presumed to hold them already,
-//   3. seals E (write-protected, pins wait), hashes again and compares: the proof that the slot
-//   holds
-//      these very bytes, whoever may have written meanwhile,
-//   4. maps the slot over the address. E is cold; its room is free.
+//   3. seals E (nobody can write, pins wait), hashes again and compares: the proof that the slot
+//      holds these very bytes, whoever may have written meanwhile (engine/slot_seals.cpp),
+//   4. maps the slot over the address. E is cold; its room is free, or its pages are cached.
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost.
 //
 // A fetch claims E, reads its slot into scratch pages and compares the hash, then write-protects
@@ -28,6 +27,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/access_barrier.h"
 #include "backend/page_map.h"
 #include "base/stats.h"
 #include "base/status.h"
@@ -39,8 +39,14 @@ namespace tencache {
 
 class SlotMigrations final : public Migrations {
  public:
-  SlotMigrations(CpuHeap& heap, DiskTier& disk, const PageMap& page_map, Stats& stats)
-      : Migrations(stats), heap_(heap), disk_(disk), page_map_(page_map) {}
+  /// `access_barrier` may be null; then pages of what leaves go back to the kernel.
+  SlotMigrations(CpuHeap& heap, DiskTier& disk, const PageMap& page_map,
+                 const AccessBarrier* access_barrier, Stats& stats)
+      : Migrations(stats),
+        heap_(heap),
+        disk_(disk),
+        page_map_(page_map),
+        access_barrier_(access_barrier) {}
 
   EvictionResult evict(std::span<Extent* const> extents) override;
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
@@ -65,32 +71,43 @@ class SlotMigrations final : public Migrations {
                     std::vector<Eviction>* differing);
   enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
   SealOutcome seal_one(const Eviction& eviction, Status* failure);
-  static bool hash_sealed(const Extent* extent, ContentHash* hash);
+  bool keeps_pages() const;
+  SealOutcome seal_by_protecting(Extent* extent, Status* failure);
+  SealOutcome seal_by_moving(Extent* extent, Extent* keeper, Status* failure);
+  SealOutcome prove_and_map(Extent* extent, const char* memory, Status* failure);
+  Status move_pages(const Extent& extent, char* from, char* to, uint64_t* moved_bytes);
+  void move_back(const Extent* extent, const Extent* keeper, uint64_t bytes);
+  static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
   void abandon(const Eviction& eviction);
   void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
 
   // Phases of a fetch.
   struct Fetch {
     Extent* extent = nullptr;
+    bool is_ahead = false;  // nobody waits for it
     char* scratch = nullptr;
-    bool is_ahead = false;     // nobody waits for it
-    Extent* frames = nullptr;  // whose pages the scratch is, if they are a cached extent's
+    uint64_t room_bytes = 0;     // in the budget, that it has
+    uint32_t mapping_count = 1;  // of the scratch
   };
   void give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
                        std::vector<const Extent*>* left_cold);
-  std::vector<Fetch> claim_fetches(std::span<Extent* const> extents);
-  void move_in(std::vector<Fetch> fetches, std::vector<const Extent*>* left_cold);
-  void make_scratch(std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
-  void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold);
+  std::vector<Fetch> claim_fetches(std::span<Extent* const> extents,
+                                   std::vector<const Extent*>* left_cold);
+  bool begin_ahead(Extent* extent, std::vector<Fetch>* fetches);
+  bool make_scratch(Fetch* fetch);
+  void furnish(Fetch* fetch);
+  void take_room(std::span<Fetch> fetches);
+  void move_in(std::span<const Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void read_back(std::span<const Fetch> fetches, std::vector<const Extent*>* left_cold);
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
-  Status move_scratch(const Fetch& fetch);
-  void drop_scratch(const Fetch& fetch);
+  Status move_scratch(const Fetch& fetch, uint64_t* moved_bytes);
   void leave_cold(const Fetch& fetch, const Status& reason);
 
   CpuHeap& heap_;
   DiskTier& disk_;
   const PageMap& page_map_;
+  const AccessBarrier* const access_barrier_;
   std::atomic<bool> warned_failure_{false};
   std::atomic<bool> warned_left_cold_{false};
 };

@@ -98,28 +98,36 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_old_cached();
-  if (Extent* extent = recut_cached(requested_bytes, bytes)) {
-    add(stats_.extents_allocated, 1);
-    return Allocation{extent->address, extent};
-  }
-  Status status = reserve(bytes, requested_bytes);
-  if (!status.is_ok()) return status;
-  Result<Extent*> made = make_extent(requested_bytes, bytes);
+  Result<Extent*> made = make_extent(bytes);
   if (!made.is_ok()) {
     // Addresses or mappings ran out, not memory: plain memory serves as well, it just stays put.
-    budget_.release(bytes);
     if (!warned_extent_count_.exchange(true)) {
       TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
                            made.status().clause().c_str());
     }
     return allocate_small(requested_bytes);
   }
+  Extent* extent = made.value();
+  const Frames frames = gather_frames(extent->address, bytes);
+  if (frames.bytes < bytes) {
+    Status status = reserve(bytes - frames.bytes, requested_bytes);
+    if (!status.is_ok()) {
+      give_back(extent);
+      budget_.release(frames.bytes);
+      return status;
+    }
+  }
+  set_mapping_count(extent, frames.mapping_count);
+  extent->id = next_id();
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
+  extent->commit();
   if (budget_.needs_attention()) call_attention();
   add(stats_.extents_allocated, 1);
-  return Allocation{made.value()->address, made.value()};
+  return Allocation{extent->address, extent};
 }
 
-Result<Extent*> CpuHeap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
+// Addresses and the object: Vacant, without room or pages.
+Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   if (extent_count() >= config_.extent_count_max) {
     return Status(StatusCode::kUnavailable,
                   std::to_string(extent_count()) +
@@ -147,16 +155,12 @@ Result<Extent*> CpuHeap::make_extent(uint64_t requested_bytes, uint64_t bytes) {
   Status status = arena_.commit(extent->address, bytes);
   if (!status.is_ok()) {
     MutexLock lock(mutex_);
-    granules_.free(static_cast<uint64_t>(extent->address - arena_.base()) / kGranuleBytes,
-                   granule_count);
+    free_granules(extent->address, bytes);
     vacant_.push_back(extent);
     return status;
   }
-  extent->id = next_id();
-  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
   table_.set(extent->address, bytes, extent);
-  extent->commit();
   return extent;
 }
 
@@ -181,12 +185,18 @@ void CpuHeap::give_back(Extent* extent) {
   Status status = arena_.decommit(extent->address, extent->bytes);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
   release_slot_of(extent);
+  set_mapping_count(extent, 1);
   extent->become_vacant();
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
   MutexLock lock(mutex_);
-  granules_.free(static_cast<uint64_t>(extent->address - arena_.base()) / kGranuleBytes,
-                 round_up(extent->bytes, kGranuleBytes) / kGranuleBytes);
+  free_granules(extent->address, extent->bytes);
   vacant_.push_back(extent);
+}
+
+void CpuHeap::free_granules(const char* address, uint64_t bytes) {
+  if (bytes == 0) return;
+  granules_.free(static_cast<uint64_t>(address - arena_.base()) / kGranuleBytes,
+                 round_up(bytes, kGranuleBytes) / kGranuleBytes);
 }
 
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must

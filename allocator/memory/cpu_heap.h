@@ -2,13 +2,16 @@
 //
 // CpuHeap: the front door of the cpu backend, allocate() and free(). Requests below the extent
 // threshold go to malloc and are always resident; above it each is an extent. A freed extent keeps
-// its pages and waits in a cache for a request of the same size, where room is short of another one
-// (memory/cpu_heap_cache.cpp); what malloc keeps likewise is part of the device tier's use too.
+// its pages and waits in a cache for a request of the same size; where room is short, its pages move
+// to whoever needs some (memory/cpu_heap_frames.cpp). What malloc keeps likewise is part of the
+// device tier's use too.
 //
 // Invariants, besides those of memory/heap.h
-//   1. Room is reserved, for a moment, for a Vacant extent too, whose pages are on their way
-//      elsewhere (take_frames).
+//   1. Room is reserved, for a moment, for Vacant extents too: those whose pages are on their way
+//      elsewhere, and one that waits for the rest of its room.
 //   2. A slot belongs to at most one extent.
+//   3. Within an extent the kernel's mappings begin at granules only, as far as this library made
+//      them. There are at most mapping_count of them.
 //
 // Threads: any. mutex_ is held for list and range bookkeeping only; never across a system call that
 // changes memory, I/O, or a wait for room.
@@ -33,6 +36,12 @@
 
 namespace tencache {
 
+/// What gather_frames() found for a range.
+struct Frames {
+  uint64_t bytes = 0;          // that have pages and room now; the rest of the range has neither
+  uint32_t mapping_count = 1;  // the mappings that make up the range, at most
+};
+
 class CpuHeap final : public Heap {
  public:
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
@@ -46,11 +55,23 @@ class CpuHeap final : public Heap {
   /// After the cached extents, what malloc keeps of small blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
-  /// Where room is short: a cached extent whose pages, `bytes` of them from its address on, are the
-  /// caller's to fill and to move elsewhere, with the room that they are counted with; null when
-  /// none fits. give_up_frames() ends it, wherever the pages are then.
-  Extent* take_frames(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  void give_up_frames(Extent* extent) TENCACHE_EXCLUDES(mutex_);
+  /// Where room is short: moves pages of cached extents under [target, target + bytes), and their
+  /// room goes along. Bytes that nobody had keep what stood behind them. REQUIRES: the range is
+  /// anonymous memory that begins at a granule, and nobody else uses it.
+  Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool can_use_any_cached() const override { return arena_.can_keep_source(); }
+  /// A guess: whether so much is free or cached.
+  bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
+
+  /// A place for the pages of an extent that leaves: Vacant, with addresses and without room. Null
+  /// where there is none.
+  Extent* make_keeper(uint64_t bytes);
+  /// What it was given, pages and room, is cached from now on.
+  void keep(Extent* keeper) TENCACHE_EXCLUDES(mutex_);
+  void drop_keeper(Extent* keeper) { give_back(keeper); }
+
+  /// Notes in how many mappings an extent lies now. REQUIRES: the caller migrates or recycles it.
+  void set_mapping_count(Extent* extent, uint64_t count);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
   /// `bytes` are given back or none is left; returns what was. Slots that a fork has frozen count,
@@ -76,13 +97,17 @@ class CpuHeap final : public Heap {
   void free_small(void* address);
   Extent* pop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Result<Allocation> allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes);
-  Result<Extent*> make_extent(uint64_t requested_bytes, uint64_t bytes);
+  Result<Extent*> make_extent(uint64_t bytes);
   void free_cold(Extent* extent);
   void cache(Extent* extent) TENCACHE_EXCLUDES(mutex_);
+  void link_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
-  Extent* claim_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  bool shrink(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  Extent* recut_cached(uint64_t requested_bytes, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  struct Donation;
+  std::vector<Donation> claim_donors(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
+  void end_donation(const Donation& donation, bool may_be_kept) TENCACHE_EXCLUDES(mutex_);
+  bool take_off(char* address, uint64_t bytes);
+  void free_granules(const char* address, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void drop_old_cached() TENCACHE_EXCLUDES(mutex_);
   static Slot take_slot_of(Extent* extent);
@@ -95,6 +120,7 @@ class CpuHeap final : public Heap {
   SmallBlocks small_blocks_;
 
   std::atomic<bool> warned_extent_count_{false};
+  std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each
 
   mutable Mutex mutex_;
   std::deque<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);  // grows only; addresses stay valid

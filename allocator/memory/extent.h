@@ -93,6 +93,7 @@ class Extent {
   Slot slot;
   ContentHash slot_hash;
   std::atomic<bool> slot_is_written{false};  // read by anyone as a guess
+  uint32_t mapping_count = 1;  // on the cpu: of the kernel, that its pages lie in; owned likewise
 
   // Membership in Heap's lists of cached extents, guarded by Heap::mutex_.
   ListHook<Extent> age_hook;

@@ -26,7 +26,14 @@ void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
 
 bool Heap::evict_more(uint64_t bytes) {
   Status reason;
-  return budget_.try_reserve(bytes) || room_maker_->make_room(bytes, 0, &reason);
+  return budget_.try_reserve(bytes) || await_room(bytes, 0, &reason);
+}
+
+bool Heap::await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
+  room_waiters_.fetch_add(1, std::memory_order_relaxed);
+  const bool has_room = room_maker_->make_room(bytes, soon_bytes, reason);
+  room_waiters_.fetch_sub(1, std::memory_order_relaxed);
+  return has_room;
 }
 
 // The rungs: what is cached -> evictions -> evictions also of what no op has named yet -> an error,
@@ -37,14 +44,13 @@ Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes
   }
   if (config_.strict) return out_of_memory(bytes, requested_bytes, Status::ok());
   Status reason;
-  if (room_maker_->make_room(bytes, soon_bytes, &reason)) return Status::ok();
+  if (await_room(bytes, soon_bytes, &reason)) return Status::ok();
   // What other threads have freed since.
   if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
   // kernel killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(bytes, requested_bytes, reason);
-  if (is_cold_usable() && count_all_as_seen() &&
-      room_maker_->make_room(bytes, soon_bytes, &reason)) {
+  if (is_cold_usable() && count_all_as_seen() && await_room(bytes, soon_bytes, &reason)) {
     return Status::ok();
   }
   count_over_budget(bytes, budget_.force_reserve(bytes));

@@ -80,6 +80,8 @@ class Heap {
   virtual std::vector<ListedExtent> extents() const = 0;
   uint64_t extent_count() const { return extent_count_.load(std::memory_order_relaxed); }
   uint64_t cached_bytes() const { return cached_bytes_.load(std::memory_order_relaxed); }
+  /// Whether what is cached serves a request of any size, so that it is as good as free.
+  virtual bool can_use_any_cached() const { return false; }
   /// Of blocks that are no extents and so never leave.
   virtual uint64_t small_bytes() const = 0;
 
@@ -95,6 +97,12 @@ class Heap {
   /// The same for what cannot be refused (a fetch): goes over the budget instead, and counts it.
   /// The wait is part of the fetch's, which its caller counts. `soon_bytes`: what it asks for next.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
+
+  /// Whether room has to become free, and cached is not enough: a thread waits for some right now,
+  /// or the budget is exceeded.
+  bool needs_free_room() const {
+    return room_waiters_.load(std::memory_order_relaxed) > 0 || budget_.used() > budget_.limit();
+  }
 
   /// In a forked child: nothing of the parent's is given back.
   void become_passive() { is_passive_.store(true, std::memory_order_relaxed); }
@@ -128,11 +136,13 @@ class Heap {
 
  private:
   Status climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes);
+  bool await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason);
   bool count_all_as_seen();
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
   Status out_of_memory(uint64_t bytes, uint64_t requested_bytes, const Status& reason) const;
 
   RoomMaker* room_maker_ = nullptr;
+  std::atomic<uint32_t> room_waiters_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> all_are_seen_{false};

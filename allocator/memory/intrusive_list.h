@@ -34,6 +34,20 @@ class IntrusiveList {
     head_ = element;
   }
 
+  /// Behind `place`, or in front of all where that is null.
+  void insert_after(T* place, T* element) {
+    if (place == nullptr) {
+      push_front(element);
+      return;
+    }
+    ListHook<T>& hook = element->*kHook;
+    TENCACHE_DCHECK(!hook.linked);
+    T*& behind = (place->*kHook).next;
+    hook = {place, behind, true};
+    (behind != nullptr ? (behind->*kHook).previous : tail_) = element;
+    behind = element;
+  }
+
   void remove(T* element) {
     ListHook<T>& hook = element->*kHook;
     TENCACHE_DCHECK(hook.linked);

@@ -101,6 +101,13 @@ def hints(report: Mapping[str, Any]) -> list[str]:
             f"transparent huge pages are {report['huge_pages']}, so memory is filled page by page. "
             "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`."
         )
+    if not report["userfaultfd"]["works"]:
+        found.append(
+            f"pages of what is spilled go back to the kernel ({report['userfaultfd']['reason']}), "
+            "which clears them for whoever comes next. As root: "
+            "`sysctl vm.unprivileged_userfaultfd=1`; with Docker: `--cap-add SYS_PTRACE` and a "
+            "seccomp profile that allows userfaultfd."
+        )
     if report["map_count_max"] < _MAP_COUNT_USUAL:
         found.append(
             f"vm.max_map_count is {report['map_count_max']}, which limits how many tensors may be "

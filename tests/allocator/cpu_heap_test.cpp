@@ -160,13 +160,23 @@ TEST_F(HeapTest, CachedExtentThatNobodyAsksForAgainIsDropped) {
   EXPECT_EQ(heap_->cached_bytes(), kPageBytes);
 }
 
-TEST_F(HeapTest, CacheGoesBeforeRoomIsAskedFor) {
+TEST_F(HeapTest, CacheServesBeforeRoomIsAskedFor) {
   const Allocation large = allocate(kLimit - kMiB);
   heap_->free(large.address);
   allocate(8 * kMiB);
   EXPECT_EQ(room_maker_.asked, 0);
+  EXPECT_EQ(heap_->cached_bytes(), kLimit - 9 * kMiB);
+  EXPECT_EQ(budget_->used(), kLimit - kMiB);
+}
+
+// A small block has no use for an extent's pages.
+TEST_F(HeapTest, CacheGoesBeforeRoomIsAskedFor) {
+  const Allocation large = allocate(kLimit - kPageBytes);
+  heap_->free(large.address);
+  allocate(kPageBytes / 2);
+  allocate(kPageBytes - 64);
+  EXPECT_EQ(room_maker_.asked, 0);
   EXPECT_EQ(heap_->cached_bytes(), 0u);
-  EXPECT_EQ(budget_->used(), 8 * kMiB);
 }
 
 TEST_F(HeapTest, RoomThatIsMadeIsTaken) {

@@ -2,7 +2,8 @@
 //
 // Random programs on a small engine against a model that keeps a plain copy of every byte
 // (support/allocation_model.h). The migrator works under pressure all the time, the disk is small
-// and fails now and then. TENCACHE_TEST_SEED repeats a run, TENCACHE_TEST_STEPS makes it longer.
+// and fails now and then. All of it with pages of what leaves given back, and kept (userfaultfd).
+// TENCACHE_TEST_SEED repeats a run, TENCACHE_TEST_STEPS makes it longer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/access_barrier.h"
 #include "support/allocation_model.h"
 #include "support/random.h"
 #include "support/test_engine.h"
@@ -19,7 +21,7 @@ namespace {
 
 uint64_t step_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_STEPS")) return strtoull(text, nullptr, 10);
-  return kHasSanitizer ? 20'000 : 100'000;
+  return kHasSanitizer ? 12'000 : 60'000;
 }
 
 /// Use may exceed the budget by what was counted, and no more.
@@ -34,10 +36,23 @@ std::string check_budget(TestEngine& engine) {
   return "";
 }
 
-void tighten(CpuEngineConfig& config) {
-  config.budget_bytes = 8 * kMiB;
-  config.disk->quota_bytes = 12 * kMiB;
-}
+class EngineFuzzTest : public ::testing::TestWithParam<Choice> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Choice::kOn && !AccessBarrier::open().is_ok()) {
+      GTEST_SKIP() << "userfaultfd is not allowed here";
+    }
+  }
+  static void tighten(CpuEngineConfig& config) {
+    config.budget_bytes = 8 * kMiB;
+    config.disk->quota_bytes = 12 * kMiB;
+    config.userfaultfd = GetParam();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Userfaultfd, EngineFuzzTest, ::testing::Values(Choice::kOff, Choice::kOn),
+                         [](const auto& choice) {
+                           return choice.param == Choice::kOn ? "on" : "off";
+                         });
 
 /// Now and then the next writes fail or are slow.
 void trouble_disk(FaultPlan& plan, Random& random) {
@@ -53,7 +68,7 @@ void trouble_disk(FaultPlan& plan, Random& random) {
   plan.add(fault);
 }
 
-TEST(EngineFuzzTest, BytesAreRightWhateverHappens) {
+TEST_P(EngineFuzzTest, BytesAreRightWhateverHappens) {
   Random random;
   auto plan = std::make_shared<FaultPlan>();
   TestEngine engine([&plan](CpuEngineConfig& config) {
@@ -81,7 +96,7 @@ TEST(EngineFuzzTest, BytesAreRightWhateverHappens) {
 }
 
 // Each thread has its own extents; a few more are read by all of them.
-TEST(EngineFuzzTest, BytesAreRightOnSeveralThreads) {
+TEST_P(EngineFuzzTest, BytesAreRightOnSeveralThreads) {
   constexpr int kThreads = 3;
   constexpr int kShared = 4;
   constexpr uint64_t kSharedBytes = 512 * kKiB;

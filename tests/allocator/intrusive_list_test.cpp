@@ -50,9 +50,15 @@ TEST(IntrusiveListTest, BehavesLikeAList) {
     if (element->first.linked) {
       list.remove(element);
       model.remove(element);
-    } else {
+    } else if (random.chance(0.5)) {
       list.push_front(element);
       model.push_front(element);
+    } else {
+      const auto place = std::find(model.begin(), model.end(),
+                                   &elements[random.between(0, elements.size() - 1)]);
+      const bool is_found = place != model.end();
+      list.insert_after(is_found ? *place : nullptr, element);
+      model.insert(is_found ? std::next(place) : model.begin(), element);
     }
     ASSERT_EQ(list.is_empty(), model.empty());
     ASSERT_EQ(forwards(list), std::vector<Element*>(model.begin(), model.end()));

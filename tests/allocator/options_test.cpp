@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, DefaultTextsAreTheDefaults) {
-  ASSERT_EQ(option_table().size(), 21U);
+  ASSERT_EQ(option_table().size(), 22U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
@@ -66,6 +66,7 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
                                                           {"arm_at", "0.5"},
                                                           {"chunk_share", "1"},
                                                           {"io_uring", "off"},
+                                                          {"userfaultfd", "off"},
                                                           {"launch_guard", "off"},
                                                           {"direct_storage", "on"},
                                                           {"direct_io", "on"},
@@ -96,6 +97,7 @@ TEST(OptionsTest, SetsTheMembers) {
   EXPECT_EQ(options_with("log_level", "Warning").log_level, LogLevel::kWarning);
   EXPECT_EQ(options_with("io_uring", "off").io_uring, Choice::kOff);
   EXPECT_EQ(options_with("direct_io", "on").direct_io, Choice::kOn);
+  EXPECT_EQ(options_with("userfaultfd", "on").userfaultfd, Choice::kOn);
   EXPECT_EQ(options_with("chaos", "18446744073709551615").chaos_seed, UINT64_MAX);
   EXPECT_EQ(options_with("chaos_probability", "0.25").chaos_probability, 0.25);
   EXPECT_EQ(options_with("arm_at", "1e-3").arm_at, 1e-3);

@@ -341,6 +341,7 @@ def report_with(**changes):
         "huge_pages": "madvise",
         "map_count_max": 65530,
         "page_map": {"works": True, "reason": ""},
+        "userfaultfd": {"works": True, "reason": ""},
         "disk": {"directory": "/var/tmp", "direct_io": True, "io_uring": True},
         "gpu": {"devices": [], "reason": "no driver", "served": False, "served_reason": "none"},
         "options": {"backend": "auto"},
@@ -376,6 +377,10 @@ def test_doctor_says_what_to_do_about_another_torch():
         ),
         ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
         ({"map_count_max": 1000}, "sysctl vm.max_map_count"),
+        (
+            {"userfaultfd": {"works": False, "reason": "EPERM"}},
+            "sysctl vm.unprivileged_userfaultfd=1",
+        ),
     ],
 )
 def test_doctor_names_a_remedy_for_what_could_be_better(changes, remedy):

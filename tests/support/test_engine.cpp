@@ -15,6 +15,7 @@ TestEngine::TestEngine(const Adjust& adjust) {
   config.budget_bytes = kBudgetBytes;
   config.arena_bytes = kArenaBytes;
   config.heap.extent_min_bytes = kPageBytes;
+  config.userfaultfd = Choice::kOff;
   config.disk.emplace();
   config.disk->quota_bytes = kDiskBytes;
   if (adjust) adjust(config);

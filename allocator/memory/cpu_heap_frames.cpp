@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CpuHeap's frames: how pages of freed extents come under other addresses.
+//
+// Note [Pages are moved, not cleared]: a page that is given back to the kernel and asked for again
+// has to be cleared, which costs more than anything else in a move (2 MiB take 200 us and more), and
+// as long as the program computes on all processors it pays for that. To move 2 MiB of pages to
+// another address takes 5 to 15 us, whatever they hold. So where room is short, an allocation or a
+// fetch of any size is furnished with the pages of those extents that were freed longest ago.
+//
+// Granules, which are huge pages as a rule, stay whole: they go where granules are wanted, and what
+// is behind the last one, the tail, becomes a tail or the end of one. What is left of a donor stays
+// in the cache, at its place. Pages come one granule after the other, each perhaps from another
+// donor, and remain mappings of their own, because the kernel joins only what was made side by side.
+// Thus later moves go granule by granule (invariant 3 of memory/cpu_heap.h), and there is a limit
+// on how many such mappings there are.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/units.h"
+#include "memory/cpu_heap.h"
+
+namespace tencache {
+namespace {
+
+// Whoever does not suit is passed over, but not without end.
+constexpr int kDonorsLookedAtMax = 256;
+
+constexpr uint64_t tail_of(uint64_t bytes) { return bytes % kGranuleBytes; }
+constexpr uint64_t without_tail(uint64_t bytes) { return bytes - tail_of(bytes); }
+
+/// Pages on their way from one address to another. They move in steps of at most `step_bytes`.
+struct Run {
+  char* from = nullptr;
+  char* to = nullptr;
+  uint64_t bytes = 0;
+  uint64_t step_bytes = 0;
+
+  bool continues(const Run& other) const {
+    return from == other.from + other.bytes && to == other.to + other.bytes;
+  }
+};
+
+/// How many steps were made. Less than all of them where the kernel refuses one (vm.max_map_count,
+/// or the program has split a mapping by madvise or mlock); `bytes` is then what was moved.
+uint32_t move(AddressArena& arena, Run* run) {
+  uint32_t steps = 0;
+  for (uint64_t done = 0; done < run->bytes; ++steps) {
+    const uint64_t bytes = std::min(run->step_bytes, run->bytes - done);
+    if (!arena.move_frames(run->from + done, run->to + done, bytes).is_ok()) run->bytes = done;
+    done += bytes;
+  }
+  return steps;
+}
+
+}  // namespace
+
+/// What a cached extent gives: granules from its front, and the end of its tail. It is Vacant, busy
+/// and the caller's from claim_donors() to end_donation().
+struct CpuHeap::Donation {
+  Extent* extent = nullptr;
+  uint64_t target_offset = 0;  // of the first granule
+  uint64_t front_bytes = 0;    // granules
+  uint64_t rear_bytes = 0;     // tail
+
+  uint64_t bytes() const { return front_bytes + rear_bytes; }
+};
+
+Frames CpuHeap::gather_frames(char* target, uint64_t bytes) {
+  Frames frames;
+  if (!can_use_any_cached() || !budget_.is_scarce(bytes)) return frames;
+  uint32_t moves = 0;
+  for (Donation& donation : claim_donors(bytes)) {
+    const uint64_t promised_bytes = donation.bytes();
+    moves += move_donation(&donation, target, bytes);
+    frames.bytes += donation.bytes();
+    end_donation(donation, donation.bytes() == promised_bytes);
+  }
+  if (moves > 0) frames.mapping_count = frames.bytes == bytes ? moves : 2 * moves + 1;
+  return frames;
+}
+
+std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
+  std::vector<Donation> donations;
+  uint64_t furnished_bytes = 0;          // of the granules
+  uint64_t tail_bytes = tail_of(bytes);  // that nobody has given yet
+  MutexLock lock(mutex_);
+  if (extent_count() + further_mappings_.load() >= config_.extent_count_max) return donations;
+  Extent* extent = cached_by_age_.back();
+  for (int looks = 0; extent != nullptr && looks < kDonorsLookedAtMax; ++looks) {
+    if (furnished_bytes == without_tail(bytes) && tail_bytes == 0) break;
+    Extent* newer = AgeList::previous(extent);
+    Donation donation = {extent, furnished_bytes, 0, 0};
+    donation.front_bytes =
+        std::min(without_tail(bytes) - furnished_bytes, without_tail(extent->bytes));
+    if (tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
+    // Not one that an op still pins or a writer still reads.
+    if (donation.bytes() > 0 && extent->claim_for_trim()) {
+      unlink_cached(extent);
+      furnished_bytes += donation.front_bytes;
+      tail_bytes -= donation.rear_bytes;
+      donations.push_back(donation);
+    }
+    extent = newer;
+  }
+  return donations;
+}
+
+// Returns the number of mappings that came to be, and leaves in the donation what was moved.
+uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t target_bytes) {
+  const Extent& extent = *donation->extent;
+  const uint64_t step_bytes = extent.mapping_count > 1 ? kGranuleBytes : extent.bytes;
+  Run front = {extent.address, target + donation->target_offset, donation->front_bytes, step_bytes};
+  Run rear = {extent.address + extent.bytes - donation->rear_bytes,
+              target + without_tail(target_bytes), donation->rear_bytes, step_bytes};
+  if (front.bytes > 0 && rear.bytes > 0 && rear.continues(front)) {
+    front.bytes += std::exchange(rear.bytes, 0);
+  }
+  const uint32_t moves = move(arena_, &front) + move(arena_, &rear);
+  donation->rear_bytes = rear.bytes + tail_of(front.bytes);
+  donation->front_bytes = without_tail(front.bytes);
+  return moves;
+}
+
+// What is left stays in the cache, unless the kernel refused to move it.
+void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
+  Extent* extent = donation.extent;
+  release_slot_of(extent);
+  const uint64_t left_bytes = extent->bytes - donation.bytes();
+  char* const left = extent->address + donation.front_bytes;
+  char* const left_end = left + round_up(left_bytes, kGranuleBytes);
+  char* const old_end = extent->address + round_up(extent->bytes, kGranuleBytes);
+  const bool is_kept = left_bytes > 0 && may_be_kept &&
+                       take_off(extent->address, donation.front_bytes) &&
+                       take_off(left + left_bytes, donation.rear_bytes);
+  if (!is_kept) {
+    give_back(extent);
+    budget_.release(left_bytes);
+    return;
+  }
+  set_mapping_count(extent,
+                    std::min<uint64_t>(extent->mapping_count, left_bytes / kGranuleBytes + 1));
+  table_.set(extent->address, donation.front_bytes, nullptr);
+  table_.set(left_end, static_cast<uint64_t>(old_end - left_end), nullptr);
+  MutexLock lock(mutex_);
+  free_granules(extent->address, donation.front_bytes);
+  free_granules(left_end, static_cast<uint64_t>(old_end - left_end));
+  extent->address = left;
+  extent->bytes = left_bytes;
+  link_cached(extent);
+  extent->cancel_trim();
+}
+
+// Makes a part inaccessible that is no longer the extent's.
+bool CpuHeap::take_off(char* address, uint64_t bytes) {
+  return bytes == 0 || arena_.decommit(address, bytes).is_ok();
+}
+
+Extent* CpuHeap::make_keeper(uint64_t bytes) {
+  const Result<Extent*> keeper = make_extent(bytes);
+  return keeper.is_ok() ? keeper.value() : nullptr;
+}
+
+void CpuHeap::keep(Extent* keeper) {
+  keeper->commit();
+  (void)keeper->retire();
+  cache(keeper);
+}
+
+void CpuHeap::set_mapping_count(Extent* extent, uint64_t count) {
+  further_mappings_.fetch_add(count - extent->mapping_count, std::memory_order_relaxed);
+  extent->mapping_count = static_cast<uint32_t>(count);
+}
+
+}  // namespace tencache
