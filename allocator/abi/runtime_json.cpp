@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "abi/runtime.h"
+#include "backend/access_barrier.h"
 #include "backend/gpu_probe.h"
 #include "backend/machine.h"
-#include "backend/access_barrier.h"
 #include "backend/page_map.h"
 #include "base/clock.h"
 #include "base/units.h"

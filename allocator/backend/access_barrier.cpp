@@ -77,8 +77,8 @@ void AccessBarrier::reopen(char* address, uint64_t bytes) const {
 Status AccessBarrier::copy_back(const char* source, char* address, uint64_t bytes) const {
   for (uint64_t done = 0; done < bytes;) {
     uffdio_copy request = {};
-    request.dst = reinterpret_cast<uintptr_t>(address + done);
-    request.src = reinterpret_cast<uintptr_t>(source + done);
+    request.dst = range_of(address, bytes).start + done;
+    request.src = range_of(source, bytes).start + done;
     request.len = bytes - done;
     if (ioctl(fd_.get(), UFFDIO_COPY, &request) == 0) return Status::ok();
     if (errno != EAGAIN) return status_from_errno(errno, "copying memory back");

@@ -27,13 +27,13 @@ class AccessBarrier {
   /// From now on whoever touches a page of the range that is missing waits. REQUIRES: the range is
   /// anonymous memory of whole pages.
   Status close(char* address, uint64_t bytes) const;
-  /// Whoever waits looks again. REQUIRES: every page of the range has been mapped anew, by mmap() or
-  /// mremap(), which ends what close() began.
+  /// Whoever waits looks again. REQUIRES: every page of the range has been mapped anew, by mmap()
+  /// or mremap(), which ends what close() began.
   void wake(char* address, uint64_t bytes) const;
   /// Ends what close() began for pages that were not mapped anew, too.
   void reopen(char* address, uint64_t bytes) const;
-  /// Copies pages into a closed range, from where they were moved to: the way back where mremap() is
-  /// refused.
+  /// Copies pages into a closed range, from where they were moved to: the way back where mremap()
+  /// is refused.
   Status copy_back(const char* source, char* address, uint64_t bytes) const;
 
  private:

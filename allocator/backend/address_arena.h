@@ -57,8 +57,8 @@ class AddressArena {
 
   /// Fresh zeroed anonymous pages outside the arena, to read a slot into.
   Result<char*> make_scratch(uint64_t bytes);
-  /// Moves the scratch pages, or a part of them, onto the range, replacing what was there; that part
-  /// of the scratch is gone. The kernel moves what it keeps as one mapping.
+  /// Moves the scratch pages, or a part of them, onto the range, replacing what was there; that
+  /// part of the scratch is gone. The kernel moves what it keeps as one mapping.
   Status move_onto(char* scratch, char* address, uint64_t bytes);
   /// The same from a range of the arena, which stays accessible and is empty then. REQUIRES:
   /// can_keep_source().

@@ -66,8 +66,8 @@ Status CpuBackend::open_parts(const CpuBackendConfig& config, Budget& budget, St
   heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
                                     budget, stats);
   if (disk_) {
-    migrations_ = std::make_unique<SlotMigrations>(*heap_, *disk_, *page_map_,
-                                                   access_barrier_.get(), stats);
+    migrations_ =
+        std::make_unique<SlotMigrations>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats);
   }
   return Status::ok();
 }

@@ -120,8 +120,8 @@ SlotMigrations::SealOutcome SlotMigrations::prove_and_map(Extent* extent, const 
   if (hash != extent->slot_hash) return SealOutcome::kDiffers;
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
-  *failure = heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(),
-                                    extent->slot.offset);
+  *failure =
+      heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
   if (!failure->is_ok()) return SealOutcome::kFailed;
   heap_.set_mapping_count(extent, 1);
   extent->become_cold();

@@ -2,9 +2,9 @@
 //
 // CpuHeap: the front door of the cpu backend, allocate() and free(). Requests below the extent
 // threshold go to malloc and are always resident; above it each is an extent. A freed extent keeps
-// its pages and waits in a cache for a request of the same size; where room is short, its pages move
-// to whoever needs some (memory/cpu_heap_frames.cpp). What malloc keeps likewise is part of the
-// device tier's use too.
+// its pages and waits in a cache for a request of the same size; where room is short, its pages
+// move to whoever needs some (memory/cpu_heap_frames.cpp). What malloc keeps likewise is part of
+// the device tier's use too.
 //
 // Invariants, besides those of memory/heap.h
 //   1. Room is reserved, for a moment, for Vacant extents too: those whose pages are on their way

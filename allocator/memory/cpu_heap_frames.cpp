@@ -3,17 +3,17 @@
 // CpuHeap's frames: how pages of freed extents come under other addresses.
 //
 // Note [Pages are moved, not cleared]: a page that is given back to the kernel and asked for again
-// has to be cleared, which costs more than anything else in a move (2 MiB take 200 us and more), and
-// as long as the program computes on all processors it pays for that. To move 2 MiB of pages to
+// has to be cleared, which costs more than anything else in a move (2 MiB take 200 us and more),
+// and as long as the program computes on all processors it pays for that. To move 2 MiB of pages to
 // another address takes 5 to 15 us, whatever they hold. So where room is short, an allocation or a
 // fetch of any size is furnished with the pages of those extents that were freed longest ago.
 //
 // Granules, which are huge pages as a rule, stay whole: they go where granules are wanted, and what
 // is behind the last one, the tail, becomes a tail or the end of one. What is left of a donor stays
 // in the cache, at its place. Pages come one granule after the other, each perhaps from another
-// donor, and remain mappings of their own, because the kernel joins only what was made side by side.
-// Thus later moves go granule by granule (invariant 3 of memory/cpu_heap.h), and there is a limit
-// on how many such mappings there are.
+// donor, and remain mappings of their own, because the kernel joins only what was made side by
+// side. Thus later moves go granule by granule (invariant 3 of memory/cpu_heap.h), and there is a
+// limit on how many such mappings there are.
 #include <algorithm>
 #include <utility>
 

@@ -257,8 +257,8 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
 
 // All sizes, little room: whoever takes whose pages, each extent keeps its own bytes.
 class HeapFramesTest : public ::testing::TestWithParam<Choice> {};
-INSTANTIATE_TEST_SUITE_P(Userfaultfd, HeapFramesTest, ::testing::Values(Choice::kOff, Choice::kAuto),
-                         [](const auto& choice) {
+INSTANTIATE_TEST_SUITE_P(Userfaultfd, HeapFramesTest,
+                         ::testing::Values(Choice::kOff, Choice::kAuto), [](const auto& choice) {
                            return choice.param == Choice::kOff ? "off" : "auto";
                          });
 

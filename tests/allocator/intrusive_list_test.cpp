@@ -54,8 +54,8 @@ TEST(IntrusiveListTest, BehavesLikeAList) {
       list.push_front(element);
       model.push_front(element);
     } else {
-      const auto place = std::find(model.begin(), model.end(),
-                                   &elements[random.between(0, elements.size() - 1)]);
+      const auto place =
+          std::find(model.begin(), model.end(), &elements[random.between(0, elements.size() - 1)]);
       const bool is_found = place != model.end();
       list.insert_after(is_found ? *place : nullptr, element);
       model.insert(is_found ? std::next(place) : model.begin(), element);
