@@ -173,10 +173,12 @@ TEST_F(HeapTest, CacheServesBeforeRoomIsAskedFor) {
 TEST_F(HeapTest, CacheGoesBeforeRoomIsAskedFor) {
   const Allocation large = allocate(kLimit - kPageBytes);
   heap_->free(large.address);
-  allocate(kPageBytes / 2);
-  allocate(kPageBytes - 64);
+  const Allocation first = allocate(kPageBytes / 2);
+  const Allocation second = allocate(kPageBytes - 64);
   EXPECT_EQ(room_maker_.asked, 0);
   EXPECT_EQ(heap_->cached_bytes(), 0u);
+  heap_->free(first.address);
+  heap_->free(second.address);
 }
 
 TEST_F(HeapTest, RoomThatIsMadeIsTaken) {
