@@ -3,7 +3,6 @@
 // The phases of a fetch (engine/slot_migrations.h tells the protocol and why it is safe).
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "backend/write_barrier.h"
 #include "base/check.h"
@@ -13,6 +12,7 @@
 #include "engine/migration_permit.h"
 #include "engine/slot_migrations.h"
 #include "engine/slot_reader.h"
+#include "memory/move_in_parts.h"
 
 namespace tencache {
 void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
@@ -207,18 +207,14 @@ void SlotMigrations::merge_and_move(const Fetch& fetch, std::vector<const Extent
   extent->become_resident();
 }
 
-// In one step, or granule by granule where they are several mappings. Whichever of the two stands
-// behind an address meanwhile, the bytes are the same.
+// Whichever of the two stands behind an address meanwhile, the bytes are the same.
 Status SlotMigrations::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
-  const Extent* extent = fetch.extent;
-  const uint64_t step_bytes = fetch.mapping_count > 1 ? kGranuleBytes : extent->bytes;
-  while (*moved_bytes < extent->bytes) {
-    const uint64_t bytes = std::min(step_bytes, extent->bytes - *moved_bytes);
-    TENCACHE_RETURN_IF_ERROR(heap_.arena().move_onto(fetch.scratch + *moved_bytes,
-                                                     extent->address + *moved_bytes, bytes));
-    *moved_bytes += bytes;
-  }
-  return Status::ok();
+  char* const address = fetch.extent->address;
+  return move_in_parts(fetch.extent->bytes, fetch.mapping_count, moved_bytes,
+                       [&](uint64_t offset, uint64_t part_bytes) {
+                         return heap_.arena().move_onto(fetch.scratch + offset, address + offset,
+                                                        part_bytes);
+                       });
 }
 
 // Pages that were written behind the gate's back win over what the slot holds.

@@ -73,9 +73,8 @@ class SlotMigrations final : public Migrations {
   SealOutcome seal_one(const Eviction& eviction, Status* failure);
   bool keeps_pages() const;
   SealOutcome seal_by_protecting(Extent* extent, Status* failure);
-  SealOutcome seal_by_moving(Extent* extent, Extent* keeper, Status* failure);
+  SealOutcome seal_by_moving(Extent* extent);
   SealOutcome prove_and_map(Extent* extent, const char* memory, Status* failure);
-  Status move_pages(const Extent& extent, char* from, char* to, uint64_t* moved_bytes);
   void move_back(const Extent* extent, const Extent* keeper, uint64_t bytes);
   static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
   void abandon(const Eviction& eviction);

@@ -11,7 +11,8 @@
 //   owner, in which they are hashed; whoever touches the address meanwhile waits, in a system call,
 //   too. Afterwards the keeper is cached, so that its pages serve the next fetch or allocation and
 //   nobody has to clear new ones (memory/cpu_heap_frames.cpp). Where room in the budget has to
-//   become free, because somebody waits for it, the first kind serves.
+//   become free, because somebody waits for it, or the kernel does not move the pages, the first
+//   kind serves.
 //
 // In both, nobody can change what is hashed until the extent is cold or resident again.
 #include <algorithm>
@@ -20,31 +21,22 @@
 #include "base/check.h"
 #include "base/racy_access.h"
 #include "engine/slot_migrations.h"
+#include "memory/move_in_parts.h"
 
 namespace tencache {
 
 SlotMigrations::SealOutcome SlotMigrations::seal_one(const Eviction& eviction, Status* failure) {
   Extent* extent = eviction.extent;
-  const uint64_t bytes = extent->bytes;  // once it is cold, anybody may free it
-  Extent* keeper = keeps_pages() ? heap_.make_keeper(bytes) : nullptr;
-  if (keeper == nullptr) *failure = WriteBarrier::ensure_installed();
-  SealOutcome outcome = SealOutcome::kFailed;
-  if (failure->is_ok()) {
-    const bool is_unused =
-        extent->seal() &&
-        extent->last_use_ticks.load(std::memory_order_relaxed) <= eviction.claimed_at_ticks;
-    outcome = !is_unused          ? SealOutcome::kInUse
-              : keeper != nullptr ? seal_by_moving(extent, keeper, failure)
-                                  : seal_by_protecting(extent, failure);
+  const bool is_unused = extent->seal() && extent->last_use_ticks.load(std::memory_order_relaxed) <=
+                                               eviction.claimed_at_ticks;
+  if (!is_unused) return SealOutcome::kInUse;
+  if (keeps_pages()) {
+    // Where it cannot be moved (the program has split its mapping, vm.max_map_count) it can leave
+    // all the same.
+    const SealOutcome outcome = seal_by_moving(extent);
+    if (outcome != SealOutcome::kFailed) return outcome;
   }
-  if (keeper != nullptr && outcome == SealOutcome::kCold) {
-    heap_.keep(keeper);
-  } else if (keeper != nullptr) {
-    heap_.drop_keeper(keeper);
-  } else if (outcome == SealOutcome::kCold) {
-    heap_.budget().release(bytes);
-  }
-  return outcome;
+  return seal_by_protecting(extent, failure);
 }
 
 bool SlotMigrations::keeps_pages() const {
@@ -53,62 +45,62 @@ bool SlotMigrations::keeps_pages() const {
 
 SlotMigrations::SealOutcome SlotMigrations::seal_by_protecting(Extent* extent, Status* failure) {
   AddressArena& arena = heap_.arena();
-  *failure = arena.protect(extent->address, extent->bytes);
+  const uint64_t bytes = extent->bytes;  // once it is cold, anybody may free it
+  *failure = WriteBarrier::ensure_installed();
+  if (failure->is_ok()) *failure = arena.protect(extent->address, bytes);
   if (!failure->is_ok()) return SealOutcome::kFailed;
   const SealOutcome outcome = prove_and_map(extent, extent->address, failure);
-  if (outcome == SealOutcome::kCold) return outcome;
-  Status status = arena.unprotect(extent->address, extent->bytes);
+  if (outcome == SealOutcome::kCold) {
+    heap_.budget().release(bytes);
+    return outcome;
+  }
+  Status status = arena.unprotect(extent->address, bytes);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
   if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
 }
 
-SlotMigrations::SealOutcome SlotMigrations::seal_by_moving(Extent* extent, Extent* keeper,
-                                                           Status* failure) {
+SlotMigrations::SealOutcome SlotMigrations::seal_by_moving(Extent* extent) {
   char* const address = extent->address;
   const uint64_t bytes = extent->bytes;
   const uint32_t mapping_count = extent->mapping_count;
-  *failure = access_barrier_->close(address, bytes);
-  if (!failure->is_ok()) return SealOutcome::kFailed;
+  Extent* keeper = heap_.make_keeper(bytes);
+  if (keeper == nullptr) return SealOutcome::kFailed;
+  if (!access_barrier_->close(address, bytes).is_ok()) {
+    heap_.drop_keeper(keeper);
+    return SealOutcome::kFailed;
+  }
   uint64_t moved_bytes = 0;
-  *failure = move_pages(*extent, address, keeper->address, &moved_bytes);
+  Status failure =
+      move_in_parts(bytes, mapping_count, &moved_bytes, [&](uint64_t offset, uint64_t part_bytes) {
+        return heap_.arena().move_frames(address + offset, keeper->address + offset, part_bytes);
+      });
   SealOutcome outcome = SealOutcome::kFailed;
-  if (failure->is_ok()) outcome = prove_and_map(extent, keeper->address, failure);
+  if (failure.is_ok()) outcome = prove_and_map(extent, keeper->address, &failure);
   if (outcome == SealOutcome::kCold) {
     access_barrier_->wake(address, bytes);
     heap_.set_mapping_count(keeper, mapping_count);
+    heap_.keep(keeper);
     return outcome;
   }
   move_back(extent, keeper, moved_bytes);
+  heap_.drop_keeper(keeper);
   if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
 }
 
-// Granule by granule where they are several mappings (memory/cpu_heap.h, invariant 3).
-Status SlotMigrations::move_pages(const Extent& extent, char* from, char* to,
-                                  uint64_t* moved_bytes) {
-  const uint64_t step_bytes = extent.mapping_count > 1 ? kGranuleBytes : extent.bytes;
-  while (*moved_bytes < extent.bytes) {
-    const uint64_t bytes = std::min(step_bytes, extent.bytes - *moved_bytes);
-    TENCACHE_RETURN_IF_ERROR(
-        heap_.arena().move_frames(from + *moved_bytes, to + *moved_bytes, bytes));
-    *moved_bytes += bytes;
-  }
-  return Status::ok();
-}
-
 // The first bytes of the extent come back from its keeper.
 void SlotMigrations::move_back(const Extent* extent, const Extent* keeper, uint64_t bytes) {
-  const uint64_t step_bytes = extent->mapping_count > 1 ? kGranuleBytes : extent->bytes;
-  for (uint64_t offset = 0; offset < bytes; offset += step_bytes) {
-    char* kept = keeper->address + offset;
-    char* address = extent->address + offset;
-    const uint64_t part_bytes = std::min(step_bytes, bytes - offset);
-    Status status = heap_.arena().move_frames(kept, address, part_bytes);
-    // Mappings ran out meanwhile (vm.max_map_count): a copy needs none.
-    if (!status.is_ok()) status = access_barrier_->copy_back(kept, address, part_bytes);
-    TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
-  }
+  uint64_t moved_bytes = 0;
+  const Status status = move_in_parts(
+      bytes, extent->mapping_count, &moved_bytes, [&](uint64_t offset, uint64_t part_bytes) {
+        char* const kept = keeper->address + offset;
+        char* const address = extent->address + offset;
+        if (heap_.arena().move_frames(kept, address, part_bytes).is_ok()) return Status::ok();
+        // Mappings ran out meanwhile (vm.max_map_count): a copy needs none.
+        return access_barrier_->copy_back(kept, address, part_bytes);
+      });
+  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
   access_barrier_->reopen(extent->address, extent->bytes);
 }
 

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuHeap's cache: freed extents, their pages still there, that wait for reuse.
-#include <algorithm>
-#include <utility>
-
-#include "base/check.h"
-#include "base/units.h"
 #include "memory/cpu_heap.h"
 
 namespace tencache {

@@ -17,9 +17,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "base/units.h"
 #include "memory/cpu_heap.h"
+#include "memory/move_in_parts.h"
 
 namespace tencache {
 namespace {
@@ -30,28 +30,29 @@ constexpr int kDonorsLookedAtMax = 256;
 constexpr uint64_t tail_of(uint64_t bytes) { return bytes % kGranuleBytes; }
 constexpr uint64_t without_tail(uint64_t bytes) { return bytes - tail_of(bytes); }
 
-/// Pages on their way from one address to another. They move in steps of at most `step_bytes`.
+/// Pages on their way from one address to another.
 struct Run {
   char* from = nullptr;
   char* to = nullptr;
   uint64_t bytes = 0;
-  uint64_t step_bytes = 0;
 
   bool continues(const Run& other) const {
     return from == other.from + other.bytes && to == other.to + other.bytes;
   }
 };
 
-/// How many steps were made. Less than all of them where the kernel refuses one (vm.max_map_count,
-/// or the program has split a mapping by madvise or mlock); `bytes` is then what was moved.
-uint32_t move(AddressArena& arena, Run* run) {
-  uint32_t steps = 0;
-  for (uint64_t done = 0; done < run->bytes; ++steps) {
-    const uint64_t bytes = std::min(run->step_bytes, run->bytes - done);
-    if (!arena.move_frames(run->from + done, run->to + done, bytes).is_ok()) run->bytes = done;
-    done += bytes;
-  }
-  return steps;
+/// In how many parts it was tried. Where the kernel refuses one (vm.max_map_count, or the program
+/// has split a mapping by madvise or mlock), `bytes` is then what was moved before.
+uint32_t move(AddressArena& arena, uint32_t mapping_count, Run* run) {
+  uint32_t parts = 0;
+  uint64_t moved_bytes = 0;
+  (void)move_in_parts(run->bytes, mapping_count, &moved_bytes,
+                      [&](uint64_t offset, uint64_t part_bytes) {
+                        ++parts;
+                        return arena.move_frames(run->from + offset, run->to + offset, part_bytes);
+                      });
+  run->bytes = moved_bytes;
+  return parts;
 }
 
 }  // namespace
@@ -110,14 +111,14 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
 // Returns the number of mappings that came to be, and leaves in the donation what was moved.
 uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t target_bytes) {
   const Extent& extent = *donation->extent;
-  const uint64_t step_bytes = extent.mapping_count > 1 ? kGranuleBytes : extent.bytes;
-  Run front = {extent.address, target + donation->target_offset, donation->front_bytes, step_bytes};
+  Run front = {extent.address, target + donation->target_offset, donation->front_bytes};
   Run rear = {extent.address + extent.bytes - donation->rear_bytes,
-              target + without_tail(target_bytes), donation->rear_bytes, step_bytes};
+              target + without_tail(target_bytes), donation->rear_bytes};
   if (front.bytes > 0 && rear.bytes > 0 && rear.continues(front)) {
     front.bytes += std::exchange(rear.bytes, 0);
   }
-  const uint32_t moves = move(arena_, &front) + move(arena_, &rear);
+  const uint32_t moves =
+      move(arena_, extent.mapping_count, &front) + move(arena_, extent.mapping_count, &rear);
   donation->rear_bytes = rear.bytes + tail_of(front.bytes);
   donation->front_bytes = without_tail(front.bytes);
   return moves;
