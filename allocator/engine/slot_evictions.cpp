@@ -27,8 +27,9 @@ EvictionResult SlotMigrations::evict(std::span<Extent* const> extents) {
     dirty.push_back(eviction);
   }
   if (dirty.empty()) return result;
-  // Phase 3: slots, then bytes.
+  // Phase 3: slots, then bytes. Those whose pages are kept are done then.
   take_slots(dirty, &result);
+  if (keeps_pages()) evict_kept(&dirty, &result);
   write_slots(dirty, &result);
   // Phase 4: the proof. What differs now is being written by somebody; it is no victim.
   differing.clear();
@@ -112,27 +113,19 @@ void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionR
   const uint64_t begin_work_ns = thread_work_ns();
   uint64_t proved_bytes = 0;
   for (const Eviction& eviction : evictions) {
-    Extent* extent = eviction.extent;
-    const uint64_t bytes = extent->bytes;
-    const bool was_fetched_in_vain = extent->has(kFlagAhead);
+    const Departure departure(*eviction.extent);
     Status failure;
     switch (seal_one(eviction, &failure)) {
       case SealOutcome::kCold:
-        proved_bytes += bytes;
-        add(stats_.evicted_bytes, bytes);
-        if (!eviction.needs_write) add(stats_.clean_dropped_bytes, bytes);
-        if (was_fetched_in_vain) {
-          add(stats_.wasted_fetches, 1);
-          add(stats_.wasted_fetched_bytes, bytes);
-        }
-        result->count += 1;
-        result->bytes += bytes;
+        proved_bytes += departure.bytes;
+        if (!eviction.needs_write) add(stats_.clean_dropped_bytes, departure.bytes);
+        count_departure(departure, result);
         break;
       case SealOutcome::kInUse:
         abandon(eviction);
         break;
       case SealOutcome::kDiffers:
-        proved_bytes += bytes;
+        proved_bytes += departure.bytes;
         differing->push_back(eviction);
         break;
       case SealOutcome::kFailed:
@@ -142,6 +135,16 @@ void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionR
     }
   }
   drop_work_.add(proved_bytes, thread_work_ns() - begin_work_ns);
+}
+
+void SlotMigrations::count_departure(const Departure& departure, EvictionResult* result) {
+  add(stats_.evicted_bytes, departure.bytes);
+  if (departure.was_fetched_in_vain) {
+    add(stats_.wasted_fetches, 1);
+    add(stats_.wasted_fetched_bytes, departure.bytes);
+  }
+  result->count += 1;
+  result->bytes += departure.bytes;
 }
 
 void SlotMigrations::abandon(const Eviction& eviction) { eviction.extent->abandon_eviction(); }

@@ -10,6 +10,8 @@
 //   3. seals E (nobody can write, pins wait), hashes again and compares: the proof that the slot
 //      holds these very bytes, whoever may have written meanwhile (engine/slot_seals.cpp),
 //   4. maps the slot over the address. E is cold; its room is free, or its pages are cached.
+// Where its pages are kept, E is sealed before it is written, and what is written needs no proof
+// (engine/kept_evictions.cpp).
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost.
 //
 // A fetch claims E, reads its slot into scratch pages and compares the hash, then write-protects
@@ -59,7 +61,20 @@ class SlotMigrations final : public Migrations {
     Extent* extent = nullptr;
     uint64_t claimed_at_ticks = 0;
     bool needs_write = true;
+
+    bool is_used_since() const {
+      return extent->last_use_ticks.load(std::memory_order_relaxed) > claimed_at_ticks;
+    }
   };
+  /// What is told of an extent that has become cold: by then anybody may free it.
+  struct Departure {
+    explicit Departure(const Extent& extent)
+        : bytes(extent.bytes), was_fetched_in_vain(extent.has(kFlagAhead)) {}
+    uint64_t bytes;
+    bool was_fetched_in_vain;
+  };
+  struct KeptEviction;
+  class KeptWriter;
 
   // Phases of an eviction.
   std::vector<Eviction> claim(std::span<Extent* const> extents);
@@ -71,12 +86,21 @@ class SlotMigrations final : public Migrations {
                     std::vector<Eviction>* differing);
   enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
   SealOutcome seal_one(const Eviction& eviction, Status* failure);
+  static bool seal_unused(const Eviction& eviction);
   bool keeps_pages() const;
   SealOutcome seal_by_protecting(Extent* extent, Status* failure);
   SealOutcome seal_by_moving(Extent* extent);
-  SealOutcome prove_and_map(Extent* extent, const char* memory, Status* failure);
+  Extent* move_away(const Extent* extent);
   void move_back(const Extent* extent, const Extent* keeper, uint64_t bytes);
+  Status leave_to_keeper(Extent* extent, Extent* keeper);
+  static SealOutcome prove(const Extent* extent, const char* memory);
+  Status map_slot(Extent* extent);
   static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
+  void evict_kept(std::vector<Eviction>* evictions, EvictionResult* result);
+  std::vector<KeptEviction> move_all_away(std::vector<Eviction>* evictions);
+  void call_off(KeptEviction* eviction);
+  void end_kept(KeptEviction* eviction, const Status& written, EvictionResult* result);
+  void count_departure(const Departure& departure, EvictionResult* result);
   void abandon(const Eviction& eviction);
   void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
 

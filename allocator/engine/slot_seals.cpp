@@ -12,7 +12,8 @@
 //   too. Afterwards the keeper is cached, so that its pages serve the next fetch or allocation and
 //   nobody has to clear new ones (memory/cpu_heap_frames.cpp). Where room in the budget has to
 //   become free, because somebody waits for it, or the kernel does not move the pages, the first
-//   kind serves.
+//   kind serves. What has to be written as well is written in this window, too
+//   (engine/kept_evictions.cpp).
 //
 // In both, nobody can change what is hashed until the extent is cold or resident again.
 #include <algorithm>
@@ -27,9 +28,7 @@ namespace tencache {
 
 SlotMigrations::SealOutcome SlotMigrations::seal_one(const Eviction& eviction, Status* failure) {
   Extent* extent = eviction.extent;
-  const bool is_unused = extent->seal() && extent->last_use_ticks.load(std::memory_order_relaxed) <=
-                                               eviction.claimed_at_ticks;
-  if (!is_unused) return SealOutcome::kInUse;
+  if (!seal_unused(eviction)) return SealOutcome::kInUse;
   if (keeps_pages()) {
     // Where it cannot be moved (the program has split its mapping, vm.max_map_count) it can leave
     // all the same.
@@ -37,6 +36,10 @@ SlotMigrations::SealOutcome SlotMigrations::seal_one(const Eviction& eviction, S
     if (outcome != SealOutcome::kFailed) return outcome;
   }
   return seal_by_protecting(extent, failure);
+}
+
+bool SlotMigrations::seal_unused(const Eviction& eviction) {
+  return eviction.extent->seal() && !eviction.is_used_since();
 }
 
 bool SlotMigrations::keeps_pages() const {
@@ -49,10 +52,15 @@ SlotMigrations::SealOutcome SlotMigrations::seal_by_protecting(Extent* extent, S
   *failure = WriteBarrier::ensure_installed();
   if (failure->is_ok()) *failure = arena.protect(extent->address, bytes);
   if (!failure->is_ok()) return SealOutcome::kFailed;
-  const SealOutcome outcome = prove_and_map(extent, extent->address, failure);
+  SealOutcome outcome = prove(extent, extent->address);
   if (outcome == SealOutcome::kCold) {
-    heap_.budget().release(bytes);
-    return outcome;
+    *failure = map_slot(extent);
+    if (failure->is_ok()) {
+      extent->become_cold();
+      heap_.budget().release(bytes);
+      return outcome;
+    }
+    outcome = SealOutcome::kFailed;
   }
   Status status = arena.unprotect(extent->address, bytes);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
@@ -61,32 +69,51 @@ SlotMigrations::SealOutcome SlotMigrations::seal_by_protecting(Extent* extent, S
 }
 
 SlotMigrations::SealOutcome SlotMigrations::seal_by_moving(Extent* extent) {
-  char* const address = extent->address;
-  const uint64_t bytes = extent->bytes;
-  const uint32_t mapping_count = extent->mapping_count;
-  Extent* keeper = heap_.make_keeper(bytes);
+  Extent* keeper = move_away(extent);
   if (keeper == nullptr) return SealOutcome::kFailed;
-  if (!access_barrier_->close(address, bytes).is_ok()) {
-    heap_.drop_keeper(keeper);
-    return SealOutcome::kFailed;
-  }
-  uint64_t moved_bytes = 0;
-  Status failure =
-      move_in_parts(bytes, mapping_count, &moved_bytes, [&](uint64_t offset, uint64_t part_bytes) {
-        return heap_.arena().move_frames(address + offset, keeper->address + offset, part_bytes);
-      });
-  SealOutcome outcome = SealOutcome::kFailed;
-  if (failure.is_ok()) outcome = prove_and_map(extent, keeper->address, &failure);
+  SealOutcome outcome = prove(extent, keeper->address);
   if (outcome == SealOutcome::kCold) {
-    access_barrier_->wake(address, bytes);
-    heap_.set_mapping_count(keeper, mapping_count);
-    heap_.keep(keeper);
-    return outcome;
+    if (leave_to_keeper(extent, keeper).is_ok()) return outcome;
+    outcome = SealOutcome::kFailed;
   }
-  move_back(extent, keeper, moved_bytes);
+  move_back(extent, keeper, extent->bytes);
   heap_.drop_keeper(keeper);
   if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
+}
+
+// The pages of a sealed extent leave for a keeper; whoever touches the address waits from then on.
+// Null, and nothing has happened, where the kernel does not move them.
+Extent* SlotMigrations::move_away(const Extent* extent) {
+  char* const address = extent->address;
+  Extent* keeper = heap_.make_keeper(extent->bytes);
+  if (keeper == nullptr) return nullptr;
+  if (access_barrier_->close(address, extent->bytes).is_ok()) {
+    uint64_t moved_bytes = 0;
+    const Status status = move_in_parts(
+        extent->bytes, extent->mapping_count, &moved_bytes,
+        [&](uint64_t offset, uint64_t part_bytes) {
+          return heap_.arena().move_frames(address + offset, keeper->address + offset, part_bytes);
+        });
+    if (status.is_ok()) return keeper;
+    move_back(extent, keeper, moved_bytes);
+  }
+  heap_.drop_keeper(keeper);
+  return nullptr;
+}
+
+// The slot takes the place of pages that were moved away, which are cached from now on. Where the
+// kernel refuses, nothing has happened.
+Status SlotMigrations::leave_to_keeper(Extent* extent, Extent* keeper) {
+  char* const address = extent->address;  // once it is cold, anybody may free it
+  const uint64_t bytes = extent->bytes;
+  const uint32_t mapping_count = extent->mapping_count;
+  TENCACHE_RETURN_IF_ERROR(map_slot(extent));
+  extent->become_cold();
+  access_barrier_->wake(address, bytes);
+  heap_.set_mapping_count(keeper, mapping_count);
+  heap_.keep(keeper);
+  return Status::ok();
 }
 
 // The first bytes of the extent come back from its keeper.
@@ -104,20 +131,20 @@ void SlotMigrations::move_back(const Extent* extent, const Extent* keeper, uint6
   access_barrier_->reopen(extent->address, extent->bytes);
 }
 
-// `memory` holds the bytes of the extent, and nobody can write there.
-SlotMigrations::SealOutcome SlotMigrations::prove_and_map(Extent* extent, const char* memory,
-                                                          Status* failure) {
+// Whether the slot holds the bytes of a sealed extent, which are in `memory`: kCold when it may go.
+SlotMigrations::SealOutcome SlotMigrations::prove(const Extent* extent, const char* memory) {
   ContentHash hash;
   if (!hash_sealed(extent, memory, &hash)) return SealOutcome::kInUse;
-  if (hash != extent->slot_hash) return SealOutcome::kDiffers;
+  return hash == extent->slot_hash ? SealOutcome::kCold : SealOutcome::kDiffers;
+}
+
+Status SlotMigrations::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
-  *failure =
-      heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
-  if (!failure->is_ok()) return SealOutcome::kFailed;
+  TENCACHE_RETURN_IF_ERROR(
+      heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset));
   heap_.set_mapping_count(extent, 1);
-  extent->become_cold();
-  return SealOutcome::kCold;
+  return Status::ok();
 }
 
 // False when a pin arrived meanwhile: its thread waits, so give up at once.

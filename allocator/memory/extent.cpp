@@ -108,6 +108,16 @@ bool Extent::end_demotion() {
   return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
 }
 
+// A pin makes whoever evicts it give up at once.
+void Extent::call_off_sealing() {
+  uint64_t word = pin() + kOnePin;
+  while (state_of(word) == ExtentState::kSealing) {
+    wait_while(word);
+    word = load();
+  }
+  unpin();
+}
+
 // Each word that is looked at is either changed or waited for, so that nobody sleeps on a state
 // that has nothing to end: between two looks, others may claim the extent and give it up again.
 Retired Extent::retire() {
@@ -126,6 +136,9 @@ Retired Extent::retire() {
         retired = (word & kFlagBusy) != 0 ? Retired::kLeftToDemotion : Retired::kVacant;
         break;
       case ExtentState::kSealing:
+        call_off_sealing();
+        word = load();
+        continue;
       case ExtentState::kFetching:
       case ExtentState::kMerging:
         wait_while(word);

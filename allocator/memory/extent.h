@@ -183,6 +183,7 @@ class Extent {
   void commit();
 
  private:
+  void call_off_sealing();
   bool transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
                   uint64_t clear, uint64_t required_set = 0);
 
