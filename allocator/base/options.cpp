@@ -240,7 +240,7 @@ constexpr std::array<Row, 22> kRows = {{
       "Share of the budget in use at which ops begin to be watched; above 0, at most 1."},
      [](Options& o, std::string_view t) { return parse_share(t, false, o.arm_at); },
      [](const Options& o) { return format_number(o.arm_at); }},
-    {{"chunk_share", "number", "", "0.25",
+    {{"chunk_share", "number", "", "0.05",
       "Share of the budget that one chunk of a multi-tensor op may name; above 0, at most 1."},
      [](Options& o, std::string_view t) { return parse_share(t, false, o.chunk_share); },
      [](const Options& o) { return format_number(o.chunk_share); }},

@@ -42,7 +42,7 @@ struct Options {
   LogLevel log_level = LogLevel::kInfo;          // log_level: error|warning|info|debug
   uint64_t extent_min_bytes = 1 << 20;           // extent_min: smaller allocations never go cold
   double arm_at = 0.70;                          // arm_at: share of the budget at which hooks arm
-  double chunk_share = 0.25;                     // chunk_share: share of the budget per list chunk
+  double chunk_share = 0.05;                     // chunk_share: share of the budget per list chunk
   Choice io_uring = Choice::kAuto;               // io_uring: auto|on|off
   Choice direct_io = Choice::kAuto;              // direct_io: auto|on|off
   Choice userfaultfd = Choice::kAuto;            // userfaultfd: auto|on|off

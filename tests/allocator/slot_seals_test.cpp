@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictions that keep the pages (engine/slot_seals.cpp): where they are then, what brings them
+// Evictions that keep the pages (engine/slot_seals.cpp, engine/kept_evictions.cpp): where they are then, what brings them
 // back, which extents leave by the other window, and that nobody notices. Skipped where the kernel
 // does not allow userfaultfd.
 #include <gtest/gtest.h>
@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "backend/access_barrier.h"
+#include "base/clock.h"
 #include "support/accessible.h"
 #include "support/child_process.h"
+#include "support/eventually.h"
 #include "support/faulty_channel.h"
 #include "support/test_engine.h"
 
@@ -62,24 +64,170 @@ TEST_F(KeptPagesTest, EvictedPagesAreCachedAndServeTheNextRequest) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-TEST_F(KeptPagesTest, BytesThatDifferComeBack) {
-  char* address = nullptr;
-  TestEngine engine(keep_pages_with([&address] { address[5] = 9; }));
-  address = engine.allocate(3 * kMiB);
-  memset(address, 5, 3 * kMiB);
-  EXPECT_FALSE(engine.evict(address));
-  EXPECT_TRUE(engine.is_resident(address));
-  EXPECT_EQ(address[5], 9);
-  EXPECT_EQ(engine->heap().cached_bytes(), 0u);
+// Presumed clean, and found out when the pages have moved away already.
+TEST_F(KeptPagesTest, BytesThatDifferAreWritten) {
+  TestEngine engine(keep_pages);
+  char* address = engine.allocate(3 * kMiB);
+  fill_pattern(address, 3 * kMiB, 1);
   ASSERT_TRUE(engine.evict(address));
+  engine.use({address});
+  fill_pattern(address, 3 * kMiB, 2);
+  ASSERT_TRUE(engine.extent(address)->is_presumed_clean());
+  ASSERT_TRUE(engine.evict(address));
+  EXPECT_EQ(engine.read(engine.stats().disk_written_bytes), 6 * kMiB);
+  EXPECT_EQ(engine.read(engine.stats().clean_dropped_bytes), 0u);
+  engine.use({address});
+  EXPECT_TRUE(has_pattern(address, 3 * kMiB, 2));
   EXPECT_EQ(engine.check_books(), "");
+}
+
+// ---- Wanted while its pages are away (engine/kept_evictions.cpp) ------------------------------
+
+class WantedWhileWrittenTest : public KeptPagesTest {
+ protected:
+  static constexpr uint64_t kBytes = 3 * kMiB;
+
+  void SetUp() override {
+    KeptPagesTest::SetUp();
+    if (IsSkipped()) return;
+    engine_ = std::make_unique<TestEngine>(keep_pages_with([this] { hook_(); }));
+    address_ = engine_->allocate(kBytes);
+    fill_pattern(address_, kBytes, 1);
+  }
+  TestEngine& engine() { return *engine_; }
+  /// Another thread does something that makes it wait for the extent; returns once it waits.
+  void want(std::function<void()> action) {
+    other_ = std::jthread(std::move(action));
+    EXPECT_TRUE(eventually([this] { return Extent::pins_of(extent()->load()) > 0; }));
+  }
+  Extent* extent() { return engine().extent(address_); }
+
+  std::function<void()> hook_ = [] {};
+  std::unique_ptr<TestEngine> engine_;
+  char* address_ = nullptr;
+  std::jthread other_;
+};
+
+TEST_F(WantedWhileWrittenTest, OpGetsItBackAtOnce) {
+  hook_ = [this] {
+    EXPECT_EQ(extent()->state(), ExtentState::kSealing);
+    want([this] { engine().use({address_}); });
+  };
+  EXPECT_FALSE(engine().evict(address_));
+  other_.join();
+  EXPECT_TRUE(engine().is_resident(address_));
+  EXPECT_TRUE(has_pattern(address_, kBytes, 1));
+  EXPECT_EQ(engine()->disk()->used_bytes(), 0u) << "its slot may hold anything";
+  EXPECT_EQ(engine()->heap().cached_bytes(), 0u);
+  EXPECT_EQ(engine().read(engine().stats().fetched_bytes), 0u);
+  EXPECT_EQ(engine().check_books(), "");
+  ASSERT_TRUE(engine().evict(address_));
+  engine().use({address_});
+  EXPECT_TRUE(has_pattern(address_, kBytes, 1));
+}
+
+TEST_F(WantedWhileWrittenTest, OrderToFetchItCallsItOff) {
+  hook_ = [this] { raise_to(extent()->last_use_ticks, ticks() + 1); };
+  EXPECT_FALSE(engine().evict(address_));
+  EXPECT_TRUE(engine().is_resident(address_));
+  EXPECT_TRUE(has_pattern(address_, kBytes, 1));
+  EXPECT_EQ(engine().check_books(), "");
+}
+
+TEST_F(WantedWhileWrittenTest, WhoFreesItDoesNotWaitForTheEnd) {
+  Extent* freed = extent();
+  hook_ = [this] { want([this] { engine().free(address_); }); };
+  EXPECT_FALSE(engine().evict(address_));
+  other_.join();
+  EXPECT_EQ(freed->state(), ExtentState::kCached);
+  EXPECT_EQ(Extent::pins_of(freed->load()), 0u);
+  EXPECT_FALSE(freed->has(kFlagBusy));
+  EXPECT_EQ(engine()->disk()->used_bytes(), 0u);
+  EXPECT_EQ(engine().check_books(), "");
+}
+
+TEST_F(WantedWhileWrittenTest, OthersOfItsBatchLeave) {
+  char* second = engine().allocate(kBytes);
+  fill_pattern(second, kBytes, 2);
+  hook_ = [this] { want([this] { engine().use({address_}, AccessMode::kWrite); }); };
+  Extent* extents[] = {extent(), engine().extent(second)};
+  for (Extent* one : extents) one->set_flags(kFlagSeen);
+  EXPECT_EQ(engine()->migrations()->evict(extents).bytes, kBytes);
+  other_.join();
+  EXPECT_TRUE(engine().is_resident(address_));
+  EXPECT_TRUE(engine().is_cold(second));
+  EXPECT_TRUE(has_pattern(address_, kBytes, 1));
+  EXPECT_TRUE(has_pattern(second, kBytes, 2));
+  EXPECT_EQ(engine().check_books(), "");
+}
+
+// Nobody told the gate, so it does not come back; what is written arrives all the same.
+TEST_F(WantedWhileWrittenTest, StrayWriteWaitsAndIsKept) {
+  hook_ = [this] { other_ = std::jthread([this] { address_[5] = 9; }); };
+  EXPECT_TRUE(engine().evict(address_));
+  other_.join();
+  EXPECT_EQ(address_[5], 9);
+  engine().use({address_});
+  EXPECT_EQ(address_[5], 9);
+  fill_pattern(address_, 8, 1);
+  EXPECT_TRUE(has_pattern(address_, kBytes, 1)) << "besides that byte";
+  EXPECT_EQ(engine().read(engine().stats().unannounced_writes), 1u);
+  EXPECT_EQ(engine().check_books(), "");
+}
+
+TEST_F(KeptPagesTest, FailedWriteBringsThePagesBack) {
+  auto plan = std::make_shared<FaultPlan>();
+  TestEngine engine([&plan](CpuEngineConfig& config) {
+    keep_pages(config);
+    config.disk->channel_factory = faulty_channel_factory(plan);
+  });
+  std::vector<Extent*> extents;
+  for (const uint64_t seed : {1, 2}) {
+    char* address = engine.allocate(3 * kMiB);
+    fill_pattern(address, 3 * kMiB, seed);
+    extents.push_back(engine.extent(address));
+    extents.back()->set_flags(kFlagSeen);
+  }
+  plan->add({.first = 4, .count = 1, .kind = FaultKind::kFail, .error_number = ENOSPC});
+  const EvictionResult result = engine->migrations()->evict(extents);
+  EXPECT_EQ(result.count, 0u);
+  EXPECT_FALSE(result.failure.is_ok());
+  EXPECT_EQ(engine.read(engine.stats().eviction_failures), 2u);
+  for (size_t index = 0; index < extents.size(); ++index) {
+    EXPECT_TRUE(engine.is_resident(extents[index]->address));
+    EXPECT_TRUE(has_pattern(extents[index]->address, 3 * kMiB, index + 1));
+  }
+  EXPECT_EQ(engine->heap().cached_bytes(), 0u);
+  EXPECT_EQ(engine.check_books(), "");
+  EXPECT_EQ(engine->migrations()->evict(extents).count, 2u);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+TEST_F(KeptPagesTest, SlotThatTheKernelDoesNotMapBringsThePagesBack) {
+  const int outcome = run_in_child([] {
+    TestEngine engine(keep_pages);
+    char* first = engine.allocate(3 * kMiB);  // its slot begins at 0
+    EXPECT_TRUE(engine.evict(first));
+    char* address = engine.allocate(3 * kMiB);
+    fill_pattern(address, 3 * kMiB, 1);
+    constexpr unsigned kOffset = 5;  // of what is mapped, which only a file has
+    if (!deny_syscall_when(SYS_mmap, ENOMEM, kOffset, 3 * kMiB)) _exit(kSkipped);
+    EXPECT_FALSE(engine.evict(address));
+    EXPECT_TRUE(engine.is_resident(address));
+    EXPECT_TRUE(has_pattern(address, 3 * kMiB, 1));
+    EXPECT_EQ(engine.read(engine.stats().eviction_failures), 1u);
+    EXPECT_EQ(engine.check_books(), "");
+  });
+  if (outcome == kSkipped) GTEST_SKIP() << "the kernel allows no seccomp filters";
+  EXPECT_EQ(outcome, 0);
 }
 
 // Where the kernel refuses to move pages back they are copied; nobody may go without them.
 TEST_F(KeptPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
   const int outcome = run_in_child([] {
     char* address = nullptr;
-    TestEngine engine(keep_pages_with([&address] { address[5] = 9; }));
+    Extent* extent = nullptr;
+    TestEngine engine(keep_pages_with([&extent] { extent->pin(); }));
     // Of two neighbours one has this bit in its address; its pages leave for the other's place.
     address = engine.allocate(kGranuleBytes);
     char* other = engine.allocate(kGranuleBytes);
@@ -87,11 +235,13 @@ TEST_F(KeptPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
     engine.free(other);
     engine->heap().drop_cached(kGranuleBytes);
     memset(address, 5, kGranuleBytes);
+    extent = engine.extent(address);
     if (!deny_syscall_when(SYS_mremap, ENOMEM, 4, kGranuleBytes)) _exit(kSkipped);
     EXPECT_FALSE(engine.evict(address));
     EXPECT_TRUE(engine.is_resident(address));
-    EXPECT_EQ(address[5], 9);
+    EXPECT_EQ(address[5], 5);
     EXPECT_EQ(address[kGranuleBytes - 1], 5);
+    extent->unpin();
     EXPECT_EQ(engine.check_books(), "");
   });
   if (outcome == kSkipped) GTEST_SKIP() << "the kernel allows no seccomp filters";
