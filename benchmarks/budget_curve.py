@@ -43,6 +43,7 @@ class Subject:
     shares: tuple[int, ...] = (75, 50, 25)
     without_plans: tuple[int, ...] = (50,)
     with_everything: bool = True
+    rounds: int = 3  # unless the command line says so
 
 
 SUBJECTS = {
@@ -56,6 +57,7 @@ SUBJECTS = {
         shares=(50, 25),
         without_plans=(),
         with_everything=False,
+        rounds=1,  # which takes a quarter of an hour
     ),
     "cnn": Subject(
         CnnShape(channels=64, blocks=2, pixels=96, batch=32), warmup=10, steps=4, shares=(50, 25)
@@ -107,6 +109,12 @@ def check_bits(name: str, runs: dict[str, list[dict[str, Any]]]) -> None:
 
 def step_counts(names: Iterable[str]) -> str:
     return ", ".join(f"{name} {SUBJECTS[name].warmup} and {SUBJECTS[name].steps}" for name in names)
+
+
+def round_counts(options: Any) -> str:
+    return ", ".join(
+        f"{name} {options.rounds or SUBJECTS[name].rounds}" for name in options.model or SUBJECTS
+    )
 
 
 def a_step(results: list[dict[str, Any]], *path: str) -> float:
@@ -193,7 +201,7 @@ def measure(name: str, options: Any, report: Report) -> None:
     chosen = variants(subject, peak)
     runs = support.interleave(
         chosen,
-        options.rounds,
+        options.rounds or subject.rounds,
         lambda variant: support.run_worker("training.py", job, variant),
         quiet_wait_s=options.quiet_wait,
     )
@@ -218,7 +226,7 @@ def measure(name: str, options: Any, report: Report) -> None:
 
 
 def main() -> None:
-    parser = support.arguments("Step time, stalls and traffic against the budget.", rounds=3)
+    parser = support.arguments("Step time, stalls and traffic against the budget.", rounds=None)
     parser.add_argument(
         "--model", action="append", choices=[*SUBJECTS], help="measure only this one (repeatable)"
     )
@@ -233,8 +241,8 @@ def main() -> None:
     for name in options.model or SUBJECTS:
         measure(name, options, report)
     report.notes = [
-        f"Rounds: {options.rounds}; in each every budget runs once in a process of its own. Steps "
-        f"of warm-up and steps that count: {step_counts(options.model or SUBJECTS)}. Times: "
+        f"Rounds: {round_counts(options)}; in each every budget runs once in a process of its own. "
+        f"Steps of warm-up and steps that count: {step_counts(options.model or SUBJECTS)}. Times: "
         "median of a process' steps, then of the rounds; ratios are taken round by round (median, "
         "lowest-highest). Bytes and stall: mean of a step.",
         "bound: stock's step, or what no schedule can beat at the speed that fetches had "

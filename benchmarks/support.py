@@ -347,7 +347,7 @@ def foreign_note(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     )
 
 
-def arguments(description: str, *, rounds: int) -> argparse.ArgumentParser:
+def arguments(description: str, *, rounds: int | None) -> argparse.ArgumentParser:
     """The flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each variant")

@@ -7,7 +7,8 @@
 // the proof. Then the proof would pass for a slot that holds other bytes. So each piece is copied
 // first, into a buffer of the channel (tier/bounce_ring.h), and the copy is what is hashed and
 // written: whatever the program does, the slot holds exactly the bytes of the hash. The copy
-// overlaps the writes in flight and costs a fraction of them.
+// overlaps the writes in flight and costs a fraction of them. Where the pages can be kept they are
+// moved away first instead, and none of this is needed (engine/kept_evictions.cpp).
 //
 // Threads: one EvictionWriter serves one transfer on one thread.
 #pragma once

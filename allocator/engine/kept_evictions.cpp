@@ -3,8 +3,8 @@
 // Evictions of extents whose pages are kept and whose bytes have to be written: the pages are moved
 // away first (engine/slot_seals.cpp), and written from where they are then. Nobody can reach them
 // there, so the slot holds exactly the bytes that were hashed on their way, and neither a copy nor
-// a second hash has to prove it (unlike Note [Bounce ring] in engine/eviction_writer.h). On a
-// program that computes on all processors that is a third of what an eviction costs.
+// a second hash has to prove it (unlike Note [Bounce ring] in engine/eviction_writer.h). That halves
+// the processor time of an eviction, which a program that computes on all processors goes without.
 //
 // The price: whoever touches the extent while it is written waits. An op, an order to fetch it and
 // free() call the eviction off, which is looked for at each piece; the pages are back at once then,
