@@ -106,11 +106,14 @@ class FractionalBelady {
 };
 
 /// The longest time that windows of a period take one after the other. A window is a row of ticks:
-/// what they name has to be there in it, and no more than the budget was there when it began.
+/// what they name has to be there in it, and no more than the budget was there when it began. The
+/// period is looked at from one of its ticks on, round to the same tick of the next: windows do not
+/// reach across that place.
 class Bursts {
  public:
-  Bursts(const Trace& trace, const Machine& machine)
+  Bursts(const Trace& trace, const Machine& machine, Tick begin)
       : trace_(trace),
+        begin_(begin),
         // An op that names more than the budget exceeds it, and what it named may stay.
         budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
         read_bytes_per_s_(machine.read_bytes_per_s),
@@ -131,29 +134,35 @@ class Bursts {
   }
 
  private:
-  void begin_window(Tick first_tick) {
+  void begin_window(uint32_t first_place) {
     ++window_;
-    first_tick_ = first_tick;
+    first_place_ = first_place;
     compute_ns_ = 0;
     named_bytes_ = trace_.fixed_bytes;
   }
 
   void extend_window(uint32_t slot) {
-    const Tick end = std::min((slot + 1) * ticks_per_slot_, trace_.tick_count());
-    for (Tick tick = slot * ticks_per_slot_; tick < end; ++tick) {
-      compute_ns_ += trace_.ops[tick].compute_ns;
-      for (const TraceAccess& access : trace_.ops[tick].accesses) name(access.tensor, tick);
+    const uint32_t end = std::min((slot + 1) * ticks_per_slot_, trace_.tick_count());
+    for (uint32_t place = slot * ticks_per_slot_; place < end; ++place) {
+      const TraceOp& op = trace_.ops[(begin_ + place) % trace_.tick_count()];
+      compute_ns_ += op.compute_ns;
+      for (const TraceAccess& access : op.accesses) name(access.tensor, place);
     }
   }
 
   // What is allocated in the window is not read in it.
-  void name(uint32_t tensor, Tick tick) {
+  void name(uint32_t tensor, uint32_t place) {
     if (seen_in_[tensor] == window_) return;
     seen_in_[tensor] = window_;
     const TraceTensor& life = trace_.tensors[tensor];
-    const bool is_born_in_it =
-        !life.is_persistent() && life.allocated_at >= first_tick_ && life.allocated_at <= tick;
+    const bool is_born_in_it = !life.is_persistent() &&
+                               place_of(life.allocated_at) >= first_place_ &&
+                               place_of(life.allocated_at) <= place;
     if (!is_born_in_it) named_bytes_ += life.bytes;
+  }
+
+  uint32_t place_of(Tick tick) const {
+    return (tick + trace_.tick_count() - begin_) % trace_.tick_count();
   }
 
   uint64_t window_ns() const {
@@ -163,12 +172,13 @@ class Bursts {
   }
 
   const Trace& trace_;
+  const Tick begin_;  // places count from here
   const uint64_t budget_bytes_;
   const double read_bytes_per_s_;
   const uint32_t ticks_per_slot_;
   std::vector<uint32_t> seen_in_;  // the last window that named each tensor
   uint32_t window_ = 0;
-  Tick first_tick_ = 0;       // of the window
+  uint32_t first_place_ = 0;  // of the window
   uint64_t compute_ns_ = 0;   // of the window
   uint64_t named_bytes_ = 0;  // in it; of what was there when it began
 };
@@ -182,7 +192,10 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
   const double read_ns = static_cast<double>(bound_bytes_read(trace, machine.budget_bytes)) /
                          machine.read_bytes_per_s * 1e9;
-  return std::max(Bursts(trace, machine).step_ns(), static_cast<uint64_t>(read_ns));
+  // A burst may lie across the border of the period, where an optimizer's step follows the end of
+  // the backward pass.
+  return std::max({static_cast<uint64_t>(read_ns), Bursts(trace, machine, 0).step_ns(),
+                   Bursts(trace, machine, trace.tick_count() / 2).step_ns()});
 }
 
 }  // namespace tencache

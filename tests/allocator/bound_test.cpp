@@ -68,6 +68,19 @@ TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
   EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1015, 1);
 }
 
+TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
+  // The three ops of the burst, the second half of them at the begin of the period.
+  Trace trace = three_in_turn();
+  trace.ops = {{0, 0, {{4, false}, {5, false}}},
+               {0, 1000, {{0, false}, {1, false}}},
+               {0, 0, {{0, false}, {1, false}}},
+               {0, 0, {{2, false}, {3, false}}}};
+  trace.tensors.resize(6, {10, kNoTick, kNoTick});
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1030, 1);
+  trace.tensors[4] = trace.tensors[5] = {10, 0, 0};  // allocated in the burst, so not read
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1010, 1);
+}
+
 // In the long run: a period that ends otherwise than it began may have left work to the next one.
 TEST(BoundTest, NoScheduleIsFaster) {
   Random random;
