@@ -3,8 +3,9 @@
 // Evictions of extents whose pages are kept and whose bytes have to be written: the pages are moved
 // away first (engine/slot_seals.cpp), and written from where they are then. Nobody can reach them
 // there, so the slot holds exactly the bytes that were hashed on their way, and neither a copy nor
-// a second hash has to prove it (unlike Note [Bounce ring] in engine/eviction_writer.h). That halves
-// the processor time of an eviction, which a program that computes on all processors goes without.
+// a second hash has to prove it (unlike Note [Bounce ring] in engine/eviction_writer.h). That
+// halves the processor time of an eviction, which a program that computes on all processors goes
+// without.
 //
 // The price: whoever touches the extent while it is written waits. An op, an order to fetch it and
 // free() call the eviction off, which is looked for at each piece; the pages are back at once then,
@@ -83,8 +84,8 @@ void SlotMigrations::evict_kept(std::vector<Eviction>* evictions, EvictionResult
   add(stats_.disk_written_bytes, transfer.bytes);
   const uint64_t bytes_before = result->bytes;
   for (KeptEviction& kept : kept_evictions) end_kept(&kept, transfer.status, result);
-  drop_work_.add(result->bytes - bytes_before, (begin_write_work_ns - begin_work_ns) +
-                                                   (thread_work_ns() - end_write_work_ns));
+  drop_work_.add(result->bytes - bytes_before,
+                 (begin_write_work_ns - begin_work_ns) + (thread_work_ns() - end_write_work_ns));
 }
 
 std::vector<SlotMigrations::KeptEviction> SlotMigrations::move_all_away(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictions that keep the pages (engine/slot_seals.cpp, engine/kept_evictions.cpp): where they are then, what brings them
-// back, which extents leave by the other window, and that nobody notices. Skipped where the kernel
-// does not allow userfaultfd.
+// Evictions that keep the pages (engine/slot_seals.cpp, engine/kept_evictions.cpp): where they are
+// then, what brings them back, which extents leave by the other window, and that nobody notices.
+// Skipped where the kernel does not allow userfaultfd.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
