@@ -98,8 +98,8 @@ class SlotMigrations final : public Migrations {
   static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
   void evict_kept(std::vector<Eviction>* evictions, EvictionResult* result);
   std::vector<KeptEviction> move_all_away(std::vector<Eviction>* evictions);
-  void call_off(KeptEviction* eviction);
-  void end_kept(KeptEviction* eviction, const Status& written, EvictionResult* result);
+  void call_off(KeptEviction* kept);
+  void end_kept(KeptEviction* kept, const Status& written, EvictionResult* result);
   void count_departure(const Departure& departure, EvictionResult* result);
   void abandon(const Eviction& eviction);
   void count_failure(const Status& failure, uint64_t count, EvictionResult* result);
