@@ -90,7 +90,7 @@ TEST_F(AbiTest, MemoryGateAndFiguresWorkTogether) {
     EXPECT_EQ(tencache_is_started(), 1);
     EXPECT_STREQ(tencache_backend(), "cpu");
     EXPECT_GT(arena->bytes, 0u) << "the pointer from before start shows the arena";
-    EXPECT_EQ(tencache_chunk_bytes(), 8 * kMiB);
+    EXPECT_EQ(tencache_chunk_bytes(), 32 * kMiB / 20);
     char* address = allocate(kMiB);
     EXPECT_LT(reinterpret_cast<uintptr_t>(address) - arena->base, arena->bytes);
     EXPECT_EQ(tencache_extent_bytes(address + 100), kMiB);
@@ -280,7 +280,7 @@ TEST_F(AbiTest, ForkedChildIsPassive) {
       tencache_free(fresh);
       tencache_free(address);
       is_right = is_right && tencache_evict_all() == 0 && tencache_is_armed() == 0;
-      is_right = is_right && tencache_chunk_bytes() == 8 * kMiB;
+      is_right = is_right && tencache_chunk_bytes() == 32 * kMiB / 20;
       is_right = is_right && json_of(&tencache_stats_json)["budget"]["disk"] == 0;
       is_right = is_right && tencache_write_trace("/dev/null", nullptr) != TENCACHE_OK;
       _exit(is_right ? 0 : 1);

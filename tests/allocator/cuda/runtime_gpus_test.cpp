@@ -207,7 +207,7 @@ TEST_F(RuntimeGpusTest, TheGateIsThatOfEveryGpu) {
   in_child([this] {
     start();
     open(0);
-    EXPECT_EQ(tencache_chunk_bytes(), 8 * kMiB);
+    EXPECT_EQ(tencache_chunk_bytes(), 32 * kMiB / 20);
     char* first = allocate(0);
     const tencache_arena before = *tencache_get_arena();
     EXPECT_LT(reinterpret_cast<uintptr_t>(first) - before.base, before.bytes);
