@@ -26,8 +26,8 @@ struct SlotMigrations::KeptEviction {
   Extent* keeper = nullptr;
   ContentHasher hasher;
   Slot abandoned_slot;  // of one that was called off, which the device may still write
-  bool is_called_off = false;
 
+  bool is_called_off() const { return abandoned_slot.is_valid(); }
   bool is_wanted() const {
     return eviction.is_used_since() || Extent::pins_of(eviction.extent->load()) > 0;
   }
@@ -52,7 +52,7 @@ class SlotMigrations::KeptWriter final : public PieceObserver {
     KeptEviction& kept = evictions_[segment];
     // Of one that was called off the rest is written like a piece of nothing: a transfer has no way
     // to leave out a segment, and this hardly ever happens.
-    if (!kept.is_called_off) kept.hasher.append(memory, bytes);
+    if (!kept.is_called_off()) kept.hasher.append(memory, bytes);
     return true;
   }
   void after_complete(size_t, uint64_t, size_t) override { call_off_wanted(); }
@@ -60,7 +60,7 @@ class SlotMigrations::KeptWriter final : public PieceObserver {
  private:
   void call_off_wanted() {
     for (KeptEviction& kept : evictions_) {
-      if (!kept.is_called_off && kept.is_wanted()) migrations_.call_off(&kept);
+      if (!kept.is_called_off() && kept.is_wanted()) migrations_.call_off(&kept);
     }
   }
 
@@ -71,21 +71,16 @@ class SlotMigrations::KeptWriter final : public PieceObserver {
 
 // Leaves in `evictions` those that the kernel does not move.
 void SlotMigrations::evict_kept(std::vector<Eviction>* evictions, EvictionResult* result) {
-  const uint64_t begin_work_ns = thread_work_ns();
+  const uint64_t begin_move_ns = thread_work_ns();
   std::vector<KeptEviction> kept_evictions = move_all_away(evictions);
   if (kept_evictions.empty()) return;
+  const uint64_t move_ns = thread_work_ns() - begin_move_ns;
   KeptWriter writer(*this, kept_evictions);
-  const uint64_t begin_ns = now_ns();
-  const uint64_t begin_write_work_ns = thread_work_ns();
-  const TransferResult transfer = disk_.write(writer.segments(), &writer);
-  const uint64_t end_write_work_ns = thread_work_ns();
-  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
-  write_work_.add(transfer.bytes, end_write_work_ns - begin_write_work_ns);
-  add(stats_.disk_written_bytes, transfer.bytes);
+  const TransferResult transfer = write_measured(writer.segments(), &writer);
+  const uint64_t begin_end_ns = thread_work_ns();
   const uint64_t bytes_before = result->bytes;
   for (KeptEviction& kept : kept_evictions) end_kept(&kept, transfer.status, result);
-  drop_work_.add(result->bytes - bytes_before,
-                 (begin_write_work_ns - begin_work_ns) + (thread_work_ns() - end_write_work_ns));
+  drop_work_.add(result->bytes - bytes_before, move_ns + thread_work_ns() - begin_end_ns);
 }
 
 std::vector<SlotMigrations::KeptEviction> SlotMigrations::move_all_away(
@@ -96,7 +91,7 @@ std::vector<SlotMigrations::KeptEviction> SlotMigrations::move_all_away(
     if (!seal_unused(eviction)) {
       abandon(eviction);
     } else if (Extent* keeper = move_away(eviction.extent); keeper != nullptr) {
-      kept_evictions.push_back({eviction, keeper, ContentHasher(), Slot(), false});
+      kept_evictions.push_back({eviction, keeper, ContentHasher(), Slot()});
     } else {
       eviction.extent->unseal();
       not_moved.push_back(eviction);
@@ -111,12 +106,11 @@ void SlotMigrations::call_off(KeptEviction* kept) {
   Extent* extent = kept->eviction.extent;
   move_back(extent, kept->keeper, extent->bytes);
   kept->abandoned_slot = std::exchange(extent->slot, Slot());
-  kept->is_called_off = true;
   abandon(kept->eviction);
 }
 
 void SlotMigrations::end_kept(KeptEviction* kept, const Status& written, EvictionResult* result) {
-  if (kept->is_called_off) {
+  if (kept->is_called_off()) {
     disk_.release(kept->abandoned_slot);
     heap_.drop_keeper(kept->keeper);
     return;

@@ -94,18 +94,25 @@ Status SlotMigrations::write_batch(std::span<const Eviction> evictions) {
   extents.reserve(evictions.size());
   for (const Eviction& eviction : evictions) extents.push_back(eviction.extent);
   EvictionWriter writer(extents);
-  const uint64_t begin_ns = now_ns();
-  const uint64_t begin_work_ns = thread_work_ns();
-  const TransferResult transfer = disk_.write(writer.segments(), &writer);
-  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
-  write_work_.add(transfer.bytes, thread_work_ns() - begin_work_ns);
-  add(stats_.disk_written_bytes, transfer.bytes);
+  const TransferResult transfer = write_measured(writer.segments(), &writer);
   if (!transfer.status.is_ok()) return transfer.status;
   for (size_t index = 0; index < evictions.size(); ++index) {
     evictions[index].extent->slot_hash = writer.hash(index);
     evictions[index].extent->slot_is_written = true;
   }
   return Status::ok();
+}
+
+// Every write of an eviction counts in the same figures, which planning works with.
+TransferResult SlotMigrations::write_measured(std::span<const IoSegment> segments,
+                                              PieceObserver* observer) {
+  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
+  TransferResult transfer = disk_.write(segments, observer);
+  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
+  write_work_.add(transfer.bytes, thread_work_ns() - begin_work_ns);
+  add(stats_.disk_written_bytes, transfer.bytes);
+  return transfer;
 }
 
 void SlotMigrations::seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,

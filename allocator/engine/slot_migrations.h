@@ -82,6 +82,7 @@ class SlotMigrations final : public Migrations {
   Status ensure_slot(Extent* extent);
   void write_slots(std::vector<Eviction>& evictions, EvictionResult* result);
   Status write_batch(std::span<const Eviction> evictions);
+  TransferResult write_measured(std::span<const IoSegment> segments, PieceObserver* observer);
   void seal_and_map(std::span<const Eviction> evictions, EvictionResult* result,
                     std::vector<Eviction>* differing);
   enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
