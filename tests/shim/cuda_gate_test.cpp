@@ -323,7 +323,7 @@ TEST_F(CudaGateTest, AnOpsTensorsArePinnedWhileItRuns) {
 }
 
 TEST_F(CudaGateTest, ListOperatorsAreCutToTheBudget) {
-  run({}, [] {
+  run({{"chunk_share", "0.25"}}, [] {
     std::vector<at::Tensor> weights, gradients;
     for (int64_t index = 0; index < 12; ++index) {
       weights.push_back(make_filled(index));
