@@ -11,7 +11,7 @@
 
 namespace tencache {
 
-inline constexpr uint64_t kHeadroomShare = 16;
+inline constexpr uint64_t kHeadroomShare = 32;
 inline constexpr uint64_t kHeadroomBytesMax = kGiB;
 
 constexpr uint64_t headroom_of(uint64_t budget_bytes) {

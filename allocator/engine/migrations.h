@@ -85,10 +85,10 @@ class Migrations {
   /// brought back end the process (base/check.h fatal).
   virtual void fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
 
-  /// Fetches ahead of use, in order, as far as there is room. Returns how many orders are done
-  /// with, those included that came to nothing because the extent is not cold any more;
-  /// `lacking_bytes` is what the next one needs and does not find.
-  virtual size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) = 0;
+  /// Fetches what is ordered ahead of use, as far as there is room; what has become pointless is
+  /// dropped. Returns what the order that it put back needs and does not find; 0 when it put none
+  /// back. There may be more to take even so.
+  virtual uint64_t prefetch(OrderSource& orders) = 0;
 
   /// Moves of about so many bytes are begun at a time: enough to keep the link busy, and not so
   /// much that those who need the first of them wait long for the last.

@@ -2,10 +2,14 @@
 //
 // Order: an extent that a plan wants moved. Extents are recycled, so an order names the one that is
 // meant, too; whoever carries it out drops it when another extent has taken its place.
+//
+// OrderSource: whoever fetches ahead of use takes orders one at a time, so that it goes on for as
+// long as there are some and room, and stops as soon as they are called off.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "memory/extent.h"
 
@@ -35,6 +39,16 @@ struct Order {
   bool is_outdated() const {
     return extent->last_use_ticks.load(std::memory_order_relaxed) > given_at_ticks;
   }
+};
+
+/// Orders of fetches, in the sequence in which they are due. One thread takes them.
+class OrderSource {
+ public:
+  virtual ~OrderSource() = default;
+  /// The one whose turn it is; none when there is none, or an op goes first.
+  virtual std::optional<Order> take() = 0;
+  /// The one taken last has to wait; it is the next one again.
+  virtual void put_back(const Order& order) = 0;
 };
 
 }  // namespace tencache

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/prefetcher.h"
 
-#include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/service_thread.h"
 #include "base/stats.h"
@@ -41,7 +41,7 @@ void Prefetcher::order(std::span<const Order> fetches) {
   orders_.insert(orders_.end(), fetches.begin(), fetches.end());
   while (orders_.size() > kOrdersMax) {
     orders_.pop_front();
-    ++generation_;  // the batch under way no longer stands at the front
+    is_called_off_ = true;  // it would be the next to be dropped
   }
   changed_.notify_one();
 }
@@ -49,12 +49,12 @@ void Prefetcher::order(std::span<const Order> fetches) {
 void Prefetcher::forget() {
   MutexLock lock(mutex_);
   orders_.clear();
-  ++generation_;
+  is_called_off_ = true;
 }
 
 bool Prefetcher::has_orders() const {
   MutexLock lock(mutex_);
-  return !orders_.empty();
+  return is_at_work_ || !orders_.empty();
 }
 
 void Prefetcher::on_room() {
@@ -62,36 +62,36 @@ void Prefetcher::on_room() {
   if (!orders_.empty()) changed_.notify_one();
 }
 
-std::vector<Order> Prefetcher::next_batch() {
-  std::vector<Order> batch;
-  uint64_t bytes = 0;
-  for (const Order& order : orders_) {
-    batch.push_back(order);
-    bytes += order.bytes;
-    if (bytes >= migrations_.bytes_at_once()) break;
-  }
-  return batch;
+std::optional<Order> Prefetcher::take() {
+  if (migrations_.is_demanded()) return std::nullopt;
+  MutexLock lock(mutex_);
+  if (is_stopping_ || orders_.empty()) return std::nullopt;
+  Order order = std::move(orders_.front());
+  orders_.pop_front();
+  is_called_off_ = false;
+  return order;
+}
+
+void Prefetcher::put_back(const Order& order) {
+  MutexLock lock(mutex_);
+  if (!is_called_off_) orders_.push_front(order);
 }
 
 void Prefetcher::work() {
   for (;;) {
-    std::vector<Order> batch;
-    uint64_t generation = 0;
     {
       MutexLock lock(mutex_);
       while (!is_stopping_ && orders_.empty()) changed_.wait(mutex_);
       while (!is_stopping_ && migrations_.is_demanded()) changed_.wait_for(mutex_, kDemandPoll);
       if (is_stopping_) return;
-      batch = next_batch();
-      generation = generation_;
+      is_at_work_ = true;
     }
-    uint64_t lacking_bytes = 0;
-    const size_t done = migrations_.prefetch(batch, &lacking_bytes);
+    const uint64_t lacking_bytes = migrations_.prefetch(*this);
     const bool has_dropped = lacking_bytes > 0 && heap_.drop_idle_cached(lacking_bytes) > 0;
     MutexLock lock(mutex_);
-    if (generation != generation_) continue;  // what was done is among what was forgotten
-    orders_.erase(orders_.begin(), orders_.begin() + static_cast<std::ptrdiff_t>(done));
-    if (lacking_bytes > 0 && !has_dropped && !is_stopping_) changed_.wait_for(mutex_, kRoomPoll);
+    is_at_work_ = false;
+    const bool is_short = lacking_bytes > 0 && !has_dropped && !orders_.empty();
+    if (is_short && !is_stopping_) changed_.wait_for(mutex_, kRoomPoll);
   }
 }
 

@@ -10,9 +10,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <thread>
-#include <vector>
 
 #include "base/mutex.h"
 #include "engine/migrations.h"
@@ -21,25 +21,26 @@
 
 namespace tencache {
 
-class Prefetcher {
+class Prefetcher final : private OrderSource {
  public:
   Prefetcher(Heap& heap, Migrations& migrations) : heap_(heap), migrations_(migrations) {}
-  /// Stops the worker after the batch under way.
-  ~Prefetcher();
+  /// Stops the worker after what is under way.
+  ~Prefetcher() override;
 
   void start();
 
   void order(std::span<const Order> fetches) TENCACHE_EXCLUDES(mutex_);
-  /// Drops every order that has not begun.
+  /// Drops every order that was not taken.
   void forget() TENCACHE_EXCLUDES(mutex_);
-  /// Whether there are any.
+  /// Whether there are any, what is under way included.
   bool has_orders() const TENCACHE_EXCLUDES(mutex_);
   /// Something was evicted.
   void on_room() TENCACHE_EXCLUDES(mutex_);
 
  private:
   void work();
-  std::vector<Order> next_batch() TENCACHE_REQUIRES(mutex_);
+  std::optional<Order> take() override TENCACHE_EXCLUDES(mutex_);
+  void put_back(const Order& order) override TENCACHE_EXCLUDES(mutex_);
 
   Heap& heap_;
   Migrations& migrations_;
@@ -47,7 +48,8 @@ class Prefetcher {
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Order> orders_ TENCACHE_GUARDED_BY(mutex_);
-  uint64_t generation_ TENCACHE_GUARDED_BY(mutex_) = 0;  // grows when orders are forgotten
+  bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
+  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // what was taken last, if put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

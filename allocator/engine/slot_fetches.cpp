@@ -15,6 +15,13 @@
 #include "memory/move_in_parts.h"
 
 namespace tencache {
+namespace {
+
+// What is known of a transfer is kept until it ends, and only then are its speed and its work told.
+constexpr size_t kFetchesPerTransferMax = 256;
+
+}  // namespace
+
 void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
@@ -52,65 +59,79 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
   if (!cold_again.empty()) fetch(cold_again, streams);
 }
 
-size_t SlotMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
+uint64_t SlotMigrations::prefetch(OrderSource& orders) {
   std::vector<Fetch> fetches;
-  size_t carried_out = 0;
-  *lacking_bytes = 0;
-  for (const Order& order : orders) {
-    if (!order.is_current() || order.is_outdated()) {
-      ++carried_out;
-      continue;
-    }
-    wait_while_sealing(*order.extent);
-    if (order.extent->claim_for_fetch() && !begin_ahead(order.extent, &fetches)) {
-      *lacking_bytes = order.bytes;
-      break;
-    }
-    ++carried_out;
-  }
-  uint64_t bytes_ahead = 0;
-  for (const Fetch& fetch : fetches) bytes_ahead += fetch.extent->bytes;
+  uint64_t lacking_bytes = 0;
+  if (!begin_next(orders, &fetches, &lacking_bytes)) return lacking_bytes;
+  // The disk does not run dry between two of them, for as long as there are orders and room.
+  const NextRead next_read = [&](SlotRead* read) {
+    if (fetches.size() == kFetchesPerTransferMax || gate_.is_closed()) return false;
+    if (!begin_next(orders, &fetches, &lacking_bytes)) return false;
+    *read = {fetches.back().extent, fetches.back().scratch};
+    return true;
+  };
   std::vector<const Extent*> left_cold;
-  if (!fetches.empty()) move_in(fetches, &left_cold);
-  bytes_ahead_.fetch_sub(bytes_ahead);
-  return carried_out;
+  move_in(fetches, &left_cold, next_read);
+  return lacking_bytes;
 }
 
-// False when there is no room; the extent is cold again then.
-bool SlotMigrations::begin_ahead(Extent* extent, std::vector<Fetch>* fetches) {
-  // Told before the room is taken, so that whoever misses the room finds out why.
-  bytes_ahead_.fetch_add(extent->bytes);
-  Fetch fetch = {extent, true};
-  if (heap_.may_have_room(extent->bytes)) {
-    if (!make_scratch(&fetch)) {
-      bytes_ahead_.fetch_sub(extent->bytes);
-      return true;
-    }
-    furnish(&fetch);
-    const uint64_t lacking_bytes = extent->bytes - fetch.room_bytes;
-    if (lacking_bytes == 0 || heap_.budget().try_reserve(lacking_bytes)) {
-      fetch.room_bytes = extent->bytes;
+// False when there is no order, or no room for the next one.
+bool SlotMigrations::begin_next(OrderSource& orders, std::vector<Fetch>* fetches,
+                                uint64_t* lacking_bytes) {
+  *lacking_bytes = 0;
+  while (const std::optional<Order> order = orders.take()) {
+    if (!order->is_current() || order->is_outdated()) continue;
+    wait_while_sealing(*order->extent);
+    if (!order->extent->claim_for_fetch()) continue;
+    Fetch fetch = {order->extent, true};
+    const AheadOutcome outcome = begin_ahead(&fetch);
+    if (outcome == AheadOutcome::kLeftCold) continue;
+    if (outcome == AheadOutcome::kBegun) {
       fetches->push_back(fetch);
       return true;
     }
-    heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
-    heap_.budget().release(fetch.room_bytes);
+    orders.put_back(*order);
+    *lacking_bytes = order->bytes;
+    return false;
   }
-  bytes_ahead_.fetch_sub(extent->bytes);
-  extent->abandon_fetch();
   return false;
 }
 
-void SlotMigrations::move_in(std::span<const Fetch> fetches,
-                             std::vector<const Extent*>* left_cold) {
+// The extent is cold again where this does not begin.
+SlotMigrations::AheadOutcome SlotMigrations::begin_ahead(Fetch* fetch) {
+  const uint64_t bytes = fetch->extent->bytes;
+  // Told before the room is taken, so that whoever misses the room finds out why.
+  bytes_ahead_.fetch_add(bytes);
+  AheadOutcome outcome = AheadOutcome::kNoRoom;
+  if (!heap_.may_have_room(bytes)) {
+    fetch->extent->abandon_fetch();
+  } else if (!make_scratch(fetch)) {
+    outcome = AheadOutcome::kLeftCold;
+  } else {
+    furnish(fetch);
+    const uint64_t lacking_bytes = bytes - fetch->room_bytes;
+    if (lacking_bytes == 0 || heap_.budget().try_reserve(lacking_bytes)) {
+      fetch->room_bytes = bytes;
+      return AheadOutcome::kBegun;
+    }
+    heap_.arena().drop_scratch(fetch->scratch, bytes);
+    heap_.budget().release(fetch->room_bytes);
+    fetch->extent->abandon_fetch();
+  }
+  bytes_ahead_.fetch_sub(bytes);
+  return outcome;
+}
+
+void SlotMigrations::move_in(const std::vector<Fetch>& fetches,
+                             std::vector<const Extent*>* left_cold, const NextRead& next_read) {
   MigrationPermit permit(gate_);
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
-  uint64_t bytes = 0;
-  for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
   // Phase 3: bytes, into pages that nobody sees. Phase 4, as soon as all of an extent is there: its
   // pages take their place.
-  read_back(fetches, left_cold);
+  read_back(fetches, left_cold, next_read);
+  uint64_t bytes = 0;
+  for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
   read_speed_.add(bytes, now_ns() - begin_ns);
   read_work_.add(bytes, thread_work_ns() - begin_work_ns);
 }
@@ -157,15 +178,20 @@ void SlotMigrations::take_room(std::span<Fetch> fetches) {
   for (Fetch& fetch : fetches) fetch.room_bytes = fetch.extent->bytes;
 }
 
-void SlotMigrations::read_back(std::span<const Fetch> fetches,
-                               std::vector<const Extent*>* left_cold) {
+void SlotMigrations::read_back(const std::vector<Fetch>& fetches,
+                               std::vector<const Extent*>* left_cold, const NextRead& next_read) {
   std::vector<SlotRead> reads;
   reads.reserve(fetches.size());
   for (const Fetch& fetch : fetches) reads.push_back({fetch.extent, fetch.scratch});
-  const auto on_read = [&](size_t index) { merge_and_move(fetches[index], left_cold); };
-  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_);
+  const auto on_read = [&](size_t index) {
+    const Fetch& fetch = fetches[index];
+    const uint64_t bytes_ahead = fetch.is_ahead ? fetch.extent->bytes : 0;
+    merge_and_move(fetch, left_cold);
+    bytes_ahead_.fetch_sub(bytes_ahead);
+  };
+  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_, next_read);
   if (result.done == fetches.size()) return;
-  const std::span<const Fetch> unread = fetches.subspan(result.done);
+  const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
   // A guess must not end the program: it may never need these bytes.
   if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
   give_up_fetches(unread, result.status, left_cold);
@@ -174,6 +200,7 @@ void SlotMigrations::read_back(std::span<const Fetch> fetches,
 void SlotMigrations::give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
                                      std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
+    if (fetch.is_ahead) bytes_ahead_.fetch_sub(fetch.extent->bytes);
     heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
     leave_cold(fetch, reason);
     left_cold->push_back(fetch.extent);

@@ -34,6 +34,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/migrations.h"
+#include "engine/slot_reader.h"
 #include "memory/cpu_heap.h"
 #include "tier/disk_tier.h"
 
@@ -54,7 +55,7 @@ class SlotMigrations final : public Migrations {
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams) override;
-  size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
+  uint64_t prefetch(OrderSource& orders) override;
 
  private:
   struct Eviction {
@@ -117,12 +118,16 @@ class SlotMigrations final : public Migrations {
                        std::vector<const Extent*>* left_cold);
   std::vector<Fetch> claim_fetches(std::span<Extent* const> extents,
                                    std::vector<const Extent*>* left_cold);
-  bool begin_ahead(Extent* extent, std::vector<Fetch>* fetches);
+  bool begin_next(OrderSource& orders, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
+  enum class AheadOutcome : uint8_t { kBegun, kLeftCold, kNoRoom };
+  AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);
   void furnish(Fetch* fetch);
   void take_room(std::span<Fetch> fetches);
-  void move_in(std::span<const Fetch> fetches, std::vector<const Extent*>* left_cold);
-  void read_back(std::span<const Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+               const NextRead& next_read = {});
+  void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+                 const NextRead& next_read);
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   Status move_scratch(const Fetch& fetch, uint64_t* moved_bytes);

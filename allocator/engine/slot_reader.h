@@ -30,10 +30,15 @@ struct SlotReadResult {
   Status status;    // why not all of them are, after several tries
 };
 
+/// Gives one more to read; false when there is none now.
+using NextRead = std::function<bool(SlotRead* read)>;
+
 /// Reads in order; `on_read` is called with the index of each as soon as all of it is there and
-/// proved, while later ones are still read.
+/// proved, while later ones are still read. `next_read`, which may be empty, is asked for more as
+/// long as others are in flight; what it gives is numbered after `reads`.
 SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
-                          const std::function<void(size_t index)>& on_read, Stats& stats);
+                          const std::function<void(size_t index)>& on_read, Stats& stats,
+                          const NextRead& next_read = {});
 
 /// Ends the process: an op needs bytes that cannot be read back.
 [[noreturn]] void end_for_unreadable_slots(const DiskTier& disk, const Status& reason);

@@ -207,12 +207,47 @@ uint64_t DiskTier::file_bytes() const {
 
 // ---- Transfers -----------------------------------------------------------------------------
 
+/// Stands before an observer and notes the segments that it adds.
+class DiskTier::AddedSegments final : public PieceObserver {
+ public:
+  AddedSegments(const DiskTier& disk, PieceObserver* observer) : disk_(disk), observer_(observer) {}
+
+  std::span<const IoSegment> segments() const { return segments_; }
+
+  bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) override {
+    return observer_->before_submit(segment, offset, memory, bytes);
+  }
+  void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
+    observer_->after_complete(segment, offset, bytes);
+  }
+  bool next_segment(IoSegment* segment) override {
+    if (!observer_->next_segment(segment)) return false;
+    disk_.check_range(*segment);
+    segments_.push_back(*segment);
+    return true;
+  }
+
+ private:
+  const DiskTier& disk_;
+  PieceObserver* const observer_;
+  std::vector<IoSegment> segments_;
+};
+
 TransferResult DiskTier::write(std::span<const IoSegment> segments, PieceObserver* observer) {
   return transfer(IoDirection::kWrite, segments, observer);
 }
 
 TransferResult DiskTier::read(std::span<const IoSegment> segments, PieceObserver* observer) {
   return transfer(IoDirection::kRead, segments, observer);
+}
+
+void DiskTier::check_range(const IoSegment& segment) const {
+  const uint64_t limit_bytes = file_bytes();
+  TENCACHE_CHECK(segment.bytes <= limit_bytes && segment.offset <= limit_bytes - segment.bytes,
+                 "segment of %llu bytes at %llu in a spill file of %llu",
+                 static_cast<unsigned long long>(segment.bytes),
+                 static_cast<unsigned long long>(segment.offset),
+                 static_cast<unsigned long long>(limit_bytes));
 }
 
 TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegment> segments,
@@ -223,22 +258,18 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
                        std::to_string(owner_pid_) + "."),
             false, 0};
   }
-  const uint64_t limit_bytes = file_bytes();
-  for (const IoSegment& segment : segments) {
-    TENCACHE_CHECK(segment.bytes <= limit_bytes && segment.offset <= limit_bytes - segment.bytes,
-                   "segment of %llu bytes at %llu in a spill file of %llu",
-                   static_cast<unsigned long long>(segment.bytes),
-                   static_cast<unsigned long long>(segment.offset),
-                   static_cast<unsigned long long>(limit_bytes));
-  }
+  for (const IoSegment& segment : segments) check_range(segment);
+  AddedSegments added(*this, observer);
   const bool with_buffers = has_segment_without_memory(segments);
   Result<std::unique_ptr<IoChannel>> channel = borrow_channel(with_buffers);
   if (!channel.is_ok()) return {channel.status(), false, 0};
-  TransferResult result = channel.value()->transfer(direction, segments, observer);
+  TransferResult result =
+      channel.value()->transfer(direction, segments, observer == nullptr ? nullptr : &added);
   return_channel(std::move(channel).value(), with_buffers);
 
   if (result.status.is_ok() && !direct_io_) {
     result.status = drop_after_buffered(direction, segments);
+    if (result.status.is_ok()) result.status = drop_after_buffered(direction, added.segments());
   }
   if (!result.status.is_ok()) {
     result.status = Status(result.status.code(), "Spill file in " + config_.directory + ": " +

@@ -121,7 +121,10 @@ class DiskTier {
     std::vector<Slot> waiting;
   };
 
+  class AddedSegments;
+
   explicit DiskTier(DiskTierConfig config);
+  void check_range(const IoSegment& segment) const TENCACHE_EXCLUDES(mutex_);
   TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                           PieceObserver* observer);
   Result<std::unique_ptr<IoChannel>> make_channel() const;

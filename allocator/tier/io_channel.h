@@ -55,6 +55,10 @@ class PieceObserver {
   virtual bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) = 0;
   /// After the piece and all pieces before it are complete (a read may hash it now).
   virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
+  /// Asked whenever every segment has been handed out, and again while pieces of them are in
+  /// flight: one more, with memory, or false when there is none now. So a transfer goes on where
+  /// else the disk would run dry between two.
+  virtual bool next_segment(IoSegment* /*segment*/) { return false; }
 };
 
 struct TransferResult {
@@ -66,9 +70,9 @@ struct TransferResult {
 class IoChannel {
  public:
   virtual ~IoChannel() = default;
-  /// Moves all segments. Short transfers are continued, EINTR and EAGAIN repeated; end of file in a
-  /// read is kDataLoss. On return no request is in flight, whatever happened. `observer` may be
-  /// null where every segment has memory.
+  /// Moves all segments, and those that the observer adds. Short transfers are continued, EINTR and
+  /// EAGAIN repeated; end of file in a read is kDataLoss. On return no request is in flight,
+  /// whatever happened. `observer` may be null where every segment has memory.
   virtual TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                                   PieceObserver* observer) = 0;
   virtual const char* name() const = 0;  // "io_uring" or "threads"

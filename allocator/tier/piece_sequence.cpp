@@ -32,7 +32,7 @@ void check_segment(const IoSegment& segment) {
 PieceSequence::PieceSequence(IoDirection direction, std::span<const IoSegment> segments,
                              size_t window, PieceObserver* observer, BounceRing* bounce_ring)
     : direction_(direction),
-      segments_(segments),
+      segments_(segments.begin(), segments.end()),
       observer_(observer),
       bounce_ring_(bounce_ring),
       ring_(std::min(window, kWindowPiecesMax)) {
@@ -53,10 +53,19 @@ bool PieceSequence::is_active() const {
   return !is_stopped() && segment_ < segments_.size();
 }
 
+bool PieceSequence::has_segment() {
+  if (segment_ < segments_.size()) return true;
+  IoSegment segment;
+  if (observer_ == nullptr || !observer_->next_segment(&segment)) return false;
+  check_segment(segment);
+  TENCACHE_CHECK(segment.memory != nullptr && segment.bytes > 0);
+  segments_.push_back(segment);
+  return true;
+}
+
 Piece* PieceSequence::next() {
-  if (is_stopped() || segment_ == segments_.size()) return nullptr;
-  if (handed_out_ - reported_ == ring_.size()) return nullptr;
-  const IoSegment& segment = segments_[segment_];
+  if (is_stopped() || handed_out_ - reported_ == ring_.size() || !has_segment()) return nullptr;
+  const IoSegment segment = segments_[segment_];
   Piece piece;
   piece.segment = segment_;
   piece.is_bounced = segment.memory == nullptr;

@@ -71,12 +71,13 @@ class PieceSequence {
  private:
   std::string attempt(const Piece& piece) const;
   void fail(Status status);
+  bool has_segment();
   Piece& at(uint64_t sequence) { return ring_[sequence % ring_.size()]; }
   const Piece& at(uint64_t sequence) const { return ring_[sequence % ring_.size()]; }
   bool is_stopped() const { return result_.cancelled || !result_.status.is_ok(); }
 
   const IoDirection direction_;
-  const std::span<const IoSegment> segments_;
+  std::vector<IoSegment> segments_;  // those that the observer added come last
   PieceObserver* const observer_;
   BounceRing* const bounce_ring_;
 

@@ -18,6 +18,7 @@
 #include "support/cpu_driver.h"
 #if __has_include(<cuda.h>)
 #include "support/cuda/cuda_driver.h"
+#include "support/listed_orders.h"
 #endif
 
 namespace tencache {
@@ -80,8 +81,7 @@ class BackendsTest : public ::testing::Test {
       Extent* const wanted = extent(tensor);
       orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
     }
-    uint64_t lacking_bytes = 0;
-    const size_t done = engine().migrations()->prefetch(orders, &lacking_bytes);
+    const size_t done = tencache::prefetch(*engine().migrations(), orders);
     driver_->settle();
     return done;
   }

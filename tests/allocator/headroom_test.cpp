@@ -9,10 +9,10 @@ namespace tencache {
 namespace {
 
 TEST(HeadroomTest, IsAPartOfSmallBudgetsAndAFixedSizeOfLargeOnes) {
-  EXPECT_EQ(headroom_of(160 * kMiB), 10 * kMiB);
-  EXPECT_EQ(headroom_of(16 * kGiB), kGiB);
+  EXPECT_EQ(headroom_of(320 * kMiB), 10 * kMiB);
+  EXPECT_EQ(headroom_of(32 * kGiB), kGiB);
   EXPECT_EQ(headroom_of(100 * kGiB), kGiB);
-  EXPECT_EQ(budget_with_headroom(150 * kMiB), 160 * kMiB);
+  EXPECT_EQ(budget_with_headroom(310 * kMiB), 320 * kMiB);
   EXPECT_EQ(budget_with_headroom(99 * kGiB), 100 * kGiB);
 }
 
@@ -21,7 +21,7 @@ TEST(HeadroomTest, WhatWasAskedForIsLeftBesidesIt) {
   Random random;
   for (int round = 0; round < 10'000; ++round) {
     // Around the size from which on the headroom grows no more.
-    const uint64_t bytes = random.between(1, 30 * kGiB);
+    const uint64_t bytes = random.between(1, 60 * kGiB);
     const uint64_t budget = budget_with_headroom(bytes);
     ASSERT_EQ(budget - headroom_of(budget), bytes);
   }

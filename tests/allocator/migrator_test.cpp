@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/headroom.h"
 #include "support/eventually.h"
 #include "support/test_engine.h"
 
@@ -54,7 +55,7 @@ TEST(MigratorTest, AllocationThatFindsNoRoomGetsItFromTheOldest) {
 TEST(MigratorTest, HeadroomIsRestoredWithoutAnyDemand) {
   TestEngine engine(small_budget());
   const std::vector<char*> addresses = used_extents(engine, 32);  // fills the budget
-  EXPECT_TRUE(eventually([&] { return engine->budget().free() >= kBudget / 16; }));
+  EXPECT_TRUE(eventually([&] { return engine->budget().free() >= headroom_of(kBudget); }));
   for (uint64_t index = 0; index < 20; ++index) {
     EXPECT_FALSE(engine.is_cold(addresses[31 - index])) << "evicts more than it keeps free";
   }

@@ -7,12 +7,17 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "support/eventually.h"
+#include "support/faulty_channel.h"
+#include "support/listed_orders.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -22,8 +27,22 @@ constexpr uint64_t kBytes = 256 * kKiB;
 
 class PrefetcherTest : public ::testing::Test {
  protected:
-  PrefetcherTest() : engine_([](CpuEngineConfig& config) { config.budget_bytes = 8 * kBytes; }) {
+  PrefetcherTest()
+      : engine_([this](CpuEngineConfig& config) {
+          config.budget_bytes = 8 * kBytes;
+          config.disk->channel_factory = faulty_channel_factory(faults_);
+        }) {
     engine_->migrator().on_attention();
+  }
+
+  /// Calls it while the first piece is read.
+  void while_reading(std::function<void()> call) {
+    Fault fault;
+    fault.direction = IoDirection::kRead;
+    fault.count = 1;
+    fault.kind = FaultKind::kCall;
+    fault.call = std::move(call);
+    faults_->add(fault);
   }
 
   /// A cold extent that holds the pattern of `seed`.
@@ -40,6 +59,7 @@ class PrefetcherTest : public ::testing::Test {
     return {extent, extent->id, extent->bytes, ticks()};
   }
 
+  std::shared_ptr<FaultPlan> faults_ = std::make_shared<FaultPlan>();
   TestEngine engine_;
 };
 
@@ -49,7 +69,7 @@ TEST_F(PrefetcherTest, TakesOnlyTheRoomThereIs) {
   char* filler = engine_.allocate(7 * kBytes);
   const std::vector<Order> orders = {order(first), order(second)};
   uint64_t lacking_bytes = 0;
-  EXPECT_EQ(engine_->migrations()->prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_EQ(prefetch(*engine_->migrations(), orders, &lacking_bytes), 1u);
   EXPECT_EQ(lacking_bytes, kBytes);
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_TRUE(engine_.is_cold(second));
@@ -65,7 +85,7 @@ TEST_F(PrefetcherTest, DropsOrdersThatHaveBecomePointless) {
   engine_.free(freed);
   engine_.use({resident});
   uint64_t lacking_bytes = 0;
-  EXPECT_EQ(engine_->migrations()->prefetch(orders, &lacking_bytes), 2u);
+  EXPECT_EQ(prefetch(*engine_->migrations(), orders, &lacking_bytes), 2u);
   EXPECT_EQ(lacking_bytes, 0u);
   EXPECT_EQ(engine_.read(engine_.stats().fetched_bytes), kBytes) << "by the use alone";
 }
@@ -102,6 +122,95 @@ TEST_F(PrefetcherTest, WorksThroughItsOrders) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     EXPECT_TRUE(has_pattern(addresses[seed], kBytes, seed)) << seed;
   }
+}
+
+// So that the disk does not run dry between two of them.
+TEST_F(PrefetcherTest, WhatIsOrderedMeanwhileJoinsTheTransfer) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  const std::vector<Order> later = {order(second)};
+  while_reading([&] { prefetcher.order(later); });
+  prefetcher.start();
+  prefetcher.order(std::vector<Order>{order(first)});
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(second); }));
+  EXPECT_TRUE(engine_.is_resident(first));
+  EXPECT_EQ(faults_->transfers(IoDirection::kRead), 1u);
+  EXPECT_TRUE(has_pattern(first, kBytes, 1));
+  EXPECT_TRUE(has_pattern(second, kBytes, 2));
+  EXPECT_EQ(engine_.check_books(), "");
+}
+
+TEST_F(PrefetcherTest, WhatIsForgottenDoesNotJoinIt) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  while_reading([&] { prefetcher.forget(); });
+  const std::vector<Order> orders = {order(first), order(second)};
+  prefetcher.order(orders);
+  prefetcher.start();
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
+  EXPECT_TRUE(eventually([&] { return !prefetcher.has_orders(); }));
+  EXPECT_TRUE(engine_.is_cold(second));
+}
+
+TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  Migrations& migrations = *engine_->migrations();
+  Prefetcher prefetcher(engine_->heap(), migrations);
+  while_reading([&] { migrations.begin_demand(); });
+  const std::vector<Order> orders = {order(first), order(second)};
+  prefetcher.order(orders);
+  prefetcher.start();
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(engine_.is_cold(second));
+  migrations.end_demand();
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(second); }));
+  EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
+}
+
+// A fork waits until nothing moves any more.
+TEST_F(PrefetcherTest, NothingJoinsItOnceTheGateIsClosed) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  MigrationGate& gate = engine_->migrations()->gate();
+  std::jthread closer;
+  while_reading([&] {
+    closer = std::jthread([&] { gate.close(); });
+    EXPECT_TRUE(eventually([&] { return gate.is_closed(); }));
+  });
+  const std::vector<Order> orders = {order(first), order(second)};
+  ListedOrders listed(orders);
+  EXPECT_EQ(engine_->migrations()->prefetch(listed), 0u);
+  closer.join();
+  EXPECT_TRUE(engine_.is_resident(first));
+  EXPECT_TRUE(engine_.is_cold(second));
+  EXPECT_EQ(listed.left(), 1u);
+  gate.reopen();
+  EXPECT_EQ(engine_.check_books(), "");
+}
+
+TEST_F(PrefetcherTest, WhatJoinedAndCannotBeReadStaysCold) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  const char* third = cold(3);
+  Fault fault;
+  fault.direction = IoDirection::kRead;
+  fault.first = 2;
+  fault.count = 3;  // as often as a read is tried
+  faults_->add(fault);
+  const std::vector<Order> orders = {order(first), order(second), order(third)};
+  ListedOrders listed(orders);
+  EXPECT_EQ(engine_->migrations()->prefetch(listed), 0u);
+  EXPECT_TRUE(engine_.is_resident(first));
+  EXPECT_TRUE(engine_.is_cold(second));
+  EXPECT_EQ(engine_->migrations()->bytes_ahead(), 0u);
+  EXPECT_EQ(engine_.check_books(), "");
+  engine_.use({second, third});
+  EXPECT_TRUE(has_pattern(second, kBytes, 2));
+  EXPECT_TRUE(has_pattern(third, kBytes, 3));
 }
 
 TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {

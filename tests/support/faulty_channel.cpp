@@ -49,12 +49,15 @@ class FaultyChannel final : public IoChannel {
   AlignedMemory buffer_;  // of one piece, for segments without memory
 };
 
-TransferResult FaultyChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
+TransferResult FaultyChannel::transfer(IoDirection direction,
+                                       std::span<const IoSegment> given_segments,
                                        PieceObserver* observer) {
+  plan_->count_transfer(direction);
   TransferResult total;
-  if (buffer_ == nullptr && has_segment_without_memory(segments)) {
+  if (buffer_ == nullptr && has_segment_without_memory(given_segments)) {
     buffer_.reset(static_cast<char*>(std::aligned_alloc(kIoAlignment, kPieceBytes)));
   }
+  std::vector<IoSegment> segments(given_segments.begin(), given_segments.end());
   for (size_t segment = 0; segment < segments.size(); ++segment) {
     for (uint64_t done = 0; done < segments[segment].bytes; done += kPieceBytes) {
       const uint64_t bytes = std::min<uint64_t>(kPieceBytes, segments[segment].bytes - done);
@@ -70,6 +73,12 @@ TransferResult FaultyChannel::transfer(IoDirection direction, std::span<const Io
       total.bytes += result.bytes;
       total.status = result.status;
       if (!total.status.is_ok()) return total;
+      const bool is_last =
+          segment + 1 == segments.size() && done + bytes == segments[segment].bytes;
+      IoSegment added;
+      if (is_last && observer != nullptr && observer->next_segment(&added)) {
+        segments.push_back(added);
+      }
       if (observer != nullptr) observer->after_complete(segment, piece.offset, bytes);
     }
   }
@@ -134,12 +143,22 @@ void FaultPlan::add(const Fault& fault) {
 void FaultPlan::clear() {
   MutexLock lock(mutex_);
   entries_.clear();
-  pieces_[0] = pieces_[1] = injected_ = 0;
+  pieces_[0] = pieces_[1] = transfers_[0] = transfers_[1] = injected_ = 0;
 }
 
 uint64_t FaultPlan::pieces(IoDirection direction) const {
   MutexLock lock(mutex_);
   return pieces_[static_cast<size_t>(direction)];
+}
+
+uint64_t FaultPlan::transfers(IoDirection direction) const {
+  MutexLock lock(mutex_);
+  return transfers_[static_cast<size_t>(direction)];
+}
+
+void FaultPlan::count_transfer(IoDirection direction) {
+  MutexLock lock(mutex_);
+  ++transfers_[static_cast<size_t>(direction)];
 }
 
 uint64_t FaultPlan::injected() const {

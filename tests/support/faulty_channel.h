@@ -52,14 +52,17 @@ struct Fault {
 class FaultPlan {
  public:
   void add(const Fault& fault) TENCACHE_EXCLUDES(mutex_);
-  /// Forgets all faults and starts to count pieces from 1 again.
+  /// Forgets all faults and starts to count from the beginning.
   void clear() TENCACHE_EXCLUDES(mutex_);
 
   /// Pieces that passed, faulty ones included.
   uint64_t pieces(IoDirection direction) const TENCACHE_EXCLUDES(mutex_);
+  /// Transfers that have begun.
+  uint64_t transfers(IoDirection direction) const TENCACHE_EXCLUDES(mutex_);
   /// Pieces that went wrong.
   uint64_t injected() const TENCACHE_EXCLUDES(mutex_);
 
+  void count_transfer(IoDirection direction) TENCACHE_EXCLUDES(mutex_);
   /// Counts one more piece and returns what befalls it.
   std::vector<Fault> take(IoDirection direction) TENCACHE_EXCLUDES(mutex_);
 
@@ -72,6 +75,7 @@ class FaultPlan {
   mutable Mutex mutex_;
   std::vector<Entry> entries_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t pieces_[2] TENCACHE_GUARDED_BY(mutex_) = {0, 0};  // by direction
+  uint64_t transfers_[2] TENCACHE_GUARDED_BY(mutex_) = {0, 0};
   uint64_t injected_ TENCACHE_GUARDED_BY(mutex_) = 0;
 };
 

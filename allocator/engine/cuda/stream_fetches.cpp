@@ -118,36 +118,35 @@ size_t StreamMigrations::take_room(std::span<CudaExtent* const> extents, bool on
   return count;
 }
 
-size_t StreamMigrations::prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) {
+uint64_t StreamMigrations::prefetch(OrderSource& orders) {
   settle(false);
   if (bytes_ahead() > bytes_in(kAheadS)) wait_for_oldest();
   std::vector<CudaExtent*> claimed;
-  size_t carried_out = 0;
-  *lacking_bytes = 0;
-  for (const Order& order : orders) {
+  uint64_t claimed_bytes = 0;
+  uint64_t lacking_bytes = 0;
+  while (claimed_bytes < bytes_at_once()) {
+    const std::optional<Order> order = orders.take();
+    if (!order) break;
     // An op that has it pinned, cold as it is, lets this order go first (wait_while_ahead).
-    const bool is_awaited = Extent::pins_of(order.extent->load()) > 0;
-    if (!order.is_current() || (order.is_outdated() && !is_awaited)) {
-      ++carried_out;
-      continue;
+    const bool is_awaited = Extent::pins_of(order->extent->load()) > 0;
+    if (!order->is_current() || (order->is_outdated() && !is_awaited)) continue;
+    wait_while_sealing(*order->extent);
+    if (!claim_when_demoted(order->extent)) continue;
+    const uint64_t bytes = order->extent->bytes;
+    // Told before the room is taken, so that whoever misses the room finds out why.
+    bytes_ahead_.fetch_add(bytes);
+    if (!heap_.budget().try_reserve(bytes)) {
+      bytes_ahead_.fetch_sub(bytes);
+      order->extent->abandon_fetch();
+      orders.put_back(*order);
+      lacking_bytes = bytes;
+      break;
     }
-    wait_while_sealing(*order.extent);
-    if (claim_when_demoted(order.extent)) {
-      const uint64_t bytes = order.extent->bytes;
-      // Told before the room is taken, so that whoever misses the room finds out why.
-      bytes_ahead_.fetch_add(bytes);
-      if (!heap_.budget().try_reserve(bytes)) {
-        bytes_ahead_.fetch_sub(bytes);
-        order.extent->abandon_fetch();
-        *lacking_bytes = bytes;
-        break;
-      }
-      claimed.push_back(static_cast<CudaExtent*>(order.extent));
-    }
-    ++carried_out;
+    claimed.push_back(static_cast<CudaExtent*>(order->extent));
+    claimed_bytes += bytes;
   }
   bring_ahead(claimed);
-  return carried_out;
+  return lacking_bytes;
 }
 
 // A fetch ahead of use whose extent is being demoted waits for that, which the order has called

@@ -126,7 +126,7 @@ class StreamMigrations final : public Migrations {
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
   /// Where the driver refuses, the extent stays cold and a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams) override;
-  size_t prefetch(std::span<const Order> orders, uint64_t* lacking_bytes) override;
+  uint64_t prefetch(OrderSource& orders) override;
   void set_next_uses(const NextUses& next_uses) override;
   void describe_below(Machine* machine) const override;
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);

@@ -14,6 +14,7 @@
 
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
+#include "support/listed_orders.h"
 
 namespace tencache {
 namespace {
@@ -295,11 +296,10 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   Extent* extent = engine_->extent(tensor);
   const std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks()}};
   extent->last_use_ticks.store(ticks() + 1);
-  uint64_t lacking_bytes = 0;
-  EXPECT_EQ(migrations().prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_EQ(prefetch(migrations(), orders), 1u);
   EXPECT_EQ(extent->state(), ExtentState::kCold) << "used since, and given up again";
   extent->pin();
-  EXPECT_EQ(migrations().prefetch(orders, &lacking_bytes), 1u);
+  EXPECT_EQ(prefetch(migrations(), orders), 1u);
   EXPECT_NE(extent->state(), ExtentState::kCold);
   extent->unpin();
   engine_->check(stream_, tensor, kBytes, 1);

@@ -16,6 +16,7 @@
 
 #include "support/cuda/simulated_cufile.h"
 #include "support/cuda/test_cuda_engine.h"
+#include "support/listed_orders.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 #include "support/test_engine.h"
@@ -168,7 +169,6 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       for (const Extent* extent : some) uses[extent] = random.between(1, 1'000);
       engine->migrations()->set_next_uses([uses = std::move(uses)] { return uses; });
     }
-    uint64_t lacking_bytes = 0;
     if (random.chance(0.5) && may_evict) {
       if (random.chance(0.5)) {
         engine->migrations()->evict(some);
@@ -176,7 +176,8 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
         engine->migrations()->evict_ordered(orders, [](const EvictionResult&) {});
       }
     } else if (!engine->migrations()->is_demanded()) {  // else it takes the room an op waits for
-      engine->migrations()->prefetch(orders, &lacking_bytes);
+      ListedOrders listed(orders);
+      engine->migrations()->prefetch(listed);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));
   }

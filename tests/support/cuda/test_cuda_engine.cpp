@@ -10,6 +10,7 @@
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/eventually.h"
+#include "support/listed_orders.h"
 
 namespace tencache {
 namespace {
@@ -133,8 +134,7 @@ size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
     TENCACHE_CHECK(wanted != nullptr, "%p is no extent", address);
     orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
   }
-  uint64_t lacking_bytes = 0;
-  return engine_->migrations()->prefetch(orders, &lacking_bytes);
+  return tencache::prefetch(*engine_->migrations(), orders);
 }
 
 std::string TestCudaEngine::check_books() {
