@@ -2,6 +2,7 @@
 #include "learn/bound.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -106,9 +107,9 @@ class FractionalBelady {
 };
 
 /// The longest time that windows of a period take one after the other. A window is a row of ticks:
-/// what they name has to be there in it, and no more than the budget was there when it began. The
-/// period is looked at from one of its ticks on, round to the same tick of the next: windows do not
-/// reach across that place.
+/// what they name has to be there in it, and no more than the budget was there when it began, what
+/// the op before it names included. The period is looked at from one of its ticks on, round to the
+/// same tick of the next: windows do not reach across that place.
 class Bursts {
  public:
   Bursts(const Trace& trace, const Machine& machine, Tick begin)
@@ -117,16 +118,17 @@ class Bursts {
         // An op that names more than the budget exceeds it, and what it named may stay.
         budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
         read_bytes_per_s_(machine.read_bytes_per_s),
-        ticks_per_slot_(trace.tick_count() / kWindowBordersMax + 1),
-        seen_in_(trace.tensors.size(), 0) {}
+        seen_in_(trace.tensors.size(), 0),
+        held_by_(trace.tensors.size(), 0) {
+    choose_borders();
+  }
 
   uint64_t step_ns() {
-    const uint32_t count = (trace_.tick_count() + ticks_per_slot_ - 1) / ticks_per_slot_;
-    std::vector<uint64_t> least_ns(count + 1, 0);  // until the begin of each slot
-    for (uint32_t first = 0; first < count; ++first) {
-      begin_window(first * ticks_per_slot_);
-      for (uint32_t last = first; last < count; ++last) {
-        extend_window(last);
+    std::vector<uint64_t> least_ns(borders_.size(), 0);  // until each border
+    for (size_t first = 0; first + 1 < borders_.size(); ++first) {
+      begin_window(borders_[first]);
+      for (size_t last = first; last + 1 < borders_.size(); ++last) {
+        extend_window(borders_[last], borders_[last + 1]);
         least_ns[last + 1] = std::max(least_ns[last + 1], least_ns[first] + window_ns());
       }
     }
@@ -134,17 +136,48 @@ class Bursts {
   }
 
  private:
+  // Half of them at equal distances, the others after the ops that name most.
+  void choose_borders() {
+    const uint32_t count = trace_.tick_count();
+    std::vector<std::pair<uint64_t, uint32_t>> ends;  // of ops: what they name, and their places
+    ends.reserve(count);
+    for (uint32_t place = 0; place < count; ++place) {
+      uint64_t bytes = 0;
+      for (const TraceAccess& access : op_at(place).accesses) {
+        bytes += trace_.tensors[access.tensor].bytes;
+      }
+      ends.emplace_back(bytes, place + 1);
+    }
+    const uint32_t largest = std::min(count, kWindowBordersMax / 2);
+    std::partial_sort(ends.begin(), ends.begin() + largest, ends.end(), std::greater<>());
+    for (uint32_t index = 0; index < largest; ++index) borders_.push_back(ends[index].second);
+    const uint32_t distance = count / (kWindowBordersMax / 2) + 1;
+    for (uint32_t place = 0; place < count; place += distance) borders_.push_back(place);
+    borders_.push_back(count);
+    std::sort(borders_.begin(), borders_.end());
+    borders_.erase(std::unique(borders_.begin(), borders_.end()), borders_.end());
+  }
+
+  const TraceOp& op_at(uint32_t place) const {
+    return trace_.ops[(begin_ + place) % trace_.tick_count()];
+  }
+
   void begin_window(uint32_t first_place) {
     ++window_;
     first_place_ = first_place;
     compute_ns_ = 0;
     named_bytes_ = trace_.fixed_bytes;
+    held_bytes_ = 0;
+    for (const TraceAccess& access : op_at(first_place + trace_.tick_count() - 1).accesses) {
+      if (held_by_[access.tensor] == window_) continue;
+      held_by_[access.tensor] = window_;
+      held_bytes_ += trace_.tensors[access.tensor].bytes;
+    }
   }
 
-  void extend_window(uint32_t slot) {
-    const uint32_t end = std::min((slot + 1) * ticks_per_slot_, trace_.tick_count());
-    for (uint32_t place = slot * ticks_per_slot_; place < end; ++place) {
-      const TraceOp& op = trace_.ops[(begin_ + place) % trace_.tick_count()];
+  void extend_window(uint32_t from_place, uint32_t to_place) {
+    for (uint32_t place = from_place; place < to_place; ++place) {
+      const TraceOp& op = op_at(place);
       compute_ns_ += op.compute_ns;
       for (const TraceAccess& access : op.accesses) name(access.tensor, place);
     }
@@ -158,7 +191,9 @@ class Bursts {
     const bool is_born_in_it = !life.is_persistent() &&
                                place_of(life.allocated_at) >= first_place_ &&
                                place_of(life.allocated_at) <= place;
-    if (!is_born_in_it) named_bytes_ += life.bytes;
+    if (is_born_in_it) return;
+    named_bytes_ += life.bytes;
+    if (held_by_[tensor] == window_) held_bytes_ -= life.bytes;
   }
 
   uint32_t place_of(Tick tick) const {
@@ -166,8 +201,9 @@ class Bursts {
   }
 
   uint64_t window_ns() const {
-    if (named_bytes_ <= budget_bytes_) return compute_ns_;
-    const auto bytes = static_cast<double>(named_bytes_ - budget_bytes_);
+    const uint64_t there_bytes = budget_bytes_ - std::min(held_bytes_, budget_bytes_);
+    if (named_bytes_ <= there_bytes) return compute_ns_;
+    const auto bytes = static_cast<double>(named_bytes_ - there_bytes);
     return std::max(compute_ns_, static_cast<uint64_t>(bytes / read_bytes_per_s_ * 1e9));
   }
 
@@ -175,12 +211,14 @@ class Bursts {
   const Tick begin_;  // places count from here
   const uint64_t budget_bytes_;
   const double read_bytes_per_s_;
-  const uint32_t ticks_per_slot_;
+  std::vector<uint32_t> borders_;  // places where a window may begin or end, in order
   std::vector<uint32_t> seen_in_;  // the last window that named each tensor
+  std::vector<uint32_t> held_by_;  // the last window before whose begin an op named it
   uint32_t window_ = 0;
   uint32_t first_place_ = 0;  // of the window
   uint64_t compute_ns_ = 0;   // of the window
   uint64_t named_bytes_ = 0;  // in it; of what was there when it began
+  uint64_t held_bytes_ = 0;   // by the op before it, and not named in it
 };
 
 }  // namespace

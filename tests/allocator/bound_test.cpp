@@ -81,6 +81,26 @@ TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
   EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1010, 1);
 }
 
+TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
+  // As above, but the long op names what the burst does not: of the six no more than one can be
+  // there when the burst begins.
+  Trace trace = three_in_turn();
+  trace.ops = {{0, 1000, {{6, false}}},
+               {0, 0, {{0, false}, {1, false}}},
+               {0, 0, {{2, false}, {3, false}}},
+               {0, 0, {{4, false}, {5, false}}}};
+  trace.tensors.resize(6, {10, kNoTick, kNoTick});
+  trace.tensors.push_back({20, kNoTick, kNoTick});
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1050, 1);
+  trace.tensors[6] = {20, 0, 0};  // new each time, and gone after that op
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1050, 1);
+  trace.ops[0].accesses = {{6, false}, {0, false}};  // the burst names one of the two
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1050, 1);
+  trace.ops[0].accesses = {{0, false}, {1, false}};
+  trace.tensors.pop_back();
+  EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1030, 1);
+}
+
 // In the long run: a period that ends otherwise than it began may have left work to the next one.
 TEST(BoundTest, NoScheduleIsFaster) {
   Random random;

@@ -17,7 +17,6 @@
 #include <csignal>
 #include <cstring>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/units.h"
@@ -328,42 +327,6 @@ TEST_F(DiskTierTest, BufferedTransfersLeaveNoPageCache) {
   EXPECT_LE(cached_pages(*tier, slot), slot.bytes / 4096 / 16);
 }
 
-/// Adds one segment to those of a transfer.
-class OneMore final : public PieceObserver {
- public:
-  explicit OneMore(const IoSegment& segment) : segment_(segment) {}
-  bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
-  void after_complete(size_t, uint64_t, size_t) override {}
-  bool next_segment(IoSegment* segment) override {
-    *segment = segment_;
-    return !std::exchange(is_added_, true);
-  }
-
- private:
-  const IoSegment segment_;
-  bool is_added_ = false;
-};
-
-TEST_F(DiskTierTest, WhatIsAddedToABufferedTransferLeavesNoPageCacheEither) {
-  DiskTierConfig config = config_in(directory_.path());
-  config.direct_io = Choice::kOff;
-  const std::unique_ptr<DiskTier> tier = open_tier(config);
-  AlignedBuffer buffer(16 * kMiB);
-  Random().fill(buffer.data(), buffer.bytes());
-  AlignedBuffer first_buffer(kMiB);
-  const Slot slot = take(*tier, buffer.bytes());
-  const Slot first = take(*tier, first_buffer.bytes());
-  ASSERT_TRUE(tier->write(segment_of(first_buffer, first), nullptr).status.is_ok());
-  ASSERT_TRUE(tier->write(segment_of(buffer, slot), nullptr).status.is_ok());
-  AlignedBuffer read_back(16 * kMiB);
-  OneMore more(segment_of(read_back, slot).front());
-  const TransferResult result = tier->read(segment_of(first_buffer, first), &more);
-  ASSERT_TRUE(result.status.is_ok()) << result.status.message();
-  EXPECT_EQ(result.bytes, first_buffer.bytes() + buffer.bytes());
-  EXPECT_EQ(memcmp(read_back.data(), buffer.data(), buffer.bytes()), 0);
-  EXPECT_LE(cached_pages(*tier, slot), slot.bytes / 4096 / 16);
-}
-
 TEST_F(DiskTierTest, DropsThePageCacheOfAMapping) {
   const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
   AlignedBuffer buffer(4 * kMiB);
@@ -405,14 +368,6 @@ TEST_F(DiskTierTest, SegmentsOutsideTheFileAbort) {
     (void)tier->write(outside, nullptr);
   };
   EXPECT_DEATH(write_outside(), "in a spill file of");
-  const auto add_outside = [this] {
-    const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
-    AlignedBuffer buffer(kMiB);
-    const Slot slot = take(*tier, kMiB);
-    OneMore more({buffer.data(), tier->file_bytes(), kMiB});
-    (void)tier->write(segment_of(buffer, slot), &more);
-  };
-  EXPECT_DEATH(add_outside(), "in a spill file of");
 }
 
 TEST_F(DiskTierTest, SlotsThatAreNoneAbort) {

@@ -182,56 +182,6 @@ TEST_P(IoChannelTest, RandomSegmentsEqualAByteArray) {
   EXPECT_EQ(memcmp(stored.data(), model.data(), kFileBytes), 0);
 }
 
-/// Adds segments to the first one, and says now and then that there is none.
-class AddingObserver final : public RecordingObserver {
- public:
-  AddingObserver(std::vector<IoSegment> segments, Random& random)
-      : segments_(std::move(segments)), random_(random) {}
-
-  bool next_segment(IoSegment* segment) override {
-    EXPECT_GT(submitted.size(), completed.size()) << "asked for more when nothing is in flight";
-    if (added == segments_.size() || random_.chance(0.3)) return false;
-    *segment = segments_[added++];
-    return true;
-  }
-
-  size_t added = 0;
-
- private:
-  const std::vector<IoSegment> segments_;
-  Random& random_;
-};
-
-TEST_P(IoChannelTest, SegmentsThatAreAddedGoInTheSameTransfer) {
-  constexpr size_t kFileBytes = 24 * kMiB;
-  Random random(GetParam().depth);
-  AlignedBuffer model(kFileBytes);
-  AlignedBuffer memory(kFileBytes);
-  random.fill(model.data(), kFileBytes);
-  store(model);
-  size_t added_count = 0;
-  for (int round = 0; round < 12; ++round) {
-    random.fill(memory.data(), kFileBytes);
-    std::vector<IoSegment> segments = random_segments(random, memory.data(), kFileBytes);
-    std::erase_if(segments, [](const IoSegment& segment) { return segment.bytes == 0; });
-    const std::vector<IoSegment> first = {segments.back()};
-    segments.pop_back();
-    AddingObserver observer(segments, random);
-    const TransferResult result = transfer(IoDirection::kRead, first, &observer);
-    ASSERT_TRUE(result.status.is_ok()) << result.status.message();
-    std::vector<IoSegment> moved = first;
-    moved.insert(moved.end(), segments.begin(),
-                 segments.begin() + static_cast<std::ptrdiff_t>(observer.added));
-    ASSERT_EQ(observer.submitted, expected_pieces(moved));
-    ASSERT_EQ(observer.completed, observer.submitted);
-    for (const IoSegment& segment : moved) {
-      ASSERT_EQ(memcmp(segment.memory, model.data() + segment.offset, segment.bytes), 0);
-    }
-    added_count += observer.added;
-  }
-  EXPECT_GT(added_count, 12u);
-}
-
 TEST_P(IoChannelTest, KeepsTheDepthInFlight) {
   AlignedBuffer memory(64 * kMiB);
   RecordingObserver observer;
