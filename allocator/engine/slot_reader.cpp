@@ -23,11 +23,12 @@ class HashingReader final : public PieceObserver {
     for (const SlotRead& read : reads) add(read);
   }
 
+  /// A copy: the list grows while they are read.
   std::vector<IoSegment> segments() const { return segments_; }
 
   bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
-    const IoSegment whole = segments_[segment];
+    const IoSegment& whole = segments_[segment];
     hashers_[segment].append(whole.memory_at(offset), bytes);
     if (offset + bytes == whole.offset + whole.bytes) {
       on_segment_(segment, hashers_[segment].finish());

@@ -65,7 +65,7 @@ bool PieceSequence::has_segment() {
 
 Piece* PieceSequence::next() {
   if (is_stopped() || handed_out_ - reported_ == ring_.size() || !has_segment()) return nullptr;
-  const IoSegment segment = segments_[segment_];
+  const IoSegment& segment = segments_[segment_];
   Piece piece;
   piece.segment = segment_;
   piece.is_bounced = segment.memory == nullptr;

@@ -3,7 +3,6 @@
 // Transfers whose observer adds segments while others are in flight, over every channel and through
 // the disk tier.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +12,7 @@
 
 #include "base/units.h"
 #include "support/aligned_buffer.h"
+#include "support/cached_pages.h"
 #include "support/channel_kinds.h"
 #include "support/random.h"
 #include "support/test_directory.h"
@@ -82,9 +82,7 @@ class AddedSegmentsTest : public ::testing::TestWithParam<ChannelKind> {
       segments.push_back({memory_.data() + offset, offset, bytes});
       offset += bytes;
     }
-    for (size_t i = segments.size(); i > 1; --i) {
-      std::swap(segments[i - 1], segments[random_.between(0, i - 1)]);
-    }
+    shuffle(segments, random_);
     return segments;
   }
   bool is_right(const IoSegment& segment) const {
@@ -154,17 +152,6 @@ class AddedToATierTest : public ::testing::Test {
     return slot.value();
   }
 
-  size_t cached_pages(const Slot& slot) const {
-    void* mapped = mmap(nullptr, slot.bytes, PROT_READ, MAP_SHARED, tier_->fd(),
-                        static_cast<off_t>(slot.offset));
-    EXPECT_NE(mapped, MAP_FAILED);
-    std::vector<unsigned char> pages(slot.bytes / 4096);
-    EXPECT_EQ(mincore(mapped, slot.bytes, pages.data()), 0);
-    munmap(mapped, slot.bytes);
-    return static_cast<size_t>(
-        std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; }));
-  }
-
   TestDirectory directory_;
   std::unique_ptr<DiskTier> tier_;
   Random random_;
@@ -185,7 +172,7 @@ TEST_F(AddedToATierTest, BufferedReadsLeaveNoPageCache) {
   EXPECT_EQ(result.bytes, small.bytes() + large.bytes());
   EXPECT_EQ(memcmp(read_back.data(), large.data(), large.bytes()), 0);
   // Read-ahead may bring a few pages back behind the advice.
-  EXPECT_LE(cached_pages(second), second.bytes / 4096 / 16);
+  EXPECT_LE(cached_pages(*tier_, second), second.bytes / 4096 / 16);
 }
 
 TEST_F(AddedToATierTest, OutsideTheFileTheyAbort) {

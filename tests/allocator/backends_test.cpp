@@ -16,9 +16,9 @@
 
 #include "base/check.h"
 #include "support/cpu_driver.h"
+#include "support/listed_orders.h"
 #if __has_include(<cuda.h>)
 #include "support/cuda/cuda_driver.h"
-#include "support/listed_orders.h"
 #endif
 
 namespace tencache {

@@ -21,6 +21,7 @@
 
 #include "base/units.h"
 #include "support/aligned_buffer.h"
+#include "support/cached_pages.h"
 #include "support/child_process.h"
 #include "support/faulty_channel.h"
 #include "support/random.h"
@@ -299,17 +300,6 @@ TEST_F(DiskTierTest, BytesComeBackOverEveryChannel) {
       EXPECT_EQ(memcmp(in.data(), out.data(), out.bytes()), 0);
     }
   }
-}
-
-size_t cached_pages(const DiskTier& tier, const Slot& slot) {
-  void* mapped =
-      mmap(nullptr, slot.bytes, PROT_READ, MAP_SHARED, tier.fd(), static_cast<off_t>(slot.offset));
-  EXPECT_NE(mapped, MAP_FAILED);
-  std::vector<unsigned char> pages(slot.bytes / 4096);
-  EXPECT_EQ(mincore(mapped, slot.bytes, pages.data()), 0);
-  munmap(mapped, slot.bytes);
-  return static_cast<size_t>(
-      std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
 }
 
 TEST_F(DiskTierTest, BufferedTransfersLeaveNoPageCache) {

@@ -145,9 +145,7 @@ std::vector<IoSegment> random_segments(Random& random, char* memory, uint64_t li
     if (random.chance(0.7)) segments.push_back({memory + offset, offset, bytes});
     offset += std::max<uint64_t>(bytes, kIoAlignment);
   }
-  for (size_t i = segments.size(); i > 1; --i) {
-    std::swap(segments[i - 1], segments[random.between(0, i - 1)]);
-  }
+  shuffle(segments, random);
   return segments;
 }
 

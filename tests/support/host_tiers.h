@@ -37,11 +37,4 @@ inline Result<HostMemory> map_addresses(const HostMemoryRequest& request) {
   return HostMemory(static_cast<char*>(memory), request.bytes, HostPlacement());
 }
 
-template <typename T>
-void shuffle(std::vector<T>& values, Random& random) {
-  for (size_t i = values.size(); i > 1; --i) {
-    std::swap(values[i - 1], values[random.between(0, i - 1)]);
-  }
-}
-
 }  // namespace tencache

@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <utility>
+#include <vector>
 
 namespace tencache {
 
@@ -64,5 +66,12 @@ class Random {
 
   std::mt19937_64 generator_;
 };
+
+template <typename T>
+void shuffle(std::vector<T>& values, Random& random) {
+  for (size_t i = values.size(); i > 1; --i) {
+    std::swap(values[i - 1], values[random.between(0, i - 1)]);
+  }
+}
 
 }  // namespace tencache
