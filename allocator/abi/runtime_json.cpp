@@ -96,6 +96,7 @@ Json plan_json(Learner* learner) {
                        {"stall_s", seconds(simulation.total_stall_ns())},
                        {"work_s", seconds(simulation.work_ns)},
                        {"bytes_read", simulation.bytes_read},
+                       {"bytes_late", simulation.bytes_late},
                        {"bytes_written", simulation.bytes_written},
                        {"bytes_dropped", simulation.bytes_dropped},
                        {"peak_bytes", summary.script->period->trace.peak_bytes()},

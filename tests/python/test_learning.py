@@ -74,6 +74,7 @@ def test_a_training_loop_is_learned(train: Callable[..., Any]) -> None:
     assert plan["kinds"] >= 1, stats
     assert plan["coverage"] > 0.3, stats
     assert plan["ideal_step_s"] <= plan["bound_step_s"] <= plan["predicted_step_s"], stats
+    assert 0 <= plan["simulated"]["bytes_late"] <= plan["simulated"]["bytes_read"], stats
     assert stats["fetches"]["early"] > 0, stats
     assert 0 < stats["bytes"]["fetched_early"] <= stats["bytes"]["fetched"], stats
 
