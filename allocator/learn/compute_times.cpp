@@ -19,11 +19,16 @@ uint64_t lasted_ns(const TickStream& stream, const TickLine& clock, uint64_t num
   return lasted - std::min(lasted, tick.wait_ns);
 }
 
+// The newest tick of all has not ended yet; then the two before it tell. It is the one at whose end
+// a program does what it does between steps: read data, save a checkpoint.
 uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TickLine& clock,
                  uint64_t number) {
-  const uint64_t earlier = lasted_ns(stream, clock, number - place.length);
-  if (number + 1 == stream.end()) return earlier;
-  return std::min(earlier, lasted_ns(stream, clock, number));
+  const uint64_t newest = number + 1 == stream.end() ? number - place.length : number;
+  const uint64_t newest_ns = lasted_ns(stream, clock, newest);
+  if (newest < stream.begin() + place.length) return newest_ns;
+  const uint64_t earlier = newest - place.length;
+  if (stream.tick(earlier).digest != stream.tick(newest).digest) return newest_ns;
+  return std::min(newest_ns, lasted_ns(stream, clock, earlier));
 }
 
 // Nullopt when the op was not measured in any of the repetitions.

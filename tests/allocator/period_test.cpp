@@ -313,5 +313,20 @@ TEST_F(PeriodTest, WaitingIsNotComputing) {
   EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the begin of the next step";
 }
 
+// A checkpoint, say: the tick at the end of a step is the newest of all when the step is looked at,
+// so only those before it tell how long it takes.
+TEST_F(PeriodTest, APauseBetweenStepsIsNotComputing) {
+  constexpr uint64_t kPause = uint64_t{1} << 40;
+  for (int step = 0; step < 4; ++step) {
+    if (step == 3) now_ += kPause;
+    train_step({1, 2});
+  }
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  const std::vector<TraceOp>& ops = period->trace.ops;
+  EXPECT_GT(ops.back().compute_ns, 0u);
+  EXPECT_LT(ops.back().compute_ns, 2 * ops.front().compute_ns);
+}
+
 }  // namespace
 }  // namespace tencache
