@@ -284,8 +284,8 @@ def main() -> None:
         "bound: stock's step, or what no schedule can beat at the speed that fetches had "
         "(learn/bound.h); predicted: the simulator's step for "
         "the plan that was followed, and its error.",
-        "ahead of use: what was there before an op asked for it; foreseen: the same as the "
-        "simulator has it, which knows when the disk cannot be faster.",
+        "ahead of use: what was there before an op asked for it; foreseen: the same in "
+        "the simulation of the plan that was followed.",
         "stall: the time in which the program waited for a fetch or for room.",
         "100 % is the most bytes of live tensors in stock (torch's profiler). tencache counts "
         "whole pages and freed blocks that it keeps.",
