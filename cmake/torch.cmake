@@ -2,7 +2,7 @@
 #
 # The target tencache::torch, and tencache::torch_cuda where that torch is built for CUDA and the CUDA
 # it runs on is found beside cuda.h: headers and libraries of the torch that the building Python imports, and
-# TENCACHE_TORCH_VERSION. find_package(Torch) is not used: it looks for a CUDA toolkit that building
+# TENCACHE_TORCH_VERSION and TENCACHE_TORCH_LIBRARIES (the folder). find_package(Torch) is not used: it looks for a CUDA toolkit that building
 # against torch's headers does not need.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
@@ -32,6 +32,7 @@ add_library(tencache::torch INTERFACE IMPORTED GLOBAL)
 target_include_directories(tencache::torch SYSTEM INTERFACE ${torch_root}/include
                                                             ${torch_root}/include/torch/csrc/api/include)
 target_compile_definitions(tencache::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
+set(TENCACHE_TORCH_LIBRARIES ${torch_root}/lib)
 foreach(name c10 torch_cpu torch)
   set(library ${torch_root}/lib/lib${name}.so)
   if(NOT EXISTS ${library})

@@ -52,6 +52,14 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+PACKAGE_SOURCES = ("allocator", "shim", "cmake", "python")
+EMULATED_GPU_SOURCES = (
+    "allocator/base",
+    "allocator/backend",
+    "cmake",
+    "tests/emulated_gpu",
+    "tests/support/cuda",
+)
 BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
 
@@ -221,7 +229,7 @@ def build_environment() -> dict[str, str]:
 def install_package(environment: VirtualEnvironment) -> None:
     """Builds the package against the environment's torch and installs it, when sources changed."""
     stamp = STAMPS / f"{environment.torch}-installed"
-    fingerprint = f"{_sources_fingerprint()} {_fingerprint(environment)}"
+    fingerprint = f"{_fingerprint_of(PACKAGE_SOURCES)} {_fingerprint(environment)}"
     command_line = environment.folder / "bin" / "tencache"
     if stamp.exists() and stamp.read_text() == fingerprint and command_line.exists():
         return
@@ -245,29 +253,36 @@ def install_package(environment: VirtualEnvironment) -> None:
 
 def build_shim_suites(environment: VirtualEnvironment) -> None:
     """Builds the suites of the shim in the tree of the package, where the shim's objects are."""
+    _build_target(environment, "the suites of the shim", "SHIM_TESTS", "shim_suites")
+
+
+def build_emulated_gpu(environment: VirtualEnvironment) -> None:
+    """Builds the emulated GPU for the environment's torch, when its sources changed."""
+    stamp = STAMPS / f"{environment.torch}-emulated-gpu"
+    fingerprint = f"{_fingerprint_of(EMULATED_GPU_SOURCES)} {_fingerprint(environment)}"
+    if stamp.exists() and stamp.read_text() == fingerprint:
+        return
+    _build_target(environment, "the emulated GPU", "EMULATED_GPU", "emulated_gpu")
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(fingerprint)
+
+
+def _build_target(environment: VirtualEnvironment, what: str, option: str, target: str) -> None:
+    """Configures the tree of the package with TENCACHE_BUILD_<option> and builds the target."""
     folder = environment.build_folder
-    configure: list[str | Path] = [
-        "cmake",
-        "-S",
-        ROOT,
-        "-B",
-        folder,
-        "-DTENCACHE_BUILD_SHIM_TESTS=ON",
-    ]
-    build: list[str | Path] = ["cmake", "--build", folder, "--target", "shim_suites"]
+    python = f"-DPython3_EXECUTABLE={environment.python}"
+    configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", python]
+    configure += ["-DTENCACHE_BUILD_TORCH=ON", f"-DTENCACHE_BUILD_{option}=ON"]
+    build: list[str | Path] = ["cmake", "--build", folder, "--target", target]
     for title, command in (("Configure", configure), ("Build", build)):
-        run(
-            f"{title} the suites of the shim for {environment.torch}",
-            command,
-            environment=build_environment(),
-        )
+        run(f"{title} {what} for {environment.torch}", command, environment=build_environment())
 
 
-def _sources_fingerprint() -> str:
-    """Changes with any file that the package is built from."""
+def _fingerprint_of(folders: tuple[str, ...]) -> str:
+    """Changes with any file of the folders, and with what says how they are built."""
     digest = hashlib.sha256()
     files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
-    for folder in ("allocator", "shim", "cmake", "python"):
+    for folder in folders:
         files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     for path in sorted(files):
         if path.suffix != ".pyc":

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import torch` calls (entry point of group torch.backends) where tests/emulated_gpu/run has
+put this folder on the path: loads the emulated operators, and turns off what would choose kernels of
+CUDA's libraries behind the dispatcher's back."""
+
+import os
+
+
+def autoload() -> None:
+    import torch
+
+    torch.ops.load_library(os.environ["EMULATED_GPU_OPERATORS"])
+    torch._C._set_cudnn_enabled(False)
+    torch._C._set_sdp_use_flash(False)
+    torch._C._set_sdp_use_mem_efficient(False)
+    torch._C._set_sdp_use_cudnn(False)
+    torch._C._set_sdp_use_math(True)
