@@ -9,7 +9,7 @@ ARGS ?=
 TASKS := build demo test lint format bench clean \
          test-core test-asan-ubsan test-tsan
 
-.PHONY: help $(TASKS) test-python test-python-2.15
+.PHONY: help $(TASKS) test-gpu test-python test-python-2.15
 
 help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
@@ -19,6 +19,7 @@ help:
 	@echo '  make test-core         suites of the C++ core, optimised'
 	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo '  make test-tsan         the same under ThreadSanitizer'
+	@echo '  make test-gpu          pytest on an emulated GPU            (ARGS="-k name -x")'
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
 	@echo 'make bench               the benchmarks'
@@ -28,5 +29,5 @@ help:
 $(TASKS):
 	@$(PYTHON) scripts/dev.py $@
 
-test-python test-python-2.15:
+test-gpu test-python test-python-2.15:
 	@$(PYTHON) scripts/dev.py $@ $(ARGS)

@@ -104,6 +104,8 @@ def _guard_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | N
 def _core_test_problem(path: PurePosixPath, _quoted: bool, included: str) -> str | None:
     if path.parts[:2] in (("tests", "shim"), ("tests", "python")):
         return None
+    if path.parts[:3] == ("tests", "emulated_gpu", "operators"):  # kernels of torch's operators
+        return None
     return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"))
 
 

@@ -6,7 +6,7 @@ Each task first sees to what it needs (system packages, virtual environment, bui
 moment when it is there. `test` goes on after a part that failed, so that one run tells everything,
 and ends with a table of its steps.
 
-Usage: dev.py TASK [arguments of pytest, for test-python and test-python-2.15]
+Usage: dev.py TASK [arguments of pytest, for test-gpu, test-python and test-python-2.15]
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
 SHORT = "not slow and not any_torch"  # of the tests in tests/python
+SHORT_ON_EMULATED_GPU = "emulated_gpu or pinned or ema or gan_two_optimizers"
 SLOWEST = ("--durations", "15")  # told at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
@@ -106,6 +107,25 @@ def test_python(
         environment=clean_variables() | dict(variables or {}),
         live=True,
     )
+
+
+def test_gpu(*arguments: str) -> None:
+    """Tests that need a GPU, on an emulated one: no machine needs a real one for them."""
+    ready(MAIN, TEST_PACKAGES)
+    install_package(MAIN)
+    emulated = ROOT / "tests" / "emulated_gpu" / "run"
+    pytest = (MAIN.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")
+    run(
+        f"Tests on an emulated GPU on {MAIN.torch}",
+        [emulated, "--", *pytest, *arguments],
+        environment=clean_variables(),
+        live=True,
+    )
+
+
+def short_gpu_tests() -> None:
+    """The emulated GPU computes on the processor, where the larger programs take a minute each."""
+    test_gpu("-k", SHORT_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
 def in_processes() -> tuple[str, ...]:
@@ -196,6 +216,7 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-core", lambda: core_preset("release")),
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
+    ("test-gpu", short_gpu_tests),
     ("test-python-2.15", python_tests_of_the_version),
     ("test-python", every_python_test),
 )
@@ -227,6 +248,7 @@ def main(arguments: list[str]) -> int:
         "bench": bench,
         "clean": clean,
         **dict(TEST_PARTS),
+        "test-gpu": lambda: test_gpu(*(arguments[1:] or in_processes())),
         "test-python": lambda: chosen_tests(MAIN, arguments[1:]),
         "test-python-2.15": lambda: chosen_tests(NEWEST_TORCH, arguments[1:]),
     }

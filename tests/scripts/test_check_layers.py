@@ -88,4 +88,6 @@ def test_suites_of_the_core_do_without_torch() -> None:
     assert problems("tests/allocator/a_test.cpp", '#include "engine/engine.h"') == []
     assert "torch" in problems("tests/allocator/a_test.cpp", "#include <torch/all.h>")[0]
     assert problems("tests/shim/a_test.cpp", "#include <torch/all.h>") == []
+    assert problems("tests/emulated_gpu/operators/a.cpp", "#include <ATen/ATen.h>") == []
+    assert "torch" in problems("tests/emulated_gpu/driver/a.cpp", "#include <ATen/ATen.h>")[0]
     assert "torch" in problems("benchmarks/a.cpp", "#include <c10/util/Half.h>")[0]

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import torch` calls (entry point of group torch.backends) where tests/emulated_gpu/run has
-put this folder on the path: loads the emulated operators, and turns off what would choose kernels of
-CUDA's libraries behind the dispatcher's back."""
+"""Puts the emulated operators into torch.
+
+`import torch` calls `autoload` (entry point of group torch.backends) where tests/emulated_gpu/run
+has put this folder on the path.
+"""
 
 import os
 
 
 def autoload() -> None:
+    """Loads the operators, and turns off what would choose kernels of CUDA's libraries behind the
+    dispatcher's back."""
     import torch
 
     torch.ops.load_library(os.environ["EMULATED_GPU_OPERATORS"])
