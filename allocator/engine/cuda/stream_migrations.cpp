@@ -129,7 +129,7 @@ Status StreamMigrations::measure_link(uint64_t bytes) {
   if (probe.is_ok()) {
     status = choose_copies(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
     heap_.free(probe.value().address);
-    heap_.drop_cached(bytes);
+    heap_.empty_cache();  // its frame too: a free one would count as the program's
   }
   host_.release(block.value());
   return status;

@@ -116,7 +116,8 @@ class StreamMigrations final : public Migrations {
 
   /// Copies so many bytes to the host and back, as far as the budget has room for them, so that the
   /// first plan knows the link, by the copy engines and by the kernel: the faster one is used from
-  /// then on. Waits for it. REQUIRES: nothing is migrated yet.
+  /// then on. Waits for it; the driver has the memory again afterwards. REQUIRES: nothing is
+  /// migrated yet, and nothing is cached that is to stay.
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;

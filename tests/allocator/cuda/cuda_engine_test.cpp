@@ -472,6 +472,13 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_EQ((*engine_)->heap().uses().all.bytes.peak, 0u);
   EXPECT_EQ((*engine_)->heap().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);
+  const FrameUses frames = (*engine_)->heap().figures().frames;
+  for (const UseCount& count : {frames.bytes, frames.frames}) {
+    EXPECT_EQ(count.current, 0u) << "the driver has the memory again";
+    EXPECT_EQ(count.peak, 0u);
+    EXPECT_EQ(count.added, 0u);
+    EXPECT_EQ(count.removed, 0u);
+  }
 }
 
 }  // namespace
