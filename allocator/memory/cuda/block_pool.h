@@ -2,8 +2,8 @@
 //
 // BlockPool: the small allocations of one GPU, those below the size of an extent, cut from segments
 // as PyTorch's own caching allocator does it. They are always resident. Requests are rounded up to
-// 512 bytes; up to 1 MiB they come from segments of 2 MiB, larger ones from segments of 20 MiB, or
-// of their own size above that.
+// 512 bytes; up to 1 MiB they come from segments of 2 MiB, those below 10 MiB from segments of
+// 20 MiB, and larger ones have segments of their own size, in multiples of 2 MiB.
 //
 // Work of a stream runs in the order in which it was given. So a block that only its owner's stream
 // has used is free for that stream the moment the program frees it, whatever the device is doing.

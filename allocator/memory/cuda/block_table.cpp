@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/block_table.h"
 
-#include <algorithm>
 #include <bit>
 #include <iterator>
 #include <utility>
@@ -21,7 +20,8 @@ bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
 
 uint64_t BlockTable::segment_bytes_for(uint64_t bytes) {
   if (is_small(bytes)) return kSmallSegmentBytes;
-  return std::max(kLargeSegmentBytes, round_up(bytes, kSmallSegmentBytes));
+  if (block_bytes(bytes) < kOwnSegmentBytesMin) return kLargeSegmentBytes;
+  return round_up(bytes, kSegmentUnitBytes);
 }
 
 FreeBlocks& BlockTable::free_blocks(bool is_small, StreamSet owner) {

@@ -36,6 +36,10 @@ inline constexpr uint64_t kBlockUnitBytes = 512;
 inline constexpr uint64_t kSmallBlockBytesMax = kMiB;
 inline constexpr uint64_t kSmallSegmentBytes = 2 * kMiB;
 inline constexpr uint64_t kLargeSegmentBytes = 20 * kMiB;
+// From here on a request has a segment of its own size, as with PyTorch's own allocator: a large
+// segment would seldom hold two of them.
+inline constexpr uint64_t kOwnSegmentBytesMin = 10 * kMiB;
+inline constexpr uint64_t kSegmentUnitBytes = 2 * kMiB;
 inline constexpr uint64_t kBlockBytesMax = uint64_t{1} << 40;  // far above any device
 
 enum class BlockState : uint8_t {
