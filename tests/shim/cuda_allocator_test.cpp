@@ -150,6 +150,33 @@ TEST_F(CudaAllocatorTest, EmptyCacheGivesMemoryBack) {
   EXPECT_EQ(largest, total);
 }
 
+// The link is measured with memory that is none of the program's.
+TEST_F(CudaAllocatorTest, WhatMeasuredTheLinkIsInNoStatistics) {
+  config_.host_budget_bytes = 64 * kMiB;
+  config_.probe_bytes = 16 * kMiB;
+  start();
+  const size_t total = cuda_->getMemoryInfo(0).second;
+  EXPECT_EQ(free_bytes(), total);
+  keep(1000);
+  keep(kExtent);
+  constexpr auto kReserved = static_cast<int64_t>(kExtent + 2 * kMiB);
+  auto reserved = cuda_->getDeviceStats(0).reserved_bytes[0];
+  EXPECT_EQ(reserved.current, kReserved);
+  EXPECT_EQ(reserved.peak, kReserved);
+  int64_t in_segments = 0;
+  for (const auto& segment : cuda_->snapshot({0, 0}, false).segments) {
+    in_segments += static_cast<int64_t>(segment.total_size);
+  }
+  EXPECT_EQ(in_segments, kReserved);
+  kept_.clear();
+  cuda_->emptyCache({0, 0});
+  reserved = cuda_->getDeviceStats(0).reserved_bytes[0];
+  EXPECT_EQ(reserved.current, 0);
+  EXPECT_EQ(reserved.allocated, kReserved);
+  EXPECT_EQ(reserved.freed, kReserved);
+  EXPECT_EQ(free_bytes(), total);
+}
+
 TEST_F(CudaAllocatorTest, BaseAllocationsAreFound) {
   start();
   char* const small = static_cast<char*>(keep(1000));

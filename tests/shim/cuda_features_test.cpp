@@ -47,6 +47,20 @@ TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 0u);
 }
 
+// As with PyTorch's own allocator: from 10 MiB on a segment holds its request alone.
+TEST_F(CudaPoolTest, LargeBuffersOfAGraphTakeNoMoreThanTheirSegments) {
+  start();
+  begin();
+  for (int count = 0; count < 3; ++count) keep(11 * kMiB);
+  end();
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).reserved_bytes), static_cast<int64_t>(36 * kMiB));
+  uint64_t pool_bytes = 0;
+  for (const auto& segment : cuda_->snapshot(kGraph, false).segments) {
+    pool_bytes += segment.total_size;
+  }
+  EXPECT_EQ(pool_bytes, 36 * kMiB);
+}
+
 TEST_F(CudaPoolTest, AReleasedPoolKeepsWhatIsAlive) {
   start();
   begin();
