@@ -123,6 +123,7 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
     program = """
     import torch
 
+    torch.cuda.init()  # before it there are no statistics of host memory
     on_host = torch.empty(3 * 2**20 + 4096, dtype=torch.uint8, pin_memory=True)
     assert on_host.is_pinned()
     stats = torch.cuda.host_memory_stats()
