@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The functions of libcuda.so.1 that the run time calls, found as the real run time finds them, so
+// that a launch guard that is preloaded stands before them too. The table also owns each device's
+// primary context. The device that a thread asked for counts until the thread has a context. Any
+// thread may call.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "emulated_gpu.h"
+
+#define EMULATED_PUBLIC extern "C" __attribute__((visibility("default")))
+
+namespace emulated_gpu::runtime {
+
+#define EMULATED_DRIVER(X)                                                                        \
+  X(cuInit)                                                                                       \
+  X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceTotalMem) \
+      X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) X(cuCtxSetCurrent)   \
+          X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAddressReserve)            \
+              X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)        \
+                  X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister)                   \
+                      X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority)                  \
+                          X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize)              \
+                              X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuLaunchHostFunc)     \
+                                  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord)             \
+                                      X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime) \
+                                          X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)               \
+                                              X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)             \
+                                                  X(cuLaunchKernel) X(cuGetErrorName)             \
+                                                      X(cuGetErrorString)                         \
+                                                          X(cuThreadExchangeStreamCaptureMode)
+
+struct Driver {
+#define EMULATED_MEMBER(name) decltype(&::name) name = nullptr;
+  EMULATED_DRIVER(EMULATED_MEMBER)
+#undef EMULATED_MEMBER
+  decltype(&::cuGetProcAddress) get = nullptr;
+  decltype(&::emulated_gpu_function) function = nullptr;
+  decltype(&::emulated_gpu_is_device) is_device = nullptr;
+  decltype(&::emulated_gpu_device_of) device_of = nullptr;
+  decltype(&::emulated_gpu_is_registered) is_registered = nullptr;
+  decltype(&::emulated_gpu_wait_idle) wait_idle = nullptr;
+  decltype(&::emulated_gpu_set_capturing) set_capturing = nullptr;
+  int device_count = 0;
+};
+
+const Driver& driver();
+// The driver, after the calling thread has a context: the first call that needs one makes the
+// primary context current, as the real run time does.
+const Driver& ready();
+CUcontext context_of(int device);
+int current_device();
+void want_device(int device);
+
+inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+inline CUstream driver_stream(cudaStream_t stream) { return stream; }
+
+}  // namespace emulated_gpu::runtime
