@@ -1,42 +1,45 @@
-// libcuda.so.1 of the emulated GPU: the project's SimulatedDriver behind exported functions.
+// SPDX-License-Identifier: Apache-2.0
 //
-// Every function of tencache's table (TENCACHE_CUDA_FUNCTIONS) is SimulatedDriver's; the others that
-// PyTorch, the run time stand-in and the launch guard ask for are here. Exports are trampolines
-// through a table of slots, so that the same names serve dlsym() and cuGetProcAddress().
+// libcuda.so.1 of the emulated GPU: SimulatedDriver behind the exported names of CUDA's driver.
+// Every function of tencache's table (TENCACHE_CUDA_FUNCTIONS) is SimulatedDriver's; the others
+// that PyTorch, the stand-in for the run time and the launch guard ask for are here, and what has
+// none says so with its name. Exports are trampolines through a table of slots, so that the same
+// names serve dlsym() and cuGetProcAddress(). Any thread.
+//
+// The driver is made by cuInit and lives for ever. The table of names is made when the library is
+// loaded, without a driver: its streams have threads, and a process that only loads CUDA's
+// libraries may be forked later.
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <unordered_map>
-#include <vector>
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <optional>
 #include <set>
 #include <span>
 #include <sstream>
+#include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "emulated_gpu.h"
-
-// The prototype looks into the parts; the real thing would give them methods.
-#define private public
-#include "support/cuda/simulated_driver.cpp"
-#undef private
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
+#include "support/cuda/simulated_driver_parts.h"
 
 namespace {
 using namespace tencache;
@@ -47,10 +50,20 @@ uint64_t number(const char* name, uint64_t fallback) {
   char* end = nullptr;
   double value = strtod(text, &end);
   switch (*end) {
-    case 'K': case 'k': value *= 1 << 10; break;
-    case 'M': case 'm': value *= 1 << 20; break;
-    case 'G': case 'g': value *= 1 << 30; break;
-    default: break;
+    case 'K':
+    case 'k':
+      value *= 1 << 10;
+      break;
+    case 'M':
+    case 'm':
+      value *= 1 << 20;
+      break;
+    case 'G':
+    case 'g':
+      value *= 1 << 30;
+      break;
+    default:
+      break;
   }
   return static_cast<uint64_t>(value);
 }
@@ -84,17 +97,10 @@ SimulatedDriver& driver() {
   static SimulatedDriver* const made = make_driver();
   return *made;
 }
-SimulatedDriver::Parts& parts() { return *driver().parts_; }
+SimulatedDriver::Parts& parts() { return driver().parts(); }
 // Its functions find the driver themselves.
 const DriverApi& api() {
-  static const DriverApi filled = [] {
-    DriverApi table;
-    fill_devices(table);
-    fill_memory(table);
-    fill_modules(table);
-    fill_streams(table);
-    return table;
-  }();
+  static const DriverApi filled = SimulatedDriver::functions();
   return filled;
 }
 CUresult init(unsigned flags) {
@@ -116,15 +122,16 @@ Function* find_function(CUfunction handle) {
   return functions.contains(handle) ? reinterpret_cast<Function*>(handle) : nullptr;
 }
 
-// As many launches may wait in a stream; then the next one waits for room, as on a real GPU. Without a
-// bound a program that never waits fills the host's memory with tasks.
+// As many launches may wait in a stream; then the next one waits for room, as on a real GPU.
+// Without a bound a program that never waits fills the host's memory with tasks.
 constexpr size_t kPendingMax = 1024;
 std::mutex pending_mutex;
 std::condition_variable pending_changed;
 std::unordered_map<CUstream, size_t> pending;
 
 struct TaskState {
-  TaskState(const EmulatedTask& the_task, CUstream the_stream) : task(the_task), stream(the_stream) {
+  TaskState(const EmulatedTask& the_task, CUstream the_stream)
+      : task(the_task), stream(the_stream) {
     std::unique_lock lock(pending_mutex);
     pending_changed.wait(lock, [this] { return pending[stream] < kPendingMax; });
     ++pending[stream];
@@ -165,17 +172,19 @@ CUresult launch_emulated(void* block, CUstream stream) {
   auto state = std::make_shared<TaskState>(parameters->task, stream);
   for (uint64_t i = 0; i < parameters->count; ++i) {
     const EmulatedRange& range = parameters->ranges[i];
-    if (range.bytes != 0) state->ranges.push_back({range.address, range.bytes, range.is_written != 0});
+    if (range.bytes != 0)
+      state->ranges.push_back({range.address, range.bytes, range.is_written != 0});
   }
   ++launches;
   return driver().launch(stream, {}, [state, stream] { run_task(*state, stream); });
 }
 
 CUresult launch_kernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                       unsigned by, unsigned bz, unsigned shared, CUstream stream, void** parameters,
-                       void** extra) {
+                       unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                       void** parameters, void** extra) {
   if (find_function(function) == nullptr) {
-    return api().cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+    return api().cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters,
+                                extra);
   }
   if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
   if (parts().failure.is_set()) return parts().failure.result();
@@ -200,8 +209,8 @@ CUresult load_module(CUmodule* module, const void* image) {
     for (const char* name : {kDeviceHashKernelName, kDeviceCopyKernelName}) {
       if (text.find(name) != std::string_view::npos) kernels.emplace_back(name);
     }
-    return api().cuModuleLoadData(module,
-                                  simulated_image(parts().modules.current_capability(), kernels).c_str());
+    return api().cuModuleLoadData(
+        module, simulated_image(parts().modules.current_capability(), kernels).c_str());
   }
   return api().cuModuleLoadData(module, image);
 }
@@ -212,7 +221,9 @@ CUresult function_name(const char** name, CUfunction function) {
   *name = found->name.c_str();
   return CUDA_SUCCESS;
 }
-CUresult function_parameter(CUfunction, size_t, size_t*, size_t*) { return CUDA_ERROR_INVALID_VALUE; }
+CUresult function_parameter(CUfunction, size_t, size_t*, size_t*) {
+  return CUDA_ERROR_INVALID_VALUE;
+}
 
 CUresult driver_version(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -223,8 +234,7 @@ CUresult driver_version(int* version) {
 CUresult primary_state(CUdevice device, unsigned* flags, int* active) {
   if (!parts().devices.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   if (flags != nullptr) *flags = 0;
-  MutexLock lock(parts().devices.mutex_);
-  if (active != nullptr) *active = parts().devices.retained_[static_cast<size_t>(device)] > 0;
+  if (active != nullptr) *active = parts().devices.is_active(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -256,9 +266,8 @@ CUresult synchronize_context() {
 }
 
 CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream) {
-  return driver().launch(stream, {{target, count * 4, true}}, [=] {
-    std::fill_n(reinterpret_cast<unsigned*>(target), count, value);
-  });
+  return driver().launch(stream, {{target, count * 4, true}},
+                         [=] { std::fill_n(reinterpret_cast<unsigned*>(target), count, value); });
 }
 CUresult write_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
   return driver().launch(stream, {{address, 4, true}},
@@ -277,7 +286,8 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
       *static_cast<unsigned*>(data) = is_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      *static_cast<int*>(data) = std::max(0, emulated_gpu_device_of(reinterpret_cast<void*>(address)));
+      *static_cast<int*>(data) =
+          std::max(0, emulated_gpu_device_of(reinterpret_cast<void*>(address)));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
       *static_cast<unsigned*>(data) = 0;
@@ -293,11 +303,10 @@ CUresult uuid_of(CUuuid* uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 CUresult address_range(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  MutexLock lock(parts().memory.mutex_);
-  const auto found = parts().memory.find_mapping(address);
-  if (found == parts().memory.mappings_.end()) return CUDA_ERROR_NOT_FOUND;
-  if (base != nullptr) *base = found->first;
-  if (bytes != nullptr) *bytes = found->second.bytes;
+  const auto found = parts().memory.mapped_at(address);
+  if (!found.has_value()) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = found->address;
+  if (bytes != nullptr) *bytes = found->bytes;
   return CUDA_SUCCESS;
 }
 
@@ -338,8 +347,8 @@ const Table& table() {
     add_unsupported(*names, std::make_index_sequence<std::size(kUnsupported)>());
 #define EMU_STRING(name) #name
 #define EMU_EXPANDED(name) EMU_STRING(name)
-#define EMU_ADD(name)                                               \
-  (*names)[#name] = reinterpret_cast<void*>(api().name);            \
+#define EMU_ADD(name)                                    \
+  (*names)[#name] = reinterpret_cast<void*>(api().name); \
   (*names)[EMU_EXPANDED(name)] = reinterpret_cast<void*>(api().name);
     TENCACHE_CUDA_FUNCTIONS(EMU_ADD)
 #undef EMU_ADD
@@ -385,7 +394,8 @@ CUresult get_proc_address(const char* name, void** entry, int version, cuuint64_
       getenv("EMULATED_GPU_TRACE_DRIVER") != nullptr;
   if (is_unsupported) fprintf(stderr, "emulated GPU: asked for %s\n", name);
   if (found == table().end()) {
-    if (getenv("EMULATED_GPU_TRACE_DRIVER") != nullptr) fprintf(stderr, "emulated GPU: no %s\n", name);
+    if (getenv("EMULATED_GPU_TRACE_DRIVER") != nullptr)
+      fprintf(stderr, "emulated GPU: no %s\n", name);
     if (entry != nullptr) *entry = nullptr;
     if (status != nullptr) *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return CUDA_ERROR_NOT_FOUND;
@@ -403,16 +413,18 @@ void at_exit() { parts().failure.fail(CUDA_ERROR_DEINITIALIZED); }
 }  // namespace
 
 // Exports: the trampoline of each name jumps to its slot.
-#define EMU_NAME(name)                                                                  \
-  extern "C" __attribute__((visibility("hidden"))) void* emulated_gpu_slot_##name = nullptr;     \
-  asm(".text\n.globl " #name "\n.type " #name ",@function\n" #name                      \
+#define EMU_NAME(name)                                                            \
+  extern "C" {                                                                    \
+  __attribute__((visibility("hidden"))) void* emulated_gpu_slot_##name = nullptr; \
+  }                                                                               \
+  asm(".text\n.globl " #name "\n.type " #name ",@function\n" #name                \
       ":\n\tendbr64\n\tjmp *emulated_gpu_slot_" #name "(%rip)\n.size " #name ", .-" #name "\n");
 #include "exports.inc"
 #undef EMU_NAME
 
 __attribute__((constructor)) static void fill_slots() {
-#define EMU_NAME(name)                                                            \
-  emulated_gpu_slot_##name = table().contains(#name) ? table().at(#name) : nullptr;        \
+#define EMU_NAME(name)                                                              \
+  emulated_gpu_slot_##name = table().contains(#name) ? table().at(#name) : nullptr; \
   if (emulated_gpu_slot_##name == nullptr) fprintf(stderr, "emulated GPU: no slot for %s\n", #name);
 #include "exports.inc"
 #undef EMU_NAME
@@ -433,11 +445,8 @@ EMU_PUBLIC int emulated_gpu_is_device(const void* address) {
   return parts().memory.place_of({reinterpret_cast<CUdeviceptr>(address), 1, false}).is_reserved;
 }
 EMU_PUBLIC int emulated_gpu_device_of(const void* address) {
-  SimulatedMemory& memory = parts().memory;
-  MutexLock lock(memory.mutex_);
-  const auto found = memory.find_mapping(reinterpret_cast<CUdeviceptr>(address));
-  if (found == memory.mappings_.end()) return -1;
-  return memory.allocations_.at(found->second.handle).device;
+  const auto found = parts().memory.mapped_at(reinterpret_cast<CUdeviceptr>(address));
+  return found.has_value() ? found->device : -1;
 }
 EMU_PUBLIC int emulated_gpu_is_registered(const void* address) {
   return parts().host.kind(address, 1) == HostMemoryKind::kRegistered;

@@ -1,22 +1,85 @@
-// libnvidia-ml.so.1 of the emulated GPU: what torch.cuda.device_count() asks when CUDA must not start.
-#include <stdlib.h>
-#include <stdio.h>
-#include <string.h>
-static unsigned count(void) { const char* n = getenv("EMULATED_GPU_COUNT"); return n ? (unsigned)atoi(n) : 1u; }
-int nvmlInit(void) { return 0; }
-int nvmlInit_v2(void) { return 0; }
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned* n) { *n = count(); return 0; }
-int nvmlDeviceGetCount(unsigned* n) { *n = count(); return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void** d) { if (i >= count()) return 2; *d = (void*)(size_t)(i + 1); return 0; }
-int nvmlDeviceGetUUID(void* d, char* text, unsigned n) { snprintf(text, n, "GPU-65000000-0000-0000-0000-%012zx", (size_t)d); return 0; }
-int nvmlDeviceGetName(void* d, char* text, unsigned n) { snprintf(text, n, "Emulated GPU"); return 0; }
-int nvmlSystemGetDriverVersion(char* text, unsigned n) { snprintf(text, n, "580.00"); return 0; }
-const char* nvmlErrorString(int e) { return e ? "error" : "success"; }
-int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** d) { *d = (void*)1; return 0; }
-int nvmlDeviceGetComputeRunningProcesses(void* d, unsigned* n, void* infos) { *n = 0; return 0; }
-int nvmlDeviceGetGpuFabricInfoV(void* d, void* info) { return 3; }
-int nvmlDeviceGetNvLinkRemoteDeviceType(void* d, unsigned link, void* type) { return 3; }
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(void* d, unsigned link, void* info) { return 3; }
-int nvmlSystemGetCudaDriverVersion_v2(int* v) { *v = 13000; return 0; }
+// SPDX-License-Identifier: Apache-2.0
+//
+// libnvidia-ml.so.1 of the emulated GPU. torch.cuda.device_count() asks NVIDIA's management library
+// where CUDA must not start yet, and PyTorch's text for an out-of-memory error asks for processes.
+// Nothing else of NVML is here; whoever looks for it finds no symbol. A handle is a number, the
+// ordinal and one. No state, any thread.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInvalidArgument = 2;
+constexpr int kNotSupported = 3;
+
+unsigned count() {
+  const char* text = getenv("EMULATED_GPU_COUNT");
+  return text != nullptr ? static_cast<unsigned>(strtoul(text, nullptr, 10)) : 1;
+}
+
+int write_count(unsigned* target) {
+  *target = count();
+  return kSuccess;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int nvmlInit() { return kSuccess; }
+int nvmlInit_v2() { return kSuccess; }
+int nvmlInitWithFlags(unsigned) { return kSuccess; }
+int nvmlShutdown() { return kSuccess; }
+const char* nvmlErrorString(int error) { return error == kSuccess ? "success" : "error"; }
+
+int nvmlDeviceGetCount(unsigned* target) { return write_count(target); }
+int nvmlDeviceGetCount_v2(unsigned* target) { return write_count(target); }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (index >= count()) return kInvalidArgument;
+  *device = reinterpret_cast<void*>(uintptr_t{index} + 1);
+  return kSuccess;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
+  // The driver's bus numbers are the ordinals and one.
+  unsigned bus = 0;
+  if (sscanf(id, "%*x:%x:", &bus) != 1 || bus == 0 || bus > count()) return kInvalidArgument;
+  *device = reinterpret_cast<void*>(uintptr_t{bus});
+  return kSuccess;
+}
+
+int nvmlDeviceGetUUID(void* device, char* text, unsigned length) {
+  snprintf(text, length, "GPU-65000000-0000-0000-0000-%012zx", reinterpret_cast<size_t>(device));
+  return kSuccess;
+}
+
+int nvmlDeviceGetName(void*, char* text, unsigned length) {
+  snprintf(text, length, "Emulated GPU");
+  return kSuccess;
+}
+
+int nvmlSystemGetDriverVersion(char* text, unsigned length) {
+  snprintf(text, length, "580.00");
+  return kSuccess;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = 13000;
+  return kSuccess;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* processes, void*) {
+  *processes = 0;
+  return kSuccess;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNotSupported; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return kNotSupported; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNotSupported; }
+
+}  // extern "C"
+#pragma GCC visibility pop

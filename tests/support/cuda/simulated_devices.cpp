@@ -241,11 +241,14 @@ CUresult SimulatedDevices::exchange_capture_mode(CUstreamCaptureMode* mode) {
   return CUDA_SUCCESS;
 }
 
-bool SimulatedDevices::has_current() const {
-  const int device = device_of(thread_state(generation_).context);
-  if (device < 0) return false;
+bool SimulatedDevices::is_active(int device) const {
   MutexLock lock(mutex_);
   return retained_[static_cast<size_t>(device)] > 0;
+}
+
+bool SimulatedDevices::has_current() const {
+  const int device = device_of(thread_state(generation_).context);
+  return device >= 0 && is_active(device);
 }
 
 std::string SimulatedDevices::leaks() const {

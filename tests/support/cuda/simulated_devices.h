@@ -41,6 +41,8 @@ class SimulatedDevices {
   CUresult exchange_capture_mode(CUstreamCaptureMode* mode);
 
   bool has_device(int device) const { return device >= 0 && device < config_.device_count; }
+  /// Whether the primary context is retained. REQUIRES: has_device().
+  bool is_active(int device) const TENCACHE_EXCLUDES(mutex_);
   /// Whether the calling thread has a current context that exists.
   bool has_current() const TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: has_current().

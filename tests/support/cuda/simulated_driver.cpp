@@ -9,48 +9,9 @@
 
 #include "backend/cuda/driver_use.h"
 #include "base/check.h"
-#include "support/cuda/call_script.h"
-#include "support/cuda/host_registrations.h"
-#include "support/cuda/simulated_devices.h"
-#include "support/cuda/simulated_memory.h"
-#include "support/cuda/simulated_modules.h"
-#include "support/cuda/simulated_stream.h"
-#include "support/cuda/stream_table.h"
+#include "support/cuda/simulated_driver_parts.h"
 
 namespace tencache {
-
-// What a function asks for before it does anything.
-enum class CallKind : uint8_t {
-  kQuery,    // nothing; it answers after a failure too
-  kMemory,   // that the context has not failed
-  kContext,  // the same, and a current context of the calling thread
-};
-
-struct SimulatedDriver::Parts {
-  explicit Parts(const SimulatedDriverConfig& config)
-      : devices(config),
-        memory(config, devices, failure),
-        host(config),
-        modules(config, devices, host, failure, streams),
-        streams(config, memory, host, failure) {}
-
-  CUresult enter(size_t function, CallKind kind) {
-    const CUresult planned = script.enter(function);
-    if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
-    if (planned != CUDA_SUCCESS || kind == CallKind::kQuery) return planned;
-    if (failure.is_set()) return failure.result();
-    if (kind == CallKind::kContext && !devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
-    return CUDA_SUCCESS;
-  }
-
-  CallScript script;
-  StickyFailure failure;
-  SimulatedDevices devices;
-  SimulatedMemory memory;
-  HostRegistrations host;
-  SimulatedModules modules;
-  StreamTable streams;  // last: its threads use the others
-};
 
 namespace {
 
@@ -146,11 +107,7 @@ void fill_streams(DriverApi& api) {
 }  // namespace
 
 SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
-    : parts_(std::make_unique<Parts>(config)) {
-  fill_devices(api_);
-  fill_memory(api_);
-  fill_modules(api_);
-  fill_streams(api_);
+    : parts_(std::make_unique<Parts>(config)), api_(functions()) {
 #define TENCACHE_CHECK_FILLED(name) \
   TENCACHE_CHECK(api_.name != nullptr, "nothing simulates %s", #name);
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CHECK_FILLED)
@@ -159,6 +116,15 @@ SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
   TENCACHE_CHECK(alive.compare_exchange_strong(none, parts_.get(), std::memory_order_acq_rel),
                  "there is a simulated driver already");
   TENCACHE_CHECK(watch_driver_use().is_ok());
+}
+
+DriverApi SimulatedDriver::functions() {
+  DriverApi api;
+  fill_devices(api);
+  fill_memory(api);
+  fill_modules(api);
+  fill_streams(api);
+  return api;
 }
 
 SimulatedDriver::~SimulatedDriver() { alive.store(nullptr, std::memory_order_release); }

@@ -89,8 +89,12 @@ class SimulatedDriver {
   /// events, modules, retained contexts. Empty when there is nothing.
   std::string leaks() const;
 
-  /// For the functions of the table alone.
+  /// The table's functions, which find the driver that is alive themselves: for who must name them
+  /// before there is one.
+  static DriverApi functions();
+  /// For who puts more functions around the table's (support/cuda/simulated_driver_parts.h).
   struct Parts;
+  Parts& parts() { return *parts_; }
 
  private:
   std::unique_ptr<Parts> parts_;

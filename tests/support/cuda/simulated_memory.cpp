@@ -344,6 +344,14 @@ SimulatedMemory::Place SimulatedMemory::place_of(const DeviceRange& range) const
           .is_host = mapping != mappings_.end() && allocations_.at(mapping->second.handle).is_host};
 }
 
+std::optional<SimulatedMemory::Mapped> SimulatedMemory::mapped_at(CUdeviceptr address) const {
+  MutexLock lock(mutex_);
+  const auto found = find_mapping(address);
+  if (found == mappings_.end()) return std::nullopt;
+  const Allocation& allocation = allocations_.at(found->second.handle);
+  return Mapped{found->first, found->second.bytes, allocation.device};
+}
+
 uint64_t SimulatedMemory::begin_access(std::span<const DeviceRange> ranges) {
   MutexLock lock(mutex_);
   for (const DeviceRange& range : ranges) {

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,6 +63,14 @@ class SimulatedMemory {
     bool is_host = false;        // the first byte is host memory
   };
   Place place_of(const DeviceRange& range) const TENCACHE_EXCLUDES(mutex_);
+
+  struct Mapped {
+    CUdeviceptr address = 0;  // of the whole mapping
+    uint64_t bytes = 0;
+    int device = 0;
+  };
+  /// The mapping that covers the address, if any.
+  std::optional<Mapped> mapped_at(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
   /// Declares that a device works on the ranges from now to end_access(). 0 when they are not all
   /// accessible.

@@ -66,13 +66,15 @@ class SimulatedModules {
   /// One line for each module.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
+  /// Of the device that is current: ten times major, plus minor. REQUIRES: there is one.
+  int current_capability();
+
  private:
   struct Function {
     CUmodule module;
     SimulatedKernel kernel;
   };
 
-  int current_capability();
   uint64_t duration_ns(const SimulatedKernel::Ranges& ranges) const;
 
   const SimulatedDriverConfig config_;

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of SimulatedDriver and what its functions ask before they act. For
+// simulated_driver.cpp, and for who puts more of the driver's functions around it
+// (tests/emulated_gpu/driver); suites use the methods of SimulatedDriver. Each part guards itself:
+// any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "support/cuda/call_script.h"
+#include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_devices.h"
+#include "support/cuda/simulated_driver.h"
+#include "support/cuda/simulated_memory.h"
+#include "support/cuda/simulated_modules.h"
+#include "support/cuda/simulated_stream.h"
+#include "support/cuda/stream_table.h"
+
+namespace tencache {
+
+// What a function asks for before it does anything.
+enum class CallKind : uint8_t {
+  kQuery,    // nothing; it answers after a failure too
+  kMemory,   // that the context has not failed
+  kContext,  // the same, and a current context of the calling thread
+};
+
+struct SimulatedDriver::Parts {
+  explicit Parts(const SimulatedDriverConfig& config)
+      : devices(config),
+        memory(config, devices, failure),
+        host(config),
+        modules(config, devices, host, failure, streams),
+        streams(config, memory, host, failure) {}
+
+  CUresult enter(size_t function, CallKind kind) {
+    const CUresult planned = script.enter(function);
+    if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
+    if (planned != CUDA_SUCCESS || kind == CallKind::kQuery) return planned;
+    if (failure.is_set()) return failure.result();
+    if (kind == CallKind::kContext && !devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
+    return CUDA_SUCCESS;
+  }
+
+  CallScript script;
+  StickyFailure failure;
+  SimulatedDevices devices;
+  SimulatedMemory memory;
+  HostRegistrations host;
+  SimulatedModules modules;
+  StreamTable streams;  // last: its threads use the others
+};
+
+}  // namespace tencache
