@@ -17,24 +17,21 @@
 
 namespace emulated_gpu::runtime {
 
-#define EMULATED_DRIVER(X)                                                                        \
-  X(cuInit)                                                                                       \
-  X(cuDriverGetVersion)                                                                           \
-  X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceTotalMem)                       \
-      X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) X(cuCtxSetCurrent)   \
-          X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAddressReserve)            \
-              X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)        \
-                  X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister)                   \
-                      X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority)                  \
-                          X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize)              \
-                              X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuLaunchHostFunc)     \
-                                  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord)             \
-                                      X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime) \
-                                          X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)               \
-                                              X(cuMemcpyDtoDAsync) X(cuMemsetD8Async)             \
-                                                  X(cuLaunchKernel) X(cuGetErrorName)             \
-                                                      X(cuGetErrorString)                         \
-                                                          X(cuThreadExchangeStreamCaptureMode)
+// clang-format would indent each line more than the one before.
+// clang-format off
+#define EMULATED_DRIVER(X) \
+  X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) \
+  X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) \
+  X(cuCtxSetCurrent) X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) \
+  X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) \
+  X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister) \
+  X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority) X(cuStreamDestroy) \
+  X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) \
+  X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
+  X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
+  X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuLaunchKernel) X(cuGetErrorName) \
+  X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
+// clang-format on
 
 struct Driver {
 #define EMULATED_MEMBER(name) decltype(&::name) name = nullptr;
