@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <memory>
 #include <utility>
 
@@ -211,9 +212,12 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     all_usable &= is_usable;
   }
   const bool is_tick = thread.pins.size() > first_pin;
-  // Before anything that this one waits for is queued.
-  if (is_tick && thread.timing.span != nullptr) [[unlikely]]
-    end_timing(thread, streams);
+  if (is_tick && config_.timer != nullptr) {
+    // Before anything that this one waits for is queued.
+    if (thread.timing.span != nullptr) [[unlikely]]
+      end_timing(thread, streams);
+    note_newest(thread, streams);
+  }
   if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
   }
@@ -234,29 +238,50 @@ TENCACHE_SLOW void Gate::begin_timing(ThreadOps& thread, uint32_t op, uint64_t b
   thread.sampling.charge(ticks() - called_ticks);
 }
 
-// The op is over, and the thread may wait, or go on elsewhere, before its next tick.
+inline void Gate::note_newest(const ThreadOps& thread, StreamSet streams) {
+  for (StreamSet left = streams; left != kNoStreams; left &= left - 1) {
+    std::atomic<const ThreadOps*>& newest = newest_in_stream_[std::countr_zero(left)];
+    // A thread that has the stream to itself writes nothing.
+    if (newest.load(std::memory_order_relaxed) != &thread) {
+      newest.store(&thread, std::memory_order_relaxed);
+    }
+  }
+}
+
+inline bool Gate::is_newest(const ThreadOps& thread, StreamSet stream) const {
+  return newest_in_stream_[std::countr_zero(stream)].load(std::memory_order_relaxed) == &thread;
+}
+
 // It may have been used before anybody looked.
 TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now_ticks) {
   raise_to(extent->last_use_ticks, now_ticks);
   extent->set_flags(kFlagSeen);
 }
 
+// The op is over, and the thread may wait, or go on elsewhere, before its next tick. Where another
+// thread has given the stream work meanwhile, nobody knows what part of it lies before the end.
 TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) const {
   const uint64_t called_ticks = ticks();
   thread.timing.is_closed = true;
-  if (!config_.timer->end(*thread.timing.span)) {
+  const bool has_stream = is_newest(thread, thread.timing.span->streams);
+  if (!has_stream || !config_.timer->end(*thread.timing.span)) {
     config_.timer->drop(std::exchange(thread.timing.span, nullptr));
   }
   thread.sampling.charge(ticks() - called_ticks);
 }
 
 // The next tick begins, perhaps within the one that is timed. Where it is of the same stream, what
-// came between is part of the time; else the stream may be gone.
+// came between is part of the time, unless another thread has had ticks there: the work is theirs
+// (a backward pass, which autograd's thread queues while this one waits). Where it is of another
+// stream, the first may be gone. The second look is for a tick that came while the end was noted:
+// it showed itself before it queued anything.
 TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) const {
   const uint64_t called_ticks = ticks();
   const bool is_closed = thread.timing.is_closed;
   OpTimer::Span* span = std::exchange(thread.timing.span, nullptr);
-  const bool has_ended = span->streams == streams ? config_.timer->end(*span) : is_closed;
+  const bool goes_on = span->streams == streams && is_newest(thread, streams);
+  const bool has_ended =
+      goes_on ? config_.timer->end(*span) && is_newest(thread, streams) : is_closed;
   if (has_ended) {
     config_.timer->finish(span);
   } else {

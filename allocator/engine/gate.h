@@ -21,9 +21,11 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -129,6 +131,8 @@ class Gate {
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
   void close_timing(ThreadOps& thread) const;
+  void note_newest(const ThreadOps& thread, StreamSet streams);
+  bool is_newest(const ThreadOps& thread, StreamSet stream) const;  // REQUIRES: one stream
   static void note_seen(Extent* extent, uint64_t now_ticks);
   void end_timing(ThreadOps& thread, StreamSet streams) const;
   void interrupt_timing(ThreadOps& thread) const;
@@ -145,6 +149,9 @@ class Gate {
   const size_t slot_;          // in the table of gates that are alive
 
   std::atomic<bool> is_passive_{false};
+  // Whose the newest tick in each stream is, for timing. Written by any thread, compared only.
+  std::array<std::atomic<const ThreadOps*>, std::numeric_limits<StreamSet>::digits>
+      newest_in_stream_ = {};
 };
 
 }  // namespace tencache

@@ -122,6 +122,54 @@ TEST_F(GateTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
   close();
 }
 
+// A forward thread waits while autograd's thread queues the backward pass in the same stream.
+TEST_F(GateTimingTest, WhatAnotherThreadQueuesMeanwhileIsItsOwn) {
+  open(1);
+  close();
+  EXPECT_EQ(timer_.take(), "begin1 end1 ");
+  std::thread([this] {
+    open(2);
+    close();
+    open(3);
+    close();
+    EXPECT_EQ(timer_.take(), "begin2 end2 end2 finish2 begin3 end3 ");
+  }).join();
+  timer_.take();  // the thread's last span goes with it
+  open(4);
+  EXPECT_EQ(timer_.take(), "finish1 begin4 ") << "as it was when its op closed";
+  close();
+  open(5);
+  EXPECT_EQ(timer_.take(), "end4 end4 finish4 begin5 ") << "the stream is this thread's again";
+  close();
+}
+
+TEST_F(GateTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
+  open(1);
+  std::thread([this] {
+    open(2);
+    close();
+  }).join();
+  timer_.take();
+  close();
+  EXPECT_EQ(timer_.take(), "drop1 ");
+  open(3);
+  EXPECT_EQ(timer_.take(), "begin3 ");
+  close();
+}
+
+TEST_F(GateTimingTest, AnotherThreadsTickInAnotherStreamChangesNothing) {
+  open(1);
+  close();
+  std::thread([this] {
+    open(2, kOtherStream);
+    close();
+  }).join();
+  timer_.take();
+  open(3);
+  EXPECT_EQ(timer_.take(), "end1 finish1 begin3 ");
+  close();
+}
+
 // An op that allocates what it is about to fill may wait for room, and the device runs dry.
 TEST_F(GateTimingTest, WaitingForRoomIsNotComputing) {
   open(1);
