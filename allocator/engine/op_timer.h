@@ -31,8 +31,8 @@ class OpTimer {
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
-  /// What the stream is given from now on is the op's. Null where that cannot be told, and for an op
-  /// of several streams or none.
+  /// What the stream is given from now on is the op's. Null where that cannot be told, and for an
+  /// op of several streams or none.
   virtual Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) = 0;
   /// What they have been given since begin() is not, after all. False: the span is to be dropped.
   virtual bool begin_again(Span& span) = 0;
