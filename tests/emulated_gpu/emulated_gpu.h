@@ -50,8 +50,6 @@ int emulated_gpu_device_of(const void* address);
 int emulated_gpu_is_registered(const void* address);
 /// The context fails for good.
 void emulated_gpu_fail(CUresult result);
-void emulated_gpu_wait_idle(void);
-uint64_t emulated_gpu_launches(void);
 void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
 
 // ---- libcudart.so.13

@@ -115,7 +115,6 @@ struct Function {
 std::mutex functions_mutex;
 std::unordered_map<std::string, Function*> functions_by_name;
 std::set<const void*> functions;
-std::atomic<uint64_t> launches = 0;
 
 Function* find_function(CUfunction handle) {
   const std::lock_guard lock(functions_mutex);
@@ -175,7 +174,6 @@ CUresult launch_emulated(void* block, CUstream stream) {
     if (range.bytes != 0)
       state->ranges.push_back({range.address, range.bytes, range.is_written != 0});
   }
-  ++launches;
   return driver().launch(stream, {}, [state, stream] { run_task(*state, stream); });
 }
 
@@ -452,8 +450,6 @@ EMU_PUBLIC int emulated_gpu_is_registered(const void* address) {
   return parts().host.kind(address, 1) == HostMemoryKind::kRegistered;
 }
 EMU_PUBLIC void emulated_gpu_fail(CUresult result) { parts().failure.fail(result); }
-EMU_PUBLIC void emulated_gpu_wait_idle() { parts().streams.wait_until_idle(); }
 EMU_PUBLIC void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
   driver().set_capturing(stream, is_capturing != 0);
 }
-EMU_PUBLIC uint64_t emulated_gpu_launches() { return launches; }

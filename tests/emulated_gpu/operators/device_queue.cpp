@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tasks of a stream and their random numbers. EMULATED_GPU_SYNC=1 waits after each task. The
-// program's threads queue; the streams' threads run tasks and note times under device_times_mutex.
+// program's threads queue; the streams' threads run tasks.
 #include "operators/device_queue.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <chrono>
+#include <string>
 
 namespace tencache {
 
@@ -23,11 +23,6 @@ struct Work {
 
 }  // namespace
 
-std::mutex device_times_mutex;
-std::map<std::string, DeviceTime>& device_times() {
-  static auto* const all = new std::map<std::string, DeviceTime>;
-  return *all;
-}
 void queue(const char* name, const Ranges& ranges, std::function<void()> run,
            c10::DeviceIndex device) {
   auto* work = new Work{name, std::move(run)};
@@ -36,15 +31,7 @@ void queue(const char* name, const Ranges& ranges, std::function<void()> run,
                                auto* todo = static_cast<Work*>(state);
                                try {
                                  const InsideGuard guard;
-                                 const auto begin = std::chrono::steady_clock::now();
                                  todo->run();
-                                 const uint64_t ns = static_cast<uint64_t>(
-                                     (std::chrono::steady_clock::now() - begin).count());
-                                 const std::lock_guard lock(device_times_mutex);
-                                 DeviceTime& time = device_times()[todo->name];
-                                 ++time.count;
-                                 time.total_ns += ns;
-                                 time.max_ns = std::max(time.max_ns, ns);
                                } catch (const std::exception& error) {
                                  fprintf(stderr, "emulated GPU: %s failed on the device: %s\n",
                                          todo->name.c_str(), error.what());
@@ -59,7 +46,8 @@ void queue(const char* name, const Ranges& ranges, std::function<void()> run,
   if (kSync) stream.synchronize();
 }
 
-// Makes the CPU generator of one task when the task runs: while a CUDA graph is captured, seed and
+// Makes the CPU generator of one task when the task runs: while a CUDA graph is captured,
+// seed and offset are in device memory, and another one with each replay.
 MakeGenerator device_generator(const IValue& given, c10::DeviceIndex device, Ranges* ranges) {
   std::optional<at::Generator> generator;
   if (given.isGenerator()) generator = given.toGenerator();

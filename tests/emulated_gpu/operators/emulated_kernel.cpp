@@ -53,11 +53,6 @@ c10::DeviceIndex find_device(c10::ArrayRef<IValue> arguments) {
 
 }  // namespace
 
-std::vector<OpInfo*>& all_infos() {
-  static auto* const infos = new std::vector<OpInfo*>;
-  return *infos;
-}
-
 OpInfo* describe(const OperatorHandle& op, const std::string& name) {
   const c10::FunctionSchema& schema = op.schema();
   auto* info = new OpInfo;
@@ -86,7 +81,6 @@ OpInfo* describe(const OperatorHandle& op, const std::string& name) {
   info->has_meta = op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   info->waits = kWait.contains(name);
   info->is_layer_norm_backward = name == "aten::native_layer_norm_backward";
-  all_infos().push_back(info);
   return info;
 }
 
@@ -192,10 +186,8 @@ std::shared_ptr<const OpInfo::Shapes> EmulatedKernel::shapes(const OperatorHandl
     if (kLog)
       fprintf(stderr, "emulated GPU: no shapes for %s: %s\n", info_.name.c_str(), error.what());
     // Either there is no such kernel, or the program's call is wrong: waiting tells which.
-    ++info_.counts.failed_meta;
     return nullptr;
   }
-  ++info_.counts.made_meta;
   if (!info_.has_out) made->arguments.clear();
   if (is_known) {
     const std::lock_guard lock(info_.shapes_mutex);
@@ -246,7 +238,6 @@ bool EmulatedKernel::try_queue(const OperatorHandle& op, const std::vector<IValu
     ranges.add(t, true);
     targets.push_back(alias_of(t));
   }
-  ++info_.counts.queued;
   queue(
       info_.name.c_str(), ranges,
       [op, made_host, generator, targets = std::move(targets), this]() mutable {
@@ -291,7 +282,6 @@ void EmulatedKernel::fit(const IValue& argument, const IValue& meta) {
 
 void EmulatedKernel::wait_for(const OperatorHandle& op, const std::vector<IValue>& arguments,
                               c10::DeviceIndex device, std::vector<IValue>* results) {
-  ++info_.counts.waited;
   Ranges ranges;
   MakeGenerator generator;
   Stack host = host_arguments(arguments, device, &ranges, false, &generator);

@@ -7,7 +7,6 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,9 +17,6 @@
 
 namespace tencache {
 
-struct Counts {
-  std::atomic<uint64_t> queued{0}, waited{0}, failed_meta{0}, made_meta{0};
-};
 struct OpInfo {
   std::string name;
   bool mutates_only = false;  // returns nothing but its own arguments, and none is out=
@@ -31,7 +27,6 @@ struct OpInfo {
   int generator = -1;         // the argument's place
   std::vector<bool> written;  // by argument
   std::vector<int> returned;  // which argument each result is; -1: a fresh tensor
-  Counts counts;
   // By what they follow from: the results of the Meta kernel, and its arguments where some are
   // out=.
   struct Shapes {
@@ -41,7 +36,6 @@ struct OpInfo {
   std::mutex shapes_mutex;
   std::unordered_map<std::string, std::shared_ptr<const Shapes>> shapes;
 };
-std::vector<OpInfo*>& all_infos();
 OpInfo* describe(const OperatorHandle& op, const std::string& name);
 
 class EmulatedKernel final : public c10::OperatorKernel {

@@ -142,21 +142,3 @@ extern "C" __attribute__((visibility("default"))) int emulated_gpu_unannounced_s
   const EmulatedRange range = {address, count * sizeof(float), 1};
   return emulated_gpu_launch(c10::cuda::getCurrentCUDAStream().stream(), &task, &range, 1);
 }
-
-// For reports: one line per operator, "name queued waited without-shapes".
-extern "C" __attribute__((visibility("default"))) void emulated_gpu_report() {
-  for (const tencache::OpInfo* info : tencache::all_infos()) {
-    const uint64_t queued = info->counts.queued, waited = info->counts.waited;
-    if (queued + waited == 0) continue;
-    printf("%-50s queued %8lu waited %8lu shapes: made %8lu failed %8lu\n", info->name.c_str(),
-           queued, waited, info->counts.made_meta.load(), info->counts.failed_meta.load());
-  }
-  for (const auto& [name, time] : tencache::device_times()) {
-    printf("time %-45s %8lu tasks, %10.1f ms in all, %8.3f ms mean, %8.1f ms at most\n",
-           name.c_str(), time.count, static_cast<double>(time.total_ns) / 1e6,
-           static_cast<double>(time.total_ns) / 1e6 / static_cast<double>(time.count),
-           static_cast<double>(time.max_ns) / 1e6);
-  }
-  printf("%zu operators emulated, %zu refused, %zu kept\n", tencache::overridden, tencache::refused,
-         tencache::kept);
-}

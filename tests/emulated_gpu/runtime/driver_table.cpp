@@ -37,8 +37,7 @@ const Driver& driver() {
         reinterpret_cast<decltype(d->device_of)>(dlsym(library, "emulated_gpu_device_of"));
     d->is_registered =
         reinterpret_cast<decltype(d->is_registered)>(dlsym(library, "emulated_gpu_is_registered"));
-    d->wait_idle =
-        reinterpret_cast<decltype(d->wait_idle)>(dlsym(library, "emulated_gpu_wait_idle"));
+    d->fail = reinterpret_cast<decltype(d->fail)>(dlsym(library, "emulated_gpu_fail"));
     d->set_capturing =
         reinterpret_cast<decltype(d->set_capturing)>(dlsym(library, "emulated_gpu_set_capturing"));
     d->cuInit(0);

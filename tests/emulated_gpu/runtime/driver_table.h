@@ -42,7 +42,7 @@ struct Driver {
   decltype(&::emulated_gpu_is_device) is_device = nullptr;
   decltype(&::emulated_gpu_device_of) device_of = nullptr;
   decltype(&::emulated_gpu_is_registered) is_registered = nullptr;
-  decltype(&::emulated_gpu_wait_idle) wait_idle = nullptr;
+  decltype(&::emulated_gpu_fail) fail = nullptr;
   decltype(&::emulated_gpu_set_capturing) set_capturing = nullptr;
   int device_count = 0;
 };
@@ -56,6 +56,5 @@ int current_device();
 void want_device(int device);
 
 inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
-inline CUstream driver_stream(cudaStream_t stream) { return stream; }
 
 }  // namespace emulated_gpu::runtime

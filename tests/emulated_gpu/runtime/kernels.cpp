@@ -2,8 +2,6 @@
 //
 // Kernels: registered and refused by name, because their code cannot run here. What an operator's
 // stand-in does runs through emulated_gpu_launch, as a task on the stream.
-#include <dlfcn.h>
-
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -57,11 +55,7 @@ static CUresult launch_now(CUstream stream, const EmulatedTask* task, const Emul
                           static_cast<CUstream>(stream), nullptr, extra);
 }
 
-EMULATED_PUBLIC void emulated_gpu_device_failed() {
-  static const auto fail = reinterpret_cast<decltype(&::emulated_gpu_fail)>(
-      dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "emulated_gpu_fail"));
-  fail(CUDA_ERROR_LAUNCH_FAILED);
-}
+EMULATED_PUBLIC void emulated_gpu_device_failed() { driver().fail(CUDA_ERROR_LAUNCH_FAILED); }
 
 EMULATED_PUBLIC void** __cudaRegisterFatBinary(void*) {
   static void* handle[4];

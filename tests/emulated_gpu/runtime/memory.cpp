@@ -161,7 +161,7 @@ EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a,
 }
 EMULATED_PUBLIC cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes,
                                             cudaMemcpyKind kind, cudaStream_t stream) {
-  return note(copy(target, source, bytes, kind, driver_stream(stream)));
+  return note(copy(target, source, bytes, kind, stream));
 }
 EMULATED_PUBLIC cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes,
                                        cudaMemcpyKind kind) {
@@ -170,22 +170,22 @@ EMULATED_PUBLIC cudaError_t cudaMemcpy(void* target, const void* source, size_t 
 }
 EMULATED_PUBLIC cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int,
                                                 size_t bytes, cudaStream_t stream) {
-  return note(copy(target, source, bytes, cudaMemcpyDeviceToDevice, driver_stream(stream)));
+  return note(copy(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 EMULATED_PUBLIC cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
                                               size_t source_pitch, size_t width, size_t height,
                                               cudaMemcpyKind kind, cudaStream_t stream) {
   for (size_t row = 0; row < height; ++row) {
-    const CUresult result = copy(static_cast<char*>(target) + row * target_pitch,
-                                 static_cast<const char*>(source) + row * source_pitch, width, kind,
-                                 driver_stream(stream));
+    const CUresult result =
+        copy(static_cast<char*>(target) + row * target_pitch,
+             static_cast<const char*>(source) + row * source_pitch, width, kind, stream);
     if (result != CUDA_SUCCESS) return note(result);
   }
   return cudaSuccess;
 }
 EMULATED_PUBLIC cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes,
                                             cudaStream_t stream) {
-  return note(queue(driver_stream(stream), [=](CUstream in) {
+  return note(queue(stream, [=](CUstream in) {
     return ready().cuMemsetD8Async(address(target), static_cast<unsigned char>(value), bytes, in);
   }));
 }

@@ -39,11 +39,11 @@ EMULATED_PUBLIC cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* prio
 }
 EMULATED_PUBLIC cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (capture_of(stream)) return note(cudaErrorStreamCaptureUnsupported);
-  return note(ready().cuStreamQuery(driver_stream(stream)));
+  return note(ready().cuStreamQuery(stream));
 }
 EMULATED_PUBLIC cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (capture_of(stream)) return note(cudaErrorStreamCaptureUnsupported);
-  return note(ready().cuStreamSynchronize(driver_stream(stream)));
+  return note(ready().cuStreamSynchronize(stream));
 }
 EMULATED_PUBLIC cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (const auto capture = capture_with(event)) {
@@ -55,12 +55,12 @@ EMULATED_PUBLIC cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t
     return cudaSuccess;
   }
   if (capture_of(stream)) return note(cudaErrorStreamCaptureIsolation);
-  return note(ready().cuStreamWaitEvent(driver_stream(stream), event, 0));
+  return note(ready().cuStreamWaitEvent(stream, event, 0));
 }
 EMULATED_PUBLIC cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
                                                   cudaStreamCaptureStatus* status) {
-  return note(ready().cuStreamIsCapturing(driver_stream(stream),
-                                          reinterpret_cast<CUstreamCaptureStatus*>(status)));
+  return note(
+      ready().cuStreamIsCapturing(stream, reinterpret_cast<CUstreamCaptureStatus*>(status)));
 }
 EMULATED_PUBLIC cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
                                                      cudaStreamCaptureStatus* status,
@@ -78,8 +78,8 @@ EMULATED_PUBLIC cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
 }
 EMULATED_PUBLIC cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function,
                                                void* data) {
-  return note(queue(driver_stream(stream),
-                    [=](CUstream in) { return ready().cuLaunchHostFunc(in, function, data); }));
+  return note(
+      queue(stream, [=](CUstream in) { return ready().cuLaunchHostFunc(in, function, data); }));
 }
 struct Callback {
   cudaStreamCallback_t function;
@@ -89,7 +89,7 @@ struct Callback {
 EMULATED_PUBLIC cudaError_t cudaStreamAddCallback(cudaStream_t stream,
                                                   cudaStreamCallback_t function, void* data,
                                                   unsigned) {
-  return note(queue(driver_stream(stream), [=](CUstream in) {
+  return note(queue(stream, [=](CUstream in) {
     return ready().cuLaunchHostFunc(
         in,
         [](void* state) {
@@ -115,7 +115,7 @@ EMULATED_PUBLIC cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stre
     capture->events.insert(event);
     return cudaSuccess;
   }
-  return note(ready().cuEventRecord(event, driver_stream(stream)));
+  return note(ready().cuEventRecord(event, stream));
 }
 EMULATED_PUBLIC cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
                                                      unsigned) {
