@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "support/cuda/simulated_driver_parts.h"
 #include "support/cuda/simulated_streams_fixture.h"
 #include "support/eventually.h"
 
@@ -64,6 +65,25 @@ TEST_F(SimulatedCopiesTest, BytesGoRound) {
   EXPECT_EQ(memcmp(target.data(), source.data(), 10), 0);
   EXPECT_EQ(static_cast<unsigned char>(target.data()[29]), 0xAB);
   EXPECT_EQ(memcmp(target.data() + 30, source.data() + 30, 4970), 0);
+}
+
+TEST_F(SimulatedCopiesTest, WordsOf32BitsAreSetAndWritten) {
+  start();
+  const DeviceBuffer buffer(api(), kGranule);
+  const CUdeviceptr end = buffer.address() + kGranule;
+  StreamTable& streams = driver_->parts().streams;
+  ASSERT_EQ(streams.set_words(buffer.address(), 0x01020304, kGranule / 4, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(streams.write_value32(nullptr, buffer.address() + 4, 0x0A0B0C0D, 0), CUDA_SUCCESS);
+  EXPECT_EQ(streams.synchronize(), CUDA_SUCCESS);
+  const auto* words = reinterpret_cast<const uint32_t*>(buffer.data());
+  EXPECT_EQ(words[0], 0x01020304u);
+  EXPECT_EQ(words[1], 0x0A0B0C0Du);
+  EXPECT_EQ(words[2], 0x01020304u) << "no more than 32 bits";
+  EXPECT_EQ(words[kGranule / 4 - 1], 0x01020304u);
+  EXPECT_EQ(streams.set_words(end - 4, 1, 2, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(streams.set_words(buffer.address() + 2, 1, 1, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(streams.write_value32(nullptr, end, 1, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(streams.write_value32(nullptr, end - 2, 1, 0), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(SimulatedCopiesTest, DeviceRangeIsCheckedAtTheCall) {

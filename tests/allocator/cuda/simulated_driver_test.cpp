@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "support/accessible.h"
 #include "support/cuda/device_buffer.h"
+#include "support/cuda/simulated_driver_parts.h"
 
 namespace tencache {
 namespace {
@@ -346,6 +347,59 @@ TEST(SimulatedDevicesTest, ContextIsCurrentOnOneThreadWhileItIsRetained) {
   EXPECT_EQ(api.cuStreamQuery(nullptr), CUDA_ERROR_INVALID_CONTEXT) << "released";
   EXPECT_EQ(api.cuCtxSetCurrent(context), CUDA_ERROR_INVALID_CONTEXT);
   EXPECT_EQ(api.cuDevicePrimaryCtxRelease(0), CUDA_ERROR_INVALID_CONTEXT);
+}
+
+TEST(SimulatedDevicesTest, ContextsAreAStackOfTheThread) {
+  SimulatedDriver driver({.device_count = 2});
+  const DriverApi& api = driver.api();
+  SimulatedDevices& devices = driver.parts().devices;
+  CUcontext contexts[2] = {};
+  for (const CUdevice device : {0, 1}) {
+    ASSERT_EQ(api.cuDevicePrimaryCtxRetain(&contexts[device], device), CUDA_SUCCESS);
+  }
+  const auto current = [&api] {
+    CUcontext context = nullptr;
+    EXPECT_EQ(api.cuCtxGetCurrent(&context), CUDA_SUCCESS);
+    return context;
+  };
+  EXPECT_EQ(devices.pop_current(nullptr), CUDA_ERROR_INVALID_CONTEXT) << "an empty stack";
+  EXPECT_EQ(devices.push_current(nullptr), CUDA_ERROR_INVALID_CONTEXT);
+  ASSERT_EQ(api.cuCtxSetCurrent(contexts[0]), CUDA_SUCCESS);
+  ASSERT_EQ(devices.push_current(contexts[0]), CUDA_SUCCESS);
+  ASSERT_EQ(api.cuCtxSetCurrent(contexts[1]), CUDA_SUCCESS) << "replaces the top";
+  CUdevice device = 0;
+  EXPECT_EQ(devices.device_of_current(&device), CUDA_SUCCESS);
+  EXPECT_EQ(device, 1);
+  CUcontext popped = nullptr;
+  EXPECT_EQ(devices.pop_current(&popped), CUDA_SUCCESS);
+  EXPECT_EQ(popped, contexts[1]);
+  EXPECT_EQ(current(), contexts[0]) << "that of before the push";
+  EXPECT_EQ(devices.pop_current(&popped), CUDA_SUCCESS) << "what was set can be popped, too";
+  EXPECT_EQ(popped, contexts[0]);
+  EXPECT_EQ(current(), nullptr);
+  ASSERT_EQ(devices.push_current(contexts[1]), CUDA_SUCCESS);
+  ASSERT_EQ(api.cuCtxSetCurrent(nullptr), CUDA_SUCCESS) << "pops";
+  EXPECT_EQ(current(), nullptr);
+}
+
+TEST(SimulatedDevicesTest, SayOfEachWhetherItsContextIsActiveAndWhoItIs) {
+  SimulatedDriver driver({.device_count = 2});
+  SimulatedDevices& devices = driver.parts().devices;
+  const CurrentContext context(driver.api(), 1);
+  unsigned flags = 1;
+  int is_active = 0;
+  EXPECT_EQ(devices.primary_state(1, &flags, &is_active), CUDA_SUCCESS);
+  EXPECT_EQ(flags, 0u);
+  EXPECT_EQ(is_active, 1);
+  EXPECT_EQ(devices.primary_state(0, nullptr, &is_active), CUDA_SUCCESS);
+  EXPECT_EQ(is_active, 0);
+  EXPECT_EQ(devices.primary_state(2, &flags, &is_active), CUDA_ERROR_INVALID_DEVICE);
+  CUuuid uuids[2] = {};
+  for (const CUdevice device : {0, 1}) {
+    EXPECT_EQ(devices.uuid(&uuids[device], device), CUDA_SUCCESS);
+  }
+  EXPECT_NE(memcmp(&uuids[0], &uuids[1], sizeof(CUuuid)), 0);
+  EXPECT_EQ(devices.uuid(&uuids[0], 2), CUDA_ERROR_INVALID_DEVICE);
 }
 
 TEST(SimulatedDevicesTest, ContextOfADriverThatIsGoneIsForgotten) {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "support/cuda/device_buffer.h"
-#include "support/cuda/simulated_driver.h"
+#include "support/cuda/simulated_driver_parts.h"
 
 namespace tencache {
 namespace {
@@ -61,6 +61,23 @@ class SimulatedModulesTest : public ::testing::Test {
   CUmodule module_ = nullptr;
   CUfunction function_ = nullptr;
 };
+
+TEST_F(SimulatedModulesTest, FunctionTellsItsNameAndItsParameters) {
+  SimulatedModules& modules = driver_.parts().modules;
+  const char* name = nullptr;
+  EXPECT_EQ(modules.function_name(&name, function_), CUDA_SUCCESS);
+  EXPECT_STREQ(name, "add");
+  size_t offset = 1;
+  size_t bytes = 0;
+  EXPECT_EQ(modules.parameter(function_, 0, &offset, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(offset, 0u);
+  EXPECT_EQ(modules.parameter(function_, 1, &offset, &bytes), CUDA_SUCCESS);
+  EXPECT_EQ(offset, sizeof(CUdeviceptr));
+  EXPECT_EQ(bytes, sizeof(int));
+  EXPECT_EQ(modules.parameter(function_, 2, &offset, &bytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(modules.parameter(nullptr, 0, &offset, &bytes), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(modules.function_name(&name, nullptr), CUDA_ERROR_INVALID_HANDLE);
+}
 
 TEST_F(SimulatedModulesTest, AKernelRunsInOrderWithTheParametersOfItsLaunch) {
   const DeviceBuffer buffer(api_, kBytes);

@@ -6,7 +6,8 @@
 // ordinal and one. No state, any thread.
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+
+#include "driver/environment.h"
 
 namespace {
 
@@ -14,10 +15,7 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidArgument = 2;
 constexpr int kNotSupported = 3;
 
-unsigned count() {
-  const char* text = getenv("EMULATED_GPU_COUNT");
-  return text != nullptr ? static_cast<unsigned>(strtoul(text, nullptr, 10)) : 1;
-}
+unsigned count() { return static_cast<unsigned>(tencache::device_count_from_environment()); }
 
 int write_count(unsigned* target) {
   *target = count();

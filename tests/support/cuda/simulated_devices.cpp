@@ -1,74 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/cuda/simulated_devices.h"
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 
 #include "backend/cuda/driver_api.h"
 #include "base/check.h"
+#include "support/cuda/simulated_errors.h"
 
 namespace tencache {
 namespace {
 
-struct ErrorText {
-  CUresult result;
-  const char* name;
-  const char* text;
-};
+// Of the contexts that one thread has pushed.
+constexpr size_t kStackMax = 64;
 
-#define TENCACHE_CUDA_ERROR(name, text) \
-  { name, #name, text }
-constexpr ErrorText kErrorTexts[] = {
-    TENCACHE_CUDA_ERROR(CUDA_SUCCESS, "no error"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NOT_INITIALIZED, "initialization error"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_DEINITIALIZED, "driver shutting down"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_STUB_LIBRARY, "CUDA driver is a stub library"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NO_BINARY_FOR_GPU,
-                        "no kernel image is available for execution on the device"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NOT_READY, "device not ready"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
-                        "part or all of the requested memory range is already mapped"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
-                        "pointer does not correspond to a registered memory region"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-                        "system has unsupported display driver / cuda driver combination"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                        "operation not permitted when stream is capturing"),
-    TENCACHE_CUDA_ERROR(CUDA_ERROR_UNKNOWN, "unknown error"),
-};
-#undef TENCACHE_CUDA_ERROR
-
-const ErrorText* find_error(CUresult result) {
-  for (const ErrorText& error : kErrorTexts) {
-    if (error.result == result) return &error;
-  }
-  return nullptr;
-}
-
-// The state of one thread. The generation says of which driver.
+// The state of one thread. The generation says of which driver. It has no destructor: handlers that
+// run at exit may call the driver after the main thread's objects are gone.
 struct ThreadState {
   uint64_t generation = 0;
-  CUcontext context = nullptr;
+  std::array<CUcontext, kStackMax> contexts = {};
+  size_t depth = 0;  // the context below it is current
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 
 ThreadState& thread_state(uint64_t generation) {
   thread_local ThreadState state;
-  if (state.generation != generation) state = {generation, nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL};
+  if (state.generation != generation) state = {.generation = generation};
   return state;
 }
 
@@ -103,17 +61,11 @@ CUresult SimulatedDevices::driver_version(int* version) {
 }
 
 CUresult SimulatedDevices::error_name(CUresult result, const char** text) {
-  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const ErrorText* error = find_error(result);
-  *text = error != nullptr ? error->name : nullptr;
-  return error != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return simulated_error_name(result, text);
 }
 
 CUresult SimulatedDevices::error_string(CUresult result, const char** text) {
-  if (text == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const ErrorText* error = find_error(result);
-  *text = error != nullptr ? error->text : nullptr;
-  return error != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return simulated_error_string(result, text);
 }
 
 CUresult SimulatedDevices::count(int* count) {
@@ -216,19 +168,58 @@ CUresult SimulatedDevices::release_primary(CUdevice device) {
 
 CUresult SimulatedDevices::current(CUcontext* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *context = thread_state(generation_).context;
+  *context = current_context();
   return CUDA_SUCCESS;
 }
 
+CUcontext SimulatedDevices::current_context() const {
+  const ThreadState& state = thread_state(generation_);
+  return state.depth > 0 ? state.contexts[state.depth - 1] : nullptr;
+}
+
 CUresult SimulatedDevices::set_current(CUcontext context) {
-  if (context != nullptr) {
-    const int device = device_of(context);
-    MutexLock lock(mutex_);
-    if (device < 0 || retained_[static_cast<size_t>(device)] == 0) {
-      return CUDA_ERROR_INVALID_CONTEXT;
-    }
-  }
-  thread_state(generation_).context = context;
+  if (context != nullptr && !is_alive(context)) return CUDA_ERROR_INVALID_CONTEXT;
+  ThreadState& state = thread_state(generation_);
+  if (state.depth > 0) --state.depth;
+  if (context != nullptr) state.contexts[state.depth++] = context;
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedDevices::push_current(CUcontext context) {
+  if (!is_alive(context)) return CUDA_ERROR_INVALID_CONTEXT;
+  ThreadState& state = thread_state(generation_);
+  if (state.depth == kStackMax) return CUDA_ERROR_OUT_OF_MEMORY;
+  state.contexts[state.depth++] = context;
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedDevices::pop_current(CUcontext* context) {
+  ThreadState& state = thread_state(generation_);
+  if (state.depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  --state.depth;
+  if (context != nullptr) *context = state.contexts[state.depth];
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedDevices::device_of_current(CUdevice* device) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedDevices::primary_state(CUdevice device, unsigned* flags, int* active) {
+  if (!has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = is_active(device) ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedDevices::uuid(CUuuid* uuid, CUdevice device) {
+  if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *uuid = {};
+  uuid->bytes[0] = 'e';
+  uuid->bytes[15] = static_cast<char>(device + 1);
   return CUDA_SUCCESS;
 }
 
@@ -246,10 +237,12 @@ bool SimulatedDevices::is_active(int device) const {
   return retained_[static_cast<size_t>(device)] > 0;
 }
 
-bool SimulatedDevices::has_current() const {
-  const int device = device_of(thread_state(generation_).context);
+bool SimulatedDevices::is_alive(CUcontext context) const {
+  const int device = device_of(context);
   return device >= 0 && is_active(device);
 }
+
+bool SimulatedDevices::has_current() const { return is_alive(current_context()); }
 
 std::string SimulatedDevices::leaks() const {
   MutexLock lock(mutex_);
@@ -263,7 +256,7 @@ std::string SimulatedDevices::leaks() const {
 }
 
 int SimulatedDevices::current_device() const {
-  const int device = device_of(thread_state(generation_).context);
+  const int device = device_of(current_context());
   TENCACHE_CHECK(device >= 0);
   return device;
 }

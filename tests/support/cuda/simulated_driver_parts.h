@@ -35,13 +35,20 @@ struct SimulatedDriver::Parts {
         modules(config, devices, host, failure, streams),
         streams(config, memory, host, failure) {}
 
-  CUresult enter(size_t function, CallKind kind) {
-    const CUresult planned = script.enter(function);
+  /// Whether a call of that kind may happen now.
+  CUresult check(CallKind kind) const {
     if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
-    if (planned != CUDA_SUCCESS || kind == CallKind::kQuery) return planned;
+    if (kind == CallKind::kQuery) return CUDA_SUCCESS;
     if (failure.is_set()) return failure.result();
     if (kind == CallKind::kContext && !devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
     return CUDA_SUCCESS;
+  }
+
+  /// The same for a function of the table, whose calls are counted and may fail by plan.
+  CUresult enter(size_t function, CallKind kind) {
+    const CUresult planned = script.enter(function);
+    if (planned != CUDA_SUCCESS && !SimulatedStream::is_on_stream()) return planned;
+    return check(kind);
   }
 
   CallScript script;

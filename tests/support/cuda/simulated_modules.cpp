@@ -75,7 +75,29 @@ CUresult SimulatedModules::find_function(CUfunction* function, CUmodule module, 
     return CUDA_ERROR_NOT_FOUND;
   }
   *function = handle_of<CUfunction>(++last_name_);
-  functions_[*function] = {module, kernel->second};
+  functions_[*function] = {module, kernel->first, kernel->second};
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedModules::function_name(const char** name, CUfunction function) {
+  MutexLock lock(mutex_);
+  const auto found = functions_.find(function);
+  if (found == functions_.end()) return CUDA_ERROR_INVALID_HANDLE;
+  *name = found->second.name.c_str();
+  return CUDA_SUCCESS;
+}
+
+CUresult SimulatedModules::parameter(CUfunction function, size_t index, size_t* offset,
+                                     size_t* bytes) {
+  MutexLock lock(mutex_);
+  const auto found = functions_.find(function);
+  if (found == functions_.end()) return CUDA_ERROR_INVALID_HANDLE;
+  const std::vector<size_t>& sizes = found->second.kernel.parameter_bytes;
+  if (offset == nullptr || index >= sizes.size()) return CUDA_ERROR_INVALID_VALUE;
+  // Each is aligned as a word of 64 bits at most.
+  *offset = 0;
+  for (size_t before = 0; before < index; ++before) *offset += round_up(sizes[before], 8);
+  if (bytes != nullptr) *bytes = sizes[index];
   return CUDA_SUCCESS;
 }
 

@@ -63,6 +63,12 @@ class SimulatedModules {
                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                   CUstream stream, void** parameters, void** extra) TENCACHE_EXCLUDES(mutex_);
 
+  CUresult function_name(const char** name, CUfunction function) TENCACHE_EXCLUDES(mutex_);
+  /// Where the parameter of that number begins in the parameters' buffer, and its size, which
+  /// may be null.
+  CUresult parameter(CUfunction function, size_t index, size_t* offset, size_t* bytes)
+      TENCACHE_EXCLUDES(mutex_);
+
   /// One line for each module.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
@@ -72,6 +78,7 @@ class SimulatedModules {
  private:
   struct Function {
     CUmodule module;
+    std::string name;
     SimulatedKernel kernel;
   };
 

@@ -5,28 +5,18 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/racy_access.h"
 
 namespace tencache {
 namespace {
 
-// How often a stream looks at a value that it waits for, or whether copies are held still.
+// How often a stream looks whether what holds it was let go.
 constexpr uint64_t kPollNs = 20'000;
 // A test that waits for what it holds back itself ends here, and not when its time is up.
 constexpr uint64_t kHeldMaxNs = 120'000'000'000;
-
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
-CUdeviceptr address_of(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
-
-std::atomic_ref<uint64_t> value_at(CUdeviceptr address) {
-  return std::atomic_ref<uint64_t>(*static_cast<uint64_t*>(pointer(address)));
-}
 
 // Streams and events are numbers that look like addresses. None is ever used again, so what was
 // destroyed is always found out.
@@ -151,68 +141,6 @@ bool StreamTable::captures(CUstream stream) const {
   return capturing_.contains(stream);
 }
 
-bool StreamTable::is_value_place(const DeviceRange& range) const {
-  if (range.address % sizeof(uint64_t) != 0) return false;
-  const SimulatedMemory::Place place = memory_.place_of(range);
-  if (place.is_reserved) return place.is_accessible;
-  return host_.kind(pointer(range.address), range.bytes) == HostMemoryKind::kRegistered;
-}
-
-CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value,
-                                 unsigned flags) {
-  const StreamPointer found = find(stream);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (flags != CU_STREAM_WAIT_VALUE_EQ && flags != CU_STREAM_WAIT_VALUE_GEQ) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  const DeviceRange place = {address, sizeof(uint64_t), false};
-  if (!is_value_place(place)) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_in_device_memory = memory_.place_of(place).is_reserved;
-  found->push(
-      [this, place, value, flags, is_in_device_memory](SimulatedStream& worker, uint64_t begin_ns) {
-        uint64_t access = 0;
-        if (is_in_device_memory && (access = memory_.begin_access({&place, 1})) == 0) {
-          failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-          return begin_ns;
-        }
-        const auto is_reached = [&] {
-          const uint64_t present = value_at(place.address).load(std::memory_order_acquire);
-          return flags == CU_STREAM_WAIT_VALUE_EQ ? present == value
-                                                  : static_cast<int64_t>(present - value) >= 0;
-        };
-        bool has_waited = false;
-        while (!is_reached() && worker.pause_until(now_ns() + kPollNs)) has_waited = true;
-        if (access != 0) memory_.end_access(access);
-        return has_waited ? now_ns() : begin_ns;
-      });
-  return CUDA_SUCCESS;
-}
-
-CUresult StreamTable::write_value(CUstream stream, CUdeviceptr address, cuuint64_t value,
-                                  unsigned flags) {
-  const StreamPointer found = find(stream);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  const DeviceRange place = {address, sizeof(uint64_t), true};
-  if (flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER || !is_value_place(place)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  std::vector<DeviceRange> touches;
-  if (memory_.place_of(place).is_reserved) touches.push_back(place);
-  found->push([this, touches, address, value](SimulatedStream& worker, uint64_t begin_ns) {
-    return perform(
-        worker, touches, begin_ns, begin_ns,
-        [address, value] { value_at(address).store(value, std::memory_order_release); },
-        thread_work_ns);
-  });
-  return CUDA_SUCCESS;
-}
-
-CUresult StreamTable::launch_host_function(CUstream stream, CUhostFn function, void* data) {
-  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return launch(
-      stream, {}, [function, data] { function(data); }, 0);
-}
-
 CUresult StreamTable::create_event(CUevent* event, unsigned flags) {
   constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
   if (event == nullptr || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -284,114 +212,6 @@ CUresult StreamTable::elapsed_time(float* milliseconds, CUevent start, CUevent e
   return CUDA_SUCCESS;
 }
 
-uint64_t StreamTable::perform(SimulatedStream& stream, std::span<const DeviceRange> touches,
-                              uint64_t begin_ns, uint64_t end_ns, const std::function<void()>& work,
-                              Clock clock) {
-  const uint64_t access = memory_.begin_access(touches);
-  if (access == 0) {
-    failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-    return begin_ns;
-  }
-  uint64_t work_ns = 0;
-  if (stream.pause_until(end_ns)) {
-    const uint64_t started_ns = clock();
-    work();
-    work_ns = clock() - started_ns;
-  }
-  memory_.end_access(access);
-  // Work that by itself takes longer than the time it was given makes the stream that late.
-  return std::max(end_ns, begin_ns + work_ns);
-}
-
-HostMemoryKind StreamTable::host_kind(const void* memory, size_t bytes, bool is_written) const {
-  const SimulatedMemory::Place place = memory_.place_of({address_of(memory), bytes, is_written});
-  // Memory of a NUMA node that is mapped is as good as registered; the device's is not the host's.
-  if (place.is_reserved) {
-    return place.is_accessible && place.is_host ? HostMemoryKind::kRegistered
-                                                : HostMemoryKind::kTorn;
-  }
-  return host_.kind(memory, bytes);
-}
-
-CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
-                                const void* source, size_t bytes, CUstream stream,
-                                bool is_synchronous) {
-  const StreamPointer found = find(stream);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  for (const DeviceRange& range : touches) {
-    if (!memory_.place_of(range).is_accessible) return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (bytes == 0) return CUDA_SUCCESS;
-  const auto marker = is_synchronous ? std::make_shared<Marker>() : nullptr;
-  const auto copy = [target, source, bytes, is_racy = reads_may_race_ && &engine == &to_host_] {
-    std::optional<RacyReads> racy;
-    if (is_racy) racy.emplace();
-    memmove(target, source, bytes);
-  };
-  found->push(
-      [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
-                                                                 uint64_t begin_ns) {
-        if (copies_let_through_.fetch_sub(1) <= 0) {
-          wait_held(worker, copies_held_until_);
-          begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
-        }
-        return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
-                       thread_work_ns);
-      },
-      marker);
-  if (marker == nullptr) return CUDA_SUCCESS;
-  marker->wait();
-  return failure_.result();
-}
-
-CUresult StreamTable::copy_to_device(CUdeviceptr target, const void* source, size_t bytes,
-                                     CUstream stream) {
-  const HostMemoryKind kind = host_kind(source, bytes, false);
-  if (kind == HostMemoryKind::kTorn) return CUDA_ERROR_INVALID_VALUE;
-  return push_copy(to_device_, {{target, bytes, true}}, pointer(target), source, bytes, stream,
-                   kind == HostMemoryKind::kPageable);
-}
-
-CUresult StreamTable::copy_to_host(void* target, CUdeviceptr source, size_t bytes,
-                                   CUstream stream) {
-  const HostMemoryKind kind = host_kind(target, bytes, true);
-  if (kind == HostMemoryKind::kTorn) return CUDA_ERROR_INVALID_VALUE;
-  return push_copy(to_host_, {{source, bytes, false}}, target, pointer(source), bytes, stream,
-                   kind == HostMemoryKind::kPageable);
-}
-
-CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes,
-                                     CUstream stream) {
-  const std::vector<DeviceRange> touches = {{target, bytes, true}, {source, bytes, false}};
-  // What is mapped there may be host memory: then the bytes cross the link.
-  const bool comes_from_host = memory_.place_of(touches[1]).is_host;
-  const bool goes_to_host = memory_.place_of(touches[0]).is_host;
-  CopyEngine& engine = comes_from_host == goes_to_host ? on_device_
-                       : comes_from_host               ? to_device_
-                                                       : to_host_;
-  return push_copy(engine, touches, pointer(target), pointer(source), bytes, stream, false);
-}
-
-CUresult StreamTable::set_bytes(CUdeviceptr target, unsigned char value, size_t bytes,
-                                CUstream stream) {
-  if (!memory_.place_of({target, bytes, true}).is_accessible) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes == 0) return find(stream) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-  return launch(
-      stream, {{target, bytes, true}},
-      [target, value, bytes] { memset(pointer(target), value, bytes); }, 0);
-}
-
-CUresult StreamTable::launch(CUstream stream, std::vector<DeviceRange> touches,
-                             std::function<void()> kernel, uint64_t duration_ns) {
-  const StreamPointer found = find(stream);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  found->push([this, touches = std::move(touches), kernel = std::move(kernel), duration_ns](
-                  SimulatedStream& worker, uint64_t begin_ns) {
-    return perform(worker, touches, begin_ns, begin_ns + duration_ns, kernel, now_ns);
-  });
-  return CUDA_SUCCESS;
-}
-
 CUresult StreamTable::hold(CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -424,6 +244,11 @@ size_t StreamTable::unfinished() const {
 
 void StreamTable::wait_until_idle() {
   for (const StreamPointer& stream : all_streams()) stream->wait_until_idle();
+}
+
+CUresult StreamTable::synchronize() {
+  wait_until_idle();
+  return failure_.result();
 }
 
 std::string StreamTable::leaks() const {

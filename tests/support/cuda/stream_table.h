@@ -55,6 +55,7 @@ class StreamTable {
   /// EQ and GEQ.
   CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
+  CUresult write_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
   CUresult launch_host_function(CUstream stream, CUhostFn function, void* data);
 
   CUresult create_event(CUevent* event, unsigned flags);
@@ -68,6 +69,8 @@ class StreamTable {
   CUresult copy_to_host(void* target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
+  /// `count` words of 32 bits.
+  CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
 
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   uint64_t duration_ns);
@@ -89,6 +92,8 @@ class StreamTable {
   /// The same in all, those that were destroyed included.
   size_t unfinished() const;
   void wait_until_idle();
+  /// Waits for all streams, as cuCtxSynchronize.
+  CUresult synchronize();
   /// One line for each stream and event.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
@@ -109,6 +114,10 @@ class StreamTable {
       TENCACHE_EXCLUDES(mutex_);
   // Whether the stream's work may use memory at that address for a value.
   bool is_value_place(const DeviceRange& range) const;
+  template <typename Value>
+  CUresult push_value(CUstream stream, CUdeviceptr address, Value value, unsigned flags);
+  template <typename Value>
+  CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream);
   HostMemoryKind host_kind(const void* memory, size_t bytes, bool is_written) const;
   CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
                      const void* source, size_t bytes, CUstream stream, bool is_synchronous);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver/environment.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// Each has a number of its own on the bus, of which there are 255.
+constexpr int kDevicesMax = 255;
+
+// Empty where it is not set.
+std::string_view variable(const char* name) {
+  const char* const text = getenv(name);
+  return text != nullptr ? text : "";
+}
+
+// Without the handlers of exit: the program is in the middle of starting its libraries.
+[[noreturn]] void refuse(const char* name, const std::string& why) {
+  fprintf(stderr, "emulated GPU: %s=%s: %s\n", name, std::string(variable(name)).c_str(),
+          why.c_str());
+  _exit(1);
+}
+
+uint64_t bytes_of(const char* name, uint64_t fallback) {
+  const std::string_view text = variable(name);
+  if (text.empty()) return fallback;
+  const Result<uint64_t> bytes = parse_bytes(text);
+  if (!bytes.is_ok()) refuse(name, bytes.status().message());
+  return bytes.value();
+}
+
+}  // namespace
+
+int device_count_from_environment() {
+  constexpr const char* kName = "EMULATED_GPU_COUNT";
+  const std::string_view text = variable(kName);
+  if (text.empty()) return 1;
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size() || count < 1 ||
+      count > kDevicesMax) {
+    refuse(kName, "not a number from 1 to " + std::to_string(kDevicesMax));
+  }
+  return count;
+}
+
+SimulatedDriverConfig config_from_environment() {
+  SimulatedDriverConfig config;
+  config.device_count = device_count_from_environment();
+  config.device_name = "Emulated GPU";
+  config.capacity_bytes = bytes_of("EMULATED_GPU_MEMORY", 4 * kGiB);
+  config.to_device_bytes_per_s = bytes_of("EMULATED_GPU_LINK", 0);
+  config.to_host_bytes_per_s = config.to_device_bytes_per_s;
+  config.kernel_bytes_per_s = bytes_of("EMULATED_GPU_KERNEL_BYTES_PER_S", 0);
+  return config;
+}
+
+}  // namespace tencache

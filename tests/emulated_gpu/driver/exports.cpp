@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What libcuda.so.1 exports. Each name of the driver is a trampoline that jumps through its slot to
+// the function of the table of names, so that the dynamic linker's names and those of
+// cuGetProcAddress are the same functions, whose types stand in cuda.h only. The slots are filled
+// when the library is loaded. The functions of emulated_gpu.h follow.
+#include <cstdio>
+
+#include "driver/functions.h"
+#include "driver/name_table.h"
+#include "driver/started_driver.h"
+#include "driver/tasks.h"
+#include "emulated_gpu.h"
+
+// The name with its version, where cuda.h gives it one: what programs are linked against.
+#define EMULATED_STRING(name) #name
+#define EMULATED_JOINED(first, second) first##second
+#define EMULATED_SLOT(name) EMULATED_JOINED(slot_of_, name)
+
+#define EMULATED_TRAMPOLINE(name)                                             \
+  extern "C" __attribute__((visibility("hidden"))) void* EMULATED_SLOT(name); \
+  void* EMULATED_SLOT(name) = nullptr;                                        \
+  asm(".text\n.globl " EMULATED_STRING(name) "\n.type " EMULATED_STRING(          \
+      name) ",@function\n" EMULATED_STRING(name) ":\n\tendbr64\n\tjmp *"          \
+      "slot_of_" EMULATED_STRING(name) "(%rip)\n.size " EMULATED_STRING(name)     \
+      ", .-" EMULATED_STRING(name) "\n");
+TENCACHE_CUDA_FUNCTIONS(EMULATED_TRAMPOLINE)
+EMULATED_OWN_FUNCTIONS(EMULATED_TRAMPOLINE)
+EMULATED_ABSENT_FUNCTIONS(EMULATED_TRAMPOLINE)
+#pragma push_macro("cuGetProcAddress")
+#undef cuGetProcAddress
+EMULATED_TRAMPOLINE(cuGetProcAddress)
+#pragma pop_macro("cuGetProcAddress")
+#undef EMULATED_TRAMPOLINE
+
+namespace {
+
+using namespace tencache;
+
+__attribute__((constructor)) void fill_slots() {
+#define EMULATED_FILL(name) EMULATED_SLOT(name) = find_driver_function(EMULATED_STRING(name));
+  TENCACHE_CUDA_FUNCTIONS(EMULATED_FILL)
+  EMULATED_OWN_FUNCTIONS(EMULATED_FILL)
+  EMULATED_ABSENT_FUNCTIONS(EMULATED_FILL)
+#undef EMULATED_FILL
+  slot_of_cuGetProcAddress = find_driver_function("cuGetProcAddress");
+}
+
+CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+CUfunction emulated_gpu_function(const char* name) { return emulated_function(name); }
+
+int emulated_gpu_is_device(const void* address) {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr &&
+         driver->parts().memory.place_of({address_of(address), 1, false}).is_reserved;
+}
+
+int emulated_gpu_device_of(const void* address) {
+  SimulatedDriver* const driver = started_driver();
+  if (driver == nullptr) return -1;
+  const auto mapped = driver->parts().memory.mapped_at(address_of(address));
+  return mapped.has_value() ? mapped->device : -1;
+}
+
+int emulated_gpu_is_registered(const void* address) {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr && driver->parts().host.kind(address, 1) == HostMemoryKind::kRegistered;
+}
+
+void emulated_gpu_fail(CUresult result) {
+  if (SimulatedDriver* const driver = started_driver()) driver->fail_context(result);
+}
+
+void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
+  if (SimulatedDriver* const driver = started_driver()) {
+    driver->set_capturing(stream, is_capturing != 0);
+  }
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

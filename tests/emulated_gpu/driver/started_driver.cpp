@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver/started_driver.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#include "driver/environment.h"
+#include "support/cuda/simulated_device_copy.h"
+#include "support/cuda/simulated_device_hash.h"
+
+namespace tencache {
+namespace {
+
+// Whoever finds a driver finds it made.
+std::atomic<SimulatedDriver*> started = nullptr;
+// Whether this process is a child of one that has started the driver.
+std::atomic<bool> is_forked_child = false;
+
+void at_exit() {
+  if (SimulatedDriver* const driver = started_driver()) {
+    driver->fail_context(CUDA_ERROR_DEINITIALIZED);
+  }
+}
+
+void in_forked_child() {
+  is_forked_child = true;
+  started = nullptr;
+}
+
+void make_driver() {
+  auto* const driver = new SimulatedDriver(config_from_environment());
+  add_hash_kernel(*driver);
+  add_copy_kernel(*driver);
+  // After the handlers of the libraries that were loaded before: so it runs before theirs.
+  atexit(&at_exit);
+  pthread_atfork(nullptr, nullptr, &in_forked_child);
+  started = driver;
+}
+
+}  // namespace
+
+SimulatedDriver* started_driver() { return started.load(); }
+
+CUresult start_driver(unsigned flags) {
+  if (is_forked_child) return CUDA_ERROR_NOT_INITIALIZED;
+  static std::once_flag made;
+  std::call_once(made, &make_driver);
+  return started_driver()->api().cuInit(flags);
+}
+
+CUresult refuse(const char* name) {
+  fprintf(stderr, "emulated GPU: the driver's %s is not emulated\n", name);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace tencache
