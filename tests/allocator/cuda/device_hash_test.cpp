@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "support/cuda/simulated_device_hash.h"
 #include "support/random.h"
 
 namespace tencache {
@@ -159,6 +160,35 @@ TEST(DeviceHashTest, KeysAreThoseOfPhilox) {
   for (const auto& [counter, key, answer] : known) {
     const HashWord128 keys = philox(counter, key);
     for (int word = 0; word < 4; ++word) EXPECT_EQ(keys.word[word], answer.word[word]);
+  }
+}
+
+// The simulated driver runs it instead of the kernel.
+TEST(DeviceHashTest, TheFastOneEqualsTheKernelInEveryBlock) {
+  Random random;
+  const Bytes all(7 * kHashChunkBytes);
+  fill(all, random);
+  memset(all.data() + kHashChunkBytes, 0xFF, kHashChunkBytes);  // sums that overflow
+  for (const uint64_t length :
+       {uint64_t{0}, uint64_t{1}, uint64_t{kHashChunkBytes} - 1, uint64_t{kHashChunkBytes},
+        uint64_t{kHashChunkBytes} + 17, 6 * uint64_t{kHashChunkBytes} + 12345, all.size()}) {
+    HashJob job = make_hash_job({random.between(0, UINT64_MAX), random.between(0, UINT64_MAX)});
+    const Bytes bytes(length);
+    if (length > 0) memcpy(bytes.data(), all.data(), length);
+    job.data = reinterpret_cast<const unsigned char*>(bytes.data());
+    job.bytes = length;
+    for (const unsigned blocks : {1u, 3u, 9u}) {
+      std::vector<HashSums> expected(blocks);
+      std::vector<HashSums> sums(blocks);
+      for (unsigned block = 0; block < blocks; ++block) {
+        job.sums = expected.data();
+        run_hash_block(job, block, blocks);
+        job.sums = sums.data();
+        run_hash_block_fast(job, block, blocks);
+      }
+      EXPECT_EQ(memcmp(sums.data(), expected.data(), blocks * sizeof(HashSums)), 0)
+          << length << " bytes in " << blocks << " blocks";
+    }
   }
 }
 
