@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcuda.so.1 of the emulated GPU by itself: what it answers before cuInit and in a child, what it
-refuses, whose memory a copy between two GPUs may touch. The programs know no torch."""
+refuses, whose memory a copy between two GPUs may touch. All programs but one know no torch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,12 @@ def memory_of(device):
 """
 
 
-def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, *, knows_torch: bool = False, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    alone = [] if knows_torch else ["-S"]
     return subprocess.run(
-        [sys.executable, "-S", "-c", PRELUDE + program],
+        [sys.executable, *alone, "-c", PRELUDE + program],
         env=os.environ | {"EMULATED_GPU_COUNT": "2"} | variables,
         capture_output=True,
         text=True,
@@ -149,6 +152,37 @@ assert can.value == 0
 assert cuda.cuDeviceCanAccessPeer(byref(can), 0, 2) == INVALID_DEVICE
 """
     done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tensors_move_between_gpus() -> None:
+    program = """
+import torch
+torch.manual_seed(0)
+plain = torch.randn(3000, 700)
+first = plain.to("cuda:0")
+assert first.to("cuda:1").device.index == 1
+assert torch.equal(first.to("cuda:1").cpu(), plain)
+assert torch.equal(first.t()[5:].to("cuda:1").cpu(), plain.t()[5:])
+assert torch.equal(first.to("cuda:1", torch.float64).cpu(), plain.double())
+with torch.cuda.device(1):
+    second = torch.empty(700, 3000, device="cuda:1").t()
+    second.copy_(first, non_blocking=True)
+    doubled = second * 2
+back = torch.empty_like(first)
+back.copy_(doubled, non_blocking=True)
+assert torch.equal(back.cpu(), plain * 2)
+streams = [torch.cuda.Stream(device) for device in (0, 1)]
+with torch.cuda.stream(streams[0]):
+    produced = torch.full((4 << 20,), 3.0, device="cuda:0")
+    for _ in range(20):
+        produced += 1
+    moved = produced.to("cuda:1", non_blocking=True)
+    produced.zero_()
+assert torch.cuda.current_stream(1) != streams[1]
+assert (moved.cpu() == 23).all()
+"""
+    done = run(program, knows_torch=True)
     assert done.returncode == 0, done.stderr
 
 

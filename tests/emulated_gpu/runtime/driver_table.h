@@ -29,8 +29,8 @@ namespace emulated_gpu::runtime {
   X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) \
   X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
-  X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuLaunchKernel) X(cuGetErrorName) \
-  X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
+  X(cuMemcpyDtoDAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuLaunchKernel) \
+  X(cuGetErrorName) X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
 // clang-format on
 
 struct Driver {

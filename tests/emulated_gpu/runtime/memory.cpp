@@ -168,9 +168,13 @@ EMULATED_PUBLIC cudaError_t cudaMemcpy(void* target, const void* source, size_t 
   const CUresult result = copy(target, source, bytes, kind, nullptr);
   return note(result == CUDA_SUCCESS ? driver().cuStreamSynchronize(nullptr) : result);
 }
-EMULATED_PUBLIC cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int,
-                                                size_t bytes, cudaStream_t stream) {
-  return note(copy(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
+EMULATED_PUBLIC cudaError_t cudaMemcpyPeerAsync(void* target, int target_device, const void* source,
+                                                int source_device, size_t bytes,
+                                                cudaStream_t stream) {
+  return note(queue(stream, [=](CUstream in) {
+    return ready().cuMemcpyPeerAsync(address(target), context_of(target_device), address(source),
+                                     context_of(source_device), bytes, in);
+  }));
 }
 EMULATED_PUBLIC cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
                                               size_t source_pitch, size_t width, size_t height,
