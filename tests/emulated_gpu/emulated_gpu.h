@@ -60,4 +60,10 @@ CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task, const Emula
 /// A kernel failed, and so does the context.
 void emulated_gpu_device_failed(void);
 
+// ---- libemulated_operators.so
+
+/// Shows each of PyTorch's operators that has a CUDA kernel: its name, what became of it (emulated,
+/// own, refused or kept), and how often its emulated kernel was called.
+void emulated_gpu_operators(void (*show)(const char* name, const char* fate, uint64_t calls));
+
 }  // extern "C"

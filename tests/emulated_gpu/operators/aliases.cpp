@@ -1,10 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// How CPU aliases and Meta twins of device tensors are made. Neither touches the memory itself.
-// They are no inference tensors, since tasks write to them outside of that mode. Any thread may
-// call.
+//
+// Makes the stand-ins of device tensors. They keep what a kernel can see beyond sizes and strides:
+// the bits for conjugates and negatives, and that a tensor was a number in the program's text,
+// which decides about the type of results. Any thread may call.
 #include "operators/aliases.h"
 
-namespace tencache {
+#include <ATen/cuda/EmptyTensor.h>
+
+namespace emulated_gpu::operators {
+
+namespace {
+
+void keep_number(const Tensor& from, const Tensor& to) {
+  if (from.unsafeGetTensorImpl()->is_wrapped_number())
+    to.unsafeGetTensorImpl()->set_wrapped_number(true);
+}
+
+}  // namespace
+
+std::vector<Tensor> tensors_of(const IValue& value) {
+  std::vector<Tensor> all;
+  each_tensor(value, [&](const Tensor& t) { all.push_back(t); });
+  return all;
+}
 
 size_t span_bytes(const Tensor& t) {
   if (t.numel() == 0) return 0;
@@ -14,7 +32,7 @@ size_t span_bytes(const Tensor& t) {
 }
 
 Tensor alias_of(const Tensor& t) {
-  const c10::InferenceMode is_no_inference_tensor(false);  // tasks write to it outside of that mode
+  const c10::InferenceMode no_inference_tensor(false);
   void* data = t.numel() == 0 ? nullptr : const_cast<void*>(t.const_data_ptr());
   Tensor alias = at::for_blob(data, t.sizes())
                      .strides(t.strides())
@@ -25,12 +43,24 @@ Tensor alias_of(const Tensor& t) {
   if (t.is_neg()) alias._set_neg(true);
   return alias;
 }
+
 Tensor meta_of(const Tensor& t) {
   Tensor meta =
       at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta).requires_grad(false));
-  if (t.unsafeGetTensorImpl()->is_wrapped_number())
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  keep_number(t, meta);
   return meta;
 }
 
-}  // namespace tencache
+Tensor host_copy_of(const Tensor& t) {
+  const c10::InferenceMode no_inference_tensor(false);
+  Tensor copy = t.clone();
+  keep_number(t, copy);
+  return copy;
+}
+
+Tensor device_tensor_like(const Tensor& t, c10::DeviceIndex device) {
+  return Tensor(at::detail::empty_strided_cuda(t.sizes(), t.strides(), t.scalar_type(),
+                                               at::Device(at::kCUDA, device)));
+}
+
+}  // namespace emulated_gpu::operators

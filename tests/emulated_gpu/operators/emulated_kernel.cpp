@@ -1,48 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a boxed call becomes a task. A task holds no device tensor: whoever frees or moves one while
-// a task uses it is found out by wrong bits or an illegal address. CPU arguments are copied, since
-// the program may change them. EMULATED_GPU_LOG=1 logs each call. Any thread may call; tasks run on
-// the streams' threads.
+//
+// How a boxed call becomes a task, in one of two ways. try_queue makes the results first and queues
+// the CPU kernel, which fills them. run_and_copy runs the CPU kernel, waits, and makes the results
+// of what came out. Arguments on the host are copied, since the program may change them before the
+// task runs. Calls come on any thread of the program; tasks run on the streams' threads and touch
+// nothing of a kernel but its signature.
 #include "operators/emulated_kernel.h"
 
-#include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
-#include <unordered_set>
+#include "operators/settings.h"
 
-#include "operators/shape_key.h"
-
-namespace tencache {
+namespace emulated_gpu::operators {
 
 namespace {
 
-const bool kLog = getenv("EMULATED_GPU_LOG") != nullptr;
-
-// Their shapes depend on data, or they give numbers.
-const std::unordered_set<std::string> kWait = {"aten::nonzero",
-                                               "aten::nonzero.out",
-                                               "aten::masked_select",
-                                               "aten::masked_select.out",
-                                               "aten::equal",
-                                               "aten::_unique2",
-                                               "aten::_unique",
-                                               "aten::unique_dim",
-                                               "aten::unique_consecutive",
-                                               "aten::unique_dim_consecutive",
-                                               "aten::_embedding_bag",
-                                               "aten::_embedding_bag_forward_only",
-                                               "aten::repeat_interleave.Tensor",
-                                               "aten::bincount",
-                                               "aten::_cummax_helper"};
-
-c10::DeviceIndex find_device(c10::ArrayRef<IValue> arguments) {
-  c10::DeviceIndex device = -1;
+c10::DeviceIndex device_of(const std::vector<IValue>& arguments) {
+  std::optional<c10::DeviceIndex> device;
   for (const IValue& value : arguments) {
     each_tensor(value, [&](const Tensor& t) {
-      if (device < 0 && t.is_cuda()) device = t.device().index();
+      if (!device && t.is_cuda()) device = t.device().index();
     });
-    if (device >= 0) return device;
+    if (device) return *device;
   }
   for (const IValue& value : arguments) {
     if (value.isDevice() && value.toDevice().is_cuda() && value.toDevice().has_index())
@@ -51,283 +30,190 @@ c10::DeviceIndex find_device(c10::ArrayRef<IValue> arguments) {
   return c10::cuda::current_device();
 }
 
-}  // namespace
-
-OpInfo* describe(const OperatorHandle& op, const std::string& name) {
-  const c10::FunctionSchema& schema = op.schema();
-  auto* info = new OpInfo;
-  info->name = name;
-  bool has_fresh = false;
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const c10::Argument& argument = schema.arguments()[i];
-    const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    info->written.push_back(is_written);
-    if (argument.is_out()) info->has_out = true;
-    if (argument.name() == "generator") info->generator = static_cast<int>(i);
+// Gives an out= argument the shape of the result.
+void fit(const IValue& argument, const IValue& result) {
+  const std::vector<Tensor> outs = tensors_of(argument), likes = tensors_of(result);
+  for (size_t i = 0; i < outs.size(); ++i) {
+    if (outs[i].sizes() == likes[i].sizes()) continue;
+    outs[i].resize_(likes[i].sizes());
+    if (outs[i].strides() != likes[i].strides())
+      outs[i].as_strided_(likes[i].sizes(), likes[i].strides());
   }
-  for (const c10::Argument& result : schema.returns()) {
-    int same = -1;
-    if (result.alias_info() != nullptr) {
-      for (size_t i = 0; i < schema.arguments().size(); ++i) {
-        const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-        if (alias != nullptr && alias->beforeSets() == result.alias_info()->beforeSets())
-          same = static_cast<int>(i);
-      }
-    }
-    if (same < 0) has_fresh = true;
-    info->returned.push_back(same);
-  }
-  info->mutates_only = !has_fresh && !info->has_out;
-  info->has_meta = op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
-  info->waits = kWait.contains(name);
-  info->is_layer_norm_backward = name == "aten::native_layer_norm_backward";
-  return info;
 }
 
+Tensor empty_on_host(const Tensor& t) { return at::empty({0}, t.options().device(at::kCPU)); }
+
+}  // namespace
+
 void EmulatedKernel::operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
-  const size_t count = op.schema().arguments().size();
-  std::vector<IValue> arguments(stack->end() - static_cast<int64_t>(count), stack->end());
-  const c10::DeviceIndex device = find_device(arguments);
-  check_devices(arguments, device);
-  const c10::cuda::CUDAGuard device_guard(device);
-  const InsideGuard inside;
-  if (kLog) fprintf(stderr, "emulated GPU: %s\n", info_.name.c_str());
+  ++calls_;
+  const size_t count = signature_.written.size();
+  Call call = {op, {stack->end() - static_cast<int64_t>(count), stack->end()}, 0};
+  call.device = device_of(call.arguments);
+  check_devices(call);
+  const c10::cuda::CUDAGuard device_guard(call.device);
+  const InsideOperator inside;
+  if (settings().is_logging) fprintf(stderr, "emulated GPU: %s\n", signature_.name.c_str());
   std::vector<IValue> results;
-  bool is_done = false;
-  if (!info_.waits) is_done = try_queue(op, arguments, device, &results);
-  if (!is_done) wait_for(op, arguments, device, &results);
+  if (signature_.special.is_waited_for || !try_queue(&call, &results))
+    results = run_and_copy(&call);
   torch::jit::drop(*stack, count);
   for (IValue& result : results) stack->push_back(std::move(result));
 }
 
-// CUDA's kernel keeps the statistics of bfloat16 as float, the CPU's as bfloat16.
-void EmulatedKernel::narrow_statistics(Stack* host) {
-  const at::ScalarType type = (*host)[1].toTensor().scalar_type();
-  const IValue& weight = (*host)[5];
-  if (weight.isTensor() && weight.toTensor().defined() && weight.toTensor().scalar_type() != type)
-    return;
-  for (const size_t place : {size_t{3}, size_t{4}})
-    (*host)[place] = (*host)[place].toTensor().to(type);
-}
-
-// What CUDA's kernels check themselves.
-void EmulatedKernel::check_devices(const std::vector<IValue>& arguments,
-                                   c10::DeviceIndex device) const {
-  const bool takes_host_tensors = info_.name.find("index") != std::string::npos;
-  for (const IValue& value : arguments) {
+// CUDA's kernels check this themselves.
+void EmulatedKernel::check_devices(const Call& call) const {
+  const auto is_fine = [&](const Tensor& t) {
+    if (t.is_cuda()) return t.device().index() == call.device;
+    return t.dim() == 0 || signature_.special.takes_host_tensors;
+  };
+  for (const IValue& value : call.arguments) {
     each_tensor(value, [&](const Tensor& t) {
-      const bool is_fine =
-          t.is_cuda() ? t.device().index() == device : t.dim() == 0 || takes_host_tensors;
-      TORCH_CHECK(is_fine,
+      TORCH_CHECK(is_fine(t),
                   "Expected all tensors to be on the same device, but found at least two devices, ",
-                  at::Device(at::kCUDA, device), " and ", t.device(), "!");
+                  at::Device(at::kCUDA, call.device), " and ", t.device(), "!");
     });
   }
 }
-// The arguments for the CPU kernel; CPU tensors are copied, since the program may change them.
-Stack EmulatedKernel::host_arguments(const std::vector<IValue>& arguments, c10::DeviceIndex device,
-                                     Ranges* ranges, bool with_out, MakeGenerator* generator) {
-  Mapped alias([](const Tensor& t) { return t.is_cuda() ? alias_of(t) : clone_of(t); });
-  Stack result;
+
+// False where the results cannot be made before the kernel ran.
+bool EmulatedKernel::try_queue(Call* call, std::vector<IValue>* results) {
+  std::shared_ptr<const Shapes> shapes;
+  const bool is_list = !call->arguments.empty() && call->arguments[0].isTensorList();
+  // The shapes of what is written in place are known, but the Meta kernel checks the call at once.
+  if (signature_.has_meta && !(signature_.is_in_place() && is_list)) {
+    shapes = shapes_.find(call->op, call->arguments);
+    if (shapes == nullptr) return false;
+  } else if (!signature_.is_in_place()) {
+    return false;
+  }
+  std::vector<Tensor> fresh;
+  std::optional<std::vector<IValue>> made = make_results(*call, shapes.get(), &fresh);
+  if (!made) return false;
+  *results = std::move(*made);
+  queue_with_results(call, fresh);
+  return true;
+}
+
+// Nothing where a result is a number.
+std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call,
+                                                                const Shapes* shapes,
+                                                                std::vector<Tensor>* fresh) const {
+  for (size_t i = 0; i < signature_.returned.size(); ++i) {
+    if (signature_.returned[i]) continue;
+    const IValue& like = shapes->results[i];
+    if (!like.isTensor() && !like.isTensorList()) return std::nullopt;
+  }
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    if (signature_.is_out(i)) fit(call.arguments[i], shapes->arguments[i]);
+  }
+  std::vector<IValue> results;
+  for (size_t i = 0; i < signature_.returned.size(); ++i) {
+    results.push_back(signature_.returned[i]
+                          ? call.arguments[*signature_.returned[i]]
+                          : map_tensors(shapes->results[i], [&](const Tensor& like) {
+                              return fresh->emplace_back(device_tensor_like(like, call.device));
+                            }));
+  }
+  return results;
+}
+
+void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& fresh) {
+  Stack arguments = host_arguments(call, /*has_out_memory=*/true);
+  std::vector<Tensor> targets;
+  for (const Tensor& t : fresh) {
+    call->ranges.add(t, true);
+    targets.push_back(alias_of(t));
+  }
+  queue(signature_.name.c_str(), call->ranges, call->device,
+        [this, op = call->op, arguments = std::move(arguments), generator = call->generator,
+         targets = std::move(targets)]() mutable {
+          Stack host = arguments;  // a graph runs it again
+          run_on_host(op, generator, &host);
+          fill(host, &targets);
+        });
+}
+
+std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
+  Stack host = host_arguments(call, /*has_out_memory=*/false);
+  const Stack arguments = host;
+  run_and_wait(signature_.name.c_str(), call->ranges, call->device,
+               [&] { run_on_host(call->op, call->generator, &host); });
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const IValue& value = arguments[i];
-    if (static_cast<int>(i) == info_.generator) {
-      *generator = device_generator(value, device, ranges);
+    if (!signature_.is_out(i)) continue;
+    fit(call->arguments[i], arguments[i]);
+    const std::vector<Tensor> outs = tensors_of(call->arguments[i]),
+                              made = tensors_of(arguments[i]);
+    for (size_t k = 0; k < outs.size(); ++k) copy_to(outs[k], made[k], call->device);
+  }
+  std::vector<IValue> results;
+  for (size_t i = 0; i < signature_.returned.size(); ++i) {
+    results.push_back(signature_.returned[i] ? call->arguments[*signature_.returned[i]]
+                                             : map_tensors(host[i], [&](const Tensor& made) {
+                                                 Tensor t = device_tensor_like(made, call->device);
+                                                 copy_to(t, made, call->device);
+                                                 return t;
+                                               }));
+  }
+  return results;
+}
+
+// The arguments of the CPU kernel. Outs without memory are empty tensors for it to resize.
+Stack EmulatedKernel::host_arguments(Call* call, bool has_out_memory) const {
+  OnePerTensor on_host([](const Tensor& t) { return t.is_cuda() ? alias_of(t) : host_copy_of(t); });
+  Stack result;
+  for (size_t i = 0; i < call->arguments.size(); ++i) {
+    const IValue& value = call->arguments[i];
+    if (i == signature_.generator) {
+      call->generator = next_generator(value, call->device, &call->ranges);
       result.emplace_back();
     } else if (value.isDevice()) {
       result.emplace_back(at::Device(at::kCPU));
-    } else if (is_out(i) && !with_out) {
-      result.push_back(map_tensors(
-          value, [](const Tensor& t) { return at::empty({0}, t.options().device(at::kCPU)); }));
+    } else if (signature_.is_out(i) && !has_out_memory) {
+      result.push_back(map_tensors(value, empty_on_host));
     } else {
       each_tensor(value, [&](const Tensor& t) {
-        if (t.is_cuda()) ranges->add(t, info_.written[i]);
+        if (t.is_cuda()) call->ranges.add(t, signature_.written[i]);
       });
-      result.push_back(map_tensors(value, alias));
+      result.push_back(map_tensors(value, on_host));
     }
   }
   return result;
 }
-Tensor EmulatedKernel::clone_of(const Tensor& t) {
-  const c10::InferenceMode is_no_inference_tensor(false);
-  Tensor clone = t.clone();
-  if (t.unsafeGetTensorImpl()->is_wrapped_number())
-    clone.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return clone;
-}
-bool EmulatedKernel::is_out(size_t argument) const {
-  return info_.has_out && info_.written[argument];
+
+// Leaves the results where the arguments were.
+void EmulatedKernel::run_on_host(const OperatorHandle& op, const MakeGenerator& generator,
+                                 Stack* host) const {
+  if (generator) (*host)[*signature_.generator] = generator();
+  if (signature_.special.adapt != nullptr) signature_.special.adapt(host);
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), host);
 }
 
-std::shared_ptr<const OpInfo::Shapes> EmulatedKernel::shapes(const OperatorHandle& op,
-                                                             const std::vector<IValue>& arguments) {
-  ShapeKey key;
-  bool is_known = true;
-  for (const IValue& value : arguments) is_known = is_known && key.add(value);
-  if (is_known) {
-    const std::lock_guard lock(info_.shapes_mutex);
-    const auto found = info_.shapes.find(key.text);
-    if (found != info_.shapes.end()) return found->second;
-  }
-  auto made = std::make_shared<OpInfo::Shapes>();
-  Mapped to_meta([](const Tensor& t) {
-    // Python's numbers stay what they are: some Meta kernels are Python, which wants them so.
-    return t.unsafeGetTensorImpl()->is_wrapped_number() && !t.is_cuda() ? t : meta_of(t);
-  });
-  for (const IValue& value : arguments) {
-    made->arguments.push_back(value.isDevice()      ? IValue(at::Device(at::kMeta))
-                              : value.isGenerator() ? IValue()
-                                                    : map_tensors(value, to_meta));
-  }
-  made->results = made->arguments;
-  try {
-    op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &made->results);
-  } catch (const std::exception& error) {
-    if (kLog)
-      fprintf(stderr, "emulated GPU: no shapes for %s: %s\n", info_.name.c_str(), error.what());
-    // Either there is no such kernel, or the program's call is wrong: waiting tells which.
-    return nullptr;
-  }
-  if (!info_.has_out) made->arguments.clear();
-  if (is_known) {
-    const std::lock_guard lock(info_.shapes_mutex);
-    if (info_.shapes.size() > 10000) info_.shapes.clear();
-    info_.shapes[key.text] = made;
-  }
-  return made;
-}
-
-bool EmulatedKernel::try_queue(const OperatorHandle& op, const std::vector<IValue>& arguments,
-                               c10::DeviceIndex device, std::vector<IValue>* results) {
-  std::shared_ptr<const OpInfo::Shapes> meta;
-  const bool is_list = !arguments.empty() && arguments[0].isTensorList();
-  if (!(info_.mutates_only && (is_list || !info_.has_meta))) {
-    if (!info_.has_meta) return false;
-    meta = shapes(op, arguments);
-    if (meta == nullptr) return false;
-  }
-  if (info_.has_out) {
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (is_out(i)) fit(arguments[i], meta->arguments[i]);
-    }
-  }
-  // Fresh results.
-  std::vector<Tensor> fresh;
-  const auto make = [&](const Tensor& like) -> Tensor {
-    if (!like.defined()) return like;
-    Tensor made(at::detail::empty_strided_cuda(like.sizes(), like.strides(), like.scalar_type(),
-                                               at::Device(at::kCUDA, device)));
-    fresh.push_back(made);
-    return made;
-  };
-  for (size_t i = 0; i < info_.returned.size(); ++i) {
-    if (info_.returned[i] >= 0) {
-      results->push_back(arguments[static_cast<size_t>(info_.returned[i])]);
-    } else if (meta->results[i].isTensor() || meta->results[i].isTensorList()) {
-      results->push_back(map_tensors(meta->results[i], make));
-    } else {
-      results->clear();
-      return false;  // a number
-    }
-  }
-  Ranges ranges;
-  MakeGenerator generator;
-  const Stack made_host = host_arguments(arguments, device, &ranges, true, &generator);
-  std::vector<Tensor> targets;
-  for (const Tensor& t : fresh) {
-    ranges.add(t, true);
-    targets.push_back(alias_of(t));
-  }
-  queue(
-      info_.name.c_str(), ranges,
-      [op, made_host, generator, targets = std::move(targets), this]() mutable {
-        Stack host = made_host;  // a graph runs it again
-        if (generator) host[static_cast<size_t>(info_.generator)] = generator();
-        if (info_.is_layer_norm_backward) narrow_statistics(&host);
-        op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &host);
-        size_t next = 0;
-        for (size_t i = 0; i < info_.returned.size(); ++i) {
-          if (info_.returned[i] >= 0) continue;
-          each_tensor(host[i], [&](const Tensor& made) {
-            TORCH_CHECK(next < targets.size(), "more results than the Meta kernel said");
-            Tensor& target = targets[next++];
-            if (made.numel() == 0 && target.numel() != 0) {
-              target.zero_();  // what only CUDA's kernel gives (statistics in eval mode)
-              return;
-            }
-            // Types differ where CUDA's kernel keeps more bits (statistics of bfloat16 norms).
-            TORCH_CHECK(made.sizes() == target.sizes(), "the Meta kernel said ", target.sizes(),
-                        ", the CPU kernel gives ", made.sizes());
-            target.copy_(made);
-          });
-        }
-      },
-      device);
-  return true;
-}
-
-// Gives an out= argument the shape of the result.
-void EmulatedKernel::fit(const IValue& argument, const IValue& meta) {
-  std::vector<Tensor> metas;
-  each_tensor(meta, [&](const Tensor& t) { metas.push_back(t); });
-  size_t next = 0;
-  each_tensor(argument, [&](const Tensor& t) {
-    const Tensor& like = metas[next++];
-    if (t.sizes() != like.sizes()) {
-      t.resize_(like.sizes());
-      if (t.strides() != like.strides()) t.as_strided_(like.sizes(), like.strides());
-    }
-  });
-}
-
-void EmulatedKernel::wait_for(const OperatorHandle& op, const std::vector<IValue>& arguments,
-                              c10::DeviceIndex device, std::vector<IValue>* results) {
-  Ranges ranges;
-  MakeGenerator generator;
-  Stack host = host_arguments(arguments, device, &ranges, false, &generator);
-  if (generator) host[static_cast<size_t>(info_.generator)] = generator();
-  std::vector<IValue> outs;
-  for (size_t i = 0; i < arguments.size(); ++i) outs.push_back(is_out(i) ? host[i] : IValue());
-  std::exception_ptr error;
-  queue(
-      info_.name.c_str(), ranges,
-      [&] {
-        try {
-          op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &host);
-        } catch (...) {
-          error = std::current_exception();
-        }
-      },
-      device);
-  C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(device).stream()));
-  if (error) std::rethrow_exception(error);
-  const auto to_device = [&](const Tensor& made) -> Tensor {
-    if (!made.defined()) return made;
-    Tensor target(at::detail::empty_strided_cuda(made.sizes(), made.strides(), made.scalar_type(),
-                                                 at::Device(at::kCUDA, device)));
-    put(target, made, device);
-    return target;
-  };
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!is_out(i)) continue;
-    fit(arguments[i], outs[i]);
-    std::vector<Tensor> made;
-    each_tensor(outs[i], [&](const Tensor& t) { made.push_back(t); });
-    size_t next = 0;
-    each_tensor(arguments[i], [&](const Tensor& t) { put(t, made[next++], device); });
-  }
-  for (size_t i = 0; i < info_.returned.size(); ++i) {
-    results->push_back(info_.returned[i] >= 0 ? arguments[static_cast<size_t>(info_.returned[i])]
-                                              : map_tensors(host[i], to_device));
+// Types may differ: CUDA's kernels keep some statistics in more bits.
+void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const {
+  auto target = targets->begin();
+  for (size_t i = 0; i < signature_.returned.size(); ++i) {
+    if (signature_.returned[i]) continue;
+    each_tensor(host[i], [&](const Tensor& made) {
+      TORCH_CHECK(target != targets->end(), "more results than the Meta kernel said");
+      if (signature_.special.has_more_results && made.numel() == 0) {
+        target->zero_();
+      } else {
+        TORCH_CHECK(made.sizes() == target->sizes(), "the Meta kernel said ", target->sizes(),
+                    ", the CPU kernel gives ", made.sizes());
+        target->copy_(made);
+      }
+      ++target;
+    });
   }
 }
 
-void EmulatedKernel::put(const Tensor& target, const Tensor& made, c10::DeviceIndex device) {
+void EmulatedKernel::copy_to(const Tensor& target, const Tensor& made,
+                             c10::DeviceIndex device) const {
   Ranges ranges;
   ranges.add(target, true);
-  queue(
-      info_.name.c_str(), ranges, [alias = alias_of(target), made]() mutable { alias.copy_(made); },
-      device);
+  queue(signature_.name.c_str(), ranges, device,
+        [alias = alias_of(target), made]() mutable { alias.copy_(made); });
 }
 
-}  // namespace tencache
+}  // namespace emulated_gpu::operators

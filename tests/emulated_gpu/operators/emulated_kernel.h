@@ -1,65 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-// The boxed kernel of one operator: queues the operator's CPU kernel in the current stream, over
-// aliases of device memory. Where Meta knows the results' shapes the program runs ahead; where it
-// does not, or they depend on data, the call waits. OpInfo holds what the schema says, and the
-// shapes found, under shapes_mutex. OpInfo lives for ever, since tasks refer to it. Any thread may
-// call a kernel.
+//
+// The boxed kernel of one operator: runs the operator's CPU kernel in the current stream, over
+// aliases of device memory. Where the Meta kernel knows the shapes of the results, the program runs
+// ahead of its device. Where it does not, or they depend on data, the caller waits. A task holds no
+// device tensor: whoever frees or moves one while a task uses it is found out by wrong bits or an
+// illegal address. Kernels live for ever, since tasks and graphs refer to them. Any thread may call
+// one.
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <atomic>
 
-#include <memory>
-#include <mutex>
-#include <string>
-#include <unordered_map>
-#include <vector>
+#include "operators/random.h"
+#include "operators/result_shapes.h"
+#include "operators/signature.h"
 
-#include "operators/device_queue.h"
-
-namespace tencache {
-
-struct OpInfo {
-  std::string name;
-  bool mutates_only = false;  // returns nothing but its own arguments, and none is out=
-  bool has_out = false;
-  bool has_meta = false;
-  bool waits = false;  // always
-  bool is_layer_norm_backward = false;
-  int generator = -1;         // the argument's place
-  std::vector<bool> written;  // by argument
-  std::vector<int> returned;  // which argument each result is; -1: a fresh tensor
-  // By what they follow from: the results of the Meta kernel, and its arguments where some are
-  // out=.
-  struct Shapes {
-    Stack results;
-    std::vector<IValue> arguments;
-  };
-  std::mutex shapes_mutex;
-  std::unordered_map<std::string, std::shared_ptr<const Shapes>> shapes;
-};
-OpInfo* describe(const OperatorHandle& op, const std::string& name);
+namespace emulated_gpu::operators {
 
 class EmulatedKernel final : public c10::OperatorKernel {
  public:
-  explicit EmulatedKernel(OpInfo* info) : info_(*info) {}
+  explicit EmulatedKernel(const OperatorHandle& op) : signature_(op) {}
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack);
+  uint64_t calls() const { return calls_; }
 
  private:
-  static void narrow_statistics(Stack* host);
-  void check_devices(const std::vector<IValue>& arguments, c10::DeviceIndex device) const;
-  Stack host_arguments(const std::vector<IValue>& arguments, c10::DeviceIndex device,
-                       Ranges* ranges, bool with_out, MakeGenerator* generator);
-  static Tensor clone_of(const Tensor& t);
-  bool is_out(size_t argument) const;
-  std::shared_ptr<const OpInfo::Shapes> shapes(const OperatorHandle& op,
-                                               const std::vector<IValue>& arguments);
-  bool try_queue(const OperatorHandle& op, const std::vector<IValue>& arguments,
-                 c10::DeviceIndex device, std::vector<IValue>* results);
-  static void fit(const IValue& argument, const IValue& meta);
-  void wait_for(const OperatorHandle& op, const std::vector<IValue>& arguments,
-                c10::DeviceIndex device, std::vector<IValue>* results);
-  void put(const Tensor& target, const Tensor& made, c10::DeviceIndex device);
+  /// One call, as it goes from step to step.
+  struct Call {
+    const OperatorHandle& op;
+    std::vector<IValue> arguments;
+    c10::DeviceIndex device;
+    Ranges ranges = {};
+    MakeGenerator generator = nullptr;
+  };
 
-  OpInfo& info_;
+  void check_devices(const Call& call) const;
+  bool try_queue(Call* call, std::vector<IValue>* results);
+  std::optional<std::vector<IValue>> make_results(const Call& call, const Shapes* shapes,
+                                                  std::vector<Tensor>* fresh) const;
+  void queue_with_results(Call* call, const std::vector<Tensor>& fresh);
+  std::vector<IValue> run_and_copy(Call* call);
+  Stack host_arguments(Call* call, bool has_out_memory) const;
+  void run_on_host(const OperatorHandle& op, const MakeGenerator& generator, Stack* host) const;
+  void fill(const Stack& host, std::vector<Tensor>* targets) const;
+  void copy_to(const Tensor& target, const Tensor& made, c10::DeviceIndex device) const;
+
+  const Signature signature_;
+  ResultShapes shapes_;
+  std::atomic<uint64_t> calls_ = 0;
 };
 
-}  // namespace tencache
+}  // namespace emulated_gpu::operators

@@ -1,12 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators with a kernel of their own: copy_, native_dropout, the LSTM and GRU cells, rms_norm
-// and histc. Their CPU kernels are missing, or take other arguments than CUDA's. Any thread may
-// call.
+//
+// Operators whose CPU kernel is missing, or takes other arguments than CUDA's, so that the emulated
+// GPU has a kernel of its own for them. One that is put together from other operators on the device
+// queues a task for each of these. Its bits are those of its formula in this order, which need not
+// be the bits of the CPU's composite. One table names them all. Kernels have no state; any thread
+// may call them.
 #pragma once
-#include <torch/library.h>
+#include <array>
+#include <span>
+#include <tuple>
 
-namespace tencache {
+#include "operators/values.h"
 
-void register_own_kernels(torch::Library* library);
+namespace emulated_gpu::operators {
 
-}  // namespace tencache
+struct OwnKernel {
+  const char* name;  // without "aten::"
+  torch::CppFunction (*make)();
+};
+std::span<const OwnKernel> own_kernels();
+
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking);
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train);
+
+std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hidden_gates,
+                                    const Tensor& hidden, const std::optional<Tensor>& input_bias,
+                                    const std::optional<Tensor>& hidden_bias);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& grad,
+                                                                     const Tensor& workspace,
+                                                                     bool has_bias);
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
+                                             const Tensor& cell,
+                                             const std::optional<Tensor>& input_bias,
+                                             const std::optional<Tensor>& hidden_bias);
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const std::optional<Tensor>& grad_hidden,
+                                                      const std::optional<Tensor>& grad_cell,
+                                                      const Tensor& cell, const Tensor& next_cell,
+                                                      const Tensor& workspace, bool has_bias);
+
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, at::IntArrayRef shape,
+                                    const std::optional<Tensor>& weight,
+                                    std::optional<double> epsilon);
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x,
+                                             at::IntArrayRef shape, const Tensor& reciprocal_rms,
+                                             const std::optional<Tensor>& weight,
+                                             std::array<bool, 2> is_wanted);
+
+}  // namespace emulated_gpu::operators

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Puts kernels at the dispatch key CUDA: for nearly every operator of PyTorch that has a CUDA
+// kernel, an EmulatedKernel over its CPU kernel. Operators without a CPU kernel are refused by an
+// error with their name, those with a kernel of our own get that one, and views and memory stay
+// PyTorch's. What became of each operator is listed, so that a test can ask whether anything
+// compares it with the CPU. The thread that loads the library installs all, once.
+#pragma once
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "operators/emulated_kernel.h"
+
+namespace emulated_gpu::operators {
+
+/// What became of an operator.
+struct Installed {
+  std::string name;
+  const char* fate;                        // "emulated", "own", "refused" or "kept"
+  const EmulatedKernel* kernel = nullptr;  // of an emulated one
+};
+
+class Installer {
+ public:
+  Installer();
+  void install_all();
+  const std::vector<Installed>& installed() const { return installed_; }
+
+ private:
+  void install(const OperatorHandle& op);
+  void install_composite(std::string_view name);
+
+  torch::Library library_;
+  std::unordered_set<std::string> own_;
+  std::vector<Installed> installed_;
+};
+
+}  // namespace emulated_gpu::operators

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What an operator's schema says about a call: which arguments are written, which of them are out=,
+// which result is which argument, and where the generator stands. It is read once, when the kernel
+// is installed, so that a call looks nothing up by name. A signature never changes, so any thread
+// may read it.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "operators/special_cases.h"
+
+namespace emulated_gpu::operators {
+
+struct Signature {
+  explicit Signature(const OperatorHandle& op);
+
+  /// Returns nothing but its own arguments, and none of these is out=: no shape has to be found.
+  bool is_in_place() const { return !has_fresh && !has_out; }
+  bool is_out(size_t argument) const { return has_out && written[argument]; }
+
+  std::string name;
+  bool has_fresh = false;  // some result is a tensor that the operator makes
+  bool has_out = false;
+  bool has_meta = false;
+  std::optional<size_t> generator;              // the argument's place
+  std::vector<bool> written;                    // by argument
+  std::vector<std::optional<size_t>> returned;  // by result: which argument it is
+  SpecialCase special;
+};
+
+}  // namespace emulated_gpu::operators

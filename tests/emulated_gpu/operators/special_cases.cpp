@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tables of operators that are treated in a way of their own. A row stands here for what
+// CUDA's kernel of that name does otherwise than the CPU's, never to make a test pass. Rows of an
+// operator that a version of torch does not have are harmless. The tables never change.
+#include "operators/special_cases.h"
+
+#include <algorithm>
+
+namespace emulated_gpu::operators {
+
+namespace {
+
+// CUDA's kernel keeps the statistics of bfloat16 as float. The CPU's takes them so only where the
+// weight is float too.
+void narrow_statistics(Stack* arguments) {
+  constexpr size_t kInput = 1, kMean = 3, kReciprocalDeviation = 4, kWeight = 5;
+  const at::ScalarType type = (*arguments)[kInput].toTensor().scalar_type();
+  const IValue& weight = (*arguments)[kWeight];
+  if (weight.isTensor() && weight.toTensor().defined() && weight.toTensor().scalar_type() != type)
+    return;
+  for (const size_t place : {kMean, kReciprocalDeviation})
+    (*arguments)[place] = (*arguments)[place].toTensor().to(type);
+}
+
+// CUDA's kernel takes whole numbers, the CPU's does not.
+void widen_integers(Stack* arguments) {
+  const Tensor self = arguments->front().toTensor();
+  if (at::isIntegralType(self.scalar_type(), /*includeBool=*/true))
+    arguments->front() = self.to(at::kDouble);
+}
+
+constexpr SpecialCase kSpecialCases[] = {
+    {.name = "aten::_cummax_helper", .is_waited_for = true},
+    {.name = "aten::_embedding_bag", .is_waited_for = true},
+    {.name = "aten::_embedding_bag_forward_only", .is_waited_for = true},
+    {.name = "aten::_index_put_impl_", .takes_host_tensors = true},
+    {.name = "aten::_unique", .is_waited_for = true},
+    {.name = "aten::_unique2", .is_waited_for = true},
+    {.name = "aten::bincount", .is_waited_for = true},
+    {.name = "aten::equal", .is_waited_for = true},
+    {.name = "aten::histc", .adapt = widen_integers},
+    {.name = "aten::index.Tensor", .takes_host_tensors = true},
+    {.name = "aten::index.Tensor_out", .takes_host_tensors = true},
+    {.name = "aten::masked_select", .is_waited_for = true},
+    {.name = "aten::masked_select.out", .is_waited_for = true},
+    {.name = "aten::native_layer_norm_backward", .adapt = narrow_statistics},
+    {.name = "aten::nonzero", .is_waited_for = true},
+    {.name = "aten::nonzero.out", .is_waited_for = true},
+    {.name = "aten::repeat_interleave.Tensor", .is_waited_for = true},
+    {.name = "aten::unique_consecutive", .is_waited_for = true},
+    {.name = "aten::unique_dim", .is_waited_for = true},
+    {.name = "aten::unique_dim_consecutive", .is_waited_for = true},
+};
+
+constexpr std::string_view kKept[] = {
+    "aten::_efficientzerotensor",
+    "aten::_fused_sdp_choice",
+    "aten::_local_scalar_dense",
+    "aten::_pin_memory",
+    "aten::_reshape_alias",
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::as_strided",
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::is_pinned",
+    "aten::is_set_to",
+    "aten::record_stream",
+    "aten::resize_",
+    "aten::set_",
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+};
+
+constexpr std::string_view kComposite[] = {
+    "aten::_convolution",
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::linalg_eig",
+};
+
+}  // namespace
+
+SpecialCase special_case_of(std::string_view name) {
+  const auto* found = std::ranges::find(kSpecialCases, name, &SpecialCase::name);
+  return found != std::end(kSpecialCases) ? *found : SpecialCase{};
+}
+
+bool is_kept(std::string_view name) { return std::ranges::find(kKept, name) != std::end(kKept); }
+
+std::span<const std::string_view> composite_operators() { return kComposite; }
+
+}  // namespace emulated_gpu::operators

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All that is told apart by an operator's name, in tables: how a CPU kernel differs from CUDA's in
+// what it takes and gives, which operators PyTorch itself serves on an emulated GPU, and which
+// composite ones get a kernel of their own. Whatever is not named here is treated alike. The tables
+// never change, so any thread may read them.
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "operators/values.h"
+
+namespace emulated_gpu::operators {
+
+/// How one operator's CPU kernel differs from CUDA's.
+struct SpecialCase {
+  std::string_view name;
+  bool is_waited_for = false;       // its shapes depend on data, or it gives numbers
+  bool takes_host_tensors = false;  // of any size, beside those of the device
+  bool has_more_results = false;    // CUDA's kernel fills results which the CPU's leaves empty
+  void (*adapt)(Stack* arguments) = nullptr;  // changes the arguments to those of the CPU kernel
+};
+
+/// One without anything special where the name is in no table.
+SpecialCase special_case_of(std::string_view name);
+/// Views and memory, which need no kernel. PyTorch's own code stays.
+bool is_kept(std::string_view name);
+/// Composite operators whose parts would choose a library of CUDA's by the device.
+std::span<const std::string_view> composite_operators();
+
+}  // namespace emulated_gpu::operators

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Puts callables as kernels into the current CUDA stream. The stream's thread runs a task when its
+// turn comes, with the hooks of the program off, and the driver checks first that the ranges are
+// mapped. A task that throws fails the device, as a kernel that faults does; a graph runs a task
+// once for each replay. Ranges belong to the thread that fills them. Any thread may queue.
+#pragma once
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <vector>
+
+#include "emulated_gpu.h"
+#include "operators/aliases.h"
+
+namespace emulated_gpu::operators {
+
+/// The device memory that a task uses.
+class Ranges {
+ public:
+  void add(const Tensor& t, bool is_written) {
+    const size_t bytes = span_bytes(t);
+    if (bytes != 0) add(t.const_data_ptr(), bytes, is_written);
+  }
+  void add(const void* data, size_t bytes, bool is_written) {
+    all_.push_back({reinterpret_cast<uint64_t>(data), bytes, is_written});
+  }
+  const std::vector<EmulatedRange>& all() const { return all_; }
+
+ private:
+  std::vector<EmulatedRange> all_;
+};
+
+/// The program's hooks do not see what happens inside an operator, and autograd does not record it.
+struct InsideOperator {
+  at::RecordFunctionGuard no_hooks{false};
+  at::AutoDispatchBelowAutograd below_autograd;
+};
+
+/// The name must live for ever.
+void queue(const char* name, const Ranges& ranges, c10::DeviceIndex device,
+           std::function<void()> run);
+/// Queues it and waits. What the callable throws, the caller gets. Throws while a graph is
+/// captured.
+void run_and_wait(const char* name, const Ranges& ranges, c10::DeviceIndex device,
+                  const std::function<void()>& run);
+
+}  // namespace emulated_gpu::operators
