@@ -16,7 +16,7 @@ Tensor alias_of(const Tensor& t);
 Tensor meta_of(const Tensor& t);
 /// A copy for a task, since the program may change a tensor of the host after the call.
 Tensor host_copy_of(const Tensor& t);
-/// A fresh tensor on the device, of the given one's sizes, strides and type.
+/// A fresh tensor on the device, of the given dense one's sizes, strides and type.
 Tensor device_tensor_like(const Tensor& t, c10::DeviceIndex device);
 
 }  // namespace emulated_gpu::operators

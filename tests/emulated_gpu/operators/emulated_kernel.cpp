@@ -9,6 +9,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 
+#include "operators/results.h"
 #include "operators/settings.h"
 
 namespace emulated_gpu::operators {
@@ -41,7 +42,12 @@ void fit(const IValue& argument, const IValue& result) {
   }
 }
 
-Tensor empty_on_host(const Tensor& t) { return at::empty({0}, t.options().device(at::kCPU)); }
+// What the CPU kernel writes in place of an out= argument. Some kernels resize it on the way, which
+// no alias of device memory can do.
+Tensor out_on_host(const Tensor& t, bool has_shape) {
+  const at::TensorOptions options = t.options().device(at::kCPU);
+  return has_shape ? at::empty_strided(t.sizes(), t.strides(), options) : at::empty({0}, options);
+}
 
 }  // namespace
 
@@ -119,7 +125,17 @@ std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call
 }
 
 void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& fresh) {
-  Stack arguments = host_arguments(call, /*has_out_memory=*/true);
+  Stack arguments = host_arguments(call, /*has_out_shapes=*/true);
+  std::vector<std::pair<Tensor, Tensor>> outs;  // where it belongs, and what the CPU kernel writes
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!signature_.is_out(i)) continue;
+    const std::vector<Tensor> made = tensors_of(arguments[i]);
+    const std::vector<Tensor> given = tensors_of(call->arguments[i]);
+    for (size_t k = 0; k < given.size(); ++k) {
+      call->ranges.add(given[k], true);
+      outs.emplace_back(alias_of(given[k]), made[k]);
+    }
+  }
   std::vector<Tensor> targets;
   for (const Tensor& t : fresh) {
     call->ranges.add(t, true);
@@ -127,15 +143,16 @@ void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& f
   }
   queue(signature_.name.c_str(), call->ranges, call->device,
         [this, op = call->op, arguments = std::move(arguments), generator = call->generator,
-         targets = std::move(targets)]() mutable {
+         outs = std::move(outs), targets = std::move(targets)]() mutable {
           Stack host = arguments;  // a graph runs it again
           run_on_host(op, generator, &host);
+          for (const auto& [target, made] : outs) target.copy_(made);
           fill(host, &targets);
         });
 }
 
 std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
-  Stack host = host_arguments(call, /*has_out_memory=*/false);
+  Stack host = host_arguments(call, /*has_out_shapes=*/false);
   const Stack arguments = host;
   run_and_wait(signature_.name.c_str(), call->ranges, call->device,
                [&] { run_on_host(call->op, call->generator, &host); });
@@ -144,22 +161,22 @@ std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
     fit(call->arguments[i], arguments[i]);
     const std::vector<Tensor> outs = tensors_of(call->arguments[i]),
                               made = tensors_of(arguments[i]);
-    for (size_t k = 0; k < outs.size(); ++k) copy_to(outs[k], made[k], call->device);
+    for (size_t k = 0; k < outs.size(); ++k)
+      copy_to_device(signature_.name.c_str(), outs[k], made[k]);
   }
   std::vector<IValue> results;
   for (size_t i = 0; i < signature_.returned.size(); ++i) {
-    results.push_back(signature_.returned[i] ? call->arguments[*signature_.returned[i]]
-                                             : map_tensors(host[i], [&](const Tensor& made) {
-                                                 Tensor t = device_tensor_like(made, call->device);
-                                                 copy_to(t, made, call->device);
-                                                 return t;
-                                               }));
+    results.push_back(signature_.returned[i]
+                          ? call->arguments[*signature_.returned[i]]
+                          : map_tensors(host[i], [&](const Tensor& made) {
+                              return moved_to_device(signature_.name.c_str(), made, call->device);
+                            }));
   }
   return results;
 }
 
-// The arguments of the CPU kernel. Outs without memory are empty tensors for it to resize.
-Stack EmulatedKernel::host_arguments(Call* call, bool has_out_memory) const {
+// The arguments of the CPU kernel.
+Stack EmulatedKernel::host_arguments(Call* call, bool has_out_shapes) const {
   OnePerTensor on_host([](const Tensor& t) { return t.is_cuda() ? alias_of(t) : host_copy_of(t); });
   Stack result;
   for (size_t i = 0; i < call->arguments.size(); ++i) {
@@ -169,8 +186,9 @@ Stack EmulatedKernel::host_arguments(Call* call, bool has_out_memory) const {
       result.emplace_back();
     } else if (value.isDevice()) {
       result.emplace_back(at::Device(at::kCPU));
-    } else if (signature_.is_out(i) && !has_out_memory) {
-      result.push_back(map_tensors(value, empty_on_host));
+    } else if (signature_.is_out(i)) {
+      result.push_back(
+          map_tensors(value, [&](const Tensor& t) { return out_on_host(t, has_out_shapes); }));
     } else {
       each_tensor(value, [&](const Tensor& t) {
         if (t.is_cuda()) call->ranges.add(t, signature_.written[i]);
@@ -206,14 +224,6 @@ void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const
       ++target;
     });
   }
-}
-
-void EmulatedKernel::copy_to(const Tensor& target, const Tensor& made,
-                             c10::DeviceIndex device) const {
-  Ranges ranges;
-  ranges.add(target, true);
-  queue(signature_.name.c_str(), ranges, device,
-        [alias = alias_of(target), made]() mutable { alias.copy_(made); });
 }
 
 }  // namespace emulated_gpu::operators

@@ -37,10 +37,9 @@ class EmulatedKernel final : public c10::OperatorKernel {
                                                   std::vector<Tensor>* fresh) const;
   void queue_with_results(Call* call, const std::vector<Tensor>& fresh);
   std::vector<IValue> run_and_copy(Call* call);
-  Stack host_arguments(Call* call, bool has_out_memory) const;
+  Stack host_arguments(Call* call, bool has_out_shapes) const;
   void run_on_host(const OperatorHandle& op, const MakeGenerator& generator, Stack* host) const;
   void fill(const Stack& host, std::vector<Tensor>* targets) const;
-  void copy_to(const Tensor& target, const Tensor& made, c10::DeviceIndex device) const;
 
   const Signature signature_;
   ResultShapes shapes_;

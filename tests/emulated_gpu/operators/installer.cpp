@@ -6,6 +6,7 @@
 #include "operators/installer.h"
 
 #include "operators/own_kernels.h"
+#include "operators/sparse_kernel.h"
 #include "operators/special_cases.h"
 
 namespace emulated_gpu::operators {
@@ -47,7 +48,8 @@ c10::OperatorName parsed(std::string_view name) {
 }  // namespace
 
 Installer::Installer()
-    : library_(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__) {}
+    : library_(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__),
+      sparse_library_(torch::Library::IMPL, "aten", DispatchKey::SparseCUDA, __FILE__, __LINE__) {}
 
 void Installer::install(const OperatorHandle& op) {
   const std::string name = c10::toString(op.operator_name());
@@ -76,6 +78,14 @@ void Installer::install_composite(std::string_view name) {
   }
 }
 
+void Installer::install_sparse(std::string_view name) {
+  const auto op = c10::Dispatcher::singleton().findOp(parsed(name));
+  if (!op.has_value() || !op->hasKernelForDispatchKey(DispatchKey::SparseCUDA)) return;
+  sparse_library_.impl(
+      std::string(name.substr(kNamespace.size())).c_str(),
+      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SparseKernel>(*op)));
+}
+
 void Installer::install_all() {
   QuietWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
@@ -94,6 +104,7 @@ void Installer::install_all() {
   }
   for (const OperatorHandle& op : with_kernel) install(op);
   for (const std::string_view name : composite_operators()) install_composite(name);
+  for (const std::string_view name : sparse_operators()) install_sparse(name);
 }
 
 }  // namespace emulated_gpu::operators

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Puts kernels at the dispatch key CUDA: for nearly every operator of PyTorch that has a CUDA
-// kernel, an EmulatedKernel over its CPU kernel. Operators without a CPU kernel are refused by an
+// kernel, an EmulatedKernel over its CPU kernel; and at SparseCUDA a SparseKernel where PyTorch's
+// own launches kernels. Operators without a CPU kernel are refused by an
 // error with their name, those with a kernel of our own get that one, and views and memory stay
 // PyTorch's. What became of each operator is listed, so that a test can ask whether anything
 // compares it with the CPU. The thread that loads the library installs all, once.
@@ -30,8 +31,10 @@ class Installer {
  private:
   void install(const OperatorHandle& op);
   void install_composite(std::string_view name);
+  void install_sparse(std::string_view name);
 
   torch::Library library_;
+  torch::Library sparse_library_;
   std::unordered_set<std::string> own_;
   std::vector<Installed> installed_;
 };

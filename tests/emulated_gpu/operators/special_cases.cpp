@@ -35,6 +35,12 @@ constexpr SpecialCase kSpecialCases[] = {
     {.name = "aten::_embedding_bag", .is_waited_for = true},
     {.name = "aten::_embedding_bag_forward_only", .is_waited_for = true},
     {.name = "aten::_index_put_impl_", .takes_host_tensors = true},
+    {.name = "aten::_to_sparse", .is_waited_for = true},
+    {.name = "aten::_to_sparse.sparse_dim", .is_waited_for = true},
+    {.name = "aten::_to_sparse_bsc", .is_waited_for = true},
+    {.name = "aten::_to_sparse_bsr", .is_waited_for = true},
+    {.name = "aten::_to_sparse_csc", .is_waited_for = true},
+    {.name = "aten::_to_sparse_csr", .is_waited_for = true},
     {.name = "aten::_unique", .is_waited_for = true},
     {.name = "aten::_unique2", .is_waited_for = true},
     {.name = "aten::bincount", .is_waited_for = true},
@@ -55,12 +61,15 @@ constexpr SpecialCase kSpecialCases[] = {
 
 constexpr std::string_view kKept[] = {
     "aten::_efficientzerotensor",
+    "aten::_embedding_bag_backward",
     "aten::_fused_sdp_choice",
     "aten::_local_scalar_dense",
     "aten::_pin_memory",
     "aten::_reshape_alias",
     "aten::_use_cudnn_ctc_loss",
     "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor",
     "aten::as_strided",
     "aten::empty.memory_format",
     "aten::empty_strided",
@@ -75,10 +84,29 @@ constexpr std::string_view kKept[] = {
 };
 
 constexpr std::string_view kComposite[] = {
-    "aten::_convolution",
-    "aten::convolution",
-    "aten::convolution_backward",
-    "aten::linalg_eig",
+    "aten::_convolution", "aten::convolution", "aten::convolution_backward",
+    "aten::linalg_eig",   "aten::mode.values",
+};
+
+// Everything else at the key SparseCUDA is put together from operators on indices and values.
+constexpr std::string_view kSparse[] = {
+    "aten::_coalesce",
+    "aten::_sparse_log_softmax",
+    "aten::_sparse_log_softmax_backward_data",
+    "aten::_sparse_softmax",
+    "aten::_sparse_softmax_backward_data",
+    "aten::_sparse_sparse_matmul",
+    "aten::_sparse_sum_backward",
+    "aten::add.out",
+    "aten::addmm",
+    "aten::addmm.out",
+    "aten::addmm_",
+    "aten::bmm",
+    "aten::bmm.out",
+    "aten::hspmm",
+    "aten::hspmm.out",
+    "aten::mul.out",
+    "aten::sspaddmm.out",
 };
 
 }  // namespace
@@ -91,5 +119,7 @@ SpecialCase special_case_of(std::string_view name) {
 bool is_kept(std::string_view name) { return std::ranges::find(kKept, name) != std::end(kKept); }
 
 std::span<const std::string_view> composite_operators() { return kComposite; }
+
+std::span<const std::string_view> sparse_operators() { return kSparse; }
 
 }  // namespace emulated_gpu::operators

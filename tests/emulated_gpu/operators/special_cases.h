@@ -2,8 +2,8 @@
 //
 // All that is told apart by an operator's name, in tables: how a CPU kernel differs from CUDA's in
 // what it takes and gives, which operators PyTorch itself serves on an emulated GPU, and which
-// composite ones get a kernel of their own. Whatever is not named here is treated alike. The tables
-// never change, so any thread may read them.
+// composite and sparse ones get a kernel of their own. Whatever is not named here is treated alike.
+// The tables never change, so any thread may read them.
 #pragma once
 #include <span>
 #include <string>
@@ -24,9 +24,11 @@ struct SpecialCase {
 
 /// One without anything special where the name is in no table.
 SpecialCase special_case_of(std::string_view name);
-/// Views and memory, which need no kernel. PyTorch's own code stays.
+/// Views, memory and what only calls other operators need no kernel. PyTorch's own code stays.
 bool is_kept(std::string_view name);
-/// Composite operators whose parts would choose a library of CUDA's by the device.
+/// Composite operators whose parts would choose a library or a kernel of CUDA's by the device.
 std::span<const std::string_view> composite_operators();
+/// Operators on sparse tensors that launch kernels themselves.
+std::span<const std::string_view> sparse_operators();
 
 }  // namespace emulated_gpu::operators
