@@ -3,10 +3,11 @@
 
 import torch
 import torch.nn.functional as F
-from exact import DEVICE, Results, wide
+from exact import DEVICE, LEAST_OF_SQUARE, Results, few, wide
 from torch import nn
 
-WIDTH = wide(192)
+WIDTH = wide(192, emulated=LEAST_OF_SQUARE)  # oblong ones of bfloat16
+COUNT, PIXELS = few(8, 4), few(48, 16)
 
 
 class Model(nn.Module):
@@ -29,7 +30,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=2)
     for _ in range(4):
-        images, labels = torch.randn(8, 3, 48, 48), torch.randint(0, 10, (8,))
+        images, labels = torch.randn(COUNT, 3, PIXELS, PIXELS), torch.randint(0, 10, (COUNT,))
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()

@@ -8,10 +8,11 @@ middle; an exception half way through a backward pass, after which it goes on.
 
 import torch
 import torch.nn.functional as F
-from exact import Results, wide
+from exact import Results, few, wide
 from torch import nn
 
 WIDTH, VOCABULARY = wide(128), 256
+LENGTH, PROMPT, BLOCKS = few(32, 4), few(16, 4), few(4, 2)
 
 
 class Block(nn.Module):
@@ -39,7 +40,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens, caches=None):
@@ -69,7 +70,7 @@ class Program:
         logits, _ = self.model(tokens)
         return F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten())
 
-    def train(self, name, steps, shapes=((8, 32),), accumulate=1):
+    def train(self, name, steps, shapes=((8, LENGTH),), accumulate=1):
         for step in range(steps):
             for _ in range(accumulate):
                 loss = self.loss(*shapes[step % len(shapes)]) / accumulate
@@ -84,12 +85,12 @@ class Program:
     def evaluate(self, name, batches):
         self.model.eval()
         for _ in range(batches):
-            self.results.scalar(name, self.loss(8, 32))
+            self.results.scalar(name, self.loss(8, LENGTH))
         self.model.train()
 
     @torch.no_grad()
     def generate(self, name, count):
-        tokens = torch.randint(0, VOCABULARY, (8, 16))
+        tokens = torch.randint(0, VOCABULARY, (8, PROMPT))
         logits, caches = self.model(tokens)
         for _ in range(count):
             last = logits[:, -1:].argmax(-1)
@@ -106,7 +107,7 @@ class Program:
         weight = self.model.blocks[1].mix.weight
         hook = weight.register_hook(raise_in_backward)
         try:
-            self.loss(8, 32).backward()
+            self.loss(8, LENGTH).backward()
         except Interrupted:
             hook.remove()
             return
@@ -129,7 +130,7 @@ def main():
     program.train("first", 5)
     program.evaluate("evaluation", 6)
     program.train("second", 4)
-    program.train("shapes", 8, shapes=((8, 32), (4, 48)))
+    program.train("shapes", 8, shapes=((8, LENGTH), (4, 3 * LENGTH // 2)))
     program.train("accumulated", 4, accumulate=4)
     program.generate("tokens", 12)
     program.train("after generating", 3)

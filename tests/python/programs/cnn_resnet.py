@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results, wide
+from exact import Results, few, wide
 from torch import nn
 
 
@@ -22,7 +22,7 @@ class Block(nn.Module):
         return F.relu(y + self.shortcut(x), inplace=True)
 
 
-CHANNELS = wide(32, least=128)
+CHANNELS, PIXELS = wide(32, least=128, emulated=64), few(32, 8)
 
 
 class ResNet(nn.Module):
@@ -50,7 +50,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9, nesterov=True, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
     for step in range(6):
-        images = torch.randn(8, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+        images = torch.randn(8, 3, PIXELS, PIXELS).contiguous(memory_format=torch.channels_last)
         labels = torch.randint(0, 10, (8,))
         loss = F.cross_entropy(model(images), labels, label_smoothing=0.1)
         optimizer.zero_grad()
@@ -61,7 +61,7 @@ def main():
         if step == 3:
             model.eval()
             with torch.no_grad():
-                results.tensor("logits", model(torch.randn(8, 3, 32, 32)))
+                results.tensor("logits", model(torch.randn(8, 3, PIXELS, PIXELS)))
             model.train()
     results.module("model", model)
     results.optimizer("sgd", optimizer)

@@ -5,11 +5,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from exact import Results, wide
+from exact import LEAST_OF_SQUARE, Results, wide
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
-WIDTH = wide(512)
+WIDTH = wide(512, emulated=LEAST_OF_SQUARE)
 
 
 def make_model():

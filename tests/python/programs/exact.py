@@ -6,7 +6,9 @@ out by an ordinary op (`copy_` into memory of NumPy's), so that reading a result
 any other access.
 
 PROGRAM_DEVICE=cuda runs a program on a GPU: new tensors are made there, and what `wide` sizes is
-large enough to leave it (below 2 MiB nothing does).
+large enough to leave it (below 2 MiB nothing does). With PROGRAM_EMULATED=1 that GPU computes on
+the processor: widths are just above what lets parameters leave, and `few` cuts down what only
+computes, like the tokens of a batch.
 """
 
 import hashlib
@@ -18,6 +20,10 @@ import numpy as np
 import torch
 
 DEVICE = os.environ.get("PROGRAM_DEVICE", "cpu")
+IS_EMULATED = os.environ.get("PROGRAM_EMULATED") == "1"
+# From these widths on so much leaves a GPU: matrices of float32 that are twice as wide as high, or
+# square ones.
+LEAST_OF_OBLONG, LEAST_OF_SQUARE = 512, 725
 
 
 def use_device():
@@ -45,9 +51,17 @@ for _name in _OF_ONE_MKL.split():
         getattr(torch, _name)(torch.full((1,), 0.5, dtype=_dtype, device="cpu"))
 
 
-def wide(width, least=1024):
-    """The width itself, or on a GPU a multiple of it that is at least `least`."""
-    return width if DEVICE == "cpu" else width * -(-least // width)
+def wide(width, least=1024, emulated=LEAST_OF_OBLONG):
+    """The width itself, or on a GPU a multiple of it that is at least `least`; `emulated` there."""
+    if DEVICE == "cpu":
+        return width
+    least = min(least, emulated) if IS_EMULATED else least
+    return width * -(-least // width)
+
+
+def few(count, emulated):
+    """The count itself, or on an emulated GPU so many."""
+    return emulated if IS_EMULATED else count
 
 
 def to_bytes(tensor):

@@ -3,10 +3,10 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results, wide
+from exact import Results, few, wide
 from torch import nn
 
-CHANNELS = wide(64, least=256)
+CHANNELS = wide(64, least=256, emulated=128)
 
 
 def make_generator():
@@ -39,10 +39,11 @@ def main():
     generator, discriminator = make_generator(), make_discriminator()
     step_g = torch.optim.Adam(generator.parameters(), 2e-4, betas=(0.5, 0.999))
     step_d = torch.optim.RMSprop(discriminator.parameters(), 1e-4, momentum=0.5)
-    ones, zeros = torch.ones(16, 1), torch.zeros(16, 1)
+    count = few(16, 4)
+    ones, zeros = torch.ones(count, 1), torch.zeros(count, 1)
     for _ in range(5):
-        real = torch.rand(16, 3, 16, 16) * 2 - 1
-        fake = generator(torch.randn(16, 64, 1, 1))
+        real = torch.rand(count, 3, 16, 16) * 2 - 1
+        fake = generator(torch.randn(count, 64, 1, 1))
         loss_d = F.binary_cross_entropy_with_logits(discriminator(real), ones)
         loss_d = loss_d + F.binary_cross_entropy_with_logits(discriminator(fake.detach()), zeros)
         step_d.zero_grad()

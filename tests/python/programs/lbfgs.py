@@ -3,17 +3,17 @@
 
 import torch
 import torch.nn.functional as F
-from exact import Results, wide
+from exact import LEAST_OF_SQUARE, Results, few, wide
 from torch import nn
 
 
 def main():
     torch.manual_seed(8)
     results = Results()
-    width = wide(256)
+    width = wide(256, emulated=LEAST_OF_SQUARE)
     model = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
     model.append(nn.Linear(width, 4))
-    data = torch.randn(512, 64)
+    data = torch.randn(few(512, 128), 64)
     target = torch.sin(data[:, :4] * 3) + data[:, 4:8].square()
     optimizer = torch.optim.LBFGS(
         model.parameters(), max_iter=8, history_size=10, line_search_fn="strong_wolfe"

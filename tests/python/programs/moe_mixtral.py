@@ -2,7 +2,7 @@
 """A tiny Mixtral: which expert works on which token, and so which op runs, depends on the data."""
 
 import torch
-from exact import Results, wide
+from exact import Results, few, wide
 from transformers import MixtralConfig, MixtralForCausalLM
 
 
@@ -13,7 +13,7 @@ def main():
         vocab_size=256,
         hidden_size=wide(128),
         intermediate_size=2 * wide(128),
-        num_hidden_layers=2,
+        num_hidden_layers=few(2, 1),
         num_attention_heads=4,
         num_key_value_heads=2,
         num_local_experts=4,
@@ -26,7 +26,7 @@ def main():
     model = MixtralForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     for _ in range(4):
-        tokens = torch.randint(0, 256, (2, 48))
+        tokens = torch.randint(0, 256, (2, few(48, 24)))
         output = model(input_ids=tokens, labels=tokens)
         optimizer.zero_grad()
         output.loss.backward()

@@ -2,7 +2,7 @@
 """A T5 encoder-decoder with shared embeddings, Adafactor, and greedy decoding at the end."""
 
 import torch
-from exact import Results, wide
+from exact import Results, few, wide
 from transformers import T5Config, T5ForConditionalGeneration
 
 
@@ -24,7 +24,7 @@ def main():
     model = T5ForConditionalGeneration(config)
     optimizer = torch.optim.Adafactor(model.parameters(), 1e-2)
     for _ in range(5):
-        source = torch.randint(2, 512, (4, 32))
+        source = torch.randint(2, 512, (few(4, 2), 32))
         target = source.flip(1)[:, :24].contiguous()
         mask = torch.ones_like(source)
         mask[1, 20:] = 0

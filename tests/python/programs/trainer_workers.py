@@ -4,7 +4,7 @@
 import tempfile
 
 import torch
-from exact import DEVICE, Results, wide
+from exact import DEVICE, Results, few, wide
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
@@ -31,7 +31,7 @@ def main():
         vocab_size=256,
         n_positions=32,
         n_embd=wide(128),
-        n_layer=3,
+        n_layer=few(3, 2),
         n_head=4,
         bos_token_id=None,
         eos_token_id=None,
