@@ -189,6 +189,7 @@ Json counters_json(const Counters& sum, const ColdAccesses& cold) {
             {"late", sum(&Stats::late_fetches)},
             {"wasted", sum(&Stats::wasted_fetches)}}},
           {"stall_s", seconds(sum(&Stats::stall_ns))},
+          {"thread_wait_s", seconds(sum(&Stats::thread_wait_ns))},
           {"unannounced",
            {{"reads", sum(&Stats::unannounced_reads) + cold.reads},
             {"writes", sum(&Stats::unannounced_writes) + cold.writes}}},
@@ -211,7 +212,7 @@ Json one_gpu_json(const GpuEngine& gpu, const ColdAccesses& cold) {
   if (gpu.disk != nullptr) tiers.add(*gpu.disk);
   Json json = {{"ordinal", gpu.ordinal}};
   json.update(tiers_json(tiers, cold));
-  json.update(counters_json(Counters({&gpu.engine->stats()}), cold));
+  json.update(counters_json(Counters({&gpu.engine->settled_stats()}), cold));
   json["plan"] = plan_json(gpu.engine->learner());
   return json;
 }
@@ -254,7 +255,7 @@ std::string Runtime::gpu_stats_json() const {
   Json gpus = Json::array();
   Json plan = nullptr;
   for (const GpuEngine& gpu : gpus_.all()) {
-    counters.push_back(&gpu.engine->stats());
+    counters.push_back(&gpu.engine->settled_stats());
     if (gpu.engine->is_passive()) continue;
     const ColdAccesses own_cold = count_cold(*gpu.engine);
     cold.cold_count += own_cold.cold_count;

@@ -30,12 +30,13 @@ struct Stats {
   Counter disk_written_bytes{0};  // reached the spill file
   Counter disk_read_bytes{0};
   Counter clean_dropped_bytes{0};  // evicted without a write: proved equal to the slot
-  Counter early_fetches{0};        // done before the op that needed it
-  Counter late_fetches{0};         // the op waited
+  Counter early_fetches{0};        // done before the device needed it
+  Counter late_fetches{0};         // the device waited
   Counter wasted_fetches{0};       // evicted again unused
   Counter early_fetched_bytes{0};
   Counter wasted_fetched_bytes{0};
-  Counter stall_ns{0};            // threads waited for a fetch or for room
+  Counter stall_ns{0};            // the device waited for a fetch or for room
+  Counter thread_wait_ns{0};      // threads did; on the cpu backend the same
   Counter unannounced_reads{0};   // cold periods in which bytes were read without a gate
   Counter unannounced_writes{0};  // cold periods in which bytes were written without a gate
   Counter over_budget_events{0};

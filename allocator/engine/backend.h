@@ -21,6 +21,8 @@ class Backend {
   virtual Migrations* migrations() = 0;
   /// Null where ops are done when they return, so that the host's clock tells how long they take.
   virtual OpTimer* op_timer() { return nullptr; }
+  /// Another one, for the device's waits.
+  virtual OpTimer* wait_timer() { return nullptr; }
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }

@@ -64,7 +64,8 @@ void Engine::wire() {
   migrator_config.before_pass = config_.before_pass;
   migrator_config.on_first_spill = config_.on_first_spill;
   migrator_config.current_op = [this] { return gate_->current_op(); };
-  migrator_config.on_wait = [this](uint64_t ns) { gate_->on_wait(ns); };
+  migrator_config.begin_wait = [this] { gate_->begin_wait_for_room(); };
+  migrator_config.end_wait = [this](uint64_t ns) { gate_->end_wait_for_room(ns); };
   if (cursor_) {
     migrator_config.on_room = [this] { prefetcher_->on_room(); };
     migrator_config.let_fetches_go_first = [this] { gate_->let_fetches_go_first(); };
@@ -111,6 +112,7 @@ void Engine::wire_plans() {
 
 void Engine::wire_gate() {
   Gate::Config gate_config;
+  gate_config.wait_timer = backend_->wait_timer();
   if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
   if (learner_) {
     gate_config.on_events = [this] { learner_->nudge(); };

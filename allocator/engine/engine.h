@@ -59,6 +59,11 @@ class Engine {
   Migrations* migrations() { return backend_->migrations(); }
   Recorder& recorder() { return recorder_; }
   Stats& stats() { return stats_; }
+  /// With what the device has waited for until now. Calls the driver.
+  const Stats& settled_stats() {
+    gate_->settle_waits();
+    return stats_;
+  }
   StreamSet set_of(void* stream) { return backend_->set_of(stream); }
   StreamSet find_set_of(void* stream) { return backend_->find_set_of(stream); }
   bool is_capturing(void* stream) { return backend_->is_capturing(stream); }

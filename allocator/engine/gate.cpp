@@ -72,6 +72,7 @@ struct Gate::ThreadOps {
   OpTimer* timer = nullptr;
   OpSampling sampling;
   Timing timing;
+  OpTimer::Span* wait_for_room = nullptr;  // while it is going on
 
   void record(EventKind kind, uint64_t at_ticks, uint32_t op, const Extent* extent) const {
     ring->append({at_ticks, extent != nullptr ? extent->id.load() : 0,
@@ -122,6 +123,7 @@ Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& rec
       recorder_(recorder),
       stats_(stats),
       config_(std::move(config)),
+      waits_(config_.wait_timer, stats),
       generation_(g_generation.fetch_add(1) + 1),
       slot_(take_slot(generation_)) {}
 
@@ -208,7 +210,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     digest.add(extent->bytes, writes);
     const bool is_usable = Extent::usable_in(Extent::state_of(word));
     if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
-      migrations_->count_ahead(extent, true);
+      migrations_->count_early(extent);
     all_usable &= is_usable;
   }
   const bool is_tick = thread.pins.size() > first_pin;
@@ -311,7 +313,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
     if (!Extent::usable_in(extent->state())) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      migrations_->count_ahead(extent, true);  // it has landed since it was pinned
+      migrations_->count_early(extent);  // it has landed since it was pinned
     }
   }
   fetch(missing, streams);
@@ -320,6 +322,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const uint64_t begin_ns = now_ns();
+  OpTimer::Span* const wait = waits_.begin(streams);
   if (config_.has_fetches) {
     // A plan may have ordered them, in its order; they come as late as the device needs them.
     migrations_->wait_while_ahead(streams, [&] {
@@ -328,10 +331,17 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
              });
     });
   }
-  migrations_->fetch(missing, streams);
-  const uint64_t waited_ns = now_ns() - begin_ns;
-  add(stats_.stall_ns, waited_ns);
-  on_wait(waited_ns);
+  const LateFetches late = migrations_->fetch(missing, streams);
+  note_wait(wait, now_ns() - begin_ns, late);
+}
+
+// The thread has waited for memory, and the device perhaps with it.
+void Gate::note_wait(OpTimer::Span* wait, uint64_t ns, const LateFetches& late) {
+  add(stats_.thread_wait_ns, ns);
+  waits_.end(wait, ns, late);
+  ThreadOps& thread = thread_ops();
+  thread.ring->append({ticks(), 0, ns, 0, EventKind::kWait});
+  if (thread.timing.span != nullptr) interrupt_timing(thread);
 }
 
 void Gate::open_transparent() {
@@ -400,11 +410,15 @@ void Gate::on_step() {
   if (config_.on_events) config_.on_events();
 }
 
-void Gate::on_wait(uint64_t ns) {
+void Gate::begin_wait_for_room() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
-  thread.ring->append({ticks(), 0, ns, 0, EventKind::kWait});
-  if (thread.timing.span != nullptr) interrupt_timing(thread);
+  thread.wait_for_room = waits_.begin(thread.streams);
+}
+
+void Gate::end_wait_for_room(uint64_t ns) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  note_wait(std::exchange(thread_ops().wait_for_room, nullptr), ns, {});
 }
 
 void Gate::let_fetches_go_first() {
@@ -424,7 +438,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
     if (!Extent::usable_in(Extent::state_of(word))) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      migrations_->count_ahead(extent, true);
+      migrations_->count_early(extent);
     }
     hold->extents.push_back(extent);
   }

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "base/stats.h"
+#include "engine/device_waits.h"
 #include "engine/migrations.h"
 #include "engine/op_timer.h"
 #include "engine/plan_cursor.h"
@@ -75,6 +76,8 @@ class Gate {
     std::function<bool()> has_fetches;
     /// Null where the host's clock tells how long ops take, or nobody asks. It outlives the gate.
     OpTimer* timer = nullptr;
+    /// The same for waits, which are told of nowhere else.
+    OpTimer* wait_timer = nullptr;
   };
 
   /// `migrations` is null where nothing ever goes cold (strict mode), `cursor` where nothing is
@@ -94,8 +97,11 @@ class Gate {
   void on_allocate(Extent* extent);
   void on_free(const Extent* extent);
   void on_step();
-  /// The calling thread has waited for room.
-  void on_wait(uint64_t ns);
+  /// Around a wait of the calling thread for room, which took so long by its clock.
+  void begin_wait_for_room();
+  void end_wait_for_room(uint64_t ns);
+  /// Counts what the device has waited for since (engine/device_waits.h). Calls the driver.
+  void settle_waits() { waits_.settle(); }
   /// Waits for the fetches that a plan has ordered, as long as the calling thread is ahead of the
   /// device by what it has queued.
   void let_fetches_go_first();
@@ -129,6 +135,7 @@ class Gate {
   ThreadOps* make_thread_ops();
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
+  void note_wait(OpTimer::Span* wait, uint64_t ns, const LateFetches& late);
   void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
   void close_timing(ThreadOps& thread) const;
   void note_newest(const ThreadOps& thread, StreamSet streams);
@@ -145,6 +152,7 @@ class Gate {
   Recorder& recorder_;
   Stats& stats_;
   const Config config_;
+  DeviceWaits waits_;
   const uint64_t generation_;  // no other gate has it
   const size_t slot_;          // in the table of gates that are alive
 

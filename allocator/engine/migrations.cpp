@@ -32,10 +32,16 @@ void MigrationGate::reopen() {
   changed_.notify_all();
 }
 
-TENCACHE_SLOW void Migrations::count_ahead(Extent* extent, bool is_early) {
+TENCACHE_SLOW void Migrations::count_early(Extent* extent) {
   if (!extent->take_ahead()) return;
-  add(is_early ? stats_.early_fetches : stats_.late_fetches, 1);
-  if (is_early) add(stats_.early_fetched_bytes, extent->bytes);
+  add(stats_.early_fetches, 1);
+  add(stats_.early_fetched_bytes, extent->bytes);
+}
+
+void Migrations::note_late(Extent* extent, LateFetches* late) {
+  if (!extent->take_ahead()) return;
+  ++late->count;
+  late->bytes += extent->bytes;
 }
 
 void Migrations::wait_while_sealing(const Extent& extent) {

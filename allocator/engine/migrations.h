@@ -62,6 +62,13 @@ struct EvictionResult {
   Status failure;      // the first disk or mapping failure; the extents stayed resident
 };
 
+/// Fetches for which the thread that asked had to wait: on demand, or ahead of use and still under
+/// way. Whether the device waited, too, is decided elsewhere (engine/device_waits.h).
+struct LateFetches {
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+};
+
 class Migrations {
  public:
   virtual ~Migrations() = default;
@@ -82,8 +89,9 @@ class Migrations {
 
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
   /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be
-  /// brought back end the process (base/check.h fatal).
-  virtual void fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
+  /// brought back end the process (base/check.h fatal). Returns what was not there, for the caller
+  /// to count.
+  virtual LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
 
   /// Fetches what is ordered ahead of use, as far as there is room; what has become pointless is
   /// dropped. Returns what the order that it put back needs and does not find; 0 when it put none
@@ -108,9 +116,9 @@ class Migrations {
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}
 
-  /// For each extent that an op asks for and whose bytes are there or under way: what was fetched
-  /// ahead of use came early, or late. The first op that asks decides.
-  void count_ahead(Extent* extent, bool is_early);
+  /// For each extent that an op asks for and whose bytes are there: what was fetched ahead of use
+  /// came early. The first op that asks decides.
+  void count_early(Extent* extent);
 
   /// Whether an op waits for a fetch, or an allocation for room, right now.
   bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
@@ -134,6 +142,8 @@ class Migrations {
  protected:
   explicit Migrations(Stats& stats) : stats_(stats) {}
 
+  /// The same of one whose bytes are under way.
+  static void note_late(Extent* extent, LateFetches* late);
   /// An extent that is sealed becomes cold, or resident again, in a moment.
   static void wait_while_sealing(const Extent& extent);
 

@@ -42,8 +42,9 @@ struct MigratorConfig {
   std::function<void()> before_pass;     // time to give up pins that outlived their op
   std::function<void()> on_first_spill;  // called once, from the worker
   std::function<std::string()> current_op;
-  std::function<void()> on_room;             // often, from the worker: there may be room
-  std::function<void(uint64_t ns)> on_wait;  // from a thread that has waited for room
+  std::function<void()> on_room;     // often, from the worker: there may be room
+  std::function<void()> begin_wait;  // from a thread that waits for room
+  std::function<void(uint64_t ns)> end_wait;
   /// From a thread that is about to wait for room, perhaps before others that are due earlier.
   std::function<void()> let_fetches_go_first;
   /// Ticks until extents are used next, as far as a plan knows.
@@ -63,7 +64,8 @@ class Migrator final : public RoomMaker {
       TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
   std::string current_op() const override { return config_.current_op(); }
-  void on_wait(uint64_t ns) override { config_.on_wait(ns); }
+  void begin_wait() override { config_.begin_wait(); }
+  void end_wait(uint64_t ns) override { config_.end_wait(ns); }
 
   /// Evicts these soon, in order.
   void order(std::span<const Order> evictions) TENCACHE_EXCLUDES(mutex_);

@@ -22,15 +22,17 @@ constexpr size_t kFetchesPerTransferMax = 256;
 
 }  // namespace
 
-void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
+LateFetches SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
   begin_demand();
+  LateFetches late;
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<const Extent*> left_cold;
   std::vector<Fetch> fetches = claim_fetches(extents, &left_cold);
   if (!fetches.empty()) {
     // Phase 2: room. No permit is held: room comes from the migrator, which needs one itself.
     take_room(fetches);
-    add(stats_.late_fetches, fetches.size());
+    for (const Fetch& fetch : fetches) late.bytes += fetch.extent->bytes;
+    late.count = fetches.size();
     move_in(fetches, &left_cold);
   }
   // Phase 5: others' work.
@@ -53,10 +55,16 @@ void SlotMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) 
       has_waited = true;
     }
     // It was on its way already; early enough only if it has landed since the op looked.
-    count_ahead(extent, !has_waited);
+    if (has_waited) {
+      note_late(extent, &late);
+    } else {
+      count_early(extent);
+    }
   }
   end_demand();
-  if (!cold_again.empty()) fetch(cold_again, streams);
+  if (cold_again.empty()) return late;
+  const LateFetches again = fetch(cold_again, streams);
+  return {late.count + again.count, late.bytes + again.bytes};
 }
 
 uint64_t SlotMigrations::prefetch(OrderSource& orders) {

@@ -54,7 +54,7 @@ class SlotMigrations final : public Migrations {
   EvictionResult evict(std::span<Extent* const> extents) override;
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
-  void fetch(std::span<Extent* const> extents, StreamSet streams) override;
+  LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) override;
   uint64_t prefetch(OrderSource& orders) override;
 
  private:

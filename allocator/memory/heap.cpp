@@ -11,11 +11,10 @@ namespace tencache {
 
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
   if (budget_.try_reserve(bytes)) return Status::ok();
+  room_maker_->begin_wait();
   const uint64_t begin_ns = now_ns();
   Status status = climb(bytes, requested_bytes, 0);
-  const uint64_t waited_ns = now_ns() - begin_ns;
-  add(stats_.stall_ns, waited_ns);
-  room_maker_->on_wait(waited_ns);
+  room_maker_->end_wait(now_ns() - begin_ns);
   return status;
 }
 

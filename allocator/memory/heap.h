@@ -46,8 +46,9 @@ class RoomMaker {
   virtual void on_attention() = 0;
   /// The op this thread is in, for messages; "" when none is known.
   virtual std::string current_op() const = 0;
-  /// The calling thread has waited for room.
-  virtual void on_wait(uint64_t ns) = 0;
+  /// Around a wait of the calling thread for room, which took so long.
+  virtual void begin_wait() = 0;
+  virtual void end_wait(uint64_t ns) = 0;
 };
 
 struct Allocation {

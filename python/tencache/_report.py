@@ -183,8 +183,12 @@ def _moved_line(stats: Mapping[str, Any]) -> str:
 def _wait_line(stats: Mapping[str, Any]) -> str:
     fetches, stall_s, wall_s = stats["fetches"], stats["stall_s"], stats["wall_s"]
     share = f" ({stall_s / wall_s:.0%} of the time)" if wall_s > 0 else ""
+    who = "threads"
+    if stats.get("backend") == "cuda":  # threads run ahead, and wait while the GPU computes
+        who = "the GPU"
+        share += f", threads {format_seconds(stats['thread_wait_s'])}"
     return (
-        f"threads waited {format_seconds(stall_s)}{share}; "
+        f"{who} waited {format_seconds(stall_s)}{share}; "
         f"fetches: {fetches['late']} late, {fetches['early']} early, {fetches['wasted']} wasted"
     )
 

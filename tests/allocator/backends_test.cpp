@@ -42,7 +42,7 @@ class BackendsTest : public ::testing::Test {
   }
 
   Engine& engine() { return driver_->engine(); }
-  Stats& stats() { return engine().stats(); }
+  const Stats& stats() { return engine().settled_stats(); }
   char* allocate(uint64_t bytes = kBytes) {
     const Result<void*> made = driver_->try_allocate(bytes, 0);
     TENCACHE_CHECK(made.is_ok(), "%s", made.status().message().c_str());
@@ -118,7 +118,8 @@ TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
   EXPECT_EQ(this->state(tensor), ExtentState::kResident);
   EXPECT_EQ(this->stats().evicted_bytes, this->kBytes);
   EXPECT_EQ(this->stats().fetched_bytes, this->kBytes);
-  EXPECT_EQ(this->stats().late_fetches, 1u);
+  // On cuda it may be there before the stream comes to what needs it.
+  EXPECT_EQ(this->stats().late_fetches + this->stats().early_fetches, 1u);
 }
 
 // What was written since it came back leaves with its new bytes, not those of the copy below.
@@ -305,12 +306,14 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
   this->check(tensors[0], 0);
   EXPECT_TRUE(this->evict(tensors[1]));
   this->check(tensors[2], 2);
+  this->driver_->settle();
   const Stats& stats = this->stats();
-  EXPECT_EQ(stats.early_fetches, 1u);
-  EXPECT_EQ(stats.early_fetched_bytes, this->kBytes);
+  // On cuda the last may be there before the stream comes to what needs it.
+  EXPECT_GE(stats.early_fetches, 1u);
+  EXPECT_EQ(stats.early_fetched_bytes, stats.early_fetches * this->kBytes);
   EXPECT_EQ(stats.wasted_fetches, 1u);
   EXPECT_EQ(stats.wasted_fetched_bytes, this->kBytes);
-  EXPECT_EQ(stats.late_fetches, 1u);
+  EXPECT_EQ(stats.early_fetches + stats.late_fetches, 2u);
 }
 
 // A loop is learned, and what it needs next comes before it is asked for.

@@ -71,6 +71,10 @@ class GateTimingTest : public ::testing::Test {
   }
   void open_without_extents(uint32_t op) { gate_->open(op, {}, kStream); }
   void close() { gate_->close(); }
+  void wait_for_room() {
+    gate_->begin_wait_for_room();
+    gate_->end_wait_for_room(1000);
+  }
 
   TestEngine engine_;
   Recorder recorder_;
@@ -173,11 +177,11 @@ TEST_F(GateTimingTest, AnotherThreadsTickInAnotherStreamChangesNothing) {
 // An op that allocates what it is about to fill may wait for room, and the device runs dry.
 TEST_F(GateTimingTest, WaitingForRoomIsNotComputing) {
   open(1);
-  gate_->on_wait(1000);
+  wait_for_room();
   EXPECT_EQ(timer_.take(), "begin1 again1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
-  gate_->on_wait(1000);
+  wait_for_room();
   EXPECT_EQ(timer_.take(), "finish1 ") << "as it was when its op closed";
   open(2);
   EXPECT_EQ(timer_.take(), "begin2 ");
@@ -208,7 +212,7 @@ TEST_F(GateTimingTest, ARefusedCallIsAnOpWithoutATime) {
   timer_.refuses = false;
   open(3);
   timer_.refuses = true;
-  gate_->on_wait(1000);
+  wait_for_room();
   EXPECT_EQ(timer_.take(), "begin3 again3 drop3 ");
   close();
   timer_.refuses = false;

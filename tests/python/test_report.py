@@ -29,6 +29,7 @@ STATS = {
     },
     "fetches": {"early": 1, "late": 200, "wasted": 3},
     "stall_s": 12.5,
+    "thread_wait_s": 12.5,
     "unannounced": {"reads": 0, "writes": 0},
     "over_budget": {"events": 0, "peak_bytes": 0},
     "ops": 40000,
@@ -59,12 +60,13 @@ def test_summary_holds_every_figure():
 
 
 def test_summary_of_gpus_speaks_of_host_memory():
-    stats = stats_with(backend="cuda", eviction_failures=2)
+    stats = stats_with(backend="cuda", eviction_failures=2, thread_wait_s=40.0)
     stats["peak"]["host"] = 7 << 30
     text = "\n".join(_report.summary_lines(stats))
     assert "evicted 10.0 GiB, fetched 9.00 GiB; host memory: peak 7.00 GiB" in text
     assert "4.00 GiB clean and not copied again" in text
     assert "2 evictions failed, since host memory could not take them" in text
+    assert "the GPU waited 12.5 s (25% of the time), threads 40.0 s; fetches" in text
     assert "disk" not in text
     assert "spill" not in text
 

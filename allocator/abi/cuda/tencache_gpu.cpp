@@ -175,7 +175,7 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   tencache::fill_memory(engine.heap(), stats);
   if (engine.host() != nullptr) stats->host_bytes = engine.host()->stats().chunk_bytes;
   stats->device_budget_bytes = engine.budget().limit();
-  const tencache::Stats& counters = engine.stats();
+  const tencache::Stats& counters = engine.settled_stats();
   stats->over_budget_events = counters.over_budget_events;
   stats->over_budget_peak_bytes = counters.over_budget_peak_bytes;
   stats->evicted_bytes = counters.evicted_bytes;

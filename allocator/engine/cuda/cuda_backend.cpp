@@ -34,7 +34,8 @@ Status CudaBackend::open_parts(const DriverApi& driver, const CudaBackendConfig&
   pinner_ = std::make_unique<CudaHostPinner>(driver, gpu_->context());
   marks_ = std::make_unique<StreamMarks>(*gpu_);
   streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
-  timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
+  op_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
+  wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
   frames_ = std::make_unique<FramePool>(*gpu_, budget.limit());
   const uint64_t arena_bytes =
       config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;

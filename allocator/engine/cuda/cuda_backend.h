@@ -58,7 +58,8 @@ class CudaBackend final : public Backend {
 
   CudaHeap& heap() override { return *heap_; }
   StreamMigrations* migrations() override { return migrations_.get(); }
-  OpTimer* op_timer() override { return timer_.get(); }
+  OpTimer* op_timer() override { return op_timer_.get(); }
+  OpTimer* wait_timer() override { return wait_timer_.get(); }
   StreamSet set_of(void* stream) override {
     return streams_->set_of(static_cast<CUstream>(stream));
   }
@@ -94,7 +95,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CudaHostPinner> pinner_;
   std::unique_ptr<StreamMarks> marks_;
   std::unique_ptr<StreamNumbers> streams_;
-  std::unique_ptr<EventTimer> timer_;
+  std::unique_ptr<EventTimer> op_timer_;
+  std::unique_ptr<EventTimer> wait_timer_;
   std::unique_ptr<FramePool> frames_;
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;

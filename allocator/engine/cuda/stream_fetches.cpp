@@ -24,57 +24,74 @@ constexpr int kFetchTriesMax = 3;
 
 }  // namespace
 
-void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
-  fetch(extents, streams, kFetchTriesMax);
+LateFetches StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams) {
+  LateFetches late;
+  fetch(extents, streams, kFetchTriesMax, &late);
+  return late;
 }
 
-void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams, int tries) {
+void StreamMigrations::fetch(std::span<Extent* const> extents, StreamSet streams, int tries,
+                             LateFetches* late) {
   begin_demand();
   // Phase 1: claim what is cold. What another thread brings is awaited at the end.
   std::vector<CudaExtent*> claimed;
   for (Extent* extent : extents) {
-    if (extent->claim_for_fetch()) claimed.push_back(static_cast<CudaExtent*>(extent));
+    if (!extent->claim_for_fetch()) continue;
+    claimed.push_back(static_cast<CudaExtent*>(extent));
+    ++late->count;
+    late->bytes += extent->bytes;
   }
-  add(stats_.late_fetches, claimed.size());
   // Phases 2 and 3: room, then frames and copies.
   const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
   // Phase 4: the op's streams wait for the bytes, whoever brings them.
   bool has_landed = false;
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
-    bool has_waited = false;
-    for (;;) {
-      const uint64_t word = extent->load();
-      const ExtentState state = Extent::state_of(word);
-      if (Extent::usable_in(state)) {
-        count_ahead(extent, !has_waited);  // another thread has landed it
-        break;
-      }
-      if (state == ExtentState::kArriving) {
-        if (join(static_cast<CudaExtent*>(extent), streams, has_waited, &has_landed)) break;
-        std::this_thread::yield();  // it is about to take off, or has just landed
-        continue;
-      }
-      if (state == ExtentState::kCold && (word & kFlagBusy) != 0) {
-        extent->wait_while(word);  // it is being demoted, which our pin calls off
-        has_waited = true;
-        continue;
-      }
-      if (state == ExtentState::kCold) {
-        // An eviction that was sealed before our pin went through, or a fetch that was refused.
-        const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
-        if (!is_left || tries > 1) cold_again.push_back(extent);
-        break;
-      }
-      // Freed meanwhile: a launch may pass on addresses of old, and that memory was not needed.
-      if (state == ExtentState::kVacant || state == ExtentState::kCached) break;
-      extent->wait_while(word);
-      has_waited = true;
-    }
+    if (await_bytes(static_cast<CudaExtent*>(extent), streams, late, &has_landed)) continue;
+    // An eviction that was sealed before our pin went through, or a fetch that was refused.
+    const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+    if (!is_left || tries > 1) cold_again.push_back(extent);
   }
   end_demand();
   if (has_landed) settle(false);  // so that the next op finds it resident
-  if (!cold_again.empty()) fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1);
+  if (!cold_again.empty()) {
+    fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1, late);
+  }
+}
+
+// Returns when the extent is usable, or the streams wait for its bytes; false when it is cold.
+bool StreamMigrations::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
+                                   bool* has_landed) {
+  bool has_waited = false;
+  for (;;) {
+    const uint64_t word = extent->load();
+    const ExtentState state = Extent::state_of(word);
+    std::optional<bool> has_arrived;
+    if (Extent::usable_in(state)) {
+      has_arrived = true;  // another thread has landed it
+    } else if (state == ExtentState::kArriving) {
+      has_arrived = join(extent, streams);
+      *has_landed |= has_arrived.value_or(false);
+    }
+    if (has_arrived) {
+      if (*has_arrived && !has_waited) {
+        count_early(extent);
+      } else {
+        note_late(extent, late);
+      }
+      return true;
+    }
+    if (state == ExtentState::kArriving) {
+      std::this_thread::yield();  // it is about to take off, or has just landed
+      continue;
+    }
+    // Busy: it is being demoted, which our pin calls off.
+    if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
+    // Freed meanwhile: a launch may pass on addresses of old, and that memory was not needed.
+    if (state == ExtentState::kVacant || state == ExtentState::kCached) return true;
+    extent->wait_while(word);
+    has_waited = true;
+  }
 }
 
 // What finds room travels while room is made for the rest: on one thread at a time, for two that
@@ -299,24 +316,19 @@ void StreamMigrations::leave_cold(CudaExtent* extent, bool is_ahead, const Statu
   extent->abandon_fetch();
 }
 
-// False when it is in no flight, though it was Arriving a moment ago.
-bool StreamMigrations::join(CudaExtent* extent, StreamSet streams, bool has_waited,
-                            bool* has_landed) {
+// The streams wait for it if it has not arrived; true if it has. Nullopt when it is in no flight,
+// though it was Arriving a moment ago.
+std::optional<bool> StreamMigrations::join(CudaExtent* extent, StreamSet streams) {
   FlightPtr flight;
   {
     MutexLock lock(mutex_);
     const auto found = flight_of_.find(extent);
-    if (found == flight_of_.end()) return false;
+    if (found == flight_of_.end()) return std::nullopt;
     flight = found->second;
   }
-  const bool is_early = flight->mark.is_over(false);
-  count_ahead(extent, is_early && !has_waited);
-  if (is_early) {
-    *has_landed = true;
-  } else {
-    hold_back(streams, *flight);
-  }
-  return true;
+  const bool has_arrived = flight->mark.is_over(false);
+  if (!has_arrived) hold_back(streams, *flight);
+  return has_arrived;
 }
 
 // On the device where that is possible, else here.

@@ -126,7 +126,7 @@ class StreamMigrations final : public Migrations {
   uint64_t bytes_at_once() const override;
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
   /// Where the driver refuses, the extent stays cold and a warning says so.
-  void fetch(std::span<Extent* const> extents, StreamSet streams) override;
+  LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) override;
   uint64_t prefetch(OrderSource& orders) override;
   void set_next_uses(const NextUses& next_uses) override;
   void describe_below(Machine* machine) const override;
@@ -236,7 +236,7 @@ class StreamMigrations final : public Migrations {
                                      std::vector<CudaExtent*>* later);
 
   // Phases of a fetch.
-  void fetch(std::span<Extent* const> extents, StreamSet streams, int tries);
+  void fetch(std::span<Extent* const> extents, StreamSet streams, int tries, LateFetches* late);
   std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
   size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one);
   static bool claim_when_demoted(Extent* extent);
@@ -252,8 +252,8 @@ class StreamMigrations final : public Migrations {
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
   void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
-  bool join(CudaExtent* extent, StreamSet streams, bool has_waited, bool* has_landed)
-      TENCACHE_EXCLUDES(mutex_);
+  bool await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late, bool* has_landed);
+  std::optional<bool> join(CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
   void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);

@@ -53,7 +53,7 @@ class TestCudaEngine {
   CudaEngine* operator->() { return engine_.get(); }
   SimulatedDriver& driver() { return *driver_; }
   const DriverApi& api() const { return driver_->api(); }
-  Stats& stats() { return engine_->stats(); }
+  const Stats& stats() { return engine_->settled_stats(); }
 
   /// A stream of the program's.
   CUstream make_stream();

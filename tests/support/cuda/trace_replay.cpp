@@ -228,7 +228,7 @@ ReplayResult TraceReplay::run() {
   }
   const bool has_learned = periods_followed() >= config_.learned_after;
   if (status.is_ok() && has_learned) status = run_period();  // with the last plan from its begin
-  const Stats& stats = engine_->stats();
+  const Stats& stats = engine_->settled_stats();
   const uint64_t early = stats.early_fetches;
   const uint64_t late = stats.late_fetches;
   const uint64_t wasted = stats.wasted_fetches;
@@ -241,6 +241,7 @@ ReplayResult TraceReplay::run() {
   for (uint64_t count = 0; status.is_ok() && count < config_.measured_periods; ++count) {
     status = run_period();
   }
+  (void)engine_->settled_stats();
   result.periods = period_ns_.size();
   result.peak_bytes = stats.peak_device_bytes;
   result.over_budget_events = stats.over_budget_events - exceeded;
