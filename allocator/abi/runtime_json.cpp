@@ -214,6 +214,9 @@ Json one_gpu_json(const GpuEngine& gpu, const ColdAccesses& cold) {
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(Counters({&gpu.engine->settled_stats()}), cold));
   json["plan"] = plan_json(gpu.engine->learner());
+  const Status status = gpu.engine->device_status();
+  const bool has_failed = !status.is_ok() && status.code() != StatusCode::kUnavailable;
+  json["failure"] = has_failed ? Json(status.clause()) : Json(nullptr);
   return json;
 }
 

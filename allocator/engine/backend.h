@@ -33,6 +33,10 @@ class Backend {
   /// Whether the stream is capturing a CUDA graph.
   virtual bool is_capturing(void* /*stream*/) { return false; }
 
+  /// Whether the device still takes work; a failure is for good, and what fails later fails by it.
+  /// kUnavailable where it cannot be asked now.
+  virtual Status device_status() { return Status::ok(); }
+
   /// A fork is about to be done; no migration is under way until the parent is told that it was.
   virtual void before_fork() = 0;
   virtual void after_fork_in_parent() = 0;

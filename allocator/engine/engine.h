@@ -68,6 +68,7 @@ class Engine {
   StreamSet find_set_of(void* stream) { return backend_->find_set_of(stream); }
   bool is_capturing(void* stream) { return backend_->is_capturing(stream); }
   bool is_current() { return backend_->is_current(); }
+  Status device_status() { return backend_->device_status(); }
   /// Null where nothing is planned.
   Learner* learner() { return learner_.get(); }
 

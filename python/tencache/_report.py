@@ -212,9 +212,10 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
 
 
 def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
-    lines = []
+    lines = _failed_gpus(stats)
+    has_failed = bool(lines)
     over = stats["over_budget"]
-    if over["events"]:
+    if over["events"] and not has_failed:
         need = stats["budget"]["device"] + over["peak_bytes"]
         lines.append(
             f"over budget {_count(over['events'], 'time')}, by up to "
@@ -234,7 +235,7 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
             'passed the gate as ops of their own (right; README, "Limits")'
         )
     failures = stats.get("eviction_failures", 0)
-    if failures:
+    if failures and not has_failed:
         on_cuda = stats.get("backend") == "cuda"
         lines.append(
             f"{_count(failures, 'eviction')} failed, since "
@@ -243,6 +244,17 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
             f"{'memory that is left' if on_cuda else 'disk tier'}"
         )
     return lines
+
+
+def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
+    """A line for each GPU that takes no work any more: whatever failed after that failed by it."""
+    return [
+        f"GPU {gpu['ordinal']} has failed: {gpu['failure']}; evictions and allocations that failed "
+        "after that tell nothing of memory. The program's first CUDA error tells why "
+        "(CUDA_LAUNCH_BLOCKING=1 tells where)"
+        for gpu in stats.get("gpus", ())
+        if gpu["failure"]
+    ]
 
 
 def _option_bytes(count: int) -> str:

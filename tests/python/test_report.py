@@ -130,6 +130,22 @@ def test_summary_tells_unannounced_accesses_and_failed_evictions():
     assert "4 evictions failed" in text
 
 
+def test_summary_of_a_failed_gpu_blames_no_memory():
+    gpus = [{"ordinal": 0, "failure": None}, {"ordinal": 1, "failure": "an illegal address"}]
+    stats = stats_with(
+        backend="cuda",
+        eviction_failures=2,
+        over_budget={"events": 2, "peak_bytes": 5 << 20},
+        gpus=gpus,
+    )
+    stats["peak"]["host"] = 7 << 30
+    text = "\n".join(_report.summary_lines(stats))
+    assert "GPU 1 has failed: an illegal address;" in text
+    assert "GPU 0" not in text
+    assert "could not take them" not in text
+    assert "would hold them" not in text
+
+
 @pytest.mark.parametrize(("count", "text"), [(1, "1 launch used"), (7, "7 launches used")])
 def test_summary_tells_launches_that_no_op_announced(count, text):
     stats = stats_with(launches={"seen": True, "unannounced": count, "unreadable": 0})

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "backend/cuda/call_scope.h"
 #include "backend/cuda/driver_use.h"
 
 namespace tencache {
@@ -93,6 +94,15 @@ Result<std::unique_ptr<Gpu>> Gpu::open(const DriverApi& driver, int ordinal) {
       cuda_status(driver, driver.cuDevicePrimaryCtxRetain(&context, device),
                   "Cannot make the CUDA context of GPU " + std::to_string(ordinal)));
   return std::unique_ptr<Gpu>(new Gpu(driver, device, std::move(facts).value(), context));
+}
+
+Status Gpu::status() const {
+  const CallScope scope(driver_, context_);
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  return cuda_status(driver_, driver_.cuMemGetInfo(&free_bytes, &total_bytes),
+                     "The GPU's context has failed");
 }
 
 // A refusal is of earlier work, which the program hears of itself.

@@ -47,6 +47,11 @@ class Gpu {
   CUcontext context() const { return context_; }
   const GpuFacts& facts() const { return facts_; }
 
+  /// OK while the context takes work. A kernel that fails ends it for good, and from then on every
+  /// call is told of that: so what fails later tells nothing of its own reason. As
+  /// driver_use_status() where the driver may not be called.
+  Status status() const;
+
  private:
   Gpu(const DriverApi& driver, CUdevice device, GpuFacts facts, CUcontext context)
       : driver_(driver), device_(device), facts_(std::move(facts)), context_(context) {}

@@ -70,6 +70,7 @@ class CudaBackend final : public Backend {
     return streams_->find_set_of(static_cast<CUstream>(stream));
   }
   bool is_current() override;
+  Status device_status() override { return gpu_->status(); }
   HostTier* host() { return host_.get(); }
   DiskTier* disk() { return disk_.get(); }
   const Gpu& gpu() const { return *gpu_; }

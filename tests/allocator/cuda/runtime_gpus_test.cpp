@@ -419,6 +419,20 @@ TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
   });
 }
 
+// Else the summary would blame memory for what failed because the context had.
+TEST_F(RuntimeGpusTest, AFailedContextIsTold) {
+  in_child([this] {
+    start();
+    open(0);
+    use({allocate(0)});
+    EXPECT_EQ(stats()["gpus"][0]["failure"], nullptr);
+    driver_->fail_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+    const std::string failure = stats()["gpus"][0]["failure"];
+    EXPECT_NE(failure.find("ILLEGAL_ADDRESS"), std::string::npos) << failure;
+    std::_Exit(::testing::Test::HasFailure() ? 1 : 0);  // nothing can be given back
+  });
+}
+
 TEST_F(RuntimeGpusTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
   const TestDirectory directory;
   in_child([&] {
