@@ -21,6 +21,7 @@ from cuda_replay import (
     error_of,
     measure,
     memory_table,
+    stall_table,
     time_table,
 )
 from reporting import Report, Table
@@ -69,7 +70,12 @@ def main() -> None:
         command="python benchmarks/cuda_replay_disk.py",
         facts=support.machine_facts(),
         verdicts=[verdict(runs)],
-        tables=[time_table(results), memory_table(results), disk_table(runs)],
+        tables=[
+            time_table(results),
+            stall_table(results),
+            memory_table(results),
+            disk_table(runs),
+        ],
         notes=[
             "As in cuda_replay; host memory holds 30 % of the most bytes that exist at once. The "
             "disk has the rates of a fast NVMe, 12 GB/s read and 8 GB/s written, 500 times slower.",

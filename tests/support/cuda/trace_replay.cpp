@@ -232,6 +232,8 @@ ReplayResult TraceReplay::run() {
   const uint64_t early = stats.early_fetches;
   const uint64_t late = stats.late_fetches;
   const uint64_t wasted = stats.wasted_fetches;
+  const uint64_t early_bytes = stats.early_fetched_bytes;
+  const uint64_t stalled = stats.stall_ns;
   const uint64_t fetched = stats.fetched_bytes;
   const uint64_t evicted = stats.evicted_bytes;
   const uint64_t dropped = stats.clean_dropped_bytes;
@@ -248,6 +250,8 @@ ReplayResult TraceReplay::run() {
   result.early_fetches = stats.early_fetches - early;
   result.late_fetches = stats.late_fetches - late;
   result.wasted_fetches = stats.wasted_fetches - wasted;
+  result.early_fetched_bytes = stats.early_fetched_bytes - early_bytes;
+  result.stall_ns = stats.stall_ns - stalled;
   result.fetched_bytes = stats.fetched_bytes - fetched;
   result.evicted_bytes = stats.evicted_bytes - evicted;
   result.dropped_bytes = stats.clean_dropped_bytes - dropped;
@@ -269,6 +273,8 @@ void TraceReplay::measure(ReplayResult* result) {
   result->simulated_ns = simulation.step_ns;
   result->compute_ns = simulation.compute_ns;
   result->bound_ns = plans_.bound_ns;
+  result->simulated_stall_ns = simulation.total_stall_ns();
+  result->simulated_late_bytes = simulation.bytes_late;
   result->simulated_fetched_bytes = simulation.bytes_read;
   result->simulated_evicted_bytes = simulation.bytes_written + simulation.bytes_dropped;
   result->simulated_disk_read_bytes = simulation.disk_bytes_read;

@@ -58,6 +58,8 @@ struct ReplayResult {
   uint64_t early_fetches = 0;
   uint64_t late_fetches = 0;
   uint64_t wasted_fetches = 0;
+  uint64_t early_fetched_bytes = 0;
+  uint64_t stall_ns = 0;  // the device waited
   uint64_t fetched_bytes = 0;
   uint64_t evicted_bytes = 0;
   uint64_t dropped_bytes = 0;  // of evicted_bytes, without a copy
@@ -68,6 +70,8 @@ struct ReplayResult {
   uint64_t simulated_ns = 0;
   uint64_t compute_ns = 0;  // what the learner takes for it
   uint64_t bound_ns = 0;
+  uint64_t simulated_stall_ns = 0;
+  uint64_t simulated_late_bytes = 0;
   uint64_t simulated_fetched_bytes = 0;
   uint64_t simulated_evicted_bytes = 0;
   uint64_t simulated_disk_read_bytes = 0;
