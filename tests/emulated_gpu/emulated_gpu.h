@@ -39,6 +39,14 @@ struct EmulatedParameters {
   uint64_t addresses[1];  // `count` of them
 };
 
+/// What became of a stream's time, on the device's clock, from its first kernel to its last one.
+struct EmulatedTimes {
+  uint64_t kernels;
+  double busy_s;     // with kernels
+  double stalled_s;  // a kernel was queued, but an event, a value or a copy stood before it
+  double starved_s;  // no kernel was queued
+};
+
 // ---- libcuda.so.1
 
 /// A handle for cuLaunchKernel, one for each name.
@@ -51,6 +59,15 @@ int emulated_gpu_is_registered(const void* address);
 /// The context fails for good.
 void emulated_gpu_fail(CUresult result);
 void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
+/// From now on kernels of that name take so long, as by a line of EMULATED_GPU_DURATIONS.
+void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);
+/// Since the driver was started or the times were reset. REQUIRES: the stream exists.
+CUresult emulated_gpu_times(CUstream stream, EmulatedTimes* times);
+/// Kernels and copies that took longer than the time they were given: where there are any, the
+/// times are void.
+uint64_t emulated_gpu_late(void);
+/// All streams count anew, from their next kernels on.
+void emulated_gpu_reset_times(void);
 
 // ---- libcudart.so.13
 

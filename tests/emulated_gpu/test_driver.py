@@ -45,12 +45,12 @@ def memory_of(device):
 
 
 def run(
-    program: str, *, knows_torch: bool = False, **variables: str
+    program: str, variables: dict[str, str] | None = None, *, knows_torch: bool = False
 ) -> subprocess.CompletedProcess[str]:
     alone = [] if knows_torch else ["-S"]
     return subprocess.run(
         [sys.executable, *alone, "-c", PRELUDE + program],
-        env=os.environ | {"EMULATED_GPU_COUNT": "2"} | variables,
+        env=os.environ | {"EMULATED_GPU_COUNT": "2"} | (variables or {}),
         capture_output=True,
         text=True,
         timeout=120,
@@ -190,6 +190,6 @@ assert (moved.cpu() == 23).all()
     ("name", "value"), [("EMULATED_GPU_MEMORY", "4 apples"), ("EMULATED_GPU_COUNT", "0")]
 )
 def test_a_value_of_the_environment_that_cannot_be_read_is_named(name: str, value: str) -> None:
-    done = run("cuda.cuInit(0)", **{name: value})
+    done = run("cuda.cuInit(0)", {name: value})
     assert done.returncode == 1
     assert f"{name}={value}: " in done.stderr

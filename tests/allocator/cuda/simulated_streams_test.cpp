@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "support/cuda/simulated_driver_parts.h"
 #include "support/cuda/simulated_streams_fixture.h"
 #include "support/eventually.h"
 
@@ -269,6 +270,66 @@ TEST_F(SimulatedStreamsTest, KernelKeepsItsStreamBusyAndWorksAtTheEnd) {
   EXPECT_TRUE(has_run);
   EXPECT_EQ(driver_->calls("cuStreamSynchronize"), 1u);
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
+}
+
+TEST_F(SimulatedStreamsTest, StreamTellsWhatBecameOfItsTime) {
+  start();
+  StreamTable& streams = driver_->parts().streams;
+  const CUstream producer = stream();
+  const CUstream consumer = stream();
+  // All is queued before anything begins.
+  for (const CUstream at : {producer, consumer}) driver_->hold(at);
+  launch(producer, milliseconds(40), [] {});
+  const CUevent produced = record(producer);
+  const CUevent begin = record(consumer);
+  launch(consumer, milliseconds(10), [] {});
+  const CUevent stalls = record(consumer);
+  ASSERT_EQ(api().cuStreamWaitEvent(consumer, produced, 0), CUDA_SUCCESS);
+  launch(consumer, milliseconds(10), [] {});
+  const CUevent done = record(consumer);
+  driver_->let_go();
+  synchronize(consumer);
+  StreamTimes times = streams.times(consumer);
+  EXPECT_EQ(times.kernels, 2u);
+  EXPECT_NEAR(static_cast<double>(times.stalled_ns) * 1e-6, elapsed_ms(stalls, produced), 1e-3);
+  EXPECT_EQ(times.starved_ns, 0u);
+  EXPECT_GE(times.busy_ns, 20'000'000u);
+  launch(consumer, milliseconds(1), [] {});
+  const CUevent last = record(consumer);
+  synchronize(consumer);
+  times = streams.times(consumer);
+  EXPECT_EQ(times.kernels, 3u);
+  EXPECT_NEAR(static_cast<double>(times.stalled_ns) * 1e-6, elapsed_ms(stalls, produced), 1e-3)
+      << "nothing stood before the last one";
+  EXPECT_GT(times.starved_ns, 0u);
+  EXPECT_NEAR(static_cast<double>(times.busy_ns + times.starved_ns + times.stalled_ns) * 1e-6,
+              elapsed_ms(begin, last), 1e-3);
+  EXPECT_GT(elapsed_ms(done, last), 0);
+  streams.reset_times();
+  EXPECT_EQ(streams.times(consumer).kernels, 0u);
+}
+
+TEST_F(SimulatedStreamsTest, WorkThatComesFirstKeepsItsTimeOrIsLate) {
+  start({.works_first = true});
+  StreamTable& streams = driver_->parts().streams;
+  std::latch gate(1);
+  launch(nullptr, std::chrono::hours(1), [&gate] { gate.count_down(); });
+  gate.wait();
+  EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_ERROR_NOT_READY) << "worked, and keeps its time";
+  EXPECT_EQ(streams.late(), 0u);
+  const CUstream at = stream();
+  const CUevent begin = record(at);
+  launch(at, std::chrono::nanoseconds(1), [] {
+    const uint64_t begin_ns = now_ns();
+    while (now_ns() == begin_ns) {
+    }
+  });
+  const CUevent end = record(at);
+  synchronize(at);
+  EXPECT_EQ(streams.late(), 1u);
+  EXPECT_GT(elapsed_ms(begin, end), 0) << "a late work ends when it ends";
+  streams.reset_times();
+  EXPECT_EQ(streams.late(), 0u);
 }
 
 TEST_F(SimulatedStreamsTest, EndOfTheDriverDropsWork) {

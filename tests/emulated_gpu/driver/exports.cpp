@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "driver/functions.h"
+#include "driver/kernel_durations.h"
 #include "driver/name_table.h"
 #include "driver/started_driver.h"
 #include "driver/tasks.h"
@@ -46,6 +47,8 @@ __attribute__((constructor)) void fill_slots() {
   slot_of_cuGetProcAddress = find_driver_function("cuGetProcAddress");
 }
 
+double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
 CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 }  // namespace
@@ -81,6 +84,28 @@ void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
   if (SimulatedDriver* const driver = started_driver()) {
     driver->set_capturing(stream, is_capturing != 0);
   }
+}
+
+void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s) {
+  kernel_durations().set(name, {launch_s, bytes_per_s});
+}
+
+CUresult emulated_gpu_times(CUstream stream, EmulatedTimes* times) {
+  SimulatedDriver* const driver = started_driver();
+  if (driver == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  const StreamTimes found = driver->parts().streams.times(stream);
+  *times = {found.kernels, seconds(found.busy_ns), seconds(found.stalled_ns),
+            seconds(found.starved_ns)};
+  return CUDA_SUCCESS;
+}
+
+uint64_t emulated_gpu_late() {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr ? driver->parts().streams.late() : 0;
+}
+
+void emulated_gpu_reset_times() {
+  if (SimulatedDriver* const driver = started_driver()) driver->parts().streams.reset_times();
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "driver/environment.h"
+#include "driver/kernel_durations.h"
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 
@@ -21,8 +22,15 @@ std::atomic<SimulatedDriver*> started = nullptr;
 std::atomic<bool> is_forked_child = false;
 
 void at_exit() {
-  if (SimulatedDriver* const driver = started_driver()) {
-    driver->fail_context(CUDA_ERROR_DEINITIALIZED);
+  SimulatedDriver* const driver = started_driver();
+  if (driver == nullptr) return;
+  driver->fail_context(CUDA_ERROR_DEINITIALIZED);
+  if (const uint64_t late = driver->parts().streams.late(); late > 0) {
+    fprintf(
+        stderr,
+        "emulated GPU: late works: %llu; they took longer than the time they were given, so the "
+        "device's times are void\n",
+        static_cast<unsigned long long>(late));
   }
 }
 
@@ -32,7 +40,10 @@ void in_forked_child() {
 }
 
 void make_driver() {
-  auto* const driver = new SimulatedDriver(config_from_environment());
+  SimulatedDriverConfig config = config_from_environment();
+  config.works_first = has_device_clock();
+  kernel_durations();  // a file that cannot be read ends the process here
+  auto* const driver = new SimulatedDriver(config);
   add_hash_kernel(*driver);
   add_copy_kernel(*driver);
   // After the handlers of the libraries that were loaded before: so it runs before theirs.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "driver/kernel_durations.h"
 #include "support/cuda/simulated_driver_parts.h"
 
 namespace tencache {
@@ -89,18 +90,15 @@ class QueuedTask {
   QueuedTask(const QueuedTask&) = delete;
   QueuedTask& operator=(const QueuedTask&) = delete;
 
-  void run(SimulatedDriver::Parts& parts) const {
-    const uint64_t access = ranges_.empty() ? 0 : parts.memory.begin_access(ranges_);
-    if (access == 0 && !ranges_.empty()) {
-      report_illegal_ranges(parts.memory);
-      parts.failure.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-      return;
-    }
-    task_.run(task_.state);
-    if (access != 0) parts.memory.end_access(access);
+  const std::vector<DeviceRange>& ranges() const { return ranges_; }
+  uint64_t duration_ns() const {
+    uint64_t bytes = 0;
+    for (const DeviceRange& range : ranges_) bytes += range.bytes;
+    return kernel_durations().duration_ns(task_.name, bytes);
   }
 
- private:
+  void run() const { task_.run(task_.state); }
+
   void report_illegal_ranges(const SimulatedMemory& memory) const {
     for (const DeviceRange& range : ranges_) {
       const SimulatedMemory::Place place = memory.place_of(range);
@@ -114,6 +112,7 @@ class QueuedTask {
     }
   }
 
+ private:
   const EmulatedTask task_;
   const CUstream stream_;
   std::vector<DeviceRange> ranges_;
@@ -129,7 +128,12 @@ CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& paramete
                      CUstream stream) {
   // std::function copies what it holds.
   const auto task = std::make_shared<QueuedTask>(parameters, stream);
-  return driver.launch(stream, {}, [task, &parts = driver.parts()] { task->run(parts); });
+  const SimulatedMemory& memory = driver.parts().memory;
+  return driver.parts().streams.launch(
+      stream, {.touches = task->ranges(),
+               .run = [task] { task->run(); },
+               .duration_ns = task->duration_ns(),
+               .explain = [task, &memory] { task->report_illegal_ranges(memory); }});
 }
 
 }  // namespace tencache

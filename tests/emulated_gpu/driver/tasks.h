@@ -5,9 +5,9 @@
 // ranges of the task to the device's memory. A range that is not mapped then fails the context with
 // CUDA_ERROR_ILLEGAL_ADDRESS, and the kernel's name and the range stand on stderr.
 //
-// A stream holds kTasksMax tasks at most; the next launch waits for room, as on a real GPU. Without
-// a bound a program that never waits fills the host's memory with tasks. Handles live for ever. Any
-// thread but those of streams.
+// A kernel takes the time that kernel_durations.h says. A stream holds kTasksMax tasks at most; the
+// next launch waits for room, as on a real GPU. Without a bound a program that never waits fills
+// the host's memory with tasks. Handles live for ever. Any thread but those of streams.
 #pragma once
 
 #include "emulated_gpu.h"

@@ -133,8 +133,8 @@ CUresult SimulatedDriver::launch(CUstream stream, std::vector<DeviceRange> touch
                                  std::function<void()> kernel, std::chrono::nanoseconds duration) {
   if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
   if (parts_->failure.is_set()) return parts_->failure.result();
-  return parts_->streams.launch(stream, std::move(touches), std::move(kernel),
-                                static_cast<uint64_t>(duration.count()));
+  return parts_->streams.launch(
+      stream, {std::move(touches), std::move(kernel), static_cast<uint64_t>(duration.count())});
 }
 
 void SimulatedDriver::add_kernel(std::string_view name, SimulatedKernel kernel) {

@@ -32,6 +32,11 @@ struct SimulatedDriverConfig {
   uint64_t kernel_bytes_per_s = 0;
   uint64_t copy_latency_ns = 0;  // on top of each copy, which keeps its engine for so long
 
+  // Works that take time are done at its beginning and not at its end. Then whoever waits for one
+  // goes on in time, so that the device's clock holds for the host too; but a program that reads a
+  // target too early finds what it looked for.
+  bool works_first = false;
+
   // What copies to the host read may be written by kernels meanwhile, on purpose: ThreadSanitizer
   // is told to let that pass.
   bool reads_may_race = false;

@@ -151,7 +151,7 @@ CUresult SimulatedModules::launch(CUfunction function, unsigned grid_x, unsigned
     }
     run(launch);
   };
-  return streams_.launch(stream, std::move(ranges.device), std::move(body), takes_ns);
+  return streams_.launch(stream, {std::move(ranges.device), std::move(body), takes_ns});
 }
 
 std::string SimulatedModules::leaks() const {

@@ -50,9 +50,9 @@ SimulatedStream::~SimulatedStream() {
   thread_.join();
 }
 
-void SimulatedStream::push(Action action, std::shared_ptr<Marker> marker) {
+void SimulatedStream::push(Action action, std::shared_ptr<Marker> marker, WorkKind kind) {
   MutexLock lock(mutex_);
-  queue_.push_back({std::move(action), std::move(marker), now_ns()});
+  queue_.push_back({std::move(action), std::move(marker), kind, now_ns()});
   ++unfinished_;
   changed_.notify_all();
 }
@@ -65,6 +65,28 @@ size_t SimulatedStream::unfinished() const {
 void SimulatedStream::wait_until_idle() {
   MutexLock lock(mutex_);
   while (unfinished_ > 0) idle_.wait(mutex_);
+}
+
+StreamTimes SimulatedStream::times() const {
+  MutexLock lock(mutex_);
+  return times_;
+}
+
+void SimulatedStream::reset_times() {
+  MutexLock lock(mutex_);
+  times_ = {};
+  kernel_ended_ns_ = 0;
+}
+
+void SimulatedStream::count_kernel(uint64_t pushed_ns, uint64_t begin_ns, uint64_t end_ns) {
+  ++times_.kernels;
+  times_.busy_ns += end_ns - begin_ns;
+  if (kernel_ended_ns_ != 0) {
+    const uint64_t queued_ns = std::max(kernel_ended_ns_, pushed_ns);
+    times_.starved_ns += queued_ns - kernel_ended_ns_;
+    times_.stalled_ns += begin_ns - queued_ns;
+  }
+  kernel_ended_ns_ = end_ns;
 }
 
 void SimulatedStream::stop() {
@@ -101,11 +123,14 @@ void SimulatedStream::run() {
   on_stream = true;
   while (std::optional<Work> work = next_work()) {
     time_ns_ = std::max(time_ns_, work->pushed_ns);
-    if (work->action) time_ns_ = std::max(time_ns_, work->action(*this, time_ns_));
+    const uint64_t begin_ns = time_ns_;
+    const bool is_kernel = work->action && work->kind == WorkKind::kKernel;
+    if (work->action) time_ns_ = std::max(time_ns_, work->action(*this, begin_ns));
     // What the action holds is gone before anybody sees that it has ended.
     work->action = nullptr;
     // Whoever sees the marker complete finds the stream idle too, and the other way round.
     MutexLock lock(mutex_);
+    if (is_kernel) count_kernel(work->pushed_ns, begin_ns, time_ns_);
     if (work->marker != nullptr) work->marker->complete(time_ns_);
     --unfinished_;
     if (unfinished_ == 0) idle_.notify_all();

@@ -10,6 +10,9 @@
 // kernels run, at the end of their time: the worst for a program that reads a target too early or
 // reuses a source too soon.
 //
+// A stream counts what became of its time on that clock, kernel by kernel. Between two kernels it
+// was stalled as long as the second one had been queued already, and starved before.
+//
 // When the context has failed or the stream is stopped, queued work is dropped but for its markers,
 // so that nobody waits for ever. Work that is taking its time just then is dropped too.
 // Threads: push(), markers and engines by any thread; what an action may call says so.
@@ -56,6 +59,16 @@ class CopyEngine {
   uint64_t free_at_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
 };
 
+enum class WorkKind : uint8_t { kKernel, kOther };
+
+/// What became of a stream's time from the first kernel to the last one, on the device's clock.
+struct StreamTimes {
+  uint64_t kernels = 0;
+  uint64_t busy_ns = 0;     // with kernels
+  uint64_t stalled_ns = 0;  // a kernel was queued, and what stood before it was not done
+  uint64_t starved_ns = 0;  // no kernel was queued
+};
+
 class SimulatedStream {
  public:
   /// Does the work, which the device begins at `begin_ns`; returns when the device ended it.
@@ -68,10 +81,14 @@ class SimulatedStream {
   SimulatedStream& operator=(const SimulatedStream&) = delete;
 
   /// The marker is complete once the action and all before it have ended. An empty action is none.
-  void push(Action action, std::shared_ptr<Marker> marker = nullptr) TENCACHE_EXCLUDES(mutex_);
+  void push(Action action, std::shared_ptr<Marker> marker = nullptr,
+            WorkKind kind = WorkKind::kOther) TENCACHE_EXCLUDES(mutex_);
   /// Works that are queued or running.
   size_t unfinished() const TENCACHE_EXCLUDES(mutex_);
   void wait_until_idle() TENCACHE_EXCLUDES(mutex_);
+  StreamTimes times() const TENCACHE_EXCLUDES(mutex_);
+  /// Counts from the next kernel on.
+  void reset_times() TENCACHE_EXCLUDES(mutex_);
   /// Drops what is queued and cuts the time short that running work takes.
   void stop() TENCACHE_EXCLUDES(mutex_);
 
@@ -85,10 +102,13 @@ class SimulatedStream {
   struct Work {
     Action action;
     std::shared_ptr<Marker> marker;
+    WorkKind kind = WorkKind::kOther;
     uint64_t pushed_ns = 0;
   };
 
   void run() TENCACHE_EXCLUDES(mutex_);
+  void count_kernel(uint64_t pushed_ns, uint64_t begin_ns, uint64_t end_ns)
+      TENCACHE_REQUIRES(mutex_);
   std::optional<Work> next_work() TENCACHE_EXCLUDES(mutex_);
   bool is_dropping() const TENCACHE_REQUIRES(mutex_) { return is_stopped_ || failure_.is_set(); }
 
@@ -99,8 +119,10 @@ class SimulatedStream {
   std::deque<Work> queue_ TENCACHE_GUARDED_BY(mutex_);
   size_t unfinished_ TENCACHE_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ TENCACHE_GUARDED_BY(mutex_) = false;
-  uint64_t time_ns_ = 0;  // of the device; the thread's own
-  std::thread thread_;    // last, so that it finds the rest made
+  StreamTimes times_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t kernel_ended_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // 0 before the first counted one
+  uint64_t time_ns_ = 0;                                      // of the device; the thread's own
+  std::thread thread_;  // last, so that it finds the rest made
 };
 
 }  // namespace tencache

@@ -33,6 +33,7 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& m
       host_(host),
       failure_(failure),
       reads_may_race_(config.reads_may_race),
+      works_first_(config.works_first),
       to_device_(config.to_device_bytes_per_s, config.copy_latency_ns),
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
       on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
@@ -244,6 +245,17 @@ size_t StreamTable::unfinished() const {
 
 void StreamTable::wait_until_idle() {
   for (const StreamPointer& stream : all_streams()) stream->wait_until_idle();
+}
+
+StreamTimes StreamTable::times(CUstream stream) const {
+  const StreamPointer found = find(stream);
+  TENCACHE_CHECK(found != nullptr, "there is no stream %p", static_cast<void*>(stream));
+  return found->times();
+}
+
+void StreamTable::reset_times() {
+  late_ = 0;
+  for (const StreamPointer& stream : all_streams()) stream->reset_times();
 }
 
 CUresult StreamTable::synchronize() {

@@ -25,6 +25,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -35,6 +36,13 @@
 #include "support/cuda/simulated_stream.h"
 
 namespace tencache {
+
+struct Kernel {
+  std::vector<DeviceRange> touches;
+  std::function<void()> run;
+  uint64_t duration_ns = 0;
+  std::function<void()> explain = {};  // called when a range is not accessible, before the failure
+};
 
 class StreamTable {
  public:
@@ -72,8 +80,9 @@ class StreamTable {
   /// `count` words of 32 bits.
   CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
 
-  CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
-                  uint64_t duration_ns);
+  CUresult launch(CUstream stream, Kernel kernel) {
+    return push_kernel(stream, std::move(kernel), WorkKind::kKernel);
+  }
   /// What the stream is given from now on waits for let_go().
   CUresult hold(CUstream stream);
   /// But for so many, no copy begins until let_go(); those that have begun go on. REQUIRES: none
@@ -94,6 +103,12 @@ class StreamTable {
   void wait_until_idle();
   /// Waits for all streams, as cuCtxSynchronize.
   CUresult synchronize();
+  /// REQUIRES: the stream exists.
+  StreamTimes times(CUstream stream) const;
+  /// Works that took longer than the time they were given, where works come first.
+  uint64_t late() const { return late_; }
+  /// All streams count anew.
+  void reset_times();
   /// One line for each stream and event.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
@@ -121,11 +136,16 @@ class StreamTable {
   HostMemoryKind host_kind(const void* memory, size_t bytes, bool is_written) const;
   CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
                      const void* source, size_t bytes, CUstream stream, bool is_synchronous);
-  // Lets the work take its time and then does it, all of it while it is declared to the memory. The
+  CUresult push_kernel(CUstream stream, Kernel kernel, WorkKind kind);
+  // Lets the work take its time and does it, all of it while it is declared to the memory. The
   // clock tells how long the work takes by itself: a kernel may wait for something, while a copy
   // only works, however seldom its thread is let run.
   uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
-                   uint64_t end_ns, const std::function<void()>& work, Clock clock);
+                   uint64_t end_ns, const std::function<void()>& work, Clock clock,
+                   const std::function<void()>& explain = {});
+  // The same at the beginning of its time (SimulatedDriverConfig::works_first).
+  uint64_t perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
+                         const std::function<void()>& work);
   // Waits for that many lettings go.
   void wait_held(SimulatedStream& worker, uint64_t until) const;
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
@@ -134,9 +154,11 @@ class StreamTable {
   const HostRegistrations& host_;
   StickyFailure& failure_;
   const bool reads_may_race_;
+  const bool works_first_;
   CopyEngine to_device_;
   CopyEngine to_host_;
   CopyEngine on_device_;
+  std::atomic<uint64_t> late_ = 0;
   std::atomic<uint64_t> lettings_go_ = 0;
   std::atomic<uint64_t> let_go_ns_ = 0;  // the last one
   std::atomic<uint64_t> copies_held_until_ = 0;

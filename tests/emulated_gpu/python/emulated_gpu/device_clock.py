@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock of the emulated device: how long kernels take, and what became of a stream's time.
+
+With EMULATED_GPU_DURATIONS each kernel takes the time that the file gives it, however long the
+processor works on it, and torch.cuda.Event tells times of that clock. They hold as long as nothing
+was late; a work that took longer than its time makes all times void. Any thread may call."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StreamTimes:
+    """From the first kernel since the reset to the last one, in seconds of the device."""
+
+    kernels: int
+    busy_s: float
+    """With kernels."""
+    stalled_s: float
+    """A kernel was queued, but an event, a value or a copy stood before it."""
+    starved_s: float
+    """No kernel was queued: the program was behind."""
+
+
+class _Times(ctypes.Structure):
+    _fields_ = (
+        ("kernels", ctypes.c_uint64),
+        ("busy_s", ctypes.c_double),
+        ("stalled_s", ctypes.c_double),
+        ("starved_s", ctypes.c_double),
+    )
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def times(stream: int = 0) -> StreamTimes:
+    """Of a stream by its handle, `torch.cuda.Stream.cuda_stream`. Wait for the stream before."""
+    found = _Times()
+    result = _driver().emulated_gpu_times(ctypes.c_void_p(stream), ctypes.byref(found))
+    if result != 0:
+        raise RuntimeError(f"there are no times before CUDA is started (error {result})")
+    return StreamTimes(found.kernels, found.busy_s, found.stalled_s, found.starved_s)
+
+
+def late() -> int:
+    """Kernels and copies since the reset that took longer than the time they were given: where
+    there are any, the times are void."""
+    count = _driver().emulated_gpu_late
+    count.restype = ctypes.c_uint64
+    return int(count())
+
+
+def reset() -> None:
+    """All streams count anew, from their next kernels on. Wait for the device before."""
+    _driver().emulated_gpu_reset_times()
+
+
+def set_duration(name: str, launch_s: float, bytes_per_s: float = 0) -> None:
+    """From now on kernels of that name take so long for each launch, and for each byte that they
+    touch; the names are those of a line of EMULATED_GPU_DURATIONS."""
+    set_one = _driver().emulated_gpu_set_duration
+    set_one(name.encode(), ctypes.c_double(launch_s), ctypes.c_double(bytes_per_s))
