@@ -63,9 +63,11 @@ void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);
 /// Since the driver was started or the times were reset. REQUIRES: the stream exists.
 CUresult emulated_gpu_times(CUstream stream, EmulatedTimes* times);
-/// Kernels and copies that took longer than the time they were given: where there are any, the
-/// times are void.
+/// Kernels and copies that kept the processor longer than the time they were given: where there are
+/// any, the times are void.
 uint64_t emulated_gpu_late(void);
+/// The longest time that the end of a kernel or copy came after it was due on the device's clock.
+double emulated_gpu_lag_s(void);
 /// All streams count anew, from their next kernels on.
 void emulated_gpu_reset_times(void);
 

@@ -320,16 +320,18 @@ TEST_F(SimulatedStreamsTest, WorkThatComesFirstKeepsItsTimeOrIsLate) {
   const CUstream at = stream();
   const CUevent begin = record(at);
   launch(at, std::chrono::nanoseconds(1), [] {
-    const uint64_t begin_ns = now_ns();
-    while (now_ns() == begin_ns) {
+    const uint64_t begin_ns = thread_work_ns();
+    while (thread_work_ns() < begin_ns + 100) {
     }
   });
   const CUevent end = record(at);
   synchronize(at);
   EXPECT_EQ(streams.late(), 1u);
-  EXPECT_GT(elapsed_ms(begin, end), 0) << "a late work ends when it ends";
+  EXPECT_GE(elapsed_ms(begin, end), 100e-6) << "a late work takes what it took";
+  EXPECT_GT(streams.lag_ns(), 0u);
   streams.reset_times();
   EXPECT_EQ(streams.late(), 0u);
+  EXPECT_EQ(streams.lag_ns(), 0u);
 }
 
 TEST_F(SimulatedStreamsTest, EndOfTheDriverDropsWork) {

@@ -104,6 +104,11 @@ uint64_t emulated_gpu_late() {
   return driver != nullptr ? driver->parts().streams.late() : 0;
 }
 
+double emulated_gpu_lag_s() {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr ? seconds(driver->parts().streams.lag_ns()) : 0;
+}
+
 void emulated_gpu_reset_times() {
   if (SimulatedDriver* const driver = started_driver()) driver->parts().streams.reset_times();
 }

@@ -28,8 +28,8 @@ void at_exit() {
   if (const uint64_t late = driver->parts().streams.late(); late > 0) {
     fprintf(
         stderr,
-        "emulated GPU: late works: %llu; they took longer than the time they were given, so the "
-        "device's times are void\n",
+        "emulated GPU: late works: %llu; they took the processor longer than the time they were "
+        "given, so the device's times are void\n",
         static_cast<unsigned long long>(late));
   }
 }

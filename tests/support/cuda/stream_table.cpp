@@ -255,6 +255,7 @@ StreamTimes StreamTable::times(CUstream stream) const {
 
 void StreamTable::reset_times() {
   late_ = 0;
+  lag_ns_ = 0;
   for (const StreamPointer& stream : all_streams()) stream->reset_times();
 }
 

@@ -105,8 +105,10 @@ class StreamTable {
   CUresult synchronize();
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
-  /// Works that took longer than the time they were given, where works come first.
+  /// Where works come first: those that kept the processor longer than the time they were given.
   uint64_t late() const { return late_; }
+  /// The longest time, there, that the end of a work came after it was due.
+  uint64_t lag_ns() const { return lag_ns_; }
   /// All streams count anew.
   void reset_times();
   /// One line for each stream and event.
@@ -148,6 +150,7 @@ class StreamTable {
                          const std::function<void()>& work);
   // Waits for that many lettings go.
   void wait_held(SimulatedStream& worker, uint64_t until) const;
+  void note_lag(uint64_t lag_ns);
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
 
   SimulatedMemory& memory_;
@@ -159,6 +162,7 @@ class StreamTable {
   CopyEngine to_host_;
   CopyEngine on_device_;
   std::atomic<uint64_t> late_ = 0;
+  std::atomic<uint64_t> lag_ns_ = 0;
   std::atomic<uint64_t> lettings_go_ = 0;
   std::atomic<uint64_t> let_go_ns_ = 0;  // the last one
   std::atomic<uint64_t> copies_held_until_ = 0;

@@ -127,14 +127,20 @@ uint64_t StreamTable::perform(SimulatedStream& stream, std::span<const DeviceRan
 uint64_t StreamTable::perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
                                     const std::function<void()>& work) {
   if (!stream.pause_until(begin_ns)) return begin_ns;
+  const uint64_t started_ns = thread_work_ns();
   work();
-  // Late by anybody's fault: the work's, or that of who kept its thread from running.
-  if (const uint64_t done_ns = now_ns(); done_ns > end_ns) {
+  if (const uint64_t work_ns = thread_work_ns() - started_ns; work_ns > end_ns - begin_ns) {
     ++late_;
-    return done_ns;
+    end_ns = begin_ns + work_ns;
   }
-  (void)stream.pause_until(end_ns);
+  if (stream.pause_until(end_ns)) note_lag(now_ns() - end_ns);
   return end_ns;
+}
+
+void StreamTable::note_lag(uint64_t lag_ns) {
+  uint64_t most_ns = lag_ns_;
+  while (lag_ns > most_ns && !lag_ns_.compare_exchange_weak(most_ns, lag_ns)) {
+  }
 }
 
 HostMemoryKind StreamTable::host_kind(const void* memory, size_t bytes, bool is_written) const {

@@ -3,7 +3,7 @@
 
 With EMULATED_GPU_DURATIONS each kernel takes the time that the file gives it, however long the
 processor works on it, and torch.cuda.Event tells times of that clock. They hold as long as nothing
-was late; a work that took longer than its time makes all times void. Any thread may call."""
+was late, and are as exact as `lag_s` is short. Any thread may call."""
 
 from __future__ import annotations
 
@@ -47,11 +47,20 @@ def times(stream: int = 0) -> StreamTimes:
 
 
 def late() -> int:
-    """Kernels and copies since the reset that took longer than the time they were given: where
-    there are any, the times are void."""
+    """Kernels and copies since the reset that kept the processor longer than the time they were
+    given: where there are any, the times are void."""
     count = _driver().emulated_gpu_late
     count.restype = ctypes.c_uint64
     return int(count())
+
+
+def lag_s() -> float:
+    """The longest time since the reset that the end of a kernel or copy came after it was due, so
+    long as the machine let its thread wait. The stream makes it up; what waits for the device's
+    end, as tencache does when it plans the next copy, goes on so much later."""
+    longest = _driver().emulated_gpu_lag_s
+    longest.restype = ctypes.c_double
+    return float(longest())
 
 
 def reset() -> None:
