@@ -4,8 +4,6 @@
 // the function of the table of names, so that the dynamic linker's names and those of
 // cuGetProcAddress are the same functions, whose types stand in cuda.h only. The slots are filled
 // when the library is loaded. The functions of emulated_gpu.h follow.
-#include <cstdio>
-
 #include "driver/functions.h"
 #include "driver/kernel_durations.h"
 #include "driver/name_table.h"
@@ -18,13 +16,13 @@
 #define EMULATED_JOINED(first, second) first##second
 #define EMULATED_SLOT(name) EMULATED_JOINED(slot_of_, name)
 
+#define EMULATED_JUMP(name)                                                                 \
+  ".text; .globl " name "; .type " name ",@function; " name ": endbr64; jmp *slot_of_" name \
+  "(%rip); .size " name ", .-" name
 #define EMULATED_TRAMPOLINE(name)                                             \
   extern "C" __attribute__((visibility("hidden"))) void* EMULATED_SLOT(name); \
   void* EMULATED_SLOT(name) = nullptr;                                        \
-  asm(".text\n.globl " EMULATED_STRING(name) "\n.type " EMULATED_STRING(          \
-      name) ",@function\n" EMULATED_STRING(name) ":\n\tendbr64\n\tjmp *"          \
-      "slot_of_" EMULATED_STRING(name) "(%rip)\n.size " EMULATED_STRING(name)     \
-      ", .-" EMULATED_STRING(name) "\n");
+  asm(EMULATED_JUMP(EMULATED_STRING(name)));
 TENCACHE_CUDA_FUNCTIONS(EMULATED_TRAMPOLINE)
 EMULATED_OWN_FUNCTIONS(EMULATED_TRAMPOLINE)
 EMULATED_ABSENT_FUNCTIONS(EMULATED_TRAMPOLINE)
@@ -33,6 +31,7 @@ EMULATED_ABSENT_FUNCTIONS(EMULATED_TRAMPOLINE)
 EMULATED_TRAMPOLINE(cuGetProcAddress)
 #pragma pop_macro("cuGetProcAddress")
 #undef EMULATED_TRAMPOLINE
+#undef EMULATED_JUMP
 
 namespace {
 
