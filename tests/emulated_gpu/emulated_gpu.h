@@ -73,7 +73,8 @@ void emulated_gpu_reset_times(void);
 
 // ---- libcudart.so.13
 
-/// Queues the task in the stream, or keeps it where the stream captures a graph.
+/// Queues the task in the stream, or keeps it for the graph that the stream captures. The task is
+/// the run time's from then on, also where it is refused.
 CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task, const EmulatedRange* ranges,
                              size_t count);
 /// A kernel failed, and so does the context.

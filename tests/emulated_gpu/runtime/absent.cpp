@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What has no stand-in fails with its name. A refusal reads no argument.
+// What has no stand-in fails with its name: each function of absent.inc is exported, and refused
+// without a look at its arguments. Any thread may call.
 #include "errors.h"
 
 // An assembler name, so that the header's declaration of other parameters does not stand against
@@ -8,7 +9,6 @@
 #define ABSENT(name)                                                                             \
   extern "C" __attribute__((visibility("default"))) cudaError_t refused_##name() __asm__(#name); \
   cudaError_t refused_##name() { return emulated_gpu::runtime::refuse(#name); }
-#undef cudaGraphInstantiate
 #undef cudaGraphAddNode
 #undef cudaStreamUpdateCaptureDependencies
 #include "absent.inc"

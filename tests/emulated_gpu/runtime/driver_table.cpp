@@ -1,76 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Finds the driver's functions once, and ends the process where one is missing. A mutex guards the
-// primary contexts, which are retained at first use and never released.
 #include "driver_table.h"
 
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <mutex>
 
 namespace emulated_gpu::runtime {
 
-const Driver& driver() {
-  static const Driver* const made = [] {
-    auto* d = new Driver;
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      fprintf(stderr, "emulated GPU: %s\n", dlerror());
-      abort();
-    }
-    d->get = reinterpret_cast<decltype(d->get)>(dlsym(library, "cuGetProcAddress_v2"));
-#define EMULATED_FIND(name)                                                                  \
-  {                                                                                          \
-    CUdriverProcAddressQueryResult found;                                                    \
-    if (d->get(#name, reinterpret_cast<void**>(&d->name), 13000, 0, &found) != CUDA_SUCCESS) \
-      fprintf(stderr, "emulated GPU: the driver has no %s\n", #name), abort();               \
-  }
-    EMULATED_DRIVER(EMULATED_FIND)
+namespace {
+
+[[noreturn]] void end(const char* what, const char* name) {
+  fprintf(stderr, "emulated GPU: %s %s\n", what, name);
+  abort();
+}
+
+// The extension of the emulation, which cuGetProcAddress does not know.
+template <typename Function>
+void find_export(void* library, const char* name, Function* found) {
+  *found = reinterpret_cast<Function>(dlsym(library, name));
+  if (*found == nullptr) end("the driver has no", name);
+}
+
+template <typename Function>
+void find_function(const Driver& d, const char* name, Function* found) {
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  const CUresult result = d.get(name, reinterpret_cast<void**>(found), CUDART_VERSION, 0, &status);
+  if (result != CUDA_SUCCESS) end("the driver has no", name);
+}
+
+Driver* make_driver() {
+  auto* d = new Driver;
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) end("no driver:", dlerror());
+  find_export(library, "cuGetProcAddress_v2", &d->get);
+#define EMULATED_FIND(name) find_function(*d, #name, &d->name);
+  EMULATED_DRIVER(EMULATED_FIND)
 #undef EMULATED_FIND
-    d->function = reinterpret_cast<decltype(d->function)>(dlsym(library, "emulated_gpu_function"));
-    d->is_device =
-        reinterpret_cast<decltype(d->is_device)>(dlsym(library, "emulated_gpu_is_device"));
-    d->device_of =
-        reinterpret_cast<decltype(d->device_of)>(dlsym(library, "emulated_gpu_device_of"));
-    d->is_registered =
-        reinterpret_cast<decltype(d->is_registered)>(dlsym(library, "emulated_gpu_is_registered"));
-    d->fail = reinterpret_cast<decltype(d->fail)>(dlsym(library, "emulated_gpu_fail"));
-    d->set_capturing =
-        reinterpret_cast<decltype(d->set_capturing)>(dlsym(library, "emulated_gpu_set_capturing"));
-    d->cuInit(0);
-    d->cuDeviceGetCount(&d->device_count);
-    return d;
-  }();
+  find_export(library, "emulated_gpu_function", &d->function);
+  find_export(library, "emulated_gpu_is_device", &d->is_device);
+  find_export(library, "emulated_gpu_device_of", &d->device_of);
+  find_export(library, "emulated_gpu_is_registered", &d->is_registered);
+  find_export(library, "emulated_gpu_fail", &d->fail);
+  find_export(library, "emulated_gpu_set_capturing", &d->set_capturing);
+  if (d->cuInit(0) != CUDA_SUCCESS) end("the driver refuses", "cuInit");
+  if (d->cuDeviceGetCount(&d->device_count) != CUDA_SUCCESS)
+    end("the driver refuses", "cuDeviceGetCount");
+  return d;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  static const Driver* const made = make_driver();
   return *made;
 }
 
-namespace {
-std::mutex context_mutex;
-std::map<int, CUcontext> contexts;
-thread_local int wanted_device = 0;
-}  // namespace
-
-CUcontext context_of(int device) {
-  const std::lock_guard lock(context_mutex);
-  CUcontext& context = contexts[device];
-  if (context == nullptr) driver().cuDevicePrimaryCtxRetain(&context, device);
-  return context;
-}
-void want_device(int device) { wanted_device = device; }
-int current_device() {
-  CUdevice device = 0;
-  return driver().cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : wanted_device;
-}
-// As the run time does: the first call that needs a context makes the primary one current.
-const Driver& ready() {
-  const Driver& d = driver();
-  CUcontext context = nullptr;
-  if (d.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
-    d.cuCtxSetCurrent(context_of(wanted_device));
-  }
-  return d;
-}
 }  // namespace emulated_gpu::runtime

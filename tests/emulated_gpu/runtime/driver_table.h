@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The functions of libcuda.so.1 that the run time calls, found as the real run time finds them, so
-// that a launch guard that is preloaded stands before them too. The table also owns each device's
-// primary context. The device that a thread asked for counts until the thread has a context. Any
-// thread may call.
+// that a launch guard that is preloaded stands before them too. It is made at the first call, and
+// lives for ever; a function that is missing ends the process with its name. Any thread may call.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-
-#include <vector>
 
 #include "emulated_gpu.h"
 
@@ -23,14 +20,15 @@ namespace emulated_gpu::runtime {
   X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) \
   X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) \
   X(cuCtxSetCurrent) X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) \
+  X(cuMemGetAllocationGranularity) \
   X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) \
   X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister) \
   X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority) X(cuStreamDestroy) \
   X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) \
   X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
-  X(cuMemcpyDtoDAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuLaunchKernel) \
-  X(cuGetErrorName) X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
+  X(cuMemcpyDtoDAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuLaunchKernel) X(cuGetErrorName) \
+  X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
 // clang-format on
 
 struct Driver {
@@ -48,12 +46,6 @@ struct Driver {
 };
 
 const Driver& driver();
-// The driver, after the calling thread has a context: the first call that needs one makes the
-// primary context current, as the real run time does.
-const Driver& ready();
-CUcontext context_of(int device);
-int current_device();
-void want_device(int device);
 
 inline CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 

@@ -1,38 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Last errors are per thread. Kernels are registered while libraries load, before any launch, so
-// the table of their names needs no lock of its own.
 #include "errors.h"
-
-#include <cxxabi.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <string>
-#include <vector>
+#include <utility>
+
+#include "driver_table.h"
 
 namespace emulated_gpu::runtime {
 
 namespace {
+
 thread_local cudaError_t last = cudaSuccess;
 
-struct Kernel {
-  const void* function;
+struct ErrorText {
+  cudaError_t error;
   const char* name;
+  const char* text;
 };
-std::vector<Kernel>& kernels() {
-  static auto* const all = new std::vector<Kernel>;
-  return *all;
-}
-std::string kernel_name(const void* function) {
-  for (const Kernel& kernel : kernels()) {
-    if (kernel.function != function) continue;
-    int status = 0;
-    char* text = abi::__cxa_demangle(kernel.name, nullptr, nullptr, &status);
-    return status == 0 ? text : kernel.name;
+// What the emulation gives, and what torch or the suites provoke on a real GPU.
+#define EMULATED_ERROR(name, text) \
+  { name, #name, text }
+constexpr ErrorText kErrorTexts[] = {
+    EMULATED_ERROR(cudaSuccess, "no error"),
+    EMULATED_ERROR(cudaErrorInvalidValue, "invalid argument"),
+    EMULATED_ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    EMULATED_ERROR(cudaErrorInitializationError, "initialization error"),
+    EMULATED_ERROR(cudaErrorCudartUnloading, "driver shutting down"),
+    EMULATED_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    EMULATED_ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
+    EMULATED_ERROR(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"),
+    EMULATED_ERROR(cudaErrorStubLibrary, "CUDA driver is a stub library"),
+    EMULATED_ERROR(cudaErrorMissingConfiguration, "__global__ function call is not configured"),
+    EMULATED_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    EMULATED_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    EMULATED_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    EMULATED_ERROR(cudaErrorInvalidKernelImage, "device kernel image is invalid"),
+    EMULATED_ERROR(cudaErrorDeviceUninitialized, "invalid device context"),
+    EMULATED_ERROR(cudaErrorNoKernelImageForDevice,
+                   "no kernel image is available for execution on the device"),
+    EMULATED_ERROR(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered"),
+    EMULATED_ERROR(cudaErrorOperatingSystem,
+                   "OS call failed or operation not supported on this OS"),
+    EMULATED_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    EMULATED_ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state"),
+    EMULATED_ERROR(cudaErrorSymbolNotFound, "named symbol not found"),
+    EMULATED_ERROR(cudaErrorNotReady, "device not ready"),
+    EMULATED_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    EMULATED_ERROR(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
+    EMULATED_ERROR(cudaErrorPeerAccessNotEnabled, "peer access has not been enabled"),
+    EMULATED_ERROR(cudaErrorHostMemoryAlreadyRegistered,
+                   "part or all of the requested memory range is already mapped"),
+    EMULATED_ERROR(cudaErrorHostMemoryNotRegistered,
+                   "pointer does not correspond to a registered memory region"),
+    EMULATED_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    EMULATED_ERROR(cudaErrorNotPermitted, "operation not permitted"),
+    EMULATED_ERROR(cudaErrorNotSupported, "operation not supported"),
+    EMULATED_ERROR(cudaErrorSystemDriverMismatch,
+                   "system has unsupported display driver / cuda driver combination"),
+    EMULATED_ERROR(cudaErrorStreamCaptureUnsupported,
+                   "operation not permitted when stream is capturing"),
+    EMULATED_ERROR(cudaErrorStreamCaptureInvalidated,
+                   "operation failed due to a previous error during capture"),
+    EMULATED_ERROR(cudaErrorStreamCaptureMerge,
+                   "operation would result in a merge of separate capture sequences"),
+    EMULATED_ERROR(cudaErrorStreamCaptureUnmatched,
+                   "capture was not ended in the same stream as it began"),
+    EMULATED_ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
+    EMULATED_ERROR(cudaErrorStreamCaptureIsolation,
+                   "dependency created on uncaptured work in another stream"),
+    EMULATED_ERROR(cudaErrorStreamCaptureImplicit,
+                   "operation would make the legacy stream depend on a capturing blocking stream"),
+    EMULATED_ERROR(cudaErrorCapturedEvent,
+                   "operation not permitted on an event last recorded in a capturing stream"),
+    EMULATED_ERROR(cudaErrorStreamCaptureWrongThread,
+                   "attempt to terminate a thread-local capture sequence from another thread"),
+    EMULATED_ERROR(cudaErrorUnknown, "unknown error"),
+};
+#undef EMULATED_ERROR
+
+constexpr ErrorText kUnknown = {cudaErrorUnknown, "unrecognized error code",
+                                "unrecognized error code"};
+const ErrorText& text_of(cudaError_t error) {
+  for (const ErrorText& found : kErrorTexts) {
+    if (found.error == error) return found;
   }
-  return "(unknown kernel)";
+  return kUnknown;
 }
+
 }  // namespace
 
 cudaError_t note(cudaError_t error) {
@@ -40,24 +95,18 @@ cudaError_t note(cudaError_t error) {
   return error;
 }
 cudaError_t note(CUresult result) { return note(static_cast<cudaError_t>(result)); }
-cudaError_t last_error() { return last; }
-cudaError_t take_last_error() {
-  const cudaError_t taken = last;
-  last = cudaSuccess;
-  return taken;
-}
-void register_kernel(const void* function, const char* name) {
-  kernels().push_back({function, name});
-}
-cudaError_t refuse_kernel(const void* function) {
-  const std::string name = kernel_name(function);
-  fprintf(stderr, "emulated GPU: there is no stand-in for the kernel %s\n", name.c_str());
+
+cudaError_t refuse(const std::string& what) {
+  fprintf(stderr, "emulated GPU: %s is not emulated\n", what.c_str());
   if (getenv("EMULATED_GPU_ABORT") != nullptr) abort();
   return note(cudaErrorNotSupported);
 }
-cudaError_t refuse(const char* what) {
-  fprintf(stderr, "emulated GPU: %s is not emulated\n", what);
-  if (getenv("EMULATED_GPU_ABORT") != nullptr) abort();
-  return note(cudaErrorNotSupported);
-}
+
 }  // namespace emulated_gpu::runtime
+
+using namespace emulated_gpu::runtime;
+
+EMULATED_PUBLIC cudaError_t cudaPeekAtLastError() { return last; }
+EMULATED_PUBLIC cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
+EMULATED_PUBLIC const char* cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
+EMULATED_PUBLIC const char* cudaGetErrorString(cudaError_t error) { return text_of(error).text; }

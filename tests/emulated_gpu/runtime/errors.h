@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calling thread's last error, and the one way to refuse what has no stand-in: by name, on
-// stderr, with cudaErrorNotSupported. EMULATED_GPU_ABORT in the environment makes a refusal end the
-// process.
+// The calling thread's last error, the names of errors, and the one way to refuse what has no
+// stand-in: by name, on stderr, with cudaErrorNotSupported. EMULATED_GPU_ABORT in the environment
+// makes a refusal end the process. An error of the driver has the run time's number, but for few
+// that the emulation never gives. Any thread may call.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <string>
+
 namespace emulated_gpu::runtime {
 
-// Keeps a failure as the thread's last error and returns it.
+/// Keeps a failure as the thread's last error and returns it. cudaErrorNotReady is none.
 cudaError_t note(cudaError_t error);
 cudaError_t note(CUresult result);
-cudaError_t last_error();
-cudaError_t take_last_error();
 
-cudaError_t refuse(const char* what);
-cudaError_t refuse_kernel(const void* function);
-void register_kernel(const void* function, const char* name);
+cudaError_t refuse(const std::string& what);
 
 }  // namespace emulated_gpu::runtime

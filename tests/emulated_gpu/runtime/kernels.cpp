@@ -1,61 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels: registered and refused by name, because their code cannot run here. What an operator's
-// stand-in does runs through emulated_gpu_launch, as a task on the stream.
-#include <cstring>
+// Kernels and device variables: registered while libraries load, and refused by name, because their
+// code cannot run here. What an operator's stand-in does runs through emulated_gpu_launch, as a
+// task on the stream; a graph that captured the task runs it once a launch. Any thread may call.
+#include <cxxabi.h>
+
+#include <cstddef>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "capture.h"
-#include "driver_table.h"
+#include "contexts.h"
 #include "errors.h"
 
 using namespace emulated_gpu::runtime;
 
-static CUresult launch_now(CUstream stream, const EmulatedTask* task, const EmulatedRange* ranges,
-                           size_t count);
 namespace {
+
+// What stands in device code, by its address on the host. The names live as long as the libraries.
+class DeviceNames {
+ public:
+  static DeviceNames& instance() {
+    static auto* const made = new DeviceNames;
+    return *made;
+  }
+  void add(const void* on_host, const char* name) {
+    const std::lock_guard lock(mutex_);
+    names_[on_host] = name;
+  }
+  std::string find(const void* on_host) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = names_.find(on_host);
+    if (found == names_.end()) return "of unknown name";
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> text(
+        abi::__cxa_demangle(found->second, nullptr, nullptr, &status), &free);
+    return text != nullptr ? text.get() : found->second;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const void*, const char*> names_;
+};
+
+cudaError_t refuse_kernel(const void* function) {
+  return refuse("the kernel " + DeviceNames::instance().find(function));
+}
+cudaError_t refuse_about_kernel(const char* what, const void* function) {
+  return refuse(what + (" of the kernel " + DeviceNames::instance().find(function)));
+}
+
 struct KeptTask {
   EmulatedTask task;
   std::vector<EmulatedRange> ranges;
   ~KeptTask() { task.destroy(task.state); }
 };
-}  // namespace
-EMULATED_PUBLIC CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task,
-                                             const EmulatedRange* ranges, size_t count) {
-  const auto in = static_cast<CUstream>(stream);
-  if (capture_of(in) == nullptr) return launch_now(in, task, ranges, count);
-  auto kept = std::make_shared<KeptTask>(*task, std::vector<EmulatedRange>(ranges, ranges + count));
-  return queue(in, [kept](CUstream into) {
-    const EmulatedTask again = {
-        kept->task.name,
-        [](void* state) {
-          const EmulatedTask& real = (*static_cast<std::shared_ptr<KeptTask>*>(state))->task;
-          real.run(real.state);
-        },
-        [](void* state) { delete static_cast<std::shared_ptr<KeptTask>*>(state); },
-        new std::shared_ptr<KeptTask>(kept)};
-    return launch_now(into, &again, kept->ranges.data(), kept->ranges.size());
-  });
-}
-static CUresult launch_now(CUstream stream, const EmulatedTask* task, const EmulatedRange* ranges,
-                           size_t count) {
+
+CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
+                    size_t count) {
   const Driver& d = ready();
   const size_t bytes = offsetof(EmulatedParameters, addresses) + (count + 1) * sizeof(uint64_t);
   std::vector<uint64_t> block((bytes + 7) / 8);
   auto* parameters = reinterpret_cast<EmulatedParameters*>(block.data());
-  parameters->task = *task;
+  parameters->task = task;
   parameters->ranges = ranges;
   parameters->count = count;
   for (size_t i = 0; i < count; ++i) parameters->addresses[i] = ranges[i].address;
   size_t size = bytes;
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
                    CU_LAUNCH_PARAM_END};
-  return d.cuLaunchKernel(d.function(task->name), 1, 1, 1, 1, 1, 1, 0,
-                          static_cast<CUstream>(stream), nullptr, extra);
+  return d.cuLaunchKernel(d.function(task.name), 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra);
+}
+
+CUresult launch_again(CUstream stream, const std::shared_ptr<KeptTask>& kept) {
+  using Holder = std::shared_ptr<KeptTask>;
+  const EmulatedTask again = {kept->task.name,
+                              [](void* state) {
+                                const EmulatedTask& task = (*static_cast<Holder*>(state))->task;
+                                task.run(task.state);
+                              },
+                              [](void* state) { delete static_cast<Holder*>(state); },
+                              new Holder(kept)};
+  return launch_now(stream, again, kept->ranges.data(), kept->ranges.size());
+}
+
+// What stands in <<<>>>, between its two calls.
+struct Configuration {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes;
+  void* stream;
+};
+thread_local std::vector<Configuration> configurations;
+
+}  // namespace
+
+EMULATED_PUBLIC CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task,
+                                             const EmulatedRange* ranges, size_t count) {
+  const auto in = static_cast<CUstream>(stream);
+  Captures& captures = Captures::instance();
+  if (captures.is_capturing(in)) {
+    auto kept =
+        std::make_shared<KeptTask>(*task, std::vector<EmulatedRange>(ranges, ranges + count));
+    return captures.queue(in, [kept](CUstream into) { return launch_again(into, kept); });
+  }
+  const cudaError_t error = captures.check_use(in);
+  if (error == cudaSuccess) return launch_now(in, *task, ranges, count);
+  task->destroy(task->state);
+  return static_cast<CUresult>(error);
 }
 
 EMULATED_PUBLIC void emulated_gpu_device_failed() { driver().fail(CUDA_ERROR_LAUNCH_FAILED); }
+
+// ---- What nvcc's code calls when a library is loaded and left. Nothing is kept of a fat binary.
 
 EMULATED_PUBLIC void** __cudaRegisterFatBinary(void*) {
   static void* handle[4];
@@ -65,29 +126,41 @@ EMULATED_PUBLIC void __cudaRegisterFatBinaryEnd(void**) {}
 EMULATED_PUBLIC void __cudaUnregisterFatBinary(void**) {}
 EMULATED_PUBLIC void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int,
                                             void*, void*, void*, void*, int*) {
-  register_kernel(host, name);
+  DeviceNames::instance().add(host, name);
 }
-EMULATED_PUBLIC void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+EMULATED_PUBLIC void __cudaRegisterVar(void**, char* host, char*, const char* name, int, size_t,
+                                       int, int) {
+  DeviceNames::instance().add(host, name);
+}
 EMULATED_PUBLIC char __cudaInitModule(void**) { return 0; }
-struct Dim {
-  unsigned x, y, z;
-};
-EMULATED_PUBLIC unsigned __cudaPushCallConfiguration(Dim, Dim, size_t, void*) { return 0; }
-EMULATED_PUBLIC cudaError_t __cudaPopCallConfiguration(Dim* grid, Dim* block, size_t* shared,
-                                                       void* stream) {
-  *grid = *block = {1, 1, 1};
-  *shared = 0;
-  *static_cast<void**>(stream) = nullptr;
+
+// ---- What nvcc's code calls for <<<>>>. The handle of a kernel is its function on the host.
+
+EMULATED_PUBLIC unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
+                                                     void* stream) {
+  configurations.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+EMULATED_PUBLIC cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block,
+                                                       size_t* shared_bytes, void* stream) {
+  if (configurations.empty()) return note(cudaErrorMissingConfiguration);
+  const Configuration& last = configurations.back();
+  *grid = last.grid;
+  *block = last.block;
+  *shared_bytes = last.shared_bytes;
+  *static_cast<void**>(stream) = last.stream;
+  configurations.pop_back();
   return cudaSuccess;
 }
 EMULATED_PUBLIC cudaError_t __cudaGetKernel(void** kernel, const void* function) {
   *kernel = const_cast<void*>(function);
   return cudaSuccess;
 }
-EMULATED_PUBLIC cudaError_t __cudaLaunchKernel(void* kernel, Dim, Dim, void**, size_t,
+EMULATED_PUBLIC cudaError_t __cudaLaunchKernel(void* kernel, dim3, dim3, void**, size_t,
                                                cudaStream_t) {
   return refuse_kernel(kernel);
 }
+
 EMULATED_PUBLIC cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t,
                                              cudaStream_t) {
   return refuse_kernel(function);
@@ -100,24 +173,25 @@ EMULATED_PUBLIC cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const
                                                 void**) {
   return refuse_kernel(function);
 }
-EMULATED_PUBLIC cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
-  memset(a, 0, sizeof *a);
-  a->maxThreadsPerBlock = 1024;
-  a->numRegs = 32;
-  return cudaSuccess;
+EMULATED_PUBLIC cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* function) {
+  return refuse_about_kernel("cudaFuncGetAttributes", function);
 }
-EMULATED_PUBLIC cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
-  return cudaSuccess;
+EMULATED_PUBLIC cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int) {
+  return refuse_about_kernel("cudaFuncSetAttribute", function);
 }
-EMULATED_PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*,
-                                                                          int, size_t) {
-  *blocks = 1;
-  return cudaSuccess;
+EMULATED_PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int*,
+                                                                          const void* function, int,
+                                                                          size_t) {
+  return refuse_about_kernel("the occupancy", function);
 }
-EMULATED_PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
-                                                                                   const void*, int,
-                                                                                   size_t,
-                                                                                   unsigned) {
-  *blocks = 1;
-  return cudaSuccess;
+EMULATED_PUBLIC cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int*, const void* function, int, size_t, unsigned) {
+  return refuse_about_kernel("the occupancy", function);
+}
+EMULATED_PUBLIC cudaError_t cudaMemcpyToSymbol(const void* symbol, const void*, size_t, size_t,
+                                               cudaMemcpyKind) {
+  return refuse("the device variable " + DeviceNames::instance().find(symbol));
+}
+EMULATED_PUBLIC cudaError_t cudaGetSymbolAddress(void**, const void* symbol) {
+  return refuse("the device variable " + DeviceNames::instance().find(symbol));
 }

@@ -1,210 +1,206 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of devices and of the host, copies and memset. A mutex guards the tables of what was
-// allocated.
+// The run time's memory of devices and of the host. A block of cudaMalloc is one handle, mapped
+// into a reservation of its own; a block of cudaHostAlloc is mapped and registered. Each table owns
+// its blocks, under a mutex of its own. Any thread may call.
 #include <sys/mman.h>
 
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "capture.h"
-#include "driver_table.h"
+#include "contexts.h"
 #include "errors.h"
 
 using namespace emulated_gpu::runtime;
 
 namespace {
-std::mutex mutex;
-struct Block {
-  size_t bytes;
-  CUmemGenericAllocationHandle handle;
-};
-std::map<CUdeviceptr, Block> blocks;  // of cudaMalloc
-std::map<void*, size_t> host_blocks;  // of cudaHostAlloc
 
-struct HostCopy {
-  void* target;
-  const void* source;
-  size_t bytes;
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+template <typename Block>
+class Blocks {
+ public:
+  void add(const void* pointer, Block block) {
+    const std::lock_guard lock(mutex_);
+    blocks_[pointer] = block;
+  }
+  // Nothing where no block begins there.
+  std::optional<Block> take(const void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(pointer);
+    if (found == blocks_.end()) return std::nullopt;
+    const Block block = found->second;
+    blocks_.erase(found);
+    return block;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, Block> blocks_;
 };
-CUresult copy_now(void* target, const void* source, size_t bytes, cudaMemcpyKind kind,
-                  CUstream stream);
-CUresult copy(void* target, const void* source, size_t bytes, cudaMemcpyKind kind,
-              CUstream stream) {
-  return queue(stream, [=](CUstream in) { return copy_now(target, source, bytes, kind, in); });
+
+struct DeviceBlock {
+  size_t bytes = 0;
+  CUmemGenericAllocationHandle handle = 0;
+};
+struct HostBlock {
+  size_t bytes = 0;
+};
+Blocks<DeviceBlock>& device_blocks() {
+  static auto* const made = new Blocks<DeviceBlock>;
+  return *made;
 }
-CUresult copy_now(void* target, const void* source, size_t bytes, cudaMemcpyKind kind,
-                  CUstream stream) {
+Blocks<HostBlock>& host_blocks() {
+  static auto* const made = new Blocks<HostBlock>;
+  return *made;
+}
+
+// Maps the block's handle where the device may use it; leaves nothing mapped or reserved where it
+// fails.
+CUresult map(const DeviceBlock& block, const CUmemLocation& location, CUdeviceptr* place) {
+  const Driver& d = driver();
+  CUresult result = d.cuMemAddressReserve(place, block.bytes, 0, 0, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = d.cuMemMap(*place, block.bytes, 0, block.handle, 0);
+  if (result == CUDA_SUCCESS) {
+    const CUmemAccessDesc access = {location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    result = d.cuMemSetAccess(*place, block.bytes, &access, 1);
+    if (result == CUDA_SUCCESS) return result;
+    d.cuMemUnmap(*place, block.bytes);
+  }
+  d.cuMemAddressFree(*place, block.bytes);
+  return result;
+}
+
+CUresult allocate(size_t bytes, void** pointer) {
   const Driver& d = ready();
-  if (kind == cudaMemcpyDefault) {
-    const bool to = d.is_device(target), from = d.is_device(source);
-    kind = to ? (from ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
-              : (from ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = current_device();
+  size_t granule_bytes = 0;
+  CUresult result = d.cuMemGetAllocationGranularity(&granule_bytes, &properties,
+                                                    CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  if (result != CUDA_SUCCESS) return result;
+  DeviceBlock block = {round_up(bytes, granule_bytes), 0};
+  result = d.cuMemCreate(&block.handle, block.bytes, &properties, 0);
+  if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr place = 0;
+  result = map(block, properties.location, &place);
+  if (result != CUDA_SUCCESS) {
+    d.cuMemRelease(block.handle);
+    return result;
   }
-  if (bytes == 0) return CUDA_SUCCESS;
-  switch (kind) {
-    case cudaMemcpyHostToDevice:
-      return d.cuMemcpyHtoDAsync(address(target), source, bytes, stream);
-    case cudaMemcpyDeviceToHost:
-      return d.cuMemcpyDtoHAsync(target, address(source), bytes, stream);
-    case cudaMemcpyDeviceToDevice:
-      return d.cuMemcpyDtoDAsync(address(target), address(source), bytes, stream);
-    default: {
-      auto* job = new HostCopy{target, source, bytes};
-      return d.cuLaunchHostFunc(
-          stream,
-          [](void* data) {
-            auto* todo = static_cast<HostCopy*>(data);
-            memmove(todo->target, todo->source, todo->bytes);
-            delete todo;
-          },
-          job);
-    }
-  }
+  *pointer = reinterpret_cast<void*>(place);
+  device_blocks().add(*pointer, block);
+  return CUDA_SUCCESS;
 }
+
 }  // namespace
 
 EMULATED_PUBLIC cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return note(ready().cuMemGetInfo(free, total));
 }
 EMULATED_PUBLIC cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-  const Driver& d = ready();
+  if (pointer == nullptr) return note(cudaErrorInvalidValue);
   *pointer = nullptr;
-  if (bytes == 0) return cudaSuccess;
-  constexpr size_t kGranule = 2 << 20;
-  bytes = (bytes + kGranule - 1) / kGranule * kGranule;
-  CUmemAllocationProp p = {};
-  p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  p.location = {CU_MEM_LOCATION_TYPE_DEVICE, current_device()};
-  Block block = {bytes, 0};
-  CUresult result = d.cuMemCreate(&block.handle, bytes, &p, 0);
-  if (result != CUDA_SUCCESS) return note(result);
-  CUdeviceptr at = 0;
-  result = d.cuMemAddressReserve(&at, bytes, 0, 0, 0);
-  if (result == CUDA_SUCCESS) result = d.cuMemMap(at, bytes, 0, block.handle, 0);
-  CUmemAccessDesc access = {p.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  if (result == CUDA_SUCCESS) result = d.cuMemSetAccess(at, bytes, &access, 1);
-  if (result != CUDA_SUCCESS) return note(result);
-  const std::lock_guard lock(mutex);
-  blocks[at] = block;
-  *pointer = reinterpret_cast<void*>(at);
-  return cudaSuccess;
+  ready();
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  if (error != cudaSuccess) return note(error);
+  return bytes == 0 ? cudaSuccess : note(allocate(bytes, pointer));
 }
 EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   const Driver& d = ready();
   if (pointer == nullptr) return cudaSuccess;
-  Block block;
-  {
-    const std::lock_guard lock(mutex);
-    const auto found = blocks.find(address(pointer));
-    if (found == blocks.end()) return note(cudaErrorInvalidValue);
-    block = found->second;
-    blocks.erase(found);
-  }
-  d.cuCtxSynchronize();  // as the real one does
-  d.cuMemUnmap(address(pointer), block.bytes);
-  d.cuMemRelease(block.handle);
-  return note(d.cuMemAddressFree(address(pointer), block.bytes));
-}
-EMULATED_PUBLIC cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
-  const Driver& d = ready();
-  const size_t size = (bytes + 4095) / 4096 * 4096;
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return note(cudaErrorMemoryAllocation);
-  const CUresult result = d.cuMemHostRegister(memory, size, CU_MEMHOSTREGISTER_PORTABLE);
-  if (result != CUDA_SUCCESS) return munmap(memory, size), note(result);
-  const std::lock_guard lock(mutex);
-  host_blocks[memory] = size;
-  *pointer = memory;
-  return cudaSuccess;
-}
-EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
-  const Driver& d = ready();
-  if (pointer == nullptr) return cudaSuccess;
-  size_t bytes = 0;
-  {
-    const std::lock_guard lock(mutex);
-    const auto found = host_blocks.find(pointer);
-    if (found == host_blocks.end()) return note(cudaErrorInvalidValue);
-    bytes = found->second;
-    host_blocks.erase(found);
-  }
-  d.cuCtxSynchronize();
-  const CUresult result = d.cuMemHostUnregister(pointer);
-  munmap(pointer, bytes);
-  return note(result);
-}
-EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
-  return note(ready().cuMemHostRegister(pointer, bytes, flags & 0xb));
-}
-EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {
-  return note(ready().cuMemHostUnregister(pointer));
-}
-EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a,
-                                                     const void* pointer) {
-  const Driver& d = driver();
-  memset(a, 0, sizeof *a);
-  if (d.is_device(pointer)) {
-    a->type = cudaMemoryTypeDevice;
-    a->device = d.device_of(pointer) < 0 ? 0 : d.device_of(pointer);
-    a->devicePointer = const_cast<void*>(pointer);
-  } else if (d.is_registered(pointer)) {
-    a->type = cudaMemoryTypeHost;
-    a->devicePointer = a->hostPointer = const_cast<void*>(pointer);
-  } else {
-    a->type = cudaMemoryTypeUnregistered;
-    a->device = -2;
-    a->hostPointer = const_cast<void*>(pointer);
-  }
-  return cudaSuccess;
-}
-EMULATED_PUBLIC cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes,
-                                            cudaMemcpyKind kind, cudaStream_t stream) {
-  return note(copy(target, source, bytes, kind, stream));
-}
-EMULATED_PUBLIC cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes,
-                                       cudaMemcpyKind kind) {
-  const CUresult result = copy(target, source, bytes, kind, nullptr);
-  return note(result == CUDA_SUCCESS ? driver().cuStreamSynchronize(nullptr) : result);
-}
-EMULATED_PUBLIC cudaError_t cudaMemcpyPeerAsync(void* target, int target_device, const void* source,
-                                                int source_device, size_t bytes,
-                                                cudaStream_t stream) {
-  return note(queue(stream, [=](CUstream in) {
-    return ready().cuMemcpyPeerAsync(address(target), context_of(target_device), address(source),
-                                     context_of(source_device), bytes, in);
-  }));
-}
-EMULATED_PUBLIC cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
-                                              size_t source_pitch, size_t width, size_t height,
-                                              cudaMemcpyKind kind, cudaStream_t stream) {
-  for (size_t row = 0; row < height; ++row) {
-    const CUresult result =
-        copy(static_cast<char*>(target) + row * target_pitch,
-             static_cast<const char*>(source) + row * source_pitch, width, kind, stream);
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  if (error != cudaSuccess) return note(error);
+  const std::optional<DeviceBlock> block = device_blocks().take(pointer);
+  if (!block.has_value()) return note(cudaErrorInvalidValue);
+  // It waits for the device, as the real one does. Where the context failed the memory goes as
+  // well.
+  const CUresult waited = d.cuCtxSynchronize();
+  const CUresult results[] = {waited, d.cuMemUnmap(address(pointer), block->bytes),
+                              d.cuMemRelease(block->handle),
+                              d.cuMemAddressFree(address(pointer), block->bytes)};
+  for (const CUresult result : results) {
     if (result != CUDA_SUCCESS) return note(result);
   }
   return cudaSuccess;
 }
-EMULATED_PUBLIC cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes,
-                                            cudaStream_t stream) {
-  return note(queue(stream, [=](CUstream in) {
-    return ready().cuMemsetD8Async(address(target), static_cast<unsigned char>(value), bytes, in);
-  }));
-}
-EMULATED_PUBLIC cudaError_t cudaMemset(void* target, int value, size_t bytes) {
-  return cudaMemsetAsync(target, value, bytes, nullptr);
-}
-// Right although nothing is copied: only kernels read a symbol, and each launch by name is refused.
-EMULATED_PUBLIC cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t,
-                                               cudaMemcpyKind) {
+
+EMULATED_PUBLIC cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  constexpr unsigned kFlags =
+      cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+  if (pointer == nullptr || (flags & ~kFlags) != 0) return note(cudaErrorInvalidValue);
+  *pointer = nullptr;
+  const Driver& d = ready();
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  if (error != cudaSuccess) return note(error);
+  if (bytes == 0) return cudaSuccess;
+  const size_t size = round_up(bytes, 4096);
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return note(cudaErrorMemoryAllocation);
+  const CUresult result = d.cuMemHostRegister(memory, size, CU_MEMHOSTREGISTER_PORTABLE);
+  if (result != CUDA_SUCCESS) {
+    munmap(memory, size);
+    return note(result);
+  }
+  host_blocks().add(memory, {size});
+  *pointer = memory;
   return cudaSuccess;
 }
-EMULATED_PUBLIC cudaError_t cudaGetSymbolAddress(void**, const void*) {
-  return refuse("cudaGetSymbolAddress");
+EMULATED_PUBLIC cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
+EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
+  const Driver& d = ready();
+  if (pointer == nullptr) return cudaSuccess;
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  if (error != cudaSuccess) return note(error);
+  const std::optional<HostBlock> block = host_blocks().take(pointer);
+  if (!block.has_value()) return note(cudaErrorInvalidValue);
+  const CUresult waited = d.cuCtxSynchronize();  // a stream may be about to touch it
+  const CUresult result = d.cuMemHostUnregister(pointer);
+  munmap(pointer, block->bytes);
+  return note(waited != CUDA_SUCCESS ? waited : result);
+}
+EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  // The others say what the memory is to the processor, or that it is a device's.
+  constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  const Driver& d = ready();
+  if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  return note(error != cudaSuccess
+                  ? error
+                  : static_cast<cudaError_t>(d.cuMemHostRegister(pointer, bytes, flags)));
+}
+EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {
+  const Driver& d = ready();
+  const cudaError_t error = Captures::instance().forbid_unsafe();
+  return note(error != cudaSuccess ? error
+                                   : static_cast<cudaError_t>(d.cuMemHostUnregister(pointer)));
 }
 
-EMULATED_PUBLIC cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  return cudaHostAlloc(pointer, bytes, 0);
+EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
+                                                     const void* pointer) {
+  if (attributes == nullptr) return note(cudaErrorInvalidValue);
+  const Driver& d = driver();
+  *attributes = {};
+  void* const address = const_cast<void*>(pointer);
+  if (d.is_device(pointer)) {
+    attributes->type = cudaMemoryTypeDevice;
+    attributes->device = std::max(0, d.device_of(pointer));
+    attributes->devicePointer = address;
+  } else if (d.is_registered(pointer)) {
+    attributes->type = cudaMemoryTypeHost;
+    attributes->devicePointer = attributes->hostPointer = address;
+  } else {
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->device = cudaInvalidDeviceId;
+    attributes->hostPointer = address;
+  }
+  return cudaSuccess;
 }

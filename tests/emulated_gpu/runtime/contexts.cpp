@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "contexts.h"
+
+#include <map>
+#include <mutex>
+
+namespace emulated_gpu::runtime {
+
+namespace {
+std::mutex mutex;
+std::map<int, CUcontext> contexts;
+thread_local int wanted_device = 0;
+}  // namespace
+
+bool has_device(int device) { return device >= 0 && device < driver().device_count; }
+
+CUcontext context_of(int device) {
+  const std::lock_guard lock(mutex);
+  CUcontext& context = contexts[device];
+  if (context == nullptr && driver().cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
+    context = nullptr;
+  return context;
+}
+
+int current_device() {
+  CUdevice device = 0;
+  return driver().cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : wanted_device;
+}
+
+CUresult set_current_device(int device) {
+  wanted_device = device;
+  CUcontext context = context_of(device);
+  return context != nullptr ? driver().cuCtxSetCurrent(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+const Driver& ready() {
+  const Driver& d = driver();
+  CUcontext context = nullptr;
+  if (d.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr)
+    set_current_device(wanted_device);
+  return d;
+}
+
+}  // namespace emulated_gpu::runtime
