@@ -24,6 +24,11 @@ std::vector<Tensor> tensors_of(const IValue& value) {
   return all;
 }
 
+void check_supported(const char* name, const Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!t.is_quantized() && !t.is_nested(), "emulated GPU: ", name,
+                              " has no stand-in for quantized and nested tensors");
+}
+
 size_t span_bytes(const Tensor& t) {
   if (t.numel() == 0) return 0;
   size_t last = 0;

@@ -10,6 +10,8 @@
 
 namespace emulated_gpu::operators {
 
+/// Throws with the operator's name where a tensor is more than its memory: quantized or nested.
+void check_supported(const char* name, const Tensor& t);
 /// From the first element to the end of the last one, gaps between them included.
 size_t span_bytes(const Tensor& t);
 Tensor alias_of(const Tensor& t);

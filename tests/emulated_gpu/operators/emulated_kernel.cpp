@@ -44,9 +44,8 @@ void fit(const IValue& argument, const IValue& result) {
 
 // What the CPU kernel writes in place of an out= argument. Some kernels resize it on the way, which
 // no alias of device memory can do.
-Tensor out_on_host(const Tensor& t, bool has_shape) {
-  const at::TensorOptions options = t.options().device(at::kCPU);
-  return has_shape ? at::empty_strided(t.sizes(), t.strides(), options) : at::empty({0}, options);
+Tensor out_on_host(const Tensor& t) {
+  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kCPU));
 }
 
 }  // namespace
@@ -56,7 +55,7 @@ void EmulatedKernel::operator()(const OperatorHandle& op, DispatchKeySet, Stack*
   const size_t count = signature_.written.size();
   Call call = {op, {stack->end() - static_cast<int64_t>(count), stack->end()}, 0};
   call.device = device_of(call.arguments);
-  check_devices(call);
+  check_arguments(call);
   const c10::cuda::CUDAGuard device_guard(call.device);
   const InsideOperator inside;
   if (settings().is_logging) fprintf(stderr, "emulated GPU: %s\n", signature_.name.c_str());
@@ -68,13 +67,14 @@ void EmulatedKernel::operator()(const OperatorHandle& op, DispatchKeySet, Stack*
 }
 
 // CUDA's kernels check this themselves.
-void EmulatedKernel::check_devices(const Call& call) const {
+void EmulatedKernel::check_arguments(const Call& call) const {
   const auto is_fine = [&](const Tensor& t) {
     if (t.is_cuda()) return t.device().index() == call.device;
     return t.dim() == 0 || signature_.special.takes_host_tensors;
   };
   for (const IValue& value : call.arguments) {
     each_tensor(value, [&](const Tensor& t) {
+      check_supported(signature_.name.c_str(), t);
       TORCH_CHECK(is_fine(t),
                   "Expected all tensors to be on the same device, but found at least two devices, ",
                   at::Device(at::kCUDA, call.device), " and ", t.device(), "!");
@@ -109,9 +109,10 @@ std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call
     if (signature_.returned[i]) continue;
     const IValue& like = shapes->results[i];
     if (!like.isTensor() && !like.isTensorList()) return std::nullopt;
+    each_tensor(like, [&](const Tensor& t) { check_supported(signature_.name.c_str(), t); });
   }
   for (size_t i = 0; i < call.arguments.size(); ++i) {
-    if (signature_.is_out(i)) fit(call.arguments[i], shapes->arguments[i]);
+    if (signature_.is_out[i]) fit(call.arguments[i], shapes->arguments[i]);
   }
   std::vector<IValue> results;
   for (size_t i = 0; i < signature_.returned.size(); ++i) {
@@ -125,10 +126,10 @@ std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call
 }
 
 void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& fresh) {
-  Stack arguments = host_arguments(call, /*has_out_shapes=*/true);
+  Stack arguments = host_arguments(call);
   std::vector<std::pair<Tensor, Tensor>> outs;  // where it belongs, and what the CPU kernel writes
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!signature_.is_out(i)) continue;
+    if (!signature_.is_out[i]) continue;
     const std::vector<Tensor> made = tensors_of(arguments[i]);
     const std::vector<Tensor> given = tensors_of(call->arguments[i]);
     for (size_t k = 0; k < given.size(); ++k) {
@@ -152,12 +153,12 @@ void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& f
 }
 
 std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
-  Stack host = host_arguments(call, /*has_out_shapes=*/false);
+  Stack host = host_arguments(call);
   const Stack arguments = host;
   run_and_wait(signature_.name.c_str(), call->ranges, call->device,
                [&] { run_on_host(call->op, call->generator, &host); });
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!signature_.is_out(i)) continue;
+    if (!signature_.is_out[i]) continue;
     fit(call->arguments[i], arguments[i]);
     const std::vector<Tensor> outs = tensors_of(call->arguments[i]),
                               made = tensors_of(arguments[i]);
@@ -176,7 +177,7 @@ std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
 }
 
 // The arguments of the CPU kernel.
-Stack EmulatedKernel::host_arguments(Call* call, bool has_out_shapes) const {
+Stack EmulatedKernel::host_arguments(Call* call) const {
   OnePerTensor on_host([](const Tensor& t) { return t.is_cuda() ? alias_of(t) : host_copy_of(t); });
   Stack result;
   for (size_t i = 0; i < call->arguments.size(); ++i) {
@@ -186,9 +187,8 @@ Stack EmulatedKernel::host_arguments(Call* call, bool has_out_shapes) const {
       result.emplace_back();
     } else if (value.isDevice()) {
       result.emplace_back(at::Device(at::kCPU));
-    } else if (signature_.is_out(i)) {
-      result.push_back(
-          map_tensors(value, [&](const Tensor& t) { return out_on_host(t, has_out_shapes); }));
+    } else if (signature_.is_out[i]) {
+      result.push_back(map_tensors(value, out_on_host));
     } else {
       each_tensor(value, [&](const Tensor& t) {
         if (t.is_cuda()) call->ranges.add(t, signature_.written[i]);
@@ -214,8 +214,8 @@ void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const
     if (signature_.returned[i]) continue;
     each_tensor(host[i], [&](const Tensor& made) {
       TORCH_CHECK(target != targets->end(), "more results than the Meta kernel said");
-      if (signature_.special.has_more_results && made.numel() == 0) {
-        target->zero_();
+      if (signature_.special.may_leave_empty && made.numel() == 0) {
+        target->zero_();  // PyTorch reads them in training only
       } else {
         TORCH_CHECK(made.sizes() == target->sizes(), "the Meta kernel said ", target->sizes(),
                     ", the CPU kernel gives ", made.sizes());

@@ -31,13 +31,13 @@ class EmulatedKernel final : public c10::OperatorKernel {
     MakeGenerator generator = nullptr;
   };
 
-  void check_devices(const Call& call) const;
+  void check_arguments(const Call& call) const;
   bool try_queue(Call* call, std::vector<IValue>* results);
   std::optional<std::vector<IValue>> make_results(const Call& call, const Shapes* shapes,
                                                   std::vector<Tensor>* fresh) const;
   void queue_with_results(Call* call, const std::vector<Tensor>& fresh);
   std::vector<IValue> run_and_copy(Call* call);
-  Stack host_arguments(Call* call, bool has_out_shapes) const;
+  Stack host_arguments(Call* call) const;
   void run_on_host(const OperatorHandle& op, const MakeGenerator& generator, Stack* host) const;
   void fill(const Stack& host, std::vector<Tensor>* targets) const;
 

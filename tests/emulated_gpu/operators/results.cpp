@@ -15,6 +15,7 @@ void copy_to_device(const char* name, const Tensor& target, const Tensor& made) 
 }
 
 Tensor moved_to_device(const char* name, const Tensor& made, c10::DeviceIndex device) {
+  check_supported(name, made);
   const auto moved = [&](const Tensor& part) { return moved_to_device(name, part, device); };
   const at::TensorOptions options = made.options().device(at::Device(at::kCUDA, device));
   switch (made.layout()) {

@@ -29,7 +29,8 @@ Signature::Signature(const OperatorHandle& op)
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
     written.push_back(alias != nullptr && alias->isWrite());
-    if (arguments[i].is_out()) has_out = true;
+    is_out.push_back(arguments[i].is_out() && !special.adds_to_out);
+    has_out = has_out || is_out[i];
     if (arguments[i].name() == "generator") generator = i;
   }
   for (const c10::Argument& result : op.schema().returns()) {

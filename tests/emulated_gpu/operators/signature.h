@@ -20,7 +20,6 @@ struct Signature {
 
   /// Returns nothing but its own arguments, and none of these is out=: no shape has to be found.
   bool is_in_place() const { return !has_fresh && !has_out; }
-  bool is_out(size_t argument) const { return has_out && written[argument]; }
 
   std::string name;
   bool has_fresh = false;  // some result is a tensor that the operator makes
@@ -28,6 +27,7 @@ struct Signature {
   bool has_meta = false;
   std::optional<size_t> generator;              // the argument's place
   std::vector<bool> written;                    // by argument
+  std::vector<bool> is_out;                     // by argument: it is an out=
   std::vector<std::optional<size_t>> returned;  // by result: which argument it is
   SpecialCase special;
 };

@@ -18,7 +18,8 @@ struct SpecialCase {
   std::string_view name;
   bool is_waited_for = false;       // its shapes depend on data, or it gives numbers
   bool takes_host_tensors = false;  // of any size, beside those of the device
-  bool has_more_results = false;    // CUDA's kernel fills results which the CPU's leaves empty
+  bool may_leave_empty = false;     // the CPU's gives no statistics in evaluation, CUDA's has sizes
+  bool adds_to_out = false;         // reads what its out= holds, as if it wrote in place
   void (*adapt)(Stack* arguments) = nullptr;  // changes the arguments to those of the CPU kernel
 };
 

@@ -33,6 +33,10 @@ void run_work(void* state) {
   }
 }
 
+bool is_capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
 void destroy_work(void* state) { delete static_cast<Work*>(state); }
 
 }  // namespace
@@ -45,13 +49,13 @@ void queue(const char* name, const Ranges& ranges, c10::DeviceIndex device,
   const CUresult result =
       emulated_gpu_launch(stream.stream(), &task, ranges.all().data(), ranges.all().size());
   C10_CUDA_CHECK(static_cast<cudaError_t>(result));
-  if (settings().is_waiting) stream.synchronize();
+  if (settings().is_waiting && !is_capturing()) stream.synchronize();
 }
 
 void run_and_wait(const char* name, const Ranges& ranges, c10::DeviceIndex device,
                   const std::function<void()>& run) {
-  TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
-              "emulated GPU: ", name, " waits for its results, which no captured graph can do");
+  TORCH_CHECK(!is_capturing(), "emulated GPU: ", name,
+              " waits for its results, which no captured graph can do");
   std::exception_ptr error;
   queue(name, ranges, device, [&] {
     try {
