@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What NCCL's operations do, as values: which messages a rank exchanges, what it copies within its
+// own memory, what it reduces afterwards, and which device memory that touches. They are made when
+// the program calls NCCL, perhaps within a group, and run later on a stream's thread, once or, from
+// a CUDA graph, many times; running changes nothing in them.
+//
+// A reduction brings all parts together before it writes its result, so every operation may work in
+// place where NCCL's may.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "emulated_gpu.h"
+#include "exchange.h"
+#include "reduction.h"
+
+namespace emulated_gpu::nccl {
+
+struct Operation {
+  struct Copy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    size_t bytes = 0;
+  };
+  /// Parts of all ranks, of which each sends its own.
+  struct Sum {
+    Reduction reduction;
+    const void* own = nullptr;
+    void* result = nullptr;
+    size_t count = 0;
+  };
+
+  const char* name = nullptr;  // lives for ever
+  std::vector<Message> messages = {};
+  std::vector<EmulatedRange> ranges = {};
+  std::optional<Copy> copy = std::nullopt;
+  std::optional<Sum> sum = std::nullopt;
+};
+
+/// Who makes the operation, and what it is called.
+struct Caller {
+  const char* name;
+  int rank;
+  int count;
+};
+
+// Counts are of values, of `bytes` each, or of the reduction's type.
+Operation all_reduce(const Caller& caller, const void* from, void* to, size_t count,
+                     const Reduction& reduction);
+Operation reduce_to(const Caller& caller, const void* from, void* to, size_t count,
+                    const Reduction& reduction, int root);
+Operation reduce_scatter(const Caller& caller, const void* from, void* to, size_t count,
+                         const Reduction& reduction);
+Operation broadcast(const Caller& caller, const void* from, void* to, size_t bytes, int root);
+Operation all_gather(const Caller& caller, const void* from, void* to, size_t bytes);
+Operation gather(const Caller& caller, const void* from, void* to, size_t bytes, int root);
+Operation all_to_all(const Caller& caller, const void* from, void* to, size_t bytes);
+Operation send(const Caller& caller, const void* from, size_t bytes, int peer);
+Operation receive(const Caller& caller, void* to, size_t bytes, int peer);
+
+/// All messages at the same time, then copies and reductions.
+ncclResult_t run(Meeting* meeting, std::span<const Operation> operations);
+
+}  // namespace emulated_gpu::nccl

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NCCL's types and reductions. Values are reduced one rank after the other, rank 0 first, and each
+// partial result is rounded to the type; so all ranks get the same bits, every time. As NCCL does,
+// an average of floating-point values multiplies by 1/ranks before it adds, one of integers divides
+// the sum. Types of 8 bits with a sign and exponent can be moved but not reduced. Pure functions.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+
+namespace emulated_gpu::nccl {
+
+/// Of one value; 0 for what is no type.
+size_t bytes_of(ncclDataType_t type);
+bool is_reducible(ncclDataType_t type);
+
+/// A factor of the values, of their type: in device memory, where it is read when the reduction
+/// runs, or here.
+struct Factor {
+  const void* address = nullptr;  // in device memory, or null
+  alignas(8) char value[8] = {};
+
+  const void* get() const { return address != nullptr ? address : value; }
+};
+
+struct Reduction {
+  ncclRedOp_t operation = ncclSum;  // one of NCCL's own
+  ncclDataType_t type = ncclFloat32;
+  std::optional<Factor> factor;  // multiplies before the sum
+};
+
+/// The parts are those of rank 0, 1, ...; the result may be one of them.
+void reduce(const Reduction& reduction, std::span<const void* const> parts, void* result,
+            size_t count);
+
+}  // namespace emulated_gpu::nccl
