@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Splits, tasks, and the order of a communicator's streams.
+// Splits, runs, and the order of a communicator's streams.
 #include "communicator.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "emulated_gpu.h"
 #include "errors.h"
 
 namespace emulated_gpu::nccl {
@@ -18,26 +17,14 @@ ncclResult_t check(cudaError_t error) {
   return fail(ncclUnhandledCudaError, "%s", cudaGetErrorString(error));
 }
 
-// The communicator's device is the thread's one meanwhile.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    if (cudaGetDevice(&before_) == cudaSuccess && before_ != device) cudaSetDevice(device);
-  }
-  ~DeviceScope() { cudaSetDevice(before_); }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_ = 0;
-};
+ncclResult_t find_capturing(cudaStream_t stream, bool* is_capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const ncclResult_t result = check(cudaStreamIsCapturing(stream, &status));
+  *is_capturing = status != cudaStreamCaptureStatusNone;
+  return result;
+}
 
 }  // namespace
-
-struct Communicator::Task {
-  std::shared_ptr<Communicator> communicator;
-  std::vector<Operation> operations;
-};
 
 ncclResult_t Communicator::keep(ncclResult_t result) {
   if (result != ncclSuccess) error_ = result;
@@ -68,59 +55,36 @@ ncclResult_t Communicator::split(int color, int key, std::shared_ptr<Communicato
   return (*made)->join();
 }
 
-ncclResult_t Communicator::launch(cudaStream_t stream, std::vector<Operation> operations) {
+ncclResult_t Communicator::enter_stream(cudaStream_t stream) {
   if (error_ != ncclSuccess) return error_;
-  const DeviceScope scope(device_);
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (const ncclResult_t result = check(cudaStreamIsCapturing(stream, &status));
-      result != ncclSuccess) {
-    return result;
-  }
-  const bool is_capturing = status != cudaStreamCaptureStatusNone;
-  std::vector<EmulatedRange> ranges;
-  for (const Operation& operation : operations) {
-    ranges.insert(ranges.end(), operation.ranges.begin(), operation.ranges.end());
-  }
-  const char* name = operations.size() == 1 ? operations.front().name : "ncclGroupEnd";
+  bool is_capturing = false;
+  const ncclResult_t result = find_capturing(stream, &is_capturing);
   const std::lock_guard lock(mutex_);
-  ncclResult_t result = wait_for_last_stream(stream, is_capturing);
-  if (result != ncclSuccess) return result;
-  const EmulatedTask task = {name,
-                             [](void* state) {
-                               auto* todo = static_cast<Task*>(state);
-                               todo->communicator->run(todo->operations);
-                             },
-                             [](void* state) { delete static_cast<Task*>(state); },
-                             new Task{shared_from_this(), std::move(operations)}};
-  result = check(
-      static_cast<cudaError_t>(emulated_gpu_launch(stream, &task, ranges.data(), ranges.size())));
-  return result != ncclSuccess ? result : mark_last_stream(stream, is_capturing);
-}
-
-void Communicator::run(const std::vector<Operation>& operations) {
-  ncclResult_t result = ncclSuccess;
-  if (is_running_.exchange(true)) {
-    result = fail(ncclInvalidUsage, "two operations of one communicator run at the same time");
-  } else {
-    result = nccl::run(&meeting_, operations);
-    is_running_ = false;
-  }
-  if (keep(result) != ncclSuccess && !meeting_.is_aborted()) emulated_gpu_device_failed();
-}
-
-ncclResult_t Communicator::wait_for_last_stream(cudaStream_t stream, bool is_capturing) {
-  if (is_capturing || last_event_ == nullptr || last_stream_ == stream) return ncclSuccess;
+  const bool is_last = last_event_ == nullptr || last_stream_ == stream;
+  if (result != ncclSuccess || is_capturing || is_last) return result;
   return check(cudaStreamWaitEvent(stream, last_event_, 0));
 }
 
-ncclResult_t Communicator::mark_last_stream(cudaStream_t stream, bool is_capturing) {
-  if (is_capturing) return ncclSuccess;
+ncclResult_t Communicator::mark_stream(cudaStream_t stream) {
+  bool is_capturing = false;
+  const ncclResult_t result = find_capturing(stream, &is_capturing);
+  if (result != ncclSuccess || is_capturing) return result;
+  const std::lock_guard lock(mutex_);
   if (last_event_ == nullptr) {
     const cudaError_t made = cudaEventCreateWithFlags(&last_event_, cudaEventDisableTiming);
     if (made != cudaSuccess) return check(made);
   }
   last_stream_ = stream;
   return check(cudaEventRecord(last_event_, stream));
+}
+
+void Communicator::run(const std::vector<Operation>& operations) {
+  if (is_running_.exchange(true)) {
+    keep(fail(ncclInvalidUsage, "two operations of one communicator run at the same time"));
+    return;
+  }
+  keep(nccl::run(&meeting_, operations));
+  is_running_ = false;
 }
 
 void Communicator::close() {

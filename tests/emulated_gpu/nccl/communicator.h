@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator: one rank's part in a meeting, on one device. It queues operations as tasks of the
-// caller's stream. The operations of one communicator run in the order in which they were queued,
-// also in several streams: as in NCCL a stream waits, on the device, for the operations that
-// another one was given before. While a stream captures a CUDA graph that is left to the graph's
-// own order.
+// A communicator: one rank's part in a meeting, on one device. Its operations run in the order in
+// which they were queued, also in several streams: as in NCCL a stream waits, on the device, for
+// the operations that another one was given before. While a stream captures a CUDA graph that is
+// left to the graph's own order.
 //
-// An error of a task becomes the communicator's asynchronous error and fails the context, since
-// what the task should have written is not there; an abort ends tasks without an error. Tasks own
-// the communicator too, so that it may be destroyed while they are queued.
+// An error of an operation becomes the communicator's asynchronous error; an abort ends operations
+// without one. Queued operations own the communicator too, so it may be destroyed before they ran.
 //
-// Threads: any; tasks run on the streams' threads, one of a communicator at a time.
+// Threads: any; operations run on the streams' threads, those of one communicator one at a time.
 #pragma once
 
 #include <atomic>
@@ -25,7 +23,7 @@
 
 namespace emulated_gpu::nccl {
 
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class Communicator {
  public:
   Communicator(const Place& place, int rank, int count, int device)
       : meeting_(place, rank, count), device_(device) {}
@@ -40,8 +38,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// A communicator of the ranks that give the same color, in the order of their keys; none for a
   /// rank without a color. All ranks must call it.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>* made);
-  ncclResult_t launch(cudaStream_t stream, std::vector<Operation> operations);
+  /// Before operations are queued in the stream, and after. The device is the thread's current one.
+  ncclResult_t enter_stream(cudaStream_t stream);
+  ncclResult_t mark_stream(cudaStream_t stream);
+  /// What a stream's thread does when their turn has come.
+  void run(const std::vector<Operation>& operations);
   ncclResult_t asynchronous_error() const { return error_.load(); }
+  /// An abort is no failure.
+  bool has_failed() const { return error_ != ncclSuccess && !meeting_.is_aborted(); }
 
   void abort() { meeting_.abort(); }
   /// Gives CUDA's things back: nothing is launched any more.
@@ -53,13 +57,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::optional<Reduction> find_reduction(ncclRedOp_t operation, ncclDataType_t type) const;
 
  private:
-  struct Task;
-
   // Keeps an error.
   ncclResult_t keep(ncclResult_t result);
-  void run(const std::vector<Operation>& operations);
-  ncclResult_t wait_for_last_stream(cudaStream_t stream, bool is_capturing);
-  ncclResult_t mark_last_stream(cudaStream_t stream, bool is_capturing);
 
   Meeting meeting_;
   const int device_;

@@ -3,22 +3,17 @@
 // One group a thread.
 #include "group.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "errors.h"
+#include "launch.h"
 
 namespace emulated_gpu::nccl {
 
 namespace {
-
-// The operations of one communicator.
-struct Batch {
-  std::shared_ptr<Communicator> communicator;
-  cudaStream_t stream;
-  std::vector<Operation> operations;
-};
 
 struct Group {
   std::vector<std::function<ncclResult_t()>> meetings;
@@ -53,10 +48,7 @@ ncclResult_t end_group() {
   if (--depth > 0) return ncclSuccess;
   Group group = std::exchange(open_group, {});
   if (group.result == ncclSuccess) meet_all(&group);
-  for (Batch& batch : group.batches) {
-    if (group.result != ncclSuccess) break;
-    note(&group, batch.communicator->launch(batch.stream, std::move(batch.operations)));
-  }
+  if (group.result == ncclSuccess) note(&group, launch(std::move(group.batches)));
   return group.result;
 }
 
@@ -68,19 +60,17 @@ ncclResult_t meet_in_group(std::function<ncclResult_t()> meet) {
 
 ncclResult_t launch_in_group(std::shared_ptr<Communicator> communicator, cudaStream_t stream,
                              Operation operation) {
-  if (depth == 0) return communicator->launch(stream, {std::move(operation)});
-  for (Batch& batch : open_group.batches) {
-    if (batch.communicator != communicator) continue;
-    if (batch.stream != stream) {
-      return note_in_group(fail(ncclInvalidUsage,
-                                "several streams of one communicator in a group are not emulated"));
-    }
-    batch.operations.push_back(std::move(operation));
-    return ncclSuccess;
+  std::vector<Batch> alone;
+  std::vector<Batch>& batches = depth == 0 ? alone : open_group.batches;
+  auto batch = std::find_if(batches.begin(), batches.end(),
+                            [&](const Batch& each) { return each.communicator == communicator; });
+  if (batch == batches.end()) batch = batches.insert(batch, {std::move(communicator), stream});
+  if (batch->stream != stream) {
+    return note_in_group(
+        fail(ncclInvalidUsage, "several streams of one communicator in a group are not emulated"));
   }
-  Batch& batch = open_group.batches.emplace_back(std::move(communicator), stream);
-  batch.operations.push_back(std::move(operation));
-  return ncclSuccess;
+  batch->operations.push_back(std::move(operation));
+  return depth == 0 ? launch(std::move(alone)) : ncclSuccess;
 }
 
 ncclResult_t note_in_group(ncclResult_t result) {
