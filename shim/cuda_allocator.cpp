@@ -178,9 +178,11 @@ void* CudaAllocator::malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStrea
                                  tencache_error* error) {
   TORCH_CHECK(error->code == TENCACHE_OUT_OF_MEMORY || error->code == TENCACHE_NO_SPACE,
               error->message);
+  // The core has emptied its cache before it gave up. One more time, with what it cannot know of.
+  Device& device = device_of(index);
+  device.retry_count.fetch_add(1, std::memory_order_relaxed);
+  device.flush_count.fetch_add(1, std::memory_order_relaxed);
   if (free_more(index)) {
-    Device& device = device_of(index);
-    device.retry_count.fetch_add(1, std::memory_order_relaxed);
     if (void* const address = try_malloc(device, bytes, stream, error)) return address;
   }
   fail(index, bytes, *error);
@@ -201,7 +203,7 @@ void CudaAllocator::fail(c10::DeviceIndex index, size_t bytes, const tencache_er
   device.out_of_memory_count.fetch_add(1, std::memory_order_relaxed);
   const CudaMemoryState state = cuda_memory_state(device.gpu.load());
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), state.stats.all.bytes.current,
-                                   state.stats.device_bytes.current,
+                                   state.stats.all.device_bytes.current,
                                    c10::Device(c10::DeviceType::CUDA, index));
   std::vector<cuda_api::OutOfMemoryObserver> observers;
   {
@@ -218,7 +220,7 @@ void CudaAllocator::report_use(c10::DeviceIndex index, void* address, int64_t by
   tencache_gpu_stats stats;
   tencache_gpu_get_stats(gpu_of(index), &stats);
   c10::reportMemoryUsageToProfiler(address, bytes, stats.all.bytes.current,
-                                   stats.device_bytes.current,
+                                   stats.all.device_bytes.current,
                                    c10::Device(c10::DeviceType::CUDA, index));
 }
 
@@ -282,6 +284,7 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     const auto index = static_cast<c10::DeviceIndex>(ordinal);
     drop_released_pools(index, pool);
+    device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
     tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
     // A pool's memory has gone to the engine, which gives back what nobody uses.
     if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
@@ -301,25 +304,30 @@ cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const vo
 }
 
 c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
-  Device& of = device_of(device);
+  const Device& of = device_of(device);
   const tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire);
-  if (gpu == nullptr) return {};  // not used yet
-  c10::CachingDeviceAllocator::DeviceStats stats = of.view.stats(gpu);
+  DeviceStats stats = gpu != nullptr ? cuda_stats(gpu) : DeviceStats{};
   stats.num_alloc_retries = of.retry_count.load(std::memory_order_relaxed);
   stats.num_ooms = of.out_of_memory_count.load(std::memory_order_relaxed);
+  stats.num_sync_all_streams = of.flush_count.load(std::memory_order_relaxed);
+  stats.max_split_size = -1;  // any block may be split, as where PyTorch has no limit
   return stats;
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   Device& of = device_of(device);
-  of.retry_count.store(0, std::memory_order_relaxed);
-  of.out_of_memory_count.store(0, std::memory_order_relaxed);
-  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire)) of.view.reset_totals(gpu);
+  for (auto* count : {&of.retry_count, &of.out_of_memory_count, &of.flush_count}) {
+    count->store(0, std::memory_order_relaxed);
+  }
+  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire)) {
+    tencache_gpu_reset_totals(gpu);
+  }
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
-  Device& of = device_of(device);
-  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire)) of.view.reset_peaks(gpu);
+  const Device& of = device_of(device);
+  if (tencache_gpu* const gpu = of.gpu.load(std::memory_order_acquire))
+    tencache_gpu_reset_peaks(gpu);
 }
 
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest_bytes) {

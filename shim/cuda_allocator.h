@@ -131,10 +131,10 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
     tencache_arena arena = {0, 0};
     double fraction = 1.0;  // guarded by mutex_
     CudaPools pools;
-    CudaView view;
     // Since they were reset.
     std::atomic<int64_t> retry_count{0};
     std::atomic<int64_t> out_of_memory_count{0};
+    std::atomic<int64_t> flush_count{0};  // times that the cache was emptied
   };
 
   static void delete_raw(void* address);

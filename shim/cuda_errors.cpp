@@ -32,7 +32,7 @@ void throw_cuda_out_of_memory(c10::DeviceIndex device, size_t bytes, const CudaM
   const tencache_gpu_stats& stats = state.stats;
   const uint64_t allocated_bytes = stats.all.bytes.current;
   const uint64_t used_bytes = allocated_bytes - std::min(allocated_bytes, stats.cold_bytes);
-  const uint64_t reserved_bytes = stats.device_bytes.current;
+  const uint64_t reserved_bytes = stats.all.device_bytes.current;
   const uint64_t unused_bytes = reserved_bytes - std::min(reserved_bytes, used_bytes);
   std::string text = "CUDA out of memory. Tried to allocate " + cuda_size_text(bytes) + ". GPU " +
                      std::to_string(static_cast<int>(device)) + " has a total capacity of " +

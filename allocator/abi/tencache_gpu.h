@@ -119,32 +119,23 @@ typedef struct tencache_gpu_count {
   uint64_t removed; /* both since tencache_gpu_reset_totals() */
 } tencache_gpu_count;
 
-/* Of what is allocated and not freed, wherever its bytes are. */
-typedef struct tencache_gpu_uses {
-  tencache_gpu_count bytes;
-  tencache_gpu_count requested_bytes;
-  tencache_gpu_count allocations;
-} tencache_gpu_uses;
-
 /* Of the memory that small or large requests are served from. */
-typedef struct tencache_gpu_reserve {
-  uint64_t reserved_bytes; /* segments, and extents that have memory of the GPU */
-  uint64_t reserved_count;
-  uint64_t waiting_bytes; /* freed, but other streams may still use it */
-  uint64_t waiting_count;
-  uint64_t split_bytes; /* free, in segments that are in use otherwise */
-  uint64_t split_count;
-} tencache_gpu_reserve;
+typedef struct tencache_gpu_uses {
+  tencache_gpu_count bytes; /* allocated and not freed, wherever they are */
+  tencache_gpu_count allocations;
+  tencache_gpu_count active_bytes; /* that, and what was freed but other streams may still use */
+  tencache_gpu_count active_count;
+  tencache_gpu_count requested_bytes; /* of what is active */
+  tencache_gpu_count split_bytes;     /* free, in segments that are in use otherwise */
+  tencache_gpu_count split_count;
+  tencache_gpu_count device_bytes; /* taken from the driver, what waits for its next use included */
+  tencache_gpu_count device_count;
+} tencache_gpu_uses;
 
 typedef struct tencache_gpu_stats {
   tencache_gpu_uses all;
   tencache_gpu_uses small; /* requests of up to 1 MiB */
   tencache_gpu_uses large;
-  tencache_gpu_reserve small_reserve;
-  tencache_gpu_reserve large_reserve; /* free frames, which are nobody's, not included */
-  /* Taken from the driver: what is reserved, and frames that wait for their next use. */
-  tencache_gpu_count device_bytes;
-  tencache_gpu_count device_allocations;
   uint64_t cached_bytes; /* freed and kept for the next request of that size */
   uint64_t cold_bytes;   /* allocated, and in host memory now */
   uint64_t host_bytes;   /* what is mapped for that */
@@ -173,7 +164,7 @@ enum {
 typedef struct tencache_gpu_block {
   uintptr_t address;
   uint64_t bytes;
-  uint64_t requested_bytes; /* 0 unless it is allocated */
+  uint64_t requested_bytes; /* 0 where it is inactive */
   int state;
 } tencache_gpu_block;
 

@@ -133,6 +133,33 @@ TEST_F(CudaAllocatorTest, StatisticsTellWhatHappened) {
   EXPECT_EQ(stats.num_device_alloc, 0);
 }
 
+// Each figure of the whole is the sum of both pools', what came and went and peaks included,
+// whenever anybody asks.
+TEST_F(CudaAllocatorTest, FiguresByPoolAreCountedWhereMemoryComesAndGoes) {
+  start();
+  keep(kMiB);
+  keep(30 * kMiB);
+  kept_.clear();
+  cuda_->emptyCache({0, 0});
+  const auto stats = cuda_->getDeviceStats(0);
+  constexpr auto kSmall = static_cast<size_t>(StatType::SMALL_POOL);
+  constexpr auto kLarge = static_cast<size_t>(StatType::LARGE_POOL);
+  for (const StatArray* figure : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.segment,
+                                  &stats.active, &stats.inactive_split_bytes}) {
+    EXPECT_EQ((*figure)[0].allocated, (*figure)[kSmall].allocated + (*figure)[kLarge].allocated);
+    EXPECT_EQ((*figure)[0].freed, (*figure)[0].allocated);
+    EXPECT_EQ((*figure)[kSmall].freed, (*figure)[kSmall].allocated);
+    EXPECT_EQ((*figure)[0].current, 0);
+  }
+  EXPECT_EQ(stats.segment[kSmall].allocated, 1);
+  EXPECT_EQ(stats.segment[kLarge].peak, 1);
+  EXPECT_EQ(stats.reserved_bytes[kSmall].peak, static_cast<int64_t>(2 * kMiB));
+  EXPECT_EQ(stats.reserved_bytes[kLarge].peak, static_cast<int64_t>(30 * kMiB));
+  EXPECT_EQ(stats.inactive_split[kSmall].allocated, 1);
+  EXPECT_EQ(stats.inactive_split_bytes[kSmall].peak, static_cast<int64_t>(kMiB));
+  EXPECT_EQ(stats.num_sync_all_streams, 1);
+}
+
 TEST_F(CudaAllocatorTest, EmptyCacheGivesMemoryBack) {
   start();
   const size_t total = cuda_->getMemoryInfo(0).second;

@@ -102,7 +102,7 @@ TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   EXPECT_THROW((void)allocate(40 * kMiB), c10::OutOfMemoryError);
   cuda_->releasePool(0, kGraph);
   EXPECT_NE(keep(40 * kMiB), nullptr);
-  EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 1);
+  EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 2) << "the one that failed, and this one";
 }
 
 TEST_F(CudaPoolTest, PoolsCountTheirUsers) {

@@ -31,17 +31,11 @@ tencache_gpu_count converted(const UseCount& count) {
   return {count.current, count.peak, count.added, count.removed};
 }
 
-tencache_gpu_uses converted(const UsesOfKind& uses) {
-  return {converted(uses.bytes), converted(uses.requested_bytes), converted(uses.allocations)};
-}
-
-tencache_gpu_reserve converted(const BlockFigures& figures) {
-  return {figures.segment_bytes,
-          figures.segment_count,
-          figures.waiting_bytes(),
-          figures.waiting_count(),
-          figures.free_bytes - figures.whole_bytes,
-          figures.free_count - figures.whole_count};
+tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
+  return {
+      converted(uses.bytes),        converted(uses.allocations),     converted(uses.active_bytes),
+      converted(uses.active_count), converted(uses.requested_bytes), converted(uses.split_bytes),
+      converted(uses.split_count),  converted(frames.bytes),         converted(frames.frames)};
 }
 
 int converted(BlockState state) {
@@ -58,20 +52,10 @@ int converted(BlockState state) {
 
 void fill_memory(CudaHeap& heap, tencache_gpu_stats* stats) {
   const ProgramUses uses = heap.uses();
-  stats->all = converted(uses.all);
-  stats->small = converted(uses.small);
-  stats->large = converted(uses.large);
   const CudaHeapFigures figures = heap.figures();
-  stats->small_reserve = converted(figures.small);
-  stats->large_reserve = converted(figures.large);
-  stats->large_reserve.reserved_bytes +=
-      figures.resident_bytes + figures.cached_bytes + figures.waiting_bytes;
-  stats->large_reserve.reserved_count +=
-      figures.resident_count + figures.cached_count + figures.waiting_count;
-  stats->large_reserve.waiting_bytes += figures.waiting_bytes;
-  stats->large_reserve.waiting_count += figures.waiting_count;
-  stats->device_bytes = converted(figures.frames.bytes);
-  stats->device_allocations = converted(figures.frames.frames);
+  stats->all = converted(uses.all, figures.frames.all);
+  stats->small = converted(uses.small, figures.frames.small);
+  stats->large = converted(uses.large, figures.frames.large);
   stats->cached_bytes = figures.cached_bytes;
   stats->cold_bytes = figures.cold_bytes;
   stats->others_bytes = heap.others_bytes();

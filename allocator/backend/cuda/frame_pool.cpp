@@ -19,7 +19,7 @@ FramePool::~FramePool() {
   TENCACHE_CHECK(bytes_ == 0, "%s of frames are still in use", format_bytes(bytes_).c_str());
 }
 
-Result<Frame> FramePool::take(uint64_t bytes, bool is_reserved) {
+Result<Frame> FramePool::take(uint64_t bytes, bool is_small, bool is_reserved) {
   TENCACHE_CHECK(bytes > 0 && bytes % gpu_.facts().granularity_bytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
@@ -31,10 +31,8 @@ Result<Frame> FramePool::take(uint64_t bytes, bool is_reserved) {
       const auto range = free_by_bytes_.equal_range(bytes);
       if (range.first != range.second) {
         const auto found = std::prev(range.second);
-        const Frame frame = *found->second;
-        free_.erase(found->second);
+        const Frame frame = take_free(found->second, is_small);
         free_by_bytes_.erase(found);
-        free_bytes_ -= bytes;
         return frame;
       }
       const uint64_t used_bytes = bytes_ - free_bytes_ - leaving_bytes_;
@@ -54,14 +52,27 @@ Result<Frame> FramePool::take(uint64_t bytes, bool is_reserved) {
     }
     destroy(victims);
   }
-  return create(bytes);
+  return create(bytes, is_small);
+}
+
+Frame FramePool::take_free(ByAge::iterator found, bool is_small) {
+  Frame frame = *found;
+  free_.erase(found);
+  free_bytes_ -= frame.bytes;
+  if (frame.is_small == is_small) return frame;
+  uses_of(frame).bytes.remove(frame.bytes);
+  uses_of(frame).frames.remove(1);
+  frame.is_small = is_small;
+  uses_of(frame).bytes.add(frame.bytes);
+  uses_of(frame).frames.add(1);
+  return frame;
 }
 
 // The room is counted already. Others may use the GPU as well: what waits goes first then.
-Result<Frame> FramePool::create(uint64_t bytes) {
+Result<Frame> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
   const DriverApi& driver = gpu_.driver();
-  Frame frame{0, bytes};
+  Frame frame{0, bytes, is_small};
   Status status;
   uint64_t destroyed_before = 0;
   do {
@@ -73,8 +84,10 @@ Result<Frame> FramePool::create(uint64_t bytes) {
                          "The GPU gives no " + format_bytes(bytes) + " of memory");
     if (status.is_ok()) {
       MutexLock lock(mutex_);
-      uses_.bytes.add(bytes);
-      uses_.frames.add(1);
+      for (FrameUse* use : {&uses_.all, &uses_of(frame)}) {
+        use->bytes.add(bytes);
+        use->frames.add(1);
+      }
       return frame;
     }
   } while (status.code() == StatusCode::kOutOfMemory &&
@@ -158,8 +171,12 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
   bytes_ -= destroyed_bytes;
   leaving_bytes_ -= destroyed_bytes;
   destroyed_count_ += frames.size();
-  uses_.bytes.remove(destroyed_bytes);
-  uses_.frames.remove(frames.size());
+  for (const Frame& frame : frames) {
+    for (FrameUse* use : {&uses_.all, &uses_of(frame)}) {
+      use->bytes.remove(frame.bytes);
+      use->frames.remove(1);
+    }
+  }
   has_left_.notify_all();
   return destroyed_bytes;
 }
@@ -183,14 +200,18 @@ FrameUses FramePool::uses() const {
 
 void FramePool::reset_peaks() {
   MutexLock lock(mutex_);
-  uses_.bytes.reset_peak();
-  uses_.frames.reset_peak();
+  for (FrameUse* use : {&uses_.all, &uses_.small, &uses_.large}) {
+    use->bytes.reset_peak();
+    use->frames.reset_peak();
+  }
 }
 
 void FramePool::reset_totals() {
   MutexLock lock(mutex_);
-  uses_.bytes.reset_totals();
-  uses_.frames.reset_totals();
+  for (FrameUse* use : {&uses_.all, &uses_.small, &uses_.large}) {
+    use->bytes.reset_totals();
+    use->frames.reset_totals();
+  }
 }
 
 uint64_t FramePool::free_bytes() const {

@@ -33,12 +33,21 @@ namespace tencache {
 struct Frame {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t bytes = 0;
+  bool is_small = false;  // serves, or if it is free served last, small requests
 };
 
-/// What the pool has from the driver, free frames included.
-struct FrameUses {
+/// Handles from the driver.
+struct FrameUse {
   UseCount bytes;
   UseCount frames;
+};
+
+/// What the pool has from the driver, free frames included. One that changes from small requests to
+/// large ones or back goes from one kind and comes to the other.
+struct FrameUses {
+  FrameUse all;  // its peak is not the sum of the others' peaks
+  FrameUse small;
+  FrameUse large;
 };
 
 class FramePool {
@@ -53,11 +62,11 @@ class FramePool {
   /// not 0. kOutOfMemory when the frames in use leave no room below the limit, or when the GPU has
   /// none left because others use it; the message says which. Waits while another thread gives
   /// frames back to the driver.
-  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, false); }
+  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, false, false); }
   /// The same for callers who keep books of what is in use themselves: only free frames go to stay
   /// below the limit, and where that is not enough it is exceeded.
-  Result<Frame> take_reserved(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
-    return take(bytes, true);
+  Result<Frame> take_reserved(uint64_t bytes, bool is_small = false) TENCACHE_EXCLUDES(mutex_) {
+    return take(bytes, is_small, true);
   }
   /// The frame cannot be unmapped, because the context is broken, and is lost with it.
   void write_off(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
@@ -78,10 +87,14 @@ class FramePool {
  private:
   using ByAge = std::list<Frame>;  // oldest first
 
-  Result<Frame> take(uint64_t bytes, bool is_reserved) TENCACHE_EXCLUDES(mutex_);
+  Result<Frame> take(uint64_t bytes, bool is_small, bool is_reserved) TENCACHE_EXCLUDES(mutex_);
+  Frame take_free(ByAge::iterator found, bool is_small) TENCACHE_REQUIRES(mutex_);
+  FrameUse& uses_of(const Frame& frame) TENCACHE_REQUIRES(mutex_) {
+    return frame.is_small ? uses_.small : uses_.large;
+  }
   std::vector<Frame> pick_oldest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   uint64_t destroy(const std::vector<Frame>& frames) TENCACHE_EXCLUDES(mutex_);
-  Result<Frame> create(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Result<Frame> create(uint64_t bytes, bool is_small) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroyed_count() const TENCACHE_EXCLUDES(mutex_);
   bool has_destroyed_since(uint64_t count) TENCACHE_EXCLUDES(mutex_);
   Status no_room(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);

@@ -12,6 +12,11 @@ namespace {
 
 unsigned long long printed(CUdeviceptr address) { return address; }
 
+SplitChange change_of(const BlockFigures& before, const BlockFigures& after) {
+  return {static_cast<int64_t>(after.split_bytes()) - static_cast<int64_t>(before.split_bytes()),
+          static_cast<int64_t>(after.split_count()) - static_cast<int64_t>(before.split_count())};
+}
+
 }  // namespace
 
 BlockPool::~BlockPool() {
@@ -26,13 +31,27 @@ BlockPool::~BlockPool() {
       format_bytes(lost_bytes).c_str());
 }
 
-Block* BlockPool::take(uint64_t bytes, StreamSet stream) {
-  MutexLock lock(mutex_);
-  return table_.take(bytes, stream);
+Block* BlockPool::take_counted(uint64_t bytes, StreamSet stream) {
+  const bool is_small = BlockTable::is_small(bytes);
+  const BlockFigures before = table_.figures(is_small);
+  Block* const block = table_.take(bytes, stream);
+  if (block == nullptr) return nullptr;
+  use_.allocate(is_small, block->bytes, bytes, change_of(before, table_.figures(is_small)));
+  return block;
+}
+
+// A block that was the program's; what was claimed only is the table's affair.
+void BlockPool::release_counted(Block* block) {
+  const bool is_small = block->segment->is_small;
+  const uint64_t bytes = block->bytes;
+  const uint64_t requested_bytes = block->requested_bytes;
+  const BlockFigures before = table_.figures(is_small);
+  table_.release(block);
+  use_.complete(is_small, bytes, requested_bytes, change_of(before, table_.figures(is_small)));
 }
 
 // Address and size of a block that is the program's do not change: they are read without the lock.
-Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream, uint64_t* block_bytes) {
+Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
   TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
@@ -43,7 +62,6 @@ Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream, uint64
     if (!taken.is_ok()) return taken.status();
     block = taken.value();
   }
-  if (block_bytes != nullptr) *block_bytes = block->bytes;
   return block->address;
 }
 
@@ -58,12 +76,12 @@ TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSe
   }
   // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
   const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
-  const Result<CUdeviceptr> made = source_.make(segment_bytes);
+  const Result<CUdeviceptr> made = source_.make(segment_bytes, BlockTable::is_small(bytes));
   MutexLock lock(mutex_);
   if (made.is_ok()) {
     table_.add_segment(made.value(), segment_bytes, stream, BlockTable::is_small(bytes));
   }
-  const Block* const block = table_.take(bytes, stream);
+  const Block* const block = take_counted(bytes, stream);
   if (block == nullptr) return made.status();
   return block;
 }
@@ -72,7 +90,7 @@ StreamSet BlockPool::streams_to_wait_for(StreamSet owner, StreamSet users) {
   return StreamNumbers::is_one_stream(owner) ? users & ~owner : users | owner;
 }
 
-bool BlockPool::free(CUdeviceptr address, FoundBlock* freed) {
+bool BlockPool::free(CUdeviceptr address) {
   Block* block = nullptr;
   StreamSet streams = 0;
   {
@@ -82,11 +100,11 @@ bool BlockPool::free(CUdeviceptr address, FoundBlock* freed) {
     TENCACHE_CHECK(block->address == address && block->state == BlockState::kActive,
                    "%#llx is freed, but no block in use begins there: freed twice?",
                    printed(address));
-    if (freed != nullptr) *freed = found(*block);
     streams = streams_to_wait_for(block->segment->owner, block->users);
     table_.retire(block);
+    use_.free(block->segment->is_small, block->bytes);
     if (streams == 0) [[likely]] {
-      table_.release(block);
+      release_counted(block);
       return true;
     }
   }
@@ -125,6 +143,11 @@ std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
   return found(*block);
 }
 
+void BlockPool::release(const Waiting& waiting) {
+  if (waiting.block->requested_bytes > 0) return release_counted(waiting.block);
+  table_.release(waiting.block);  // a whole segment that changed its stream
+}
+
 // Looks at everything that waits and frees what is over; returns whether something may have become
 // free. One thread at a time: another one waits for it, since what it needs may be there.
 bool BlockPool::poll() {
@@ -146,7 +169,7 @@ bool BlockPool::poll() {
   MutexLock lock(mutex_);
   for (Waiting& waiting : looked_at) {
     if (waiting.is_over) {
-      table_.release(waiting.block);
+      release(waiting);
       any_over = true;
     } else {
       left.push_back(std::move(waiting));
@@ -313,7 +336,7 @@ void BlockPool::wait_for_all_waiting() {
       continue;
     }
     MutexLock lock(mutex_);
-    table_.release(waiting.block);
+    release(waiting);
   }
 }
 

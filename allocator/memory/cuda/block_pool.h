@@ -35,6 +35,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "memory/cuda/block_table.h"
+#include "memory/cuda/program_use.h"
 #include "memory/cuda/segment_source.h"
 
 namespace tencache {
@@ -43,7 +44,7 @@ namespace tencache {
 struct BlockView {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // 0 unless it is active
+  uint64_t requested_bytes = 0;  // 0 unless it is active or waits
   StreamSet streams = 0;         // the owner, and while it is active all that it was noted for
   BlockState state = BlockState::kFree;
 };
@@ -69,8 +70,9 @@ struct FoundBlock {
 
 class BlockPool {
  public:
-  /// The streams' numbers and the source outlive the pool.
-  BlockPool(StreamNumbers& numbers, SegmentSource& source) : numbers_(numbers), source_(source) {}
+  /// All of these outlive the pool; `use` is where it counts what the program has.
+  BlockPool(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
+      : numbers_(numbers), source_(source), use_(use) {}
   /// Waits on the host for what the device still does with freed blocks. What cannot be waited for
   /// does not go back to the source, with a warning. REQUIRES: every block was freed.
   ~BlockPool();
@@ -80,13 +82,10 @@ class BlockPool {
   /// Memory that the stream may use at once, at a multiple of 512; its contents are anything.
   /// REQUIRES: 0 < bytes <= kBlockBytesMax, and the set of one stream, as StreamNumbers gives it.
   /// The source's Status when there is no free block and it has no segment left.
-  /// `block_bytes`, where given, is what the block has.
-  Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream, uint64_t* block_bytes = nullptr)
-      TENCACHE_EXCLUDES(mutex_);
+  Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   /// The program is done with the block; what it has queued may go on. False when the address is in
   /// no segment of the pool. REQUIRES: else it is what allocate() returned, and not freed yet.
-  /// `freed`, where given, is what the block was.
-  bool free(CUdeviceptr address, FoundBlock* freed = nullptr) TENCACHE_EXCLUDES(mutex_);
+  bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
   /// These streams use the block too (record_stream): it is not used again before they are done
   /// with what they were given until free(). The address may be any in the block. False when it is
   /// in no segment of the pool. REQUIRES: else the block is not freed yet.
@@ -118,7 +117,13 @@ class BlockPool {
     bool is_over = false;
   };
 
-  Block* take(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  Block* take(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return take_counted(bytes, stream);
+  }
+  Block* take_counted(uint64_t bytes, StreamSet stream) TENCACHE_REQUIRES(mutex_);
+  void release_counted(Block* block) TENCACHE_REQUIRES(mutex_);
+  void release(const Waiting& waiting) TENCACHE_REQUIRES(mutex_);
   Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   static FoundBlock found(const Block& block);
   // Which streams must be waited for before a block is free, when these used it beside its owner.
@@ -135,6 +140,7 @@ class BlockPool {
 
   StreamNumbers& numbers_;
   SegmentSource& source_;
+  ProgramUse& use_;
   std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
 
   mutable Mutex mutex_;

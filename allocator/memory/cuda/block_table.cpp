@@ -136,7 +136,6 @@ Block* BlockTable::find(CUdeviceptr address) const {
 void BlockTable::retire(Block* block) {
   TENCACHE_DCHECK(block->state == BlockState::kActive);
   block->state = BlockState::kWaiting;
-  block->requested_bytes = 0;
   block->users = 0;
   figures_of(*block).active_bytes -= block->bytes;
   figures_of(*block).active_count -= 1;
@@ -144,6 +143,7 @@ void BlockTable::retire(Block* block) {
 
 void BlockTable::release(Block* block) {
   TENCACHE_DCHECK(block->state == BlockState::kWaiting);
+  block->requested_bytes = 0;
   const auto next = std::next(block->place);
   if (next != blocks_.end()) {
     Block* const behind = next->second;

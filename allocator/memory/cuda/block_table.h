@@ -73,7 +73,7 @@ using BlocksByAddress = std::map<CUdeviceptr, Block*>;
 struct Block {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // 0 unless it is active
+  uint64_t requested_bytes = 0;  // 0 unless it is the program's, or was and still waits
   StreamSet users = 0;           // that it was noted for, the owner aside; 0 unless it is active
   BlockState state = BlockState::kFree;
   Segment* segment = nullptr;
@@ -97,8 +97,9 @@ struct BlockFigures {
   uint64_t whole_bytes = 0;  // of these, in segments that are wholly free
   uint64_t whole_count = 0;
 
-  uint64_t waiting_bytes() const { return segment_bytes - active_bytes - free_bytes; }
-  uint64_t waiting_count() const { return block_count - active_count - free_count; }
+  // Free blocks of segments that are in use otherwise.
+  uint64_t split_bytes() const { return free_bytes - whole_bytes; }
+  uint64_t split_count() const { return free_count - whole_count; }
 };
 
 class BlockTable {

@@ -35,8 +35,8 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       home_marks_(streams, std::max(budget.limit() / kMarksPerBudget, granularity_)),
       granules_(arena.bytes() / kGranuleBytes) {
   SegmentSource& source = *this;
-  small_blocks_.emplace(streams, source);
-  private_pools_.emplace(streams, source);
+  small_blocks_.emplace(streams, source, use_);
+  private_pools_.emplace(streams, source, use_);
 }
 
 CudaHeap::~CudaHeap() {
@@ -67,10 +67,8 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
 }
 
 Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
-  uint64_t block_bytes = 0;
-  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream, &block_bytes);
+  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream);
   if (!address.is_ok()) return address.status();
-  use_.add(BlockTable::is_small(bytes), block_bytes, bytes);
   return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
 
@@ -82,10 +80,8 @@ Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, Str
   const PrivatePools::PoolPtr blocks = private_pools_->find(pool);
   TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
                  static_cast<unsigned long long>(pool));
-  uint64_t block_bytes = 0;
-  const Result<CUdeviceptr> address = blocks->allocate(bytes, stream, &block_bytes);
+  const Result<CUdeviceptr> address = blocks->allocate(bytes, stream);
   if (!address.is_ok()) return address.status();
-  use_.add(BlockTable::is_small(bytes), block_bytes, bytes);
   return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
 
@@ -97,7 +93,7 @@ Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, Stre
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->revive();
-  use_.add(BlockTable::is_small(requested_bytes), extent->bytes, requested_bytes);
+  use_.allocate(BlockTable::is_small(requested_bytes), extent->bytes, requested_bytes);
   add(stats_.extents_allocated, 1);
   return {extent->address, extent};
 }
@@ -121,7 +117,7 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
     return made.status();
   }
   if (budget_.needs_attention()) call_attention();
-  use_.add(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
+  use_.allocate(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
   add(stats_.extents_allocated, 1);
   return Allocation{made.value()->address, made.value()};
 }
@@ -161,9 +157,9 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
 
 // The budget has room, and the GPU may have none all the same, because others use it too. Then what
 // they took counts as used from now on.
-Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait) {
+Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small) {
   for (;;) {
-    Result<Frame> frame = frames_.take_reserved(bytes);
+    Result<Frame> frame = frames_.take_reserved(bytes, is_small);
     if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
     if (drop_cached(bytes) > 0) continue;
     if (!may_wait || !evict_more(bytes)) return frame;
@@ -211,10 +207,10 @@ void CudaHeap::write_off_frame(CudaExtent* extent) {
   frames_.write_off(std::exchange(extent->frame, Frame{}));
 }
 
-Result<CUdeviceptr> CudaHeap::make(uint64_t bytes) {
+Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small) {
   const uint64_t rounded = round_up(bytes, granularity_);
   TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes));
-  const Result<Frame> frame = take_frame(rounded, true);
+  const Result<Frame> frame = take_frame(rounded, true, is_small);
   const Result<char*> address =
       frame.is_ok() ? map_anywhere(frame.value()) : Result<char*>(frame.status());
   if (!address.is_ok()) {
@@ -260,9 +256,11 @@ void CudaHeap::free(void* address) {
   }
   TENCACHE_CHECK(extent->address == address, "free of %p", address);
   const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
+  const bool is_small = BlockTable::is_small(requested_bytes);
   const uint64_t bytes = extent->bytes;
   const Retired retired = extent->retire();
-  use_.remove(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
+  use_.free(is_small, bytes);
+  if (retired != Retired::kCached) use_.complete(is_small, bytes, requested_bytes);
   switch (retired) {
     case Retired::kCached:
       return cache(extent);
@@ -275,17 +273,9 @@ void CudaHeap::free(void* address) {
 }
 
 bool CudaHeap::free_block(CUdeviceptr address) {
-  FoundBlock freed;
-  bool is_ours = small_blocks_->free(address, &freed);
-  if (!is_ours) {
-    const auto pools = private_pools_->all();
-    is_ours = std::ranges::any_of(
-        pools, [&](const auto& pool) { return pool.second->free(address, &freed); });
-  }
-  if (is_ours) {
-    use_.remove(BlockTable::is_small(freed.requested_bytes), freed.bytes, freed.requested_bytes);
-  }
-  return is_ours;
+  if (small_blocks_->free(address)) return true;
+  const auto pools = private_pools_->all();
+  return std::ranges::any_of(pools, [&](const auto& pool) { return pool.second->free(address); });
 }
 
 void CudaHeap::note_use(const void* address, StreamSet streams) {

@@ -50,8 +50,6 @@ namespace tencache {
 
 /// What the GPU's memory is used for; each figure is of one moment, all of them nearly.
 struct CudaHeapFigures {
-  BlockFigures small;  // segments and blocks of small requests, those of private pools included
-  BlockFigures large;
   FrameUses frames;  // what was taken from the driver for all of this
   // Extents. Those of the program are resident or cold; the others keep a frame for the next one.
   uint64_t resident_bytes = 0;
@@ -105,7 +103,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
   /// evictions, if it may.
-  Result<Frame> take_frame(uint64_t bytes, bool may_wait);
+  Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false);
   void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
   /// Unmaps the frame under an extent; it is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
@@ -143,7 +141,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   bool is_cold_usable() const override { return false; }
 
   // SegmentSource.
-  Result<CUdeviceptr> make(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  Result<CUdeviceptr> make(uint64_t bytes, bool is_small) override TENCACHE_EXCLUDES(mutex_);
   void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
   Result<Allocation> allocate_small(uint64_t bytes, StreamSet stream);
@@ -154,6 +152,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
   void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  void count_done(const CudaExtent& extent);
   void release_spare_copy(CudaExtent* extent);
   bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);

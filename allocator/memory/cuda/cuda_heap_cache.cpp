@@ -72,6 +72,8 @@ void CudaHeap::cache(CudaExtent* extent) {
   if (others != kNoStreams) {
     extent->marks.clear();
     extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
+  } else {
+    count_done(*extent);
   }
   MutexLock lock(mutex_);
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
@@ -80,6 +82,12 @@ void CudaHeap::cache(CudaExtent* extent) {
   } else {
     link_cached(extent);
   }
+}
+
+// No stream uses the freed extent any more but the one it was allocated on.
+void CudaHeap::count_done(const CudaExtent& extent) {
+  const uint64_t requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
+  use_.complete(BlockTable::is_small(requested_bytes), extent.bytes, requested_bytes);
 }
 
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
@@ -114,7 +122,10 @@ void CudaHeap::poll_waiting(bool may_wait) {
   const auto first_left =
       std::stable_partition(polled.begin(), polled.end(),
                             [&](CudaExtent* extent) { return is_over(extent, may_wait, &late); });
-  for (auto extent = polled.begin(); extent != first_left; ++extent) release_spare_copy(*extent);
+  for (auto extent = polled.begin(); extent != first_left; ++extent) {
+    release_spare_copy(*extent);
+    count_done(**extent);
+  }
   MutexLock lock(mutex_);
   for (auto extent = polled.begin(); extent != first_left; ++extent) link_cached(*extent);
   waiting_.insert(waiting_.begin(), first_left, polled.end());

@@ -9,18 +9,6 @@
 namespace tencache {
 namespace {
 
-void add_to(BlockFigures* sum, const BlockFigures& more) {
-  sum->segment_bytes += more.segment_bytes;
-  sum->segment_count += more.segment_count;
-  sum->block_count += more.block_count;
-  sum->active_bytes += more.active_bytes;
-  sum->active_count += more.active_count;
-  sum->free_bytes += more.free_bytes;
-  sum->free_count += more.free_count;
-  sum->whole_bytes += more.whole_bytes;
-  sum->whole_count += more.whole_count;
-}
-
 // Freed and in no list: other streams may still use it.
 bool is_waiting(const CudaExtent& extent) {
   return extent.state() == ExtentState::kCached && !extent.age_hook.linked;
@@ -39,12 +27,6 @@ uint64_t CudaHeap::empty_cache() {
 
 CudaHeapFigures CudaHeap::figures() const {
   CudaHeapFigures figures;
-  figures.small = small_blocks_->figures(true);
-  figures.large = small_blocks_->figures(false);
-  for (const auto& [number, pool] : private_pools_->all()) {
-    add_to(&figures.small, pool->figures(true));
-    add_to(&figures.large, pool->figures(false));
-  }
   figures.frames = frames_.uses();
   MutexLock lock(mutex_);
   for (const CudaExtent& extent : pool_) {
@@ -107,12 +89,13 @@ std::vector<SegmentView> CudaHeap::segments() const {
       BlockView block;
       block.address = extent.device_address();
       block.bytes = extent.bytes;
+      const bool waits = is_waiting(extent);
       block.requested_bytes =
-          is_active ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
+          is_active || waits ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
       block.streams = extent.used_by.load(std::memory_order_relaxed);
-      block.state = is_active            ? BlockState::kActive
-                    : is_waiting(extent) ? BlockState::kWaiting
-                                         : BlockState::kFree;
+      block.state = is_active ? BlockState::kActive
+                    : waits   ? BlockState::kWaiting
+                              : BlockState::kFree;
       SegmentView& view = views.emplace_back();
       view.address = block.address;
       view.bytes = block.bytes;

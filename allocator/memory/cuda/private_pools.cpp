@@ -4,7 +4,7 @@
 namespace tencache {
 
 uint64_t PrivatePools::make() {
-  auto pool = std::make_shared<BlockPool>(numbers_, source_);
+  auto pool = std::make_shared<BlockPool>(numbers_, source_, use_);
   MutexLock lock(mutex_);
   pools_.emplace(++last_number_, std::move(pool));
   count_.store(pools_.size(), std::memory_order_relaxed);

@@ -27,9 +27,9 @@ class PrivatePools {
  public:
   using PoolPtr = std::shared_ptr<BlockPool>;
 
-  /// Both outlive the pools.
-  PrivatePools(StreamNumbers& numbers, SegmentSource& source)
-      : numbers_(numbers), source_(source) {}
+  /// All of these outlive the pools.
+  PrivatePools(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
+      : numbers_(numbers), source_(source), use_(use) {}
 
   /// Makes a pool and returns its number, which is never 0 and never used again.
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
@@ -47,6 +47,7 @@ class PrivatePools {
  private:
   StreamNumbers& numbers_;
   SegmentSource& source_;
+  ProgramUse& use_;
   // Written with mutex_ held. Relaxed: whoever frees a block got it from a thread that saw it.
   std::atomic<uint64_t> count_{0};
   mutable Mutex mutex_;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ProgramUse: what the program has allocated and not freed, wherever its bytes are, small requests
-// (those up to 1 MiB, as PyTorch counts them) and large ones apart. Bytes are as handed out, so
-// rounded; requested bytes as the program named them.
+// ProgramUse: what the program has of the GPU's memory, wherever the bytes are, small requests
+// (those up to 1 MiB, as PyTorch counts them) and large ones apart. What is allocated is counted
+// until the program frees it; what is active, until no stream uses it any more either. Bytes are as
+// handed out, so rounded; requested bytes as the program named them. Split is what is free in
+// segments that are in use otherwise.
 //
-// Threads: any; one short lock for each call.
+// Threads: any; one short lock for each call, which its callers may take with their own held.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +18,12 @@ namespace tencache {
 
 struct UsesOfKind {
   UseCount bytes;
-  UseCount requested_bytes;
   UseCount allocations;
+  UseCount active_bytes;
+  UseCount active_count;
+  UseCount requested_bytes;  // of what is active
+  UseCount split_bytes;
+  UseCount split_count;
 };
 
 struct ProgramUses {
@@ -26,23 +32,42 @@ struct ProgramUses {
   UsesOfKind large;
 };
 
+/// How the split blocks of one kind change.
+struct SplitChange {
+  int64_t bytes = 0;
+  int64_t count = 0;
+};
+
 class ProgramUse {
  public:
-  void add(bool is_small, uint64_t bytes, uint64_t requested_bytes) TENCACHE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    for (UsesOfKind* uses : {&uses_.all, is_small ? &uses_.small : &uses_.large}) {
-      uses->bytes.add(bytes);
-      uses->requested_bytes.add(requested_bytes);
-      uses->allocations.add(1);
-    }
+  /// The program has allocated a block.
+  void allocate(bool is_small, uint64_t bytes, uint64_t requested_bytes, SplitChange split = {})
+      TENCACHE_EXCLUDES(mutex_) {
+    of_kind(is_small, [&](UsesOfKind& uses) {
+      uses.bytes.add(bytes);
+      uses.allocations.add(1);
+      uses.active_bytes.add(bytes);
+      uses.active_count.add(1);
+      uses.requested_bytes.add(requested_bytes);
+      apply(uses, split);
+    });
   }
-  void remove(bool is_small, uint64_t bytes, uint64_t requested_bytes) TENCACHE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    for (UsesOfKind* uses : {&uses_.all, is_small ? &uses_.small : &uses_.large}) {
-      uses->bytes.remove(bytes);
-      uses->requested_bytes.remove(requested_bytes);
-      uses->allocations.remove(1);
-    }
+  /// The program has freed a block; streams may still use it.
+  void free(bool is_small, uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
+    of_kind(is_small, [&](UsesOfKind& uses) {
+      uses.bytes.remove(bytes);
+      uses.allocations.remove(1);
+    });
+  }
+  /// No stream uses the freed block any more.
+  void complete(bool is_small, uint64_t bytes, uint64_t requested_bytes, SplitChange split = {})
+      TENCACHE_EXCLUDES(mutex_) {
+    of_kind(is_small, [&](UsesOfKind& uses) {
+      uses.active_bytes.remove(bytes);
+      uses.active_count.remove(1);
+      uses.requested_bytes.remove(requested_bytes);
+      apply(uses, split);
+    });
   }
   ProgramUses read() const TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -56,13 +81,29 @@ class ProgramUse {
   }
 
  private:
+  static void apply(UseCount& count, int64_t change) {
+    if (change > 0) count.add(static_cast<uint64_t>(change));
+    if (change < 0) count.remove(static_cast<uint64_t>(-change));
+  }
+  static void apply(UsesOfKind& uses, SplitChange split) {
+    apply(uses.split_bytes, split.bytes);
+    apply(uses.split_count, split.count);
+  }
+  template <typename Change>
+  void of_kind(bool is_small, Change change) TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    change(uses_.all);
+    change(is_small ? uses_.small : uses_.large);
+  }
   template <typename Change>
   void each(Change change) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     for (UsesOfKind* uses : {&uses_.all, &uses_.small, &uses_.large}) {
-      change(uses->bytes);
-      change(uses->requested_bytes);
-      change(uses->allocations);
+      for (UseCount* count :
+           {&uses->bytes, &uses->allocations, &uses->active_bytes, &uses->active_count,
+            &uses->requested_bytes, &uses->split_bytes, &uses->split_count}) {
+        change(*count);
+      }
     }
   }
 

@@ -22,8 +22,8 @@ class SegmentSource {
   SegmentSource& operator=(const SegmentSource&) = delete;
 
   /// Device memory that every stream may use at once, at an address that is a multiple of 512 and
-  /// in no other segment. `bytes` is a multiple of 2 MiB.
-  virtual Result<CUdeviceptr> make(uint64_t bytes) = 0;
+  /// in no other segment. `bytes` is a multiple of 2 MiB; `is_small` says for which requests it is.
+  virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small) = 0;
   /// A whole segment goes back; no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
 };

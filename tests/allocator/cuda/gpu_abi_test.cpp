@@ -128,12 +128,12 @@ class GpuAbiTest : public ::testing::Test {
     EXPECT_EQ(figures.all.bytes.current, figures.small.bytes.current + figures.large.bytes.current);
     EXPECT_EQ(figures.all.requested_bytes.current, requested_bytes);
     EXPECT_EQ(figures.all.allocations.current, count);
-    EXPECT_EQ(figures.small_reserve.waiting_bytes + figures.large_reserve.waiting_bytes,
+    EXPECT_EQ(figures.all.active_bytes.current - figures.all.bytes.current,
               bytes_of[TENCACHE_BLOCK_PENDING_FREE]);
-    EXPECT_EQ(figures.small_reserve.reserved_bytes + figures.large_reserve.reserved_bytes,
-              reserved_bytes);
     EXPECT_EQ(figures.cold_bytes, cold_bytes);
-    EXPECT_GE(figures.device_bytes.current, reserved_bytes);
+    EXPECT_GE(figures.all.device_bytes.current, reserved_bytes);
+    EXPECT_EQ(figures.all.device_bytes.current,
+              figures.small.device_bytes.current + figures.large.device_bytes.current);
   }
 
   std::optional<SimulatedDriver> driver_;
@@ -157,11 +157,11 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   EXPECT_EQ(now.large.bytes.current, 6 * kMiB + kMiB + 512);
   EXPECT_EQ(now.large.requested_bytes.current, 6 * kMiB + 1);
   EXPECT_EQ(now.all.allocations.current, 3u);
-  EXPECT_EQ(now.small_reserve.reserved_bytes, 2 * kMiB);
-  EXPECT_EQ(now.small_reserve.split_bytes, 2 * kMiB - 1024);
-  EXPECT_EQ(now.large_reserve.reserved_bytes, 6 * kMiB + 20 * kMiB);
-  EXPECT_EQ(now.device_bytes.current, 28 * kMiB);
-  EXPECT_EQ(now.device_allocations.current, 3u);
+  EXPECT_EQ(now.small.device_bytes.current, 2 * kMiB);
+  EXPECT_EQ(now.small.split_bytes.current, 2 * kMiB - 1024);
+  EXPECT_EQ(now.large.device_bytes.current, 6 * kMiB + 20 * kMiB);
+  EXPECT_EQ(now.all.device_bytes.current, 28 * kMiB);
+  EXPECT_EQ(now.all.device_count.current, 3u);
 
   free(large);
   expect_agreement();
@@ -175,7 +175,7 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   EXPECT_EQ(now.all.bytes.peak, now.all.bytes.current);
   EXPECT_EQ(now.all.bytes.added, 0u);
   EXPECT_EQ(now.all.bytes.removed, 0u);
-  EXPECT_EQ(now.device_bytes.added, 0u);
+  EXPECT_EQ(now.all.device_bytes.added, 0u);
 }
 
 TEST_F(GpuAbiTest, EmptyCacheGivesEverythingBackToTheDriver) {
@@ -190,8 +190,8 @@ TEST_F(GpuAbiTest, EmptyCacheGivesEverythingBackToTheDriver) {
   uint64_t free_after = 0;
   ASSERT_EQ(tencache_gpu_memory(gpu_, &free_after, &total, &error_), TENCACHE_OK);
   EXPECT_EQ(free_after, total);
-  EXPECT_EQ(stats().device_bytes.current, 0u);
-  EXPECT_EQ(stats().device_bytes.peak, 8 * kMiB);
+  EXPECT_EQ(stats().all.device_bytes.current, 0u);
+  EXPECT_EQ(stats().all.device_bytes.peak, 8 * kMiB);
   EXPECT_TRUE(walk().empty());
 }
 

@@ -31,7 +31,7 @@ class BlockPoolFixture : public ::testing::Test {
     marks_.emplace(*gpu_);
     numbers_.emplace(*gpu_, *marks_);
     source_.emplace(api());
-    pool_.emplace(*numbers_, *source_);
+    pool_.emplace(*numbers_, *source_, use_);
   }
   ~BlockPoolFixture() override {
     driver_->wait_until_idle();
@@ -93,6 +93,7 @@ class BlockPoolFixture : public ::testing::Test {
   std::optional<StreamMarks> marks_;
   std::optional<StreamNumbers> numbers_;
   std::optional<MappedSegments> source_;
+  ProgramUse use_;
   std::optional<BlockPool> pool_;
   std::vector<CUstream> streams_;
   bool has_failed_ = false;
