@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs on the emulated GPU: PyTorch's own allocator and tencache at half its memory give
+equal bits.
+
+One program does what torch.cuda offers for graphs: a whole training step with dropout, captured
+once and replayed; graphed callables; a second graph in the first one's pool. Beside them live
+tensors that no graph uses, which leave the device between replays. The program runs once with each
+allocator, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
+)
+
+PROGRAM = """
+import hashlib, json, sys, warnings
+import torch
+import torch.nn.functional as F
+warnings.filterwarnings("ignore")  # streams of AccumulateGrad; captures that were broken off
+
+def digest(*tensors):
+    joined = hashlib.sha256()
+    for tensor in tensors:
+        joined.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return joined.hexdigest()
+
+def make_net():
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(256, 64)
+    ).cuda()
+
+torch.manual_seed(5)
+inputs = torch.Generator().manual_seed(6)
+found = {}
+idle = [torch.full((1 << 20,), float(i), device="cuda") for i in range(12)]  # 4 MiB each
+
+net = make_net()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, capturable=True)
+x, y = torch.randn(32, 64, device="cuda"), torch.randn(32, 64, device="cuda")
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    loss = F.mse_loss(net(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    for _ in range(2):
+        step()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = step()
+losses = []
+for _ in range(5):
+    x.copy_(torch.randn(32, 64, generator=inputs))
+    graph.replay()
+    losses.append(loss.item().hex())
+    for tensor in idle:
+        tensor.add_(1)
+found["losses"] = losses
+found["weights"] = digest(*net.parameters())
+
+total = torch.zeros(4, device="cuda")
+second = torch.cuda.CUDAGraph()
+with torch.cuda.graph(second, pool=graph.pool()):
+    total.add_(1)
+    doubled = total * 2
+for _ in range(3):
+    second.replay()
+found["second"] = [total.tolist(), doubled.tolist()]
+
+small = make_net()
+graphed = torch.cuda.make_graphed_callables(small, (torch.randn(8, 64, device="cuda"),))
+outputs = []
+for _ in range(2):
+    out = graphed(torch.randn(8, 64, generator=inputs).cuda())
+    out.square().sum().backward()
+    outputs.append(digest(out))
+found["graphed"] = outputs
+found["gradients"] = digest(*(p.grad for p in small.parameters()))
+
+found["dropout"] = digest(F.dropout(torch.ones(1000, device="cuda"), 0.3))
+broken = torch.cuda.CUDAGraph()
+try:
+    with torch.cuda.graph(broken):
+        total.sum().item()
+except RuntimeError as error:
+    found["item"] = str(error).splitlines()[0]
+found["idle"] = [tensor.sum().item() / (1 << 20) for tensor in idle]
+allocator = {"peak": torch.cuda.max_memory_allocated()}
+if sys.argv[1:] == ["tencache"]:
+    import tencache
+    stats = tencache.stats()
+    allocator["evicted"] = stats["bytes"]["evicted"]
+    allocator["over_budget"] = stats["over_budget"]["events"]
+print(json.dumps([found, allocator]))
+"""
+
+
+def run(allocator_name: str, *prefix: str) -> tuple[dict[str, Any], dict[str, int]]:
+    finished = subprocess.run(
+        [sys.executable, *prefix, "-c", PROGRAM, allocator_name],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    found, allocator = json.loads(finished.stdout.splitlines()[-1])
+    return found, allocator
+
+
+def test_graphs_give_equal_bits_at_half_the_memory() -> None:
+    expected, stock = run("native")
+    budget = stock["peak"] // 2
+    launcher = ("-m", "tencache", "run", "--backend", "cuda", "--device-memory", str(budget), "--")
+    found, allocator = run("tencache", *launcher, sys.executable)
+    assert found == expected
+    assert allocator["evicted"] > 0
+    assert allocator["over_budget"] == 0
+    # The program did what it is for: dropout and inputs differ with each replay.
+    assert len(set(expected["losses"])) == 5
+    assert expected["second"] == [[3.0] * 4, [6.0] * 4]
+    assert len(set(expected["graphed"])) == 2
+    assert "capture" in expected["item"]
+    assert expected["idle"] == [i + 5.0 for i in range(12)]
