@@ -20,52 +20,29 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 
+import on_gpu
 import pytest
-import torch
+from on_gpu import (
+    IS_EMULATED,
+    SWITCH,
+    Harness,
+    assert_right_beyond_memory,
+    assert_same_bits,
+    budget_of,
+    missing,
+    program_names,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-
-from differential import Harness, assert_budget_kept, assert_same_bits, program_names
+harness = on_gpu.harness
+pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
 
 CHAOS_SEED = 20261122
 # Kernels that a GPU does not have.
 CPU_ONLY = {"quantized"}
-# Deterministic workspaces of matrix products, small ones: they are no tensors and never leave.
-GPU = {
-    "PROGRAM_DEVICE": "cuda",
-    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    # The server that forks the programs must not start CUDA, whatever asks whether there is a GPU.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
-SWITCH = {"TENCACHE": "1", "TENCACHE_BACKEND": "cuda"}
-IS_EMULATED = "EMULATED_GPU_OPERATORS" in os.environ
 if IS_EMULATED:
-    GPU["PROGRAM_EMULATED"] = "1"
     # Products of sparse matrices launch kernels inside composite code.
     CPU_ONLY |= {"sparse_embedding"}
-
-
-def missing() -> str:
-    """Why the tests cannot run here; empty where they can."""
-    if torch.version.cuda is None:
-        return f"this torch ({torch.__version__}) is built without CUDA"
-    # Asks NVIDIA's management library: CUDA itself must not start before the programs are forked.
-    if torch.cuda.device_count() == 0:
-        return "this machine has no GPU that CUDA can use"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
-
-
-@pytest.fixture(scope="session")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    harness = Harness(tmp_path_factory.mktemp("gpu"), GPU)
-    yield harness
-    harness.close()
 
 
 def programs() -> list[object]:
@@ -116,20 +93,14 @@ def test_same_bits(
     harness: Harness, unstable: dict[str, list[str]], program: str, share: int, chaos: bool
 ) -> None:
     skip_unless_stable(harness, unstable, program)
-    variables = {
-        **SWITCH,
-        "TENCACHE_DEVICE_MEMORY": str(harness.peak_bytes(program) * share // 100),
-        **({"TENCACHE_CHAOS": str(CHAOS_SEED)} if chaos else {}),
-    }
-    outcome = harness.run(program, variables)
-    assert_same_bits(harness.stock(program), outcome)
-    stats = outcome.stats
-    assert stats is not None
-    assert_budget_kept(stats)
-    assert stats["backend"] == "cuda", stats
-    assert stats["bytes"]["evicted"] > 0, f"nothing was evicted\n{stats}\n{outcome.output}"
+    variables = {**SWITCH, **budget_of(harness, program, share)}
     if chaos:
-        assert stats["chaos_evictions"] > 0, stats
+        variables["TENCACHE_CHAOS"] = str(CHAOS_SEED)
+    outcome = harness.run(program, variables)
+    assert_right_beyond_memory(harness.stock(program), outcome)
+    if chaos:
+        assert outcome.stats is not None
+        assert outcome.stats["chaos_evictions"] > 0, outcome.stats
 
 
 def test_pinned_memory_has_the_size_that_was_asked_for() -> None:

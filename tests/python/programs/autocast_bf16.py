@@ -7,7 +7,7 @@ from exact import DEVICE, LEAST_OF_SQUARE, Results, few, wide
 from torch import nn
 
 WIDTH = wide(192, emulated=LEAST_OF_SQUARE)  # oblong ones of bfloat16
-COUNT, PIXELS = few(8, 4), few(48, 16)
+COUNT, PIXELS = few(8, 6), few(48, 8)
 
 
 class Model(nn.Module):
@@ -15,7 +15,7 @@ class Model(nn.Module):
         super().__init__()
         self.patch = nn.Conv2d(3, WIDTH, 8, 8)
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, few(2, 1), enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, images):

@@ -16,7 +16,7 @@ def main():
     data = torch.randn(few(512, 128), 64)
     target = torch.sin(data[:, :4] * 3) + data[:, 4:8].square()
     optimizer = torch.optim.LBFGS(
-        model.parameters(), max_iter=8, history_size=10, line_search_fn="strong_wolfe"
+        model.parameters(), max_iter=few(8, 4), history_size=10, line_search_fn="strong_wolfe"
     )
 
     def closure():

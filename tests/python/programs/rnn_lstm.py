@@ -27,7 +27,7 @@ def train(name, kind, make_optimizer, results):
     model = Tagger(kind)
     optimizer = make_optimizer(model.parameters())
     for step in range(3):
-        longest = (few(20, 6), few(12, 4), few(26, 8))[step]
+        longest = (few(20, 4), few(12, 3), few(26, 5))[step]
         lengths = torch.randint(longest // 2, longest, (6,), device="cpu")
         lengths[0] = longest
         tokens = torch.randint(0, 500, (6, longest))

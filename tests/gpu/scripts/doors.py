@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains low-rank adapters (tests/python/programs/lora.py) on tencache's memory, which comes in by
+the door that the variable DOOR names: `change`, PyTorch's change_current_allocator; `pluggable`, C
+symbols and nothing of Python; else whatever started the script has seen to it, or nothing has."""
+
+import json
+import os
+from pathlib import Path
+
+import lora
+import torch
+
+
+def open_door(door):
+    if door == "change":
+        import tencache
+
+        torch.cuda.memory.change_current_allocator(tencache.allocator())
+    elif door == "pluggable":
+        from tencache import _library
+
+        path = Path(_library.__file__).with_name("libtencache_torch_cuda.so")
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(
+            str(path), "tencache_cuda_malloc", "tencache_cuda_free"
+        )
+        torch.cuda.memory.change_current_allocator(allocator)
+
+
+def main():
+    door = os.environ.get("DOOR", "")
+    open_door(door)
+    lora.main()
+    if door == "pluggable":
+        from tencache import _library
+
+        with open(os.environ["TENCACHE_STATS"], "w") as file:
+            json.dump(_library.core().stats(), file)
+
+
+if __name__ == "__main__":
+    main()
