@@ -113,8 +113,8 @@ EMULATED_PUBLIC cudaError_t cudaSetDevice(int device) {
 }
 EMULATED_PUBLIC cudaError_t cudaDeviceSynchronize() {
   const Driver& d = ready();
-  const cudaError_t error = Captures::instance().forbid_device_wait();
-  return note(error != cudaSuccess ? error : static_cast<cudaError_t>(d.cuCtxSynchronize()));
+  return note_unless(Captures::instance().forbid_device_wait(),
+                     [&] { return d.cuCtxSynchronize(); });
 }
 
 EMULATED_PUBLIC cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {

@@ -16,6 +16,11 @@ namespace emulated_gpu::runtime {
 /// Keeps a failure as the thread's last error and returns it. cudaErrorNotReady is none.
 cudaError_t note(cudaError_t error);
 cudaError_t note(CUresult result);
+/// The same of the driver's call, which is made where nothing stands against it.
+template <typename Call>
+cudaError_t note_unless(cudaError_t obstacle, Call call) {
+  return obstacle != cudaSuccess ? note(obstacle) : note(call());
+}
 
 cudaError_t refuse(const std::string& what);
 

@@ -45,13 +45,11 @@ EMULATED_PUBLIC cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stre
 }
 EMULATED_PUBLIC cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Driver& d = ready();
-  const cudaError_t error = forbid(event);
-  return note(error != cudaSuccess ? error : static_cast<cudaError_t>(d.cuEventQuery(event)));
+  return note_unless(forbid(event), [&] { return d.cuEventQuery(event); });
 }
 EMULATED_PUBLIC cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Driver& d = ready();
-  const cudaError_t error = forbid(event);
-  return note(error != cudaSuccess ? error : static_cast<cudaError_t>(d.cuEventSynchronize(event)));
+  return note_unless(forbid(event), [&] { return d.cuEventSynchronize(event); });
 }
 EMULATED_PUBLIC cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   const Driver& d = ready();

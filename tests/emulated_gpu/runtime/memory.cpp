@@ -172,16 +172,13 @@ EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsign
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   const Driver& d = ready();
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  return note(error != cudaSuccess
-                  ? error
-                  : static_cast<cudaError_t>(d.cuMemHostRegister(pointer, bytes, flags)));
+  return note_unless(Captures::instance().forbid_unsafe(),
+                     [&] { return d.cuMemHostRegister(pointer, bytes, flags); });
 }
 EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {
   const Driver& d = ready();
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  return note(error != cudaSuccess ? error
-                                   : static_cast<cudaError_t>(d.cuMemHostUnregister(pointer)));
+  return note_unless(Captures::instance().forbid_unsafe(),
+                     [&] { return d.cuMemHostUnregister(pointer); });
 }
 
 EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,

@@ -63,14 +63,13 @@ EMULATED_PUBLIC cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* prio
 }
 EMULATED_PUBLIC cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const Driver& d = ready();
-  const cudaError_t error = Captures::instance().forbid_outside(stream);
-  return note(error != cudaSuccess ? error : static_cast<cudaError_t>(d.cuStreamQuery(stream)));
+  return note_unless(Captures::instance().forbid_outside(stream),
+                     [&] { return d.cuStreamQuery(stream); });
 }
 EMULATED_PUBLIC cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const Driver& d = ready();
-  const cudaError_t error = Captures::instance().forbid_outside(stream);
-  return note(error != cudaSuccess ? error
-                                   : static_cast<cudaError_t>(d.cuStreamSynchronize(stream)));
+  return note_unless(Captures::instance().forbid_outside(stream),
+                     [&] { return d.cuStreamSynchronize(stream); });
 }
 EMULATED_PUBLIC cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                                 unsigned flags) {
@@ -94,7 +93,7 @@ EMULATED_PUBLIC cudaError_t cudaStreamAddCallback(cudaStream_t stream,
                                                   cudaStreamCallback_t function, void* data,
                                                   unsigned flags) {
   if (function == nullptr || flags != 0) return note(cudaErrorInvalidValue);
-  const cudaError_t error = Captures::instance().forbid_outside(stream);
-  return note(error != cudaSuccess ? error
-                                   : static_cast<cudaError_t>(call_back({function, stream, data})));
+  return note_unless(Captures::instance().forbid_outside(stream), [&] {
+    return call_back({function, stream, data});
+  });
 }
