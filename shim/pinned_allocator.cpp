@@ -24,11 +24,6 @@ at::Stat as_stat(const tencache_gpu_count& count) {
   return stat;
 }
 
-// Of what never shrinks.
-at::Stat as_growing_stat(uint64_t current, uint64_t added) {
-  return as_stat({current, current, added, 0});
-}
-
 std::string text_of(const c10::MempoolId_t& id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
@@ -119,7 +114,7 @@ bool PinnedAllocator::record_event(void* address, void* context, c10::Stream str
 void PinnedAllocator::empty_cache() {
   drop_released_pools();
   tencache_pinned* const memory = pinned_.load(std::memory_order_acquire);
-  if (memory != nullptr) tencache_pinned_poll(memory);
+  if (memory != nullptr) tencache_pinned_trim(memory);
   if (previous_ != nullptr) previous_->empty_cache();
 }
 
@@ -233,13 +228,14 @@ at::HostStats PinnedAllocator::get_stats() {
   tencache_pinned_get_stats(memory, &figures);
   stats.active_requests = as_stat(figures.allocations);
   stats.active_bytes = as_stat(figures.bytes);
-  stats.allocations = as_growing_stat(figures.mapped_count, figures.added_count);
-  stats.allocated_bytes = as_growing_stat(figures.mapped_bytes, figures.added_bytes);
+  stats.allocations = as_stat(figures.mapped_count);
+  stats.allocated_bytes = as_stat(figures.mapped_bytes);
   stats.host_alloc_time.total = static_cast<int64_t>(figures.pin_ns) / kNsPerUs;
   stats.host_alloc_time.max = static_cast<int64_t>(figures.pin_ns_max) / kNsPerUs;
   stats.host_alloc_time.min = static_cast<int64_t>(figures.pin_ns_min) / kNsPerUs;
-  stats.host_alloc_time.count = static_cast<int64_t>(figures.added_count);
-  stats.num_host_alloc = static_cast<int64_t>(figures.added_count);
+  stats.host_alloc_time.count = static_cast<int64_t>(figures.mapped_count.added);
+  stats.num_host_alloc = static_cast<int64_t>(figures.mapped_count.added);
+  stats.num_host_free = static_cast<int64_t>(figures.mapped_count.removed);
   const size_t sizes = std::min<size_t>(stats.bucket_allocation.size(), TENCACHE_PINNED_SIZES);
   std::copy_n(figures.added_by_size, sizes, stats.bucket_allocation.begin());
   return stats;

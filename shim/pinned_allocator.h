@@ -13,14 +13,14 @@
 // allocator that was installed before is passed on what concerns it: a stream that uses its memory,
 // the end of a pool that began there, and the wish to empty caches.
 //
-// Private pools are those of CUDA graphs. What a graph's capture allocated is used again only when
-// the pool was released by all, the cache is emptied or memory runs out, and the device was waited
-// for, because a replay may still use it.
+// Private pools are those of CUDA graphs. What a graph's capture allocated and copies used is used
+// again only when the pool was released by all, the cache is emptied or memory runs out, and the
+// device was waited for, because a replay may still use it.
 //
 // A DataPtr's context is the data pointer and its deleter is raw_deleter(), which has no argument
 // for the allocator: there is one alive at a time. A context that PyTorch passes back may be
-// another's; the address decides. empty_cache() gives nothing back to the system: to unpin may stop
-// the GPUs.
+// another's; the address decides. Only empty_cache() gives memory back to the system: to unpin may
+// stop the GPUs.
 //
 // Threads: any. mutex_ is held while the memory is opened and for bookkeeping; filters are called,
 // and memory is allocated, without it.

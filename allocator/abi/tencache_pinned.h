@@ -6,9 +6,9 @@
  * driver refuses to pin, memory is given all the same, pageable: right, slower, and the library has
  * warned. The driver knows which is which, and is what PyTorch asks (Tensor.is_pinned()).
  *
- * Memory is taken from the system when it is needed, up to the budget, and never given back before
- * the end: to unpin may stop the GPUs. A forked child has none of it: allocation fails there, the
- * rest does nothing.
+ * Memory is taken from the system when it is needed, up to the budget, and given back when that is
+ * asked for (tencache_pinned_trim()): to unpin may stop the GPUs. A forked child has none of it:
+ * allocation fails there, the rest does nothing.
  *
  * Threads: everything may be called from any thread, but open and close.
  */
@@ -56,11 +56,14 @@ TENCACHE_API int tencache_pinned_record_stream(tencache_pinned* pinned, const vo
                                                int ordinal, void* stream, tencache_error* error);
 /* Looks which streams are done with what was freed. Waits for none. */
 TENCACHE_API void tencache_pinned_poll(tencache_pinned* pinned);
+/* The same, and gives memory in which nothing lies any more back to the system. */
+TENCACHE_API void tencache_pinned_trim(tencache_pinned* pinned);
 
 /* ---- Private pools (CUDA graphs) ------------------------------------------------------------ */
 
-/* A pool of its own: what is freed in it is used again by nobody until the pool is dropped, because
- * a graph may use it at each replay. Its number is never 0. Freed as other memory. */
+/* A pool of its own: what is freed in it serves the pool alone, and where streams used it nobody
+ * until the pool is dropped, because a graph may use it at each replay. Its number is never 0.
+ * Freed as other memory. */
 TENCACHE_API uint64_t tencache_pinned_make_pool(tencache_pinned* pinned);
 TENCACHE_API void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool,
                                                     size_t bytes, tencache_error* error);
@@ -76,15 +79,13 @@ typedef struct tencache_pinned_stats {
   tencache_gpu_count allocations; /* likewise */
   uint64_t waiting_bytes;         /* of these, freed */
   uint64_t waiting_count;
-  uint64_t kept_bytes;   /* freed in private pools */
-  uint64_t mapped_bytes; /* taken from the system */
-  uint64_t mapped_count; /* in so many pieces */
-  uint64_t pinned_bytes; /* of the mapped ones; less where the driver refused */
+  uint64_t kept_bytes;             /* freed in private pools */
+  tencache_gpu_count mapped_bytes; /* taken from the system */
+  tencache_gpu_count mapped_count; /* in so many pieces */
+  uint64_t pinned_bytes;           /* of the mapped ones; less where the driver refused */
   uint64_t budget_bytes;
-  /* Since tencache_pinned_reset_totals(): pieces that were mapped, and how long the driver took to
-   * pin them. [n]: of up to 2^n bytes, and more than half of that. */
-  uint64_t added_count;
-  uint64_t added_bytes;
+  /* Since tencache_pinned_reset_totals(): how many pieces were mapped, [n]: of up to 2^n bytes, and
+   * more than half of that; and how long the driver took to pin them. */
   uint64_t added_by_size[TENCACHE_PINNED_SIZES];
   uint64_t pin_ns;
   uint64_t pin_ns_max; /* both since tencache_pinned_reset_peaks() */

@@ -42,6 +42,8 @@ int tencache_pinned_record_stream(tencache_pinned*, const void*, int, void*,
 
 void tencache_pinned_poll(tencache_pinned*) {}
 
+void tencache_pinned_trim(tencache_pinned*) {}
+
 uint64_t tencache_pinned_make_pool(tencache_pinned*) { return 0; }
 
 void* tencache_pinned_allocate_in_pool(tencache_pinned*, uint64_t, size_t, tencache_error* error) {

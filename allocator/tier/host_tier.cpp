@@ -181,7 +181,11 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
 }
 
 uint64_t HostTier::next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const {
-  const uint64_t most_bytes = std::min(config_.chunk_bytes, room_bytes);
+  uint64_t wanted_bytes = config_.chunk_bytes;
+  if (config_.first_chunk_bytes > 0) {
+    wanted_bytes = std::min(wanted_bytes, std::max(config_.first_chunk_bytes, stats_.chunk_bytes));
+  }
+  const uint64_t most_bytes = std::min(wanted_bytes, room_bytes);
   return std::max(block_bytes, most_bytes - most_bytes % block_bytes);
 }
 
@@ -221,6 +225,36 @@ bool HostTier::pin(const HostMemory& memory) {
   return pinned.is_ok();
 }
 
+// Counted until the memory is unmapped, so that nobody maps more in its place too early.
+uint64_t HostTier::trim() {
+  if (getpid() != owner_pid_) return 0;
+  std::vector<Chunk> gone;
+  {
+    MutexLock lock(mutex_);
+    std::vector<Chunk> left;
+    for (Chunk& chunk : chunks_) {
+      const uint64_t units = chunk.memory.bytes() / kIoAlignment;
+      (ranges_.retire(chunk.first_unit, units) ? gone : left).push_back(std::move(chunk));
+    }
+    chunks_.swap(left);
+  }
+  uint64_t gone_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  for (const Chunk& chunk : gone) {
+    gone_bytes += chunk.memory.bytes();
+    if (!chunk.is_pinned) continue;
+    pinned_bytes += chunk.memory.bytes();
+    config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());
+  }
+  const size_t count = gone.size();
+  gone.clear();
+  MutexLock lock(mutex_);
+  stats_.chunk_bytes -= gone_bytes;
+  stats_.pinned_bytes -= pinned_bytes;
+  stats_.chunk_count -= count;
+  return gone_bytes;
+}
+
 // ---- What is in use ------------------------------------------------------------------------
 
 HostTierStats HostTier::stats() const {
@@ -234,10 +268,10 @@ bool HostTier::is_valid() const {
   uint64_t pinned_bytes = 0;
   uint64_t next_unit = 1;  // in front of each chunk stands a border
   for (const Chunk& chunk : chunks_) {
-    if (chunk.first_unit != next_unit) return false;
+    if (chunk.first_unit < next_unit) return false;
     chunk_bytes += chunk.memory.bytes();
     pinned_bytes += chunk.is_pinned ? chunk.memory.bytes() : 0;
-    next_unit += chunk.memory.bytes() / kIoAlignment + 1;
+    next_unit = chunk.first_unit + chunk.memory.bytes() / kIoAlignment + 1;
   }
   return ranges_.is_valid() && chunk_bytes <= stats_.chunk_bytes &&
          stats_.chunk_bytes <= config_.budget_bytes && pinned_bytes == stats_.pinned_bytes &&

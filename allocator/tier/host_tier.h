@@ -5,9 +5,9 @@
 // kIoAlignment and has that much to itself; nothing else is rounded.
 //
 // The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
-// no room (backend/host_memory.h), kept and used again as long as the tier lives, because to unpin
-// may stop the device. A chunk that cannot be pinned stays, as pageable memory, and its blocks say
-// so; copies of those go through a StagingRing (engine/cuda/staged_copies.h).
+// no room (backend/host_memory.h), kept and used again until somebody asks for them (trim()),
+// because to unpin may stop the device. A chunk that cannot be pinned stays, as pageable memory,
+// and its blocks say so; copies of those go through a StagingRing (engine/cuda/staged_copies.h).
 //
 // A block beyond the budget is for bytes that must come through whatever the budget says: an op
 // waits for them, and all of it is taken. It is pageable memory of its own, unmapped when it is
@@ -23,9 +23,9 @@
 // sizes of a 7 B model and its optimizer (65 GiB), all of which leave and come back in ever other
 // orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
 // sizes changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some
-// milliseconds, and nothing is pinned before it is needed. Limit: a chunk is never given back, so a
-// program whose large blocks are of ever other sizes can fill the budget with chunks that are free
-// and too small.
+// milliseconds, and nothing is pinned before it is needed. Limit: a chunk is given
+// back by trim() alone, so a program whose large blocks are of ever other sizes can fill the budget
+// with chunks that are free and too small.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
 // growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first
@@ -69,9 +69,12 @@ struct HostBlock {
 struct HostTierConfig {
   uint64_t budget_bytes = 0;         // chunks never take more (default_host_budget())
   uint64_t chunk_bytes = 64 * kMiB;  // of a chunk for smaller blocks (Note [Chunks])
-  int node = -1;                     // NUMA node of the device; -1 = any
-  unsigned threads = 4;              // that touch a chunk
-  HostPinner* pinner = nullptr;      // outlives the tier; null = nothing is pinned
+  // Of the first such chunk; each further one is as large as all before, up to chunk_bytes. 0: all
+  // have chunk_bytes.
+  uint64_t first_chunk_bytes = 0;
+  int node = -1;                 // NUMA node of the device; -1 = any
+  unsigned threads = 4;          // that touch a chunk
+  HostPinner* pinner = nullptr;  // outlives the tier; null = nothing is pinned
   /// Makes the memory of a chunk; empty = HostMemory::map. Tests put faults here.
   std::function<Result<HostMemory>(const HostMemoryRequest&)> memory_factory = {};
   /// What the machine has left; empty = bytes_left(probe_memory()).
@@ -81,7 +84,7 @@ struct HostTierConfig {
 struct HostTierStats {
   uint64_t asked_bytes = 0;  // of all live blocks
   uint64_t peak_asked_bytes = 0;
-  uint64_t chunk_bytes = 0;  // mapped, or just being mapped; never shrinks but after a failure
+  uint64_t chunk_bytes = 0;  // mapped, or just being mapped; shrinks by trim() or after a failure
   uint64_t pinned_bytes = 0;
   uint64_t chunk_count = 0;
   uint64_t block_count = 0;
@@ -117,6 +120,9 @@ class HostTier {
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.
   void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
 
+  /// Gives back chunks in which no block lies; returns their bytes. May stop the device.
+  uint64_t trim() TENCACHE_EXCLUDES(mutex_);
+
   uint64_t budget_bytes() const { return config_.budget_bytes; }
   HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);
   /// Checks the invariants by walking everything; for tests.
@@ -139,7 +145,8 @@ class HostTier {
       TENCACHE_REQUIRES(grow_mutex_);
   Result<HostMemory> make_memory(uint64_t bytes) TENCACHE_REQUIRES(grow_mutex_);
   bool pin(const HostMemory& memory) TENCACHE_REQUIRES(grow_mutex_);
-  uint64_t next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const;
+  uint64_t next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const
+      TENCACHE_REQUIRES(mutex_);
   Status budget_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
 
   // Constant after construction.

@@ -81,6 +81,14 @@ void RangeAllocator::grow(uint64_t new_limit) {
   limit_ = new_limit;
 }
 
+bool RangeAllocator::retire(uint64_t offset, uint64_t length) {
+  const auto found = free_by_offset_.find(offset);
+  if (found == free_by_offset_.end() || found->second != length) return false;
+  erase_free(offset, length);
+  retired_ += length;
+  return true;
+}
+
 uint64_t RangeAllocator::grow_behind_border(uint64_t length) {
   TENCACHE_CHECK(length > 0, "no space was to be added behind a border");
   const uint64_t begin = limit_ + 1;
@@ -117,7 +125,7 @@ bool RangeAllocator::is_valid() const {
     lowest_next = offset + length + 1;  // one used unit between neighbours, else they would be one
   }
   return free_by_offset_.size() == free_by_length_.size() &&
-         free_total + used_ + borders_.size() == limit_;
+         free_total + used_ + borders_.size() + retired_ == limit_;
 }
 
 }  // namespace tencache

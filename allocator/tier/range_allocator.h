@@ -5,8 +5,9 @@
 // coalesced at once, so that the space neither grows nor fragments without need. A border keeps
 // ranges apart that are neighbours by their numbers only. Not thread-safe: its owner locks.
 //
-// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used + borders ==
-// limit(). 3. no range crosses a border, which is one unit that is neither free nor used.
+// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used + borders +
+// retired == limit(). 3. no range crosses a border, which is one unit that is neither free nor
+// used.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,10 @@ class RangeAllocator {
   /// joins there begins anew. REQUIRES: length > 0.
   uint64_t grow_behind_border(uint64_t length);
 
+  /// Takes a range out of the space for good, if it is free and neither less nor more is free
+  /// there; whether it was.
+  bool retire(uint64_t offset, uint64_t length);
+
   uint64_t limit() const { return limit_; }
   uint64_t used() const { return used_; }
   uint64_t largest_free() const;
@@ -52,6 +57,7 @@ class RangeAllocator {
 
   uint64_t limit_;
   uint64_t used_ = 0;
+  uint64_t retired_ = 0;
   std::map<uint64_t, uint64_t> free_by_offset_;             // offset -> length
   std::set<std::pair<uint64_t, uint64_t>> free_by_length_;  // (length, offset)
   std::vector<uint64_t> borders_;                           // ascending

@@ -55,6 +55,30 @@ TEST(HostTierTest, ABlockIsAlignedPinnedAndOfItsSize) {
   EXPECT_TRUE(tier->is_valid());
 }
 
+TEST(HostTierTest, ChunksMayGrowWithWhatIsMappedAndGoBackWhenNothingLiesInThem) {
+  FakePinner pinner;
+  const auto tier = make_tier({.budget_bytes = 64 * kMiB,
+                               .chunk_bytes = 8 * kMiB,
+                               .first_chunk_bytes = kMiB,
+                               .pinner = &pinner});
+  const HostBlock first = must_allocate(*tier, 40);
+  EXPECT_EQ(tier->stats().chunk_bytes, kMiB);
+  std::vector<HostBlock> blocks;
+  for (int index = 0; index < 3; ++index) blocks.push_back(must_allocate(*tier, kMiB));
+  EXPECT_EQ(tier->stats().chunk_bytes, 4 * kMiB) << "1, as much again, and twice as much";
+  for (const HostBlock& block : blocks) tier->release(block);
+  EXPECT_EQ(tier->trim(), 3 * kMiB);
+  EXPECT_EQ(tier->stats().chunk_bytes, kMiB);
+  EXPECT_EQ(tier->stats().pinned_bytes, kMiB);
+  EXPECT_TRUE(tier->is_valid());
+  EXPECT_TRUE(pinner.is_pinned(first.memory, first.capacity_bytes()));
+  tier->release(must_allocate(*tier, kMiB));
+  EXPECT_EQ(tier->stats().chunk_bytes, 2 * kMiB);
+  tier->release(first);
+  EXPECT_EQ(tier->trim(), 2 * kMiB);
+  EXPECT_TRUE(tier->is_valid());
+}
+
 TEST(HostTierTest, AChunkHoldsAWholeNumberOfItsBlocks) {
   const auto tier = make_tier({.budget_bytes = 64 * kMiB, .chunk_bytes = kMiB});
   const uint64_t block_bytes = 300 * kKiB;

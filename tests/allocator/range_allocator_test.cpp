@@ -213,5 +213,21 @@ TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
   EXPECT_EQ(ranges.largest_free(), ranges.limit());
 }
 
+TEST(RangeAllocatorTest, OnlyWhatIsWhollyFreeIsTakenOut) {
+  RangeAllocator ranges(0);
+  const uint64_t first = ranges.grow_behind_border(8);
+  const uint64_t second = ranges.grow_behind_border(8);
+  const uint64_t used = ranges.allocate(2).value();
+  EXPECT_FALSE(ranges.retire(used == first ? first : second, 8));
+  EXPECT_TRUE(ranges.retire(used == first ? second : first, 8));
+  EXPECT_FALSE(ranges.retire(used == first ? second : first, 8));
+  EXPECT_TRUE(ranges.is_valid());
+  EXPECT_EQ(ranges.largest_free(), 6u);
+  EXPECT_EQ(ranges.allocate(8), std::nullopt);
+  ranges.free(used, 2);
+  EXPECT_TRUE(ranges.retire(used, 8));
+  EXPECT_TRUE(ranges.is_valid());
+}
+
 }  // namespace
 }  // namespace tencache

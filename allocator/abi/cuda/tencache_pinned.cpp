@@ -108,6 +108,8 @@ int tencache_pinned_record_stream(tencache_pinned* pinned, const void* address, 
 
 void tencache_pinned_poll(tencache_pinned* pinned) { pinned->memory->pool().poll(); }
 
+void tencache_pinned_trim(tencache_pinned* pinned) { pinned->memory->pool().trim(); }
+
 uint64_t tencache_pinned_make_pool(tencache_pinned* pinned) {
   return pinned->memory->pool().make_private_pool();
 }
@@ -131,12 +133,10 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
   stats->waiting_bytes = figures.waiting_bytes;
   stats->waiting_count = figures.waiting_count;
   stats->kept_bytes = figures.kept_bytes;
-  stats->mapped_bytes = tier.chunk_bytes;
-  stats->mapped_count = tier.chunk_count;
+  stats->mapped_bytes = tencache::converted(times.bytes);
+  stats->mapped_count = tencache::converted(times.chunks);
   stats->pinned_bytes = tier.pinned_bytes;
   stats->budget_bytes = pinned->memory->tier().budget_bytes();
-  stats->added_count = times.count;
-  stats->added_bytes = times.bytes;
   static_assert(sizeof stats->added_by_size == sizeof times.count_by_size);
   std::ranges::copy(times.count_by_size, stats->added_by_size);
   stats->pin_ns = times.total_ns;
@@ -146,7 +146,7 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
 
 void tencache_pinned_reset_peaks(tencache_pinned* pinned) {
   pinned->memory->pool().reset_peaks();
-  pinned->memory->pinner().reset_extremes();
+  pinned->memory->pinner().reset_peaks();
 }
 
 void tencache_pinned_reset_totals(tencache_pinned* pinned) {

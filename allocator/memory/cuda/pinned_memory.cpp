@@ -7,8 +7,16 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/units.h"
 
 namespace tencache {
+
+namespace {
+
+// A program that pins a few bytes must not pay for many.
+constexpr uint64_t kFirstChunkBytes = 2 * kMiB;
+
+}  // namespace
 
 uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory) {
   const DefaultBudget most = default_host_budget(memory);
@@ -34,8 +42,8 @@ Status TimedPinner::pin(void* memory, uint64_t bytes) {
   times_.shortest_ns = is_first ? elapsed_ns : std::min(times_.shortest_ns, elapsed_ns);
   times_.longest_ns = std::max(times_.longest_ns, elapsed_ns);
   times_.total_ns += elapsed_ns;
-  times_.bytes += bytes;
-  ++times_.count;
+  times_.bytes.add(bytes);
+  times_.chunks.add(1);
   ++times_.count_by_size[static_cast<size_t>(std::bit_width(bytes - 1)) % 64];
   return pinned;
 }
@@ -45,17 +53,26 @@ PinTimes TimedPinner::times() const {
   return times_;
 }
 
-void TimedPinner::reset_extremes() {
+void TimedPinner::unpin(void* memory, uint64_t bytes) {
+  pinner_.unpin(memory, bytes);
+  MutexLock lock(mutex_);
+  times_.bytes.remove(bytes);
+  times_.chunks.remove(1);
+}
+
+void TimedPinner::reset_peaks() {
   MutexLock lock(mutex_);
   times_.longest_ns = times_.shortest_ns = 0;
+  times_.bytes.reset_peak();
+  times_.chunks.reset_peak();
 }
 
 void TimedPinner::reset_totals() {
   MutexLock lock(mutex_);
-  const PinTimes before = times_;
-  times_ = {};
-  times_.longest_ns = before.longest_ns;
-  times_.shortest_ns = before.shortest_ns;
+  times_.bytes.reset_totals();
+  times_.chunks.reset_totals();
+  times_.total_ns = 0;
+  times_.count_by_size = {};
 }
 
 // ---- PinnedMemory --------------------------------------------------------------------------
@@ -70,6 +87,7 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   made->timed_pinner_ = std::make_unique<TimedPinner>(*made->pinner_);
   config.host.budget_bytes = pinned_budget(config.host.budget_bytes, probe_memory());
   config.host.node = gpu.facts().numa_node;
+  config.host.first_chunk_bytes = kFirstChunkBytes;
   config.host.pinner = made->timed_pinner_.get();
   Result<std::unique_ptr<HostTier>> tier = HostTier::create(std::move(config.host));
   if (!tier.is_ok()) return tier.status();

@@ -24,6 +24,7 @@
 #include "backend/machine.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/use_count.h"
 #include "memory/cuda/pinned_pool.h"
 #include "tier/host_tier.h"
 
@@ -38,10 +39,10 @@ struct PinnedMemoryConfig {
 /// The budget for what was asked (0: nothing was), with a warning where it is lowered.
 uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory);
 
-/// Chunks that were mapped for the pool, and how long the driver took to pin them.
+/// Chunks that were pinned for the pool, or that the driver refused to pin, and how long it took.
 struct PinTimes {
-  uint64_t count = 0;
-  uint64_t bytes = 0;
+  UseCount chunks;
+  UseCount bytes;
   uint64_t total_ns = 0;
   uint64_t longest_ns = 0;
   uint64_t shortest_ns = 0;
@@ -53,10 +54,10 @@ class TimedPinner final : public HostPinner {
  public:
   explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}
   Status pin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
-  void unpin(void* memory, uint64_t bytes) override { pinner_.unpin(memory, bytes); }
+  void unpin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   PinTimes times() const TENCACHE_EXCLUDES(mutex_);
-  /// The longest and the shortest.
-  void reset_extremes() TENCACHE_EXCLUDES(mutex_);
+  /// The longest, the shortest and the most at once.
+  void reset_peaks() TENCACHE_EXCLUDES(mutex_);
   /// All the rest.
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
 

@@ -19,7 +19,8 @@ PinnedPool::~PinnedPool() {
   MutexLock lock(mutex_);
   TENCACHE_CHECK(live_.empty(), "%zu blocks of pinned memory are still in use", live_.size());
   for (const auto& [number, blocks] : kept_) {
-    for (const HostBlock& block : blocks) tier_.release(block);
+    for (const HostBlock& block : blocks.used) tier_.release(block);
+    for (const auto& [bytes, block] : blocks.free) tier_.release(block);
   }
 }
 
@@ -29,19 +30,35 @@ Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
   if (!may_call_driver()) [[unlikely]] {
     return driver_use_status();
   }
-  HostBlock block = tier_.take(bytes);
+  HostBlock block = private_pool == 0 ? tier_.take(bytes) : take_kept(private_pool, bytes);
   if (!block.is_valid()) [[unlikely]] {
     const Result<HostBlock> made = allocate_slow(bytes);
     if (!made.is_ok()) return made.status();
     block = made.value();
   }
   MutexLock lock(mutex_);
-  TENCACHE_CHECK(private_pool == 0 || kept_.contains(private_pool), "there is no private pool %llu",
-                 static_cast<unsigned long long>(private_pool));
   live_.emplace(reinterpret_cast<uintptr_t>(block.memory), Live{block, private_pool, {}});
   figures_.bytes.add(block.bytes);
   figures_.blocks.add(1);
   return static_cast<void*>(block.memory);
+}
+
+// What was freed in the pool, or of the memory that is mapped already.
+HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
+  {
+    MutexLock lock(mutex_);
+    const auto kept = kept_.find(private_pool);
+    TENCACHE_CHECK(kept != kept_.end(), "there is no private pool %llu",
+                   static_cast<unsigned long long>(private_pool));
+    const auto found = kept->second.free.find(bytes);
+    if (found != kept->second.free.end()) {
+      const HostBlock block = found->second;
+      kept->second.free.erase(found);
+      figures_.kept_bytes -= bytes;
+      return block;
+    }
+  }
+  return tier_.take(bytes);
 }
 
 TENCACHE_SLOW Result<HostBlock> PinnedPool::allocate_slow(uint64_t bytes) {
@@ -122,7 +139,11 @@ void PinnedPool::free(void* address) {
     live_.erase(found);
     const auto kept = kept_.find(freed.private_pool);
     if (kept != kept_.end()) {
-      kept->second.push_back(freed.block);
+      if (freed.uses.empty()) {
+        kept->second.free.emplace(freed.block.bytes, freed.block);
+      } else {
+        kept->second.used.push_back(freed.block);
+      }
       figures_.kept_bytes += freed.block.bytes;
       count_out(freed.block);
       return;
@@ -287,11 +308,18 @@ void PinnedPool::drop_private_pool(uint64_t number) {
     const auto found = kept_.find(number);
     TENCACHE_CHECK(found != kept_.end(), "there is no private pool %llu",
                    static_cast<unsigned long long>(number));
-    blocks.swap(found->second);
+    blocks.swap(found->second.used);
+    for (const auto& [bytes, block] : found->second.free) blocks.push_back(block);
     kept_.erase(found);
     for (const HostBlock& block : blocks) figures_.kept_bytes -= block.bytes;
   }
   for (const HostBlock& block : blocks) tier_.release(block);
+}
+
+void PinnedPool::trim() {
+  if (!may_call_driver()) return;
+  poll();
+  tier_.trim();
 }
 
 PinnedFigures PinnedPool::figures() const {
@@ -320,7 +348,8 @@ std::vector<PinnedView> PinnedPool::blocks() const {
   for (const auto& [address, live] : live_) add(live.block, live.private_pool, PinnedState::kInUse);
   for (const Waiting& waiting : waiting_) add(waiting.block, 0, PinnedState::kWaiting);
   for (const auto& [number, blocks] : kept_) {
-    for (const HostBlock& block : blocks) add(block, number, PinnedState::kKept);
+    for (const HostBlock& block : blocks.used) add(block, number, PinnedState::kKept);
+    for (const auto& [bytes, block] : blocks.free) add(block, number, PinnedState::kKept);
   }
   return views;
 }

@@ -13,7 +13,8 @@
 // for streams, the one freed first first.
 //
 // A private pool belongs to CUDA graphs: copies that a graph recorded use its blocks at each
-// replay, so what is freed in it is used again by nobody until the pool is dropped.
+// replay. So a block that streams were noted for is used again by nobody once it is freed, until
+// the pool is dropped; one that none was noted for serves the pool's next request of its size.
 //
 // Invariants: 1. a block of the tier is the program's (live_), waits (waiting_, or with the thread
 // that polls), or is kept by one private pool. 2. a block that waits has a mark on every stream it
@@ -57,7 +58,7 @@ struct PinnedFigures {
   UseCount blocks;  // likewise
   uint64_t waiting_bytes = 0;
   uint64_t waiting_count = 0;
-  uint64_t kept_bytes = 0;  // freed in private pools
+  uint64_t kept_bytes = 0;  // freed in private pools, and nobody else's
 };
 
 class PinnedPool {
@@ -83,6 +84,8 @@ class PinnedPool {
 
   /// Frees what waits and is over; whether there was something.
   bool poll() TENCACHE_EXCLUDES(mutex_) { return poll(Patience::kForThreads); }
+  /// Gives the memory in which nothing lies any more back to the system. May stop the GPUs.
+  void trim() TENCACHE_EXCLUDES(mutex_);
 
   /// A new private pool; its number is never 0.
   uint64_t make_private_pool() TENCACHE_EXCLUDES(mutex_);
@@ -119,8 +122,14 @@ class PinnedPool {
   // for that and for the first of the streams.
   enum class Patience : uint8_t { kNone, kForThreads, kForStreams };
   using LiveBlocks = std::map<uintptr_t, Live>;  // by address
+  // What was freed in a private pool.
+  struct Kept {
+    std::vector<HostBlock> used;              // by streams
+    std::multimap<uint64_t, HostBlock> free;  // by bytes
+  };
   static constexpr size_t kPollAtMin = 64;
 
+  HostBlock take_kept(uint64_t private_pool, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Result<HostBlock> allocate_slow(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Status refusal(uint64_t bytes, const Status& reason) const TENCACHE_EXCLUDES(mutex_);
   LiveBlocks::const_iterator find(const void* address) const TENCACHE_REQUIRES(mutex_);
@@ -140,9 +149,9 @@ class PinnedPool {
   CondVar has_polled_;
   bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;  // a thread looks at what waits
   LiveBlocks live_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
-  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;   // when so many wait
-  std::map<uint64_t, std::vector<HostBlock>> kept_ TENCACHE_GUARDED_BY(mutex_);  // by private pool
+  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);   // freed first, first
+  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;    // when so many wait
+  std::map<uint64_t, Kept> kept_ TENCACHE_GUARDED_BY(mutex_);  // by private pool
   uint64_t last_private_pool_ TENCACHE_GUARDED_BY(mutex_) = 0;
   PinnedFigures figures_ TENCACHE_GUARDED_BY(mutex_);
 };

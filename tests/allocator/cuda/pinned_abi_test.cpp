@@ -77,8 +77,8 @@ TEST_F(PinnedAbiTest, MemoryIsCountedUntilStreamsAreDoneWithIt) {
   EXPECT_EQ(stats().bytes.current, 6000u);
   EXPECT_EQ(stats().allocations.current, 2u);
   EXPECT_EQ(stats().budget_bytes, kBudget);
-  EXPECT_EQ(stats().mapped_bytes, stats().pinned_bytes);
-  EXPECT_EQ(stats().added_bytes, stats().mapped_bytes);
+  EXPECT_EQ(stats().mapped_bytes.current, stats().pinned_bytes);
+  EXPECT_EQ(stats().mapped_bytes.added, stats().mapped_bytes.current);
   EXPECT_GT(stats().pin_ns_max, 0u);
   tencache_pinned_free(pinned_, second);
   tencache_pinned_free(pinned_, nullptr);
@@ -98,7 +98,7 @@ TEST_F(PinnedAbiTest, MemoryIsCountedUntilStreamsAreDoneWithIt) {
   tencache_pinned_reset_totals(pinned_);
   EXPECT_EQ(stats().bytes.peak, 0u);
   EXPECT_EQ(stats().bytes.added, 0u);
-  EXPECT_EQ(stats().added_count, 0u);
+  EXPECT_EQ(stats().mapped_count.added, 0u);
   EXPECT_EQ(stats().pin_ns_max, 0u);
 }
 

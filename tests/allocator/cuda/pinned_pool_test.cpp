@@ -277,12 +277,42 @@ TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
   EXPECT_EQ(memcmp(pageable, third, kChunk), 0);
 }
 
+// No copy of a graph uses it, as no stream was noted for it.
+TEST_F(PinnedPoolTest, WhatNoStreamUsedServesItsPrivatePoolAgain) {
+  start();
+  const uint64_t graph = pool().make_private_pool();
+  char* first = allocate(kChunk, graph);
+  free(first);
+  EXPECT_NE(allocate(kChunk), first) << "but nobody else";
+  EXPECT_EQ(allocate(kChunk, graph), first);
+  EXPECT_EQ(figures().kept_bytes, 0u);
+  free(first);
+  pool().drop_private_pool(graph);
+  EXPECT_EQ(allocate(kChunk), first);
+}
+
+TEST_F(PinnedPoolTest, MemoryInWhichNothingLiesGoesBackWhenThatIsAskedFor) {
+  start();
+  char* first = allocate(kChunk);
+  char* second = allocate(kChunk);
+  free(first);
+  EXPECT_EQ(tier().chunk_bytes, 2 * kChunk);
+  pool().trim();
+  EXPECT_EQ(tier().chunk_bytes, kChunk);
+  EXPECT_EQ(memory_->pinner().times().chunks.removed, 1u);
+  EXPECT_TRUE(memory_->tier().is_valid());
+  allocate(kChunk);
+  EXPECT_EQ(tier().chunk_bytes, 2 * kChunk);
+  free(second);
+}
+
 TEST_F(PinnedPoolTest, APrivatePoolKeepsWhatIsFreedInIt) {
   start();
   const uint64_t graph = pool().make_private_pool();
   EXPECT_NE(graph, 0u);
   char* of_graph = allocate(kChunk, graph);
   char* of_nobody = allocate(kChunk);
+  EXPECT_TRUE(memory_->note_use(of_graph, 0, make_stream()).value());
   free(of_nobody);
   free(of_graph);
   EXPECT_EQ(figures().kept_bytes, kChunk);
@@ -330,16 +360,16 @@ TEST_F(PinnedPoolTest, PinningIsTimed) {
   allocate(kChunk);
   allocate(33 * kKiB);
   const PinTimes times = memory_->pinner().times();
-  EXPECT_EQ(times.count, 2u);
-  EXPECT_EQ(times.bytes, kChunk + 36 * kKiB);
+  EXPECT_EQ(times.chunks.added, 2u);
+  EXPECT_EQ(times.bytes.added, kChunk + 36 * kKiB);
   EXPECT_EQ(times.count_by_size[16], 2u) << "both above 2^15 bytes";
   EXPECT_GE(times.shortest_ns, 2'000'000u);
   EXPECT_GE(times.longest_ns, times.shortest_ns);
   EXPECT_GE(times.total_ns, times.longest_ns + times.shortest_ns);
   memory_->pinner().reset_totals();
-  EXPECT_EQ(memory_->pinner().times().count, 0u);
+  EXPECT_EQ(memory_->pinner().times().chunks.added, 0u);
   EXPECT_EQ(memory_->pinner().times().longest_ns, times.longest_ns);
-  memory_->pinner().reset_extremes();
+  memory_->pinner().reset_peaks();
   EXPECT_EQ(memory_->pinner().times().longest_ns, 0u);
   EXPECT_EQ(memory_->pinner().times().shortest_ns, 0u);
 }
