@@ -6,9 +6,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cuda_errors.h"
+#include "cuda_settings.h"
 
 namespace tencache::shim {
 namespace {
@@ -21,6 +23,10 @@ std::atomic<CudaAllocator*> g_allocator{nullptr};
 
 CudaAllocator::CudaAllocator(const CudaCalls& calls, Opener open)
     : calls_(calls), open_(std::move(open)) {
+  for (size_t ordinal = 0; ordinal < devices_.size(); ++ordinal) {
+    devices_[ordinal].index = static_cast<c10::DeviceIndex>(ordinal);
+    devices_[ordinal].history = &history_;
+  }
   CudaAllocator* none = nullptr;
   TORCH_CHECK(g_allocator.compare_exchange_strong(none, this),
               "There is a CUDA allocator of tencache already.");
@@ -42,7 +48,14 @@ void CudaAllocator::init(int device_count) {
   TORCH_CHECK(device_count >= 0 && device_count <= C10_COMPILE_TIME_MAX_GPUS,
               "This PyTorch knows at most ", C10_COMPILE_TIME_MAX_GPUS, " GPUs, and there are ",
               device_count, ".");
-  device_count_.store(std::max(device_count, device_count_.load()));
+  if (device_count_.exchange(std::max(device_count, device_count_.load())) > 0) return;
+  const double fraction = configured_memory_fraction();
+  {
+    const std::lock_guard lock(mutex_);
+    for (Device& device : devices_) device.fraction = fraction;
+  }
+  const std::string ignored = ignored_settings();
+  if (!ignored.empty()) TORCH_WARN(ignored);
 }
 
 bool CudaAllocator::initialized() { return device_count_.load() > 0; }
@@ -67,6 +80,7 @@ tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
   tencache_gpu* const gpu = open_(index, device.fraction, &error);
   TORCH_CHECK(gpu != nullptr, error.message);
   device.arena = tencache_gpu_arena(gpu);
+  tencache_gpu_observe(gpu, &note_core_event, &device);
   device.gpu.store(gpu, std::memory_order_release);
   return gpu;
 }
@@ -91,15 +105,15 @@ double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
 }
 
 void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-  TORCH_CHECK(fraction > 0 && fraction <= 1, "invalid fraction:", fraction,
-              ". Please set within (0, 1].");
+  TORCH_CHECK(fraction >= 0 && fraction <= 1, "invalid fraction:", fraction,
+              ". Please set within [0, 1].");
   Device& of = device_of(device);
   const std::lock_guard lock(mutex_);
-  if (of.gpu.load() != nullptr && fraction != of.fraction) {
-    throw_unsupported("a change of the memory fraction of a GPU in use",
-                      "its budget is settled when the GPU is first used.",
-                      "Call torch.cuda.set_per_process_memory_fraction before the first tensor.");
-  }
+  tencache_gpu* const gpu = of.gpu.load();
+  tencache_error error = {};
+  const int code =
+      gpu != nullptr ? tencache_gpu_set_fraction(gpu, fraction, &error) : int{TENCACHE_OK};
+  TORCH_CHECK(code == TENCACHE_OK, error.message);
   of.fraction = fraction;
 }
 
@@ -145,11 +159,8 @@ void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t s
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte,
                    "CUDA out of memory. Tried to allocate more than 1EB memory.");
   gpu_of(index);
-  tencache_error error;
-  void* address = try_malloc(device_of(index), bytes, stream, &error);
-  if (address == nullptr) [[unlikely]] {
-    address = malloc_slow(index, bytes, stream, &error);
-  }
+  void* const address = history_.is_on() ? malloc_recorded(index, bytes, stream)
+                                         : malloc_unrecorded(index, bytes, stream);
   const c10::impl::PyInterpreter* const trace = c10::impl::GPUTrace::get_trace();
   if (trace != nullptr) [[unlikely]] {
     (*trace)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
@@ -160,6 +171,49 @@ void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t s
     report_use(index, address, static_cast<int64_t>(block.bytes));
   }
   return address;
+}
+
+void* CudaAllocator::malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
+  tencache_error error;
+  void* const address = try_malloc(device_of(index), bytes, stream, &error);
+  if (address != nullptr) [[likely]] {
+    return address;
+  }
+  return malloc_slow(index, bytes, stream, &error);
+}
+
+void* CudaAllocator::malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
+  CudaHistory::Request request = {stream, {0, 0}, history_.gather(CudaHistory::When::STATE)};
+  const CudaHistory::Scope scope(request);
+  void* const address = malloc_unrecorded(index, bytes, stream);
+  const CudaHistory::Context context = request.context;
+  tencache_gpu_block block = {};
+  if (find_recorded(index, address, &block, &request)) {
+    request.context = context;
+    history_.note_allocation(index, block, request);
+  }
+  return address;
+}
+
+// The allocation that contains the address, and whose it is.
+bool CudaAllocator::find_recorded(c10::DeviceIndex index, const void* address,
+                                  tencache_gpu_block* block, CudaHistory::Request* request) {
+  tencache_gpu_segment segment = {};
+  if (tencache_gpu_find(gpu_of(index), address, block, &segment) == 0) return false;
+  request->stream = segment.stream;
+  request->pool = device_of(index).pools.id_of(segment.pool);
+  return true;
+}
+
+void CudaAllocator::note_free(c10::DeviceIndex index, const void* address) {
+  CudaHistory::Request request = {nullptr, {0, 0}, history_.gather(CudaHistory::When::ALL)};
+  tencache_gpu_block block = {};
+  if (find_recorded(index, address, &block, &request)) history_.note_free(index, block, request);
+}
+
+void CudaAllocator::note_core_event(void* device, int event, uintptr_t address, uint64_t bytes) {
+  const auto* const of = static_cast<const Device*>(device);
+  of->history->note_core_event(of->index, event, address, bytes);
 }
 
 // Null with *error filled.
@@ -178,11 +232,11 @@ void* CudaAllocator::malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStrea
                                  tencache_error* error) {
   TORCH_CHECK(error->code == TENCACHE_OUT_OF_MEMORY || error->code == TENCACHE_NO_SPACE,
               error->message);
-  // The core has emptied its cache before it gave up. One more time, with what it cannot know of.
   Device& device = device_of(index);
   device.retry_count.fetch_add(1, std::memory_order_relaxed);
   device.flush_count.fetch_add(1, std::memory_order_relaxed);
-  if (free_more(index)) {
+  const bool has_more = free_more(index);
+  if (tencache_gpu_empty_cache(device.gpu.load(std::memory_order_acquire)) > 0 || has_more) {
     if (void* const address = try_malloc(device, bytes, stream, error)) return address;
   }
   fail(index, bytes, *error);
@@ -205,6 +259,7 @@ void CudaAllocator::fail(c10::DeviceIndex index, size_t bytes, const tencache_er
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), state.stats.all.bytes.current,
                                    state.stats.all.device_bytes.current,
                                    c10::Device(c10::DeviceType::CUDA, index));
+  history_.note_out_of_memory(index, state.free_bytes, bytes);
   std::vector<cuda_api::OutOfMemoryObserver> observers;
   {
     const std::lock_guard lock(mutex_);
@@ -238,6 +293,9 @@ void CudaAllocator::raw_delete(void* address) {
   const bool is_profiled = c10::memoryProfilingEnabled();
   if (is_profiled) [[unlikely]] {
     tencache_gpu_find(gpu, address, &block, nullptr);
+  }
+  if (history_.is_on()) [[unlikely]] {
+    note_free(index, address);
   }
   device->pools.note_free(address);
   tencache_gpu_free(gpu, address);
@@ -282,13 +340,19 @@ bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::Mempo
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   const int count = device_count_.load();
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    const auto index = static_cast<c10::DeviceIndex>(ordinal);
-    drop_released_pools(index, pool);
-    device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
-    tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
-    // A pool's memory has gone to the engine, which gives back what nobody uses.
-    if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
+    empty_cache_of(static_cast<c10::DeviceIndex>(ordinal), pool);
   }
+}
+
+void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool) {
+  CudaHistory::Request request;
+  if (history_.is_on()) request.context = history_.gather(CudaHistory::When::ALL);
+  const CudaHistory::Scope scope(request);
+  drop_released_pools(index, pool);
+  device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
+  tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
+  // A pool's memory has gone to the engine, which gives back what nobody uses.
+  if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
 }
 
 void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) const {
@@ -354,21 +418,44 @@ void* CudaAllocator::getBaseAllocation(void* address, size_t* bytes) {
   return reinterpret_cast<void*>(segment.address);
 }
 
-cuda_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool /*include_traces*/) {
+cuda_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
   cuda_api::SnapshotInfo info = {};
   const int count = device_count_.load();
-  info.device_traces.resize(static_cast<size_t>(count));  // no history is recorded
+  if (include_traces) {
+    info.device_traces = history_.entries(static_cast<size_t>(count));
+    info.external_annotations = history_.annotations();
+  }
+  // What PyTorch's own allocator says without settings; others have no effect here.
+  info.config_metadata.max_split_size = std::numeric_limits<size_t>::max();
+  info.config_metadata.pinned_num_register_threads = 1;
+  info.config_metadata.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
+  info.config_metadata.roundup_power2_divisions.assign(16, 0);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    Device& device = devices_[static_cast<size_t>(ordinal)];
-    const tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
-    if (gpu == nullptr) continue;
-    for (auto& segment :
-         cuda_segments(gpu, static_cast<c10::DeviceIndex>(ordinal), pool,
-                       [&](uint64_t number) { return device.pools.id_of(number); })) {
-      info.segments.push_back(std::move(segment));
-    }
+    snapshot_of(static_cast<c10::DeviceIndex>(ordinal), pool, &info);
   }
   return info;
+}
+
+void CudaAllocator::snapshot_of(c10::DeviceIndex index, const c10::MempoolId_t& pool,
+                                cuda_api::SnapshotInfo* info) {
+  const Device& device = device_of(index);
+  const tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
+  if (gpu == nullptr) return;
+  size_t active_bytes = 0;
+  for (SegmentInfo& segment : cuda_segments(
+           gpu, index, pool, [&](uint64_t number) { return device.pools.id_of(number); })) {
+    active_bytes += segment.active_size;
+    if (history_.is_on()) {
+      segment.context_when_allocated = history_.context_of_segment(segment.address);
+      size_t address = segment.address;
+      for (auto& block : segment.blocks) {
+        if (block.active) block.context_when_allocated = history_.context_of_block(address);
+        address += block.size;
+      }
+    }
+    info->segments.push_back(std::move(segment));
+  }
+  history_.note_snapshot(index, active_bytes);
 }
 
 std::vector<cuda_api::StreamSegmentSize> CudaAllocator::getExpandableSegmentSizes(

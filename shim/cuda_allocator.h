@@ -6,9 +6,9 @@
 // the middle of this interface between its minors.
 //
 // Note [What differs]. What is allocated may be in host memory, so more may be allocated than is
-// reserved. A memory fraction bounds the budget, beyond which memory leaves the GPU instead of
-// running out; it is settled when the GPU is first used. Memory of private pools never leaves.
-// getMemoryInfo() tells what the driver tells.
+// reserved. A memory fraction bounds the budget: memory leaves the GPU before it runs out. Memory
+// of private pools stays on the GPU while the pool is used. getMemoryInfo() tells what the driver
+// tells.
 //
 // The DataPtr's context is the data pointer and its deleter is raw_deleter(), which CUDA graph
 // trees rely on. The deleter has no argument for the allocator, so there is one alive at a time.
@@ -31,6 +31,7 @@
 
 #include "abi/tencache_gpu.h"
 #include "cuda_calls.h"
+#include "cuda_history.h"
 #include "cuda_pools.h"
 #include "cuda_view.h"
 
@@ -111,16 +112,22 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) override;
 
   // CUDAAllocator: those who watch
-  bool isHistoryEnabled() override { return false; }
+  bool isHistoryEnabled() override { return history_.is_recording(); }
   void recordHistory(bool enabled, cuda_api::CreateContextFn context_recorder, size_t entries_max,
                      cuda_api::RecordContext when, bool clear_history,
                      const std::vector<std::string>& skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
+  void pushCompileContext(std::string& context) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
   void attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver observer) override;
   void attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) override;
 #if TENCACHE_TORCH_SINCE(15)
   void attachOomRejectionObserver(cuda_api::OomRejectionObserver observer) override;
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) override;
-  void setUserMetadata(const std::string& metadata) override;
+  bool supportsUserMetadata() override { return true; }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* address) override;
   void annotateMemory(const void* address, const std::string& metadata) override;
 #endif
 
@@ -129,7 +136,9 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
     // Written once, with mutex_ held, after the arena; whoever sees it sees that too.
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
-    double fraction = 1.0;  // guarded by mutex_
+    c10::DeviceIndex index = 0;
+    CudaHistory* history = nullptr;  // the allocator's
+    double fraction = 1.0;           // guarded by mutex_
     CudaPools pools;
     // Since they were reset.
     std::atomic<int64_t> retry_count{0};
@@ -144,15 +153,25 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   Device* find_device(const void* address, c10::DeviceIndex* index = nullptr);
   void* malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
   void* try_malloc(Device& device, size_t bytes, cudaStream_t stream, tencache_error* error);
+  void* malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
+  void* malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
   void* malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStream_t stream,
                     tencache_error* error);
   bool free_more(c10::DeviceIndex index);
   bool drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only);
   [[noreturn]] void fail(c10::DeviceIndex index, size_t bytes, const tencache_error& error);
+  static void note_core_event(void* device, int event, uintptr_t address, uint64_t bytes);
+  bool find_recorded(c10::DeviceIndex index, const void* address, tencache_gpu_block* block,
+                     CudaHistory::Request* request);
+  void note_free(c10::DeviceIndex index, const void* address);
+  void snapshot_of(c10::DeviceIndex index, const c10::MempoolId_t& pool,
+                   cuda_api::SnapshotInfo* info);
+  void empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool);
   void report_use(c10::DeviceIndex index, void* address, int64_t bytes);
 
   const CudaCalls calls_;
   const Opener open_;
+  CudaHistory history_;
   std::atomic<int> device_count_{0};  // 0 until init()
   std::array<Device, C10_COMPILE_TIME_MAX_GPUS> devices_;
   mutable std::mutex mutex_;

@@ -105,13 +105,29 @@ void CudaAllocator::enable(bool value) {
 
 // Those who watch.
 
-void CudaAllocator::recordHistory(bool enabled, cuda_api::CreateContextFn, size_t,
-                                  cuda_api::RecordContext, bool, const std::vector<std::string>&) {
-  if (!enabled) return;  // it never is
-  throw_unsupported("the recording of a memory history",
-                    "only the present state of the memory is known.",
-                    "Take torch.cuda.memory._snapshot() where you want to see it.");
+void CudaAllocator::recordHistory(bool enabled, cuda_api::CreateContextFn context_recorder,
+                                  size_t entries_max, cuda_api::RecordContext when,
+                                  bool clear_history,
+                                  const std::vector<std::string>& skip_actions) {
+  history_.configure(enabled, context_recorder, entries_max, when, clear_history, skip_actions);
 }
+
+void CudaAllocator::recordAnnotation(
+    const std::vector<std::pair<std::string, std::string>>& metadata) {
+  history_.note_annotation(calls_.current_device(), metadata);
+}
+
+void CudaAllocator::pushCompileContext(std::string& context) {
+  CudaHistory::push_compile_context(context);
+}
+
+void CudaAllocator::popCompileContext() { CudaHistory::pop_compile_context(); }
+
+void CudaAllocator::setUserMetadata(const std::string& metadata) {
+  CudaHistory::set_user_metadata(metadata);
+}
+
+std::string CudaAllocator::getUserMetadata() { return CudaHistory::user_metadata(); }
 
 void CudaAllocator::attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver observer) {
   const std::lock_guard lock(mutex_);
@@ -133,14 +149,25 @@ c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
                     "Allocate anywhere, and copy.");
 }
 
-void CudaAllocator::setUserMetadata(const std::string&) {
-  throw_unsupported("metadata of memory", "no history is recorded that would show it.",
-                    "Leave it out; torch._C._cuda_memoryMetadataSupported() tells.");
+std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {
+  c10::DeviceIndex index = 0;
+  tencache_gpu_block block = {};
+  CudaHistory::Request request;
+  if (find_device(address, &index) == nullptr || !find_recorded(index, address, &block, &request)) {
+    return nullptr;
+  }
+  return history_.context_of_block(block.address);
 }
 
-void CudaAllocator::annotateMemory(const void*, const std::string&) {
-  throw_unsupported("annotations of memory", "no history is recorded that would show them.",
-                    "Leave them out; torch._C._cuda_memoryMetadataSupported() tells.");
+void CudaAllocator::annotateMemory(const void* address, const std::string& metadata) {
+  c10::DeviceIndex index = 0;
+  tencache_gpu_block block = {};
+  CudaHistory::Request request;
+  if (find_device(address, &index) == nullptr || !find_recorded(index, address, &block, &request)) {
+    return;
+  }
+  request.context = history_.gather(CudaHistory::When::ALLOC);
+  history_.note_remark(index, block, request, metadata);
 }
 #endif
 

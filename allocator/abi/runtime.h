@@ -45,8 +45,8 @@ class Runtime {
   /// what lies between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
 
-  /// What the engine of this GPU is made of, by the options. `fraction` of its memory at most.
-  Result<tencache_gpu_config> gpu_config(int ordinal, double fraction) TENCACHE_EXCLUDES(mutex_);
+  /// What the engine of this GPU is made of, by the options.
+  Result<tencache_gpu_config> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   EngineConfig gpu_wiring(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// What is below the host memory of a GPU, by the options; none where there is no disk for it,
   /// unless one was asked for, which is an error.

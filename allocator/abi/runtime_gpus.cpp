@@ -40,7 +40,7 @@ constexpr tencache_guard_hooks kLaunchHooks = {&watched_memory, &begin_launch, &
 
 }  // namespace
 
-Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
+Result<tencache_gpu_config> Runtime::gpu_config(int ordinal) {
   MutexLock lock(mutex_);
   if (!is_started() || options_.backend != BackendChoice::kCuda) {
     return Status(StatusCode::kFailedPrecondition,
@@ -52,10 +52,8 @@ Result<tencache_gpu_config> Runtime::gpu_config(int ordinal, double fraction) {
   tencache_gpu_default_config(ordinal, &config);
   if (options_.device_memory_bytes) {
     config.device_budget_bytes = *options_.device_memory_bytes;
-    config.device_fraction = fraction;
-  } else {  // less what CUDA itself, its libraries and other programs need
-    config.device_fraction = std::min(fraction, config.device_fraction);
-  }
+    config.device_fraction = 1.0;
+  }  // else less what CUDA itself, its libraries and other programs need
   config.extent_min_bytes = options_.extent_min_bytes;
   config.arm_at = options_.arm_at;
   config.strict = options_.strict ? 1 : 0;

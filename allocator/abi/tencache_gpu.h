@@ -48,9 +48,14 @@ TENCACHE_API void tencache_gpu_default_config(int ordinal, tencache_gpu_config* 
 TENCACHE_API tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config,
                                              tencache_error* error);
 /* Opens the engine of a GPU by the options of the runtime, and makes it one of those that the gate
- * and the figures of tencache.h are about. At most this share of the GPU's memory is used, in (0,
+ * and the figures of tencache.h are about. At most this share of the GPU's memory is used, in [0,
  * 1]. NULL with *error filled where that cannot be, or the backend in force is not cuda. */
 TENCACHE_API tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error);
+/* From now on at most this share of the GPU's memory, in [0, 1], and no more than it was opened
+ * with. What is above it leaves the GPU as far as it may; below 1 what does not fit even then is
+ * refused. 0, or an error code. */
+TENCACHE_API int tencache_gpu_set_fraction(tencache_gpu* gpu, double fraction,
+                                           tencache_error* error);
 /* Ends it and waits for the GPU. For tests; a program keeps its engines until it ends. REQUIRES:
  * everything was freed, and no thread uses it. */
 TENCACHE_API void tencache_gpu_close(tencache_gpu* gpu);
@@ -166,6 +171,7 @@ typedef struct tencache_gpu_block {
   uint64_t bytes;
   uint64_t requested_bytes; /* 0 where it is inactive */
   int state;
+  int is_shared; /* told by find alone: other streams use it too, so that its free waits for them */
 } tencache_gpu_block;
 
 typedef struct tencache_gpu_segment {
@@ -183,6 +189,20 @@ typedef struct tencache_gpu_segment {
  * there no such allocation, 0 is returned and nothing written). Either may be NULL. */
 TENCACHE_API int tencache_gpu_find(const tencache_gpu* gpu, const void* address,
                                    tencache_gpu_block* block, tencache_gpu_segment* segment);
+
+enum {
+  TENCACHE_SEGMENT_MADE = 0, /* addresses for blocks, or of one large allocation */
+  TENCACHE_SEGMENT_GONE = 1,
+  TENCACHE_FREE_COMPLETED = 2, /* streams are done with a shared block that was freed before */
+};
+
+/* From now on, for good, `note` is called when addresses come and go: on any thread, perhaps with
+ * locks of the engine held, and before anybody else can have the same address. It calls nothing of
+ * the engine. Bytes are those of the segment, or those requested of the block. */
+TENCACHE_API void tencache_gpu_observe(tencache_gpu* gpu,
+                                       void (*note)(void* context, int event, uintptr_t address,
+                                                    uint64_t bytes),
+                                       void* context);
 
 /* Calls `visit` for every segment, in the order of their addresses, on this thread and with no lock
  * held: of one moment for each kind of segment, not for all of them. What it is given lives until

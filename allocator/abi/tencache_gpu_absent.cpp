@@ -67,6 +67,10 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu*, uint64_t, size_t, void*, tenc
 
 int tencache_gpu_drop_pool(tencache_gpu*, uint64_t) { return 1; }
 
+int tencache_gpu_set_fraction(tencache_gpu*, double, tencache_error* error) {
+  return unavailable(error);
+}
+
 uint32_t tencache_gpu_register_op(tencache_gpu*, const char*) { return 0; }
 
 void tencache_gpu_open_op(tencache_gpu*, uint32_t, const tencache_access*, uint32_t, void*) {}
@@ -85,6 +89,8 @@ int tencache_gpu_find(const tencache_gpu*, const void*, tencache_gpu_block*,
                       tencache_gpu_segment*) {
   return 0;
 }
+
+void tencache_gpu_observe(tencache_gpu*, void (*)(void*, int, uintptr_t, uint64_t), void*) {}
 
 void tencache_gpu_walk(const tencache_gpu*, void (*)(void*, const tencache_gpu_segment*), void*) {}
 

@@ -134,7 +134,8 @@ Machine Engine::measure(uint64_t* fixed_bytes) {
   }
   *fixed_bytes = fixed;
   Machine machine;
-  machine.budget_bytes = config_.budget_bytes - migrator_->headroom_bytes();
+  const uint64_t limit_bytes = budget_->limit();
+  machine.budget_bytes = limit_bytes - std::min(limit_bytes, migrator_->headroom_bytes());
   machine.read_bytes_per_s = migrations()->read_speed().bytes_per_s(kUnknownBytesPerS);
   machine.write_bytes_per_s = migrations()->write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;

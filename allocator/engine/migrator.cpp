@@ -64,11 +64,22 @@ void Migrator::start() {
   worker_ = start_service_thread("tencache", [this] { work(); });
 }
 
+void Migrator::watch_budget() {
+  Budget& budget = heap_.budget();
+  const uint64_t limit_bytes = budget.limit();
+  budget.set_attention(may_evict() ? limit_bytes - std::min(limit_bytes, headroom_bytes_ / 2)
+                                   : ~uint64_t{0});
+}
+
+void Migrator::on_budget_change() {
+  if (is_armed()) watch_budget();
+  if (heap_.budget().needs_attention()) on_attention();
+}
+
 void Migrator::on_attention() {
   if (!is_armed()) {
     if (is_armed_.exchange(true)) return;
-    Budget& budget = heap_.budget();
-    budget.set_attention(may_evict() ? budget.limit() - headroom_bytes_ / 2 : ~uint64_t{0});
+    watch_budget();
     if (config_.on_arm) config_.on_arm();
     return;
   }

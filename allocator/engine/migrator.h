@@ -63,6 +63,8 @@ class Migrator final : public RoomMaker {
   bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) override
       TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
+  /// The budget has another limit. To be told by whoever has set it.
+  void on_budget_change();
   std::string current_op() const override { return config_.current_op(); }
   void begin_wait() override { config_.begin_wait(); }
   void end_wait(uint64_t ns) override { config_.end_wait(ns); }
@@ -83,6 +85,7 @@ class Migrator final : public RoomMaker {
   void carry_out(std::span<const Order> orders) TENCACHE_EXCLUDES(mutex_);
   /// Nullopt when there was room enough already.
   std::optional<EvictionResult> run_pass();
+  void watch_budget();
   bool may_evict() const { return migrations_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);

@@ -25,7 +25,8 @@ class Budget {
   bool try_reserve(uint64_t bytes) {
     uint64_t used = used_bytes_.load(std::memory_order_relaxed);
     do {
-      if (bytes > limit_bytes_ || used > limit_bytes_ - bytes) return false;
+      const uint64_t limit_bytes = limit();
+      if (bytes > limit_bytes || used > limit_bytes - bytes) return false;
     } while (!used_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     raise_to(peak_bytes_, used + bytes);
     return true;
@@ -35,7 +36,7 @@ class Budget {
   uint64_t force_reserve(uint64_t bytes) {
     const uint64_t used = used_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     raise_to(peak_bytes_, used);
-    return used > limit_bytes_ ? used - limit_bytes_ : 0;
+    return used > limit() ? used - limit() : 0;
   }
 
   void release(uint64_t bytes) {
@@ -44,11 +45,16 @@ class Budget {
                     static_cast<unsigned long long>(bytes));
   }
 
-  uint64_t limit() const { return limit_bytes_; }
+  uint64_t limit() const { return limit_bytes_.load(std::memory_order_relaxed); }
+  /// What is used already may exceed it then; its owner sees to it that it becomes less.
+  void set_limit(uint64_t bytes) {
+    limit_bytes_.store(bytes, std::memory_order_relaxed);
+    if (attention_bytes_.load(std::memory_order_relaxed) > bytes) set_attention(bytes);
+  }
   uint64_t used() const { return used_bytes_.load(std::memory_order_relaxed); }
   uint64_t free() const {
     const uint64_t bytes = used();
-    return bytes < limit_bytes_ ? limit_bytes_ - bytes : 0;
+    return bytes < limit() ? limit() - bytes : 0;
   }
   bool needs_attention() const { return used() > attention_bytes_.load(std::memory_order_relaxed); }
   /// Whether so many bytes more would call for attention.
@@ -59,7 +65,7 @@ class Budget {
   void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
 
  private:
-  const uint64_t limit_bytes_;
+  std::atomic<uint64_t> limit_bytes_;
   std::atomic<uint64_t> used_bytes_{0};
   std::atomic<uint64_t> attention_bytes_;
   Counter& peak_bytes_;

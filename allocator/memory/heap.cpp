@@ -52,6 +52,12 @@ Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes
   if (is_cold_usable() && count_all_as_seen() && await_room(bytes, soon_bytes, &reason)) {
     return Status::ok();
   }
+  if (is_bounded_.load(std::memory_order_relaxed)) {
+    return out_of_memory(bytes, requested_bytes,
+                         {StatusCode::kOutOfMemory,
+                          "The program allows itself no more of the GPU's memory "
+                          "(torch.cuda.set_per_process_memory_fraction)."});
+  }
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
 }

@@ -112,6 +112,9 @@ class Heap {
   void call_attention() { room_maker_->on_attention(); }
 
   Budget& budget() { return budget_; }
+  /// Whether the program itself has set a bound: what does not fit below it when all that may leave
+  /// has left is refused, instead of exceeding the budget.
+  void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
 
  protected:
   /// Whether what is cold can be used all the same, by whoever does so without a gate.
@@ -147,6 +150,7 @@ class Heap {
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> all_are_seen_{false};
+  std::atomic<bool> is_bounded_{false};
   std::atomic<bool> warned_over_budget_{false};
 };
 

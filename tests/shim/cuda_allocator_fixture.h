@@ -114,9 +114,12 @@ class CudaAllocatorTest : public ::testing::Test {
         test_calls(), [this](int ordinal, double fraction, tencache_error* error) {
           tencache_gpu_config config = config_;
           config.ordinal = ordinal;
-          config.device_fraction = fraction;
+          config.device_fraction = 1.0;
           Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
-          if (gpu.is_ok()) return gpus_[ordinal] = gpu.value();
+          if (gpu.is_ok()) {
+            EXPECT_EQ(tencache_gpu_set_fraction(gpu.value(), fraction, error), TENCACHE_OK);
+            return gpus_[ordinal] = gpu.value();
+          }
           report(gpu.status(), error);
           return static_cast<tencache_gpu*>(nullptr);
         });

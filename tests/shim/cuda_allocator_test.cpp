@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda_allocator_fixture.h"
+#include "cuda_settings.h"
 
 namespace tencache::shim {
 namespace {
@@ -261,10 +262,30 @@ TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
   cuda_->setMemoryFraction(0.25, 0);
   keep(60 * kMiB);
   EXPECT_THROW((void)allocate(8 * kMiB), c10::OutOfMemoryError);
-  cuda_->setMemoryFraction(0.25, 0);
-  EXPECT_NE(text_of([&] { cuda_->setMemoryFraction(0.5, 0); }).find("before the first tensor"),
-            std::string::npos);
-  EXPECT_EQ(cuda_->getMemoryFraction(0), 0.25);
+  // It may change while the GPU is in use.
+  cuda_->setMemoryFraction(0.5, 0);
+  EXPECT_EQ(cuda_->getMemoryFraction(0), 0.5);
+  keep(8 * kMiB);
+  cuda_->setMemoryFraction(0.0, 0);
+  EXPECT_THROW((void)allocate(8 * kMiB), c10::OutOfMemoryError);
+  cuda_->setMemoryFraction(1.0, 0);
+  keep(8 * kMiB);
+}
+
+TEST_F(CudaAllocatorTest, WhatALowerFractionDoesNotHoldLeavesTheGpu) {
+  config_.device_budget_bytes = 0;
+  config_.host_budget_bytes = 256 * kMiB;
+  config_.arm_at = 0;
+  start();
+  for (int index = 0; index < 12; ++index) op(keep(kExtent));
+  tencache_gpu_stats core;
+  tencache_gpu_get_stats(gpus_[0], &core);
+  EXPECT_EQ(core.cold_bytes, 0u);
+  cuda_->setMemoryFraction(4.0 * kExtent / static_cast<double>(cuda_->getMemoryInfo(0).second), 0);
+  op(keep(kExtent));
+  EXPECT_LE(all(cuda_->getDeviceStats(0).reserved_bytes), static_cast<int64_t>(4 * kExtent));
+  EXPECT_THROW((void)allocate(5 * kExtent), c10::OutOfMemoryError);
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(13 * kExtent));
 }
 
 TEST_F(CudaAllocatorTest, EachGpuHasItsOwnMemory) {
@@ -300,6 +321,22 @@ TEST_F(CudaAllocatorTest, CopiesGoTheWayThatWorks) {
   EXPECT_EQ(target[8], 43);
   const c10::DataPtr clone = cuda_->clone(source, kExtent);
   EXPECT_EQ(static_cast<char*>(clone.get())[8], 43);
+}
+
+TEST(CudaSettings, WhatHasNoEffectIsNamedWithItsReason) {
+  EXPECT_EQ(ignored_settings("", false), "");
+  EXPECT_EQ(ignored_settings("per_process_memory_fraction:0.5,expandable_segments:False", false),
+            "");
+  const std::string text = ignored_settings(
+      "max_split_size_mb:20,roundup_power2_divisions:[256:1,>:4],pinned_num_register_threads:8,"
+      "new_option:1",
+      true);
+  for (const char* part :
+       {"max_split_size_mb (", "roundup_power2_divisions (", "pinned_num_register_threads (",
+        "new_option (tencache does not know", "PYTORCH_NO_CUDA_MEMORY_CACHING ("}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+  EXPECT_EQ(text.find("256"), std::string::npos) << text;
 }
 
 }  // namespace

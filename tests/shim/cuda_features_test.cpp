@@ -253,16 +253,9 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     {"other processes", "host memory", [&] { (void)cuda_->getIpcDevPtr(""); }},
     {"another one's memory", "torchrun", [&] { cuda_->enablePeerAccess(0, 1); }},
     {"caching off", "without tencache", [&] { cuda_->enable(false); }},
-    {"memory history", "_snapshot",
-     [&] {
-       cuda_->recordHistory(true, nullptr, 10, c10::CachingDeviceAllocator::RecordContext::ALL,
-                            true, {});
-     }},
     {"trackers", "TORCH_NCCL", [&] { cuda_->attachAllocatorTraceTracker({}); }},
 #if TENCACHE_TORCH_SINCE(15)
     {"given address", "Allocate anywhere", [&] { (void)cuda_->allocateWithAddress(1, nullptr); }},
-    {"metadata", "Leave it out", [&] { cuda_->setUserMetadata("x"); }},
-    {"annotations", "Leave them out", [&] { cuda_->annotateMemory(nullptr, "x"); }},
 #endif
   };
   for (const Refusal& refusal : refusals) {
@@ -277,7 +270,7 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
                        {});
 #if TENCACHE_TORCH_SINCE(15)
   cuda_->attachOomRejectionObserver([](int64_t, size_t, size_t, size_t) {});
-  EXPECT_FALSE(cuda_->supportsUserMetadata());
+  EXPECT_TRUE(cuda_->supportsUserMetadata());
 #endif
   cuda_->releasePool(0, kGraph);
   cuda_->releasePool(0, kGraph);

@@ -76,14 +76,28 @@ Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_confi
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver, made.value());
   if (!engine.is_ok()) return engine.status();
   auto gpu = std::make_unique<tencache_gpu>();
+  gpu->total_bytes = engine.value()->backend().gpu().facts().total_bytes;
+  gpu->budget_bytes_max = made.value().budget_bytes;
   gpu->engine = std::move(engine).value();
   return gpu.release();
+}
+
+Status set_fraction(tencache_gpu& gpu, double fraction) {
+  if (!(fraction >= 0.0 && fraction <= 1.0)) {
+    return {StatusCode::kInvalidArgument, "The share of the GPU's memory is " +
+                                              std::to_string(fraction) +
+                                              "; it must be from 0 to 1."};
+  }
+  const double bytes = static_cast<double>(gpu.total_bytes) * fraction;
+  gpu.engine->set_budget(std::min(gpu.budget_bytes_max, static_cast<uint64_t>(bytes)),
+                         fraction < 1.0);
+  return Status::ok();
 }
 
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
                                           const NvrtcApi* nvrtc) {
   Runtime& runtime = Runtime::instance();
-  const Result<tencache_gpu_config> config = runtime.gpu_config(ordinal, fraction);
+  const Result<tencache_gpu_config> config = runtime.gpu_config(ordinal);
   if (!config.is_ok()) return config.status();
   const Result<std::optional<DiskTierConfig>> disk = runtime.gpu_disk();
   if (!disk.is_ok()) return disk.status();
@@ -100,9 +114,11 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
   const Status added =
       runtime.add_gpu({ordinal, &engine, engine.host(), engine.disk()},
                       engine.backend().gpu().facts().name, tencache_gpu_arena(gpu.value()));
-  if (added.is_ok()) return gpu;
+  const Status bounded =
+      added.is_ok() && fraction != 1.0 ? set_fraction(*gpu.value(), fraction) : added;
+  if (bounded.is_ok()) return gpu;
   tencache_gpu_close(gpu.value());
-  return added;
+  return bounded;
 }
 
 namespace {

@@ -14,7 +14,10 @@
 #include "engine/cuda/cuda_engine.h"
 
 struct tencache_gpu {
-  std::unique_ptr<tencache::DriverApi> own_driver;  // null where the caller brought one
+  std::unique_ptr<tencache::DriverApi> own_driver;   // null where the caller brought one
+  uint64_t total_bytes = 0;                          // of the GPU
+  uint64_t budget_bytes_max = 0;                     // where the program sets itself no bound
+  std::unique_ptr<tencache::HeapObserver> observer;  // of the engine's heap, or null
   std::unique_ptr<tencache::CudaEngine> engine;
 };
 
@@ -31,6 +34,9 @@ struct GpuParts {
 /// As tencache_gpu_open(). The driver's table outlives the engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
                                GpuParts parts = {});
+
+/// As tencache_gpu_set_fraction().
+Status set_fraction(tencache_gpu& gpu, double fraction);
 
 /// As tencache_open_gpu(), and as open_gpu().
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,

@@ -38,6 +38,22 @@ tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
       converted(uses.split_count),  converted(frames.bytes),         converted(frames.frames)};
 }
 
+class CallbackObserver final : public HeapObserver {
+ public:
+  using Note = void (*)(void* context, int event, uintptr_t address, uint64_t bytes);
+  CallbackObserver(Note note, void* context) : note_(note), context_(context) {}
+  void note(HeapEvent event, CUdeviceptr address, uint64_t bytes) override {
+    const int code = event == HeapEvent::kSegmentMade   ? TENCACHE_SEGMENT_MADE
+                     : event == HeapEvent::kSegmentGone ? TENCACHE_SEGMENT_GONE
+                                                        : TENCACHE_FREE_COMPLETED;
+    note_(context_, code, static_cast<uintptr_t>(address), bytes);
+  }
+
+ private:
+  const Note note_;
+  void* const context_;
+};
+
 int converted(BlockState state) {
   switch (state) {
     case BlockState::kFree:
@@ -113,6 +129,10 @@ int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total
   return tencache::report(status, error);
 }
 
+int tencache_gpu_set_fraction(tencache_gpu* gpu, double fraction, tencache_error* error) {
+  return tencache::report(tencache::set_fraction(*gpu, fraction), error);
+}
+
 uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
   return gpu->engine->heap().private_pools().make();
 }
@@ -180,14 +200,23 @@ int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu
   if (!found) return 0;
   if (block != nullptr) {
     *block = {static_cast<uintptr_t>(found->address), found->bytes, found->requested_bytes,
-              TENCACHE_BLOCK_ALLOCATED};
+              TENCACHE_BLOCK_ALLOCATED, found->is_shared ? 1 : 0};
   }
   if (segment != nullptr) {
     *segment = {};
     segment->address = static_cast<uintptr_t>(found->segment_address);
     segment->bytes = found->segment_bytes;
+    segment->stream = gpu->engine->backend().streams().stream_of(found->owner);
+    segment->pool = found->pool;
   }
   return 1;
+}
+
+void tencache_gpu_observe(tencache_gpu* gpu,
+                          void (*note)(void* context, int event, uintptr_t address, uint64_t bytes),
+                          void* context) {
+  gpu->observer = std::make_unique<tencache::CallbackObserver>(note, context);
+  gpu->engine->heap().observe(gpu->observer.get());
 }
 
 void tencache_gpu_walk(const tencache_gpu* gpu,
@@ -200,7 +229,7 @@ void tencache_gpu_walk(const tencache_gpu* gpu,
     blocks.clear();
     for (const tencache::BlockView& block : view.blocks) {
       blocks.push_back({static_cast<uintptr_t>(block.address), block.bytes, block.requested_bytes,
-                        tencache::converted(block.state)});
+                        tencache::converted(block.state), 0});
     }
     const tencache_gpu_segment segment = {static_cast<uintptr_t>(view.address),
                                           view.bytes,

@@ -112,15 +112,36 @@ bool FramePool::has_destroyed_since(uint64_t count) {
 
 void FramePool::give_back(const Frame& frame) {
   if (!may_call_driver()) return;
-  MutexLock lock(mutex_);
-  free_.push_back(frame);
-  free_by_bytes_.emplace(frame.bytes, std::prev(free_.end()));
-  free_bytes_ += frame.bytes;
+  uint64_t excess_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    free_.push_back(frame);
+    free_by_bytes_.emplace(frame.bytes, std::prev(free_.end()));
+    free_bytes_ += frame.bytes;
+    excess_bytes = excess();
+  }
+  if (excess_bytes > 0) trim(excess_bytes);
 }
 
 void FramePool::write_off(const Frame& frame) {
   MutexLock lock(mutex_);
   bytes_ -= frame.bytes;
+}
+
+// By how much the handles that stay are beyond the limit.
+uint64_t FramePool::excess() const {
+  const uint64_t held_bytes = bytes_ - leaving_bytes_;
+  return held_bytes > limit_bytes_ ? held_bytes - limit_bytes_ : 0;
+}
+
+void FramePool::set_limit(uint64_t bytes) {
+  uint64_t excess_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    limit_bytes_ = bytes;
+    excess_bytes = excess();
+  }
+  if (excess_bytes > 0) trim(excess_bytes);
 }
 
 uint64_t FramePool::trim(uint64_t bytes) {

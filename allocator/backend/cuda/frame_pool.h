@@ -77,6 +77,9 @@ class FramePool {
   /// or none is left; returns what went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
+  /// The limit from now on. Free frames go where there are too many; those in use stay.
+  void set_limit(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
   /// Of all handles, and of those that wait.
   uint64_t bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t free_bytes() const TENCACHE_EXCLUDES(mutex_);
@@ -97,12 +100,13 @@ class FramePool {
   Result<Frame> create(uint64_t bytes, bool is_small) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroyed_count() const TENCACHE_EXCLUDES(mutex_);
   bool has_destroyed_since(uint64_t count) TENCACHE_EXCLUDES(mutex_);
+  uint64_t excess() const TENCACHE_REQUIRES(mutex_);
   Status no_room(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
 
   const Gpu& gpu_;
-  const uint64_t limit_bytes_;
 
   mutable Mutex mutex_;
+  uint64_t limit_bytes_ TENCACHE_GUARDED_BY(mutex_);
   ByAge free_ TENCACHE_GUARDED_BY(mutex_);
   std::multimap<uint64_t, ByAge::iterator> free_by_bytes_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t free_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -25,4 +25,9 @@ Result<std::unique_ptr<CudaEngine>> CudaEngine::create(const DriverApi& driver,
   return engine;
 }
 
+void CudaEngine::set_budget(uint64_t bytes, bool is_bounded) {
+  heap().set_limit(bytes, is_bounded);
+  migrator().on_budget_change();
+}
+
 }  // namespace tencache

@@ -43,6 +43,9 @@ class CudaEngine final : public Engine {
     note_free(address);
     backend_->heap().free(address);
   }
+  /// The device budget from now on; what is above it leaves as far as it may. `is_bounded`: what
+  /// does not fit even then is refused.
+  void set_budget(uint64_t bytes, bool is_bounded);
   /// The stream uses the memory too, which must not be used again before it is done with it.
   void record_stream(const void* address, CUstream stream) {
     backend_->heap().note_use(address, backend_->streams().set_of(stream));

@@ -132,8 +132,14 @@ bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
 }
 
 FoundBlock BlockPool::found(const Block& block) {
-  return {block.segment->address, block.segment->bytes, block.address, block.bytes,
-          block.requested_bytes};
+  return {block.segment->address,
+          block.segment->bytes,
+          block.address,
+          block.bytes,
+          block.requested_bytes,
+          block.segment->owner,
+          streams_to_wait_for(block.segment->owner, block.users) != 0,
+          0};
 }
 
 std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
@@ -144,7 +150,10 @@ std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
 }
 
 void BlockPool::release(const Waiting& waiting) {
-  if (waiting.block->requested_bytes > 0) return release_counted(waiting.block);
+  if (waiting.block->requested_bytes > 0) {
+    source_.note_completed(waiting.block->address, waiting.block->requested_bytes);
+    return release_counted(waiting.block);
+  }
   table_.release(waiting.block);  // a whole segment that changed its stream
 }
 

@@ -66,6 +66,9 @@ struct FoundBlock {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;
+  StreamSet owner = 0;
+  bool is_shared = false;  // other streams use it too: once freed it waits for them
+  uint64_t pool = 0;       // number of the private pool; 0: none
 };
 
 class BlockPool {

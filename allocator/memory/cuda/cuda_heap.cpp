@@ -151,6 +151,7 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
   table_.set(extent->address, bytes, extent);
+  tell(HeapEvent::kSegmentMade, extent->device_address(), bytes);
   extent->commit();
   return extent;
 }
@@ -220,6 +221,7 @@ Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small) {
   }
   if (budget_.needs_attention()) call_attention();
   const auto device_address = reinterpret_cast<CUdeviceptr>(address.value());
+  tell(HeapEvent::kSegmentMade, device_address, rounded);
   MutexLock lock(mutex_);
   segments_.emplace(device_address, frame.value());
   return device_address;
@@ -241,6 +243,7 @@ void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
     MutexLock lock(mutex_);
     segments_.erase(address);
   }
+  tell(HeapEvent::kSegmentGone, address, frame.bytes);
   frames_.give_back(frame);
   return_addresses(reinterpret_cast<const char*>(address), frame.bytes);
   budget_.release(frame.bytes);
@@ -258,9 +261,14 @@ void CudaHeap::free(void* address) {
   const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
   const bool is_small = BlockTable::is_small(requested_bytes);
   const uint64_t bytes = extent->bytes;
+  const bool is_shared = others_of(*extent) != kNoStreams;
   const Retired retired = extent->retire();
   use_.free(is_small, bytes);
-  if (retired != Retired::kCached) use_.complete(is_small, bytes, requested_bytes);
+  if (retired != Retired::kCached) {
+    // Its bytes are not on the GPU, and so no stream uses them.
+    if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
+    use_.complete(is_small, bytes, requested_bytes);
+  }
   switch (retired) {
     case Retired::kCached:
       return cache(extent);
@@ -301,6 +309,7 @@ void CudaHeap::give_back_addresses(CudaExtent* extent) {
   table_.set(extent->address, extent->bytes, nullptr);
   const char* address = extent->address;
   const uint64_t bytes = extent->bytes;
+  tell(HeapEvent::kSegmentGone, extent->device_address(), bytes);
   extent->become_vacant();
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
   return_addresses(address, bytes);

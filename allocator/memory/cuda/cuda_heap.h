@@ -37,6 +37,7 @@
 #include "base/mutex.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
+#include "memory/cuda/heap_observer.h"
 #include "memory/cuda/home_marks.h"
 #include "memory/cuda/private_pools.h"
 #include "memory/cuda/program_use.h"
@@ -92,6 +93,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   // What the program sees of its memory (cuda_heap_view.cpp).
   ProgramUses uses() const { return use_.read(); }
   CudaHeapFigures figures() const TENCACHE_EXCLUDES(mutex_);
+  /// From now on it is told; it outlives the heap.
+  void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
   /// Of uses() and figures().
   void reset_peaks();
   void reset_totals();
@@ -100,6 +103,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
   /// missing, or stand there as they were.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
+
+  /// The budget from now on; what is cached above it goes at once (CudaEngine::set_budget()).
+  void set_limit(uint64_t bytes, bool is_bounded);
 
   /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
   /// evictions, if it may.
@@ -140,9 +146,17 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   bool is_cold_usable() const override { return false; }
 
+  void tell(HeapEvent event, CUdeviceptr address, uint64_t bytes) {
+    HeapObserver* const observer = observer_.load(std::memory_order_acquire);
+    if (observer != nullptr) observer->note(event, address, bytes);
+  }
+
   // SegmentSource.
   Result<CUdeviceptr> make(uint64_t bytes, bool is_small) override TENCACHE_EXCLUDES(mutex_);
   void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void note_completed(CUdeviceptr address, uint64_t requested_bytes) override {
+    tell(HeapEvent::kFreeCompleted, address, requested_bytes);
+  }
 
   Result<Allocation> allocate_small(uint64_t bytes, StreamSet stream);
   Result<Allocation> allocate_slow(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
@@ -186,6 +200,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   HomeMarks home_marks_;
   std::atomic<uint64_t> others_bytes_{0};
   std::atomic<bool> warned_others_{false};
+  std::atomic<HeapObserver*> observer_{nullptr};
 
   mutable Mutex mutex_;
   std::deque<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);  // grows only; addresses stay valid

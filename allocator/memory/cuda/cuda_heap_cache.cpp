@@ -124,6 +124,7 @@ void CudaHeap::poll_waiting(bool may_wait) {
                             [&](CudaExtent* extent) { return is_over(extent, may_wait, &late); });
   for (auto extent = polled.begin(); extent != first_left; ++extent) {
     release_spare_copy(*extent);
+    note_completed((*extent)->device_address(), (*extent)->requested_bytes.load());
     count_done(**extent);
   }
   MutexLock lock(mutex_);
@@ -158,6 +159,14 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
   poll_waiting(false);
   home_marks_.poll();
   return destroy(take_oldest(bytes, true));
+}
+
+void CudaHeap::set_limit(uint64_t bytes, bool is_bounded) {
+  set_bounded(is_bounded);
+  budget_.set_limit(bytes);
+  const uint64_t used_bytes = budget_.used();
+  if (used_bytes > bytes) drop_cached(used_bytes - bytes);
+  frames_.set_limit(bytes);
 }
 
 uint64_t CudaHeap::drop_cached(uint64_t bytes) {

@@ -62,12 +62,22 @@ std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
     const ExtentState state = extent->state();
     if (state == ExtentState::kCached || state == ExtentState::kVacant) return std::nullopt;
     const auto begin = reinterpret_cast<CUdeviceptr>(extent->address);
-    return FoundBlock{begin, extent->bytes, begin, extent->bytes,
-                      extent->requested_bytes.load(std::memory_order_relaxed)};
+    const auto& of_gpu = static_cast<const CudaExtent&>(*extent);
+    return FoundBlock{begin,
+                      extent->bytes,
+                      begin,
+                      extent->bytes,
+                      extent->requested_bytes.load(std::memory_order_relaxed),
+                      of_gpu.home.load(std::memory_order_relaxed),
+                      others_of(of_gpu) != kNoStreams,
+                      0};
   }
   if (const auto block = small_blocks_->find(device_address)) return block;
   for (const auto& [number, pool] : private_pools_->all()) {
-    if (const auto block = pool->find(device_address)) return block;
+    if (auto block = pool->find(device_address)) {
+      block->pool = number;
+      return block;
+    }
   }
   return std::nullopt;
 }

@@ -26,6 +26,9 @@ class SegmentSource {
   virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small) = 0;
   /// A whole segment goes back; no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
+  /// The streams are done with a freed block that had to wait for them, and nobody has it yet. The
+  /// pool's lock is held.
+  virtual void note_completed(CUdeviceptr /*address*/, uint64_t /*requested_bytes*/) {}
 };
 
 }  // namespace tencache

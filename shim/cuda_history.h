@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHistory: what happened to the memory of GPUs, for torch.cuda.memory._record_memory_history():
+// entries as PyTorch's own allocator makes them, each with time, stream, stack and metadata, and
+// the stacks of what is allocated now. A segment is made when its addresses begin to be used, and
+// gone when they are given up; that a large tensor is in host memory for a while shows in no entry.
+//
+// While nothing is recorded and no stack is kept, an allocation and a free cost one relaxed load
+// each (is_on()).
+//
+// Threads: any. Stacks are gathered before mutex_ is taken, because that may take Python's lock.
+// note_core_event() is called with locks of the core held; nothing here calls the core.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
+#include <torch/headeronly/version.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "abi/tencache_gpu.h"
+
+namespace tencache::shim {
+
+class CudaHistory {
+ public:
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  using Annotation = c10::CachingDeviceAllocator::AnnotationEntry;
+  using Context = std::shared_ptr<c10::GatheredContext>;
+  using When = c10::CachingDeviceAllocator::RecordContext;
+
+  /// What a thread is about to do, which the segments that come and go meanwhile belong to.
+  struct Request {
+    void* stream = nullptr;
+    c10::MempoolId_t pool = {0, 0};
+    Context context;
+  };
+  /// Makes it the request of this thread while it lives.
+  class Scope {
+   public:
+    explicit Scope(const Request& request);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const Request* const before_;
+  };
+
+  void configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
+                 size_t entries_max, When when, bool clear,
+                 const std::vector<std::string>& skipped_actions);
+  bool is_recording() const { return is_recording_.load(std::memory_order_relaxed); }
+  /// Whether allocations and frees must be told.
+  bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
+  /// The stack of this thread, where stacks are recorded for that.
+  Context gather(When when) const;
+
+  void note_allocation(c10::DeviceIndex device, const tencache_gpu_block& block,
+                       const Request& request);
+  /// Before it is freed. A shared block is completed by note_core_event().
+  void note_free(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request);
+  /// For this thread's request.
+  void note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes);
+  void note_snapshot(c10::DeviceIndex device, size_t active_bytes);
+  void note_annotation(c10::DeviceIndex device,
+                       const std::vector<std::pair<std::string, std::string>>& metadata);
+  /// TENCACHE_SEGMENT_MADE and so on.
+  void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15)
+  /// What the program says of an allocation afterwards.
+  void note_remark(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request,
+                   const std::string& remark);
+#endif
+
+  /// Of each device, in order, with times of the clock; at least so many devices.
+  std::vector<std::vector<Entry>> entries(size_t device_count) const;
+  std::vector<Annotation> annotations() const;
+  /// Where what lies there was allocated; null where that is unknown.
+  Context context_of_block(uintptr_t address) const;
+  Context context_of_segment(uintptr_t address) const;
+
+  // Of the calling thread; they go into its entries.
+  static void set_user_metadata(const std::string& metadata);
+  static std::string user_metadata();
+  static void push_compile_context(const std::string& context);
+  static void pop_compile_context();
+
+ private:
+  void add(c10::DeviceIndex device, Entry::Action action, uintptr_t address, size_t bytes,
+           const Request& request);
+  void update_is_on();
+
+  std::atomic<bool> is_recording_{false};
+  std::atomic<bool> is_on_{false};
+  std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
+  std::atomic<When> when_{When::NEVER};
+
+  mutable std::mutex mutex_;                                // guards the rest
+  mutable c10::ApproximateClockToUnixTimeConverter clock_;  // measured at both ends of a history
+  size_t entries_max_ = 1;
+  std::unordered_set<int> skipped_actions_;
+  std::vector<std::deque<Entry>> entries_;  // by device
+  std::deque<Annotation> annotations_;
+  std::unordered_map<uintptr_t, Request> blocks_;    // with a stack, or freed and not completed
+  std::unordered_map<uintptr_t, Request> segments_;  // that came while something was recorded
+};
+
+}  // namespace tencache::shim

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_settings.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+namespace tencache::shim {
+namespace {
+
+struct Ignored {
+  const char* key;  // or what several begin with
+  const char* reason;
+};
+
+constexpr const char* kSizes = "tensors of 2 MiB and more have memory of exactly their size";
+constexpr const char* kPinned = "pinned memory comes from tencache, in exact sizes";
+
+constexpr std::array kIgnored = {
+    Ignored{"max_split_size_mb", kSizes},
+    Ignored{"max_non_split_rounding_mb", kSizes},
+    Ignored{"large_segment_size_mb", kSizes},
+    Ignored{"roundup_power2_divisions", kSizes},
+    Ignored{"garbage_collection_threshold", "free memory goes back when room is needed"},
+    Ignored{"expandable_segments", "every large tensor has addresses of its own"},
+    Ignored{"release_lock_on", "no lock is held while the driver is asked for memory"},
+    Ignored{"graph_capture_record_stream_reuse", "what streams use in a capture stays the graph's"},
+    Ignored{"throw_on_cudamalloc_oom", "tensors leave the GPU before memory runs out"},
+    Ignored{"backend", "tencache takes the place of every backend"},
+    Ignored{"pinned_", kPinned},
+};
+
+std::string reason_for(const std::string& key) {
+  const auto* const found = std::ranges::find_if(
+      kIgnored, [&](const Ignored& ignored) { return key.starts_with(ignored.key); });
+  return found != kIgnored.end() ? found->reason : "tencache does not know it";
+}
+
+// What asks for what is done anyway.
+bool asks_for_nothing(const std::string& value) { return value == "False" || value == "native"; }
+
+}  // namespace
+
+double configured_memory_fraction() {
+  return c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::per_process_memory_fraction();
+}
+
+std::string ignored_settings(const std::string& settings, bool is_caching_off) {
+  std::string text;
+  const auto add = [&](const std::string& name, const std::string& reason) {
+    text += (text.empty() ? "" : "; ") + name + " (" + reason + ")";
+  };
+  const c10::CachingAllocator::ConfigTokenizer tokens(settings);
+  for (size_t at = 0; at + 2 < tokens.size(); ++at) {
+    const std::string& key = tokens[at];
+    if (key == "," || tokens[at + 1] != ":") continue;
+    if (key != "per_process_memory_fraction" && !asks_for_nothing(tokens[at + 2])) {
+      add(key, reason_for(key));
+    }
+    at = tokens.skipKey(at);
+  }
+  if (is_caching_off) {
+    add("PYTORCH_NO_CUDA_MEMORY_CACHING", "what is freed is kept; torch.cuda.empty_cache() frees");
+  }
+  if (text.empty()) return text;
+  return "tencache ignores these settings of PyTorch's CUDA allocator: " + text + ".";
+}
+
+std::string ignored_settings() {
+  // PyTorch's own allocator looks for the same variable, whatever its value.
+  const bool is_caching_off = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+  return ignored_settings(c10::CachingAllocator::getAllocatorSettings(), is_caching_off);
+}
+
+}  // namespace tencache::shim
