@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All of torch.cuda.memory, and streams, events, graphs and pinned memory: each function gives the
+same as with PyTorch's own allocator, or differs as is written here.
+
+memory_calls.py runs once in a process with each allocator; both write what the calls gave. A
+function that a later torch adds is in no table, and fails the test until it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_programs import SWITCH, missing
+
+pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
+
+CALLS = Path(__file__).parent / "memory_calls.py"
+SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9"
+
+# Which calls show each public function of torch.cuda.memory.
+MEMORY = {
+    "caching_allocator_alloc": "raw_allocation",
+    "caching_allocator_delete": "raw_allocation",
+    "caching_allocator_disabled": "caching_off",
+    "caching_allocator_enable": "caching_off",
+    "get_per_process_memory_fraction": "fraction",
+    "set_per_process_memory_fraction": "fraction",
+    "empty_cache": "figures",
+    "memory_stats": "figures",
+    "memory_stats_as_nested_dict": "figures",
+    "reset_accumulated_memory_stats": "figures",
+    "reset_peak_memory_stats": "figures",
+    "reset_max_memory_allocated": "single_figures",
+    "reset_max_memory_cached": "single_figures",
+    "host_memory_stats": "pinned",
+    "host_memory_stats_as_nested_dict": "pinned",
+    "reset_accumulated_host_memory_stats": "pinned",
+    "reset_peak_host_memory_stats": "pinned",
+    "memory_allocated": "single_figures",
+    "max_memory_allocated": "single_figures",
+    "memory_reserved": "single_figures",
+    "max_memory_reserved": "single_figures",
+    "memory_cached": "single_figures",
+    "max_memory_cached": "single_figures",
+    "memory_snapshot": "figures",
+    "memory_summary": "figures",
+    "list_gpu_processes": "processes",
+    "mem_get_info": "the_drivers_view",
+    "get_allocator_backend": "backend",
+    "CUDAPluggableAllocator": "another_allocator",
+    "change_current_allocator": "another_allocator",
+    "MemPool": "private_pools",
+    "use_mem_pool": "private_pools",
+}
+
+
+@dataclass
+class Difference:
+    """What tencache gives instead, and why."""
+
+    reason: str
+    is_so: Callable[[Any, Any], bool]  # of what is native and what is tencache's
+
+
+def refuses(*features: str) -> Callable[[Any, Any], bool]:
+    def is_so(_: Any, ours: Any) -> bool:
+        texts = [ours] if isinstance(ours, str) else ours
+        return all(
+            text.startswith(f"tencache does not support {feature}")
+            for text, feature in zip(texts, features, strict=True)
+        )
+
+    return is_so
+
+
+DIFFERENCES = {
+    "figures_of_middling_sizes": Difference(
+        "from 2 MiB on a tensor has memory of its own, of exactly its size in units of 2 MiB",
+        lambda _, ours: ours[1]["reserved_bytes.all.current"] == 10 << 20,
+    ),
+    "backend": Difference("tencache's name", lambda _, ours: ours == "tencache"),
+    "caching_off": Difference("what is freed is kept", refuses("switching caching off")),
+    "pools_of_other_kinds": Difference(
+        "pools of one kind only",
+        refuses("MemPool(use_on_oom=True)", "MemPool(no_split=True)"),
+    ),
+    "pinned_and_freed": Difference(
+        "what is freed is not active; PyTorch's own counts it so for ever where no stream used it",
+        lambda _, ours: ours == 0,
+    ),
+    "pinned_bytes_that_are_mapped": Difference(
+        "pieces of at least 2 MiB are pinned, and blocks of exact sizes cut from them",
+        lambda _, ours: 0 < ours[1] <= 2 << 20,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of both allocators, and what tencache's process wrote to stderr."""
+    folder = tmp_path_factory.mktemp("calls")
+
+    def run(name: str, variables: dict[str, str]) -> tuple[Any, str]:
+        file = folder / f"{name}.json"
+        done = subprocess.run(
+            [sys.executable, str(CALLS), str(file)],
+            env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": SETTINGS, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(file.read_text(encoding="utf-8")), done.stderr
+
+    with ThreadPoolExecutor(2) as both:
+        native, ours = both.map(run, ("native", "tencache"), ({}, SWITCH))
+    return {"native": native[0], "tencache": ours[0], "stderr": ours[1]}
+
+
+def test_each_function_gives_the_same_or_differs_as_documented(results: dict[str, Any]) -> None:
+    native, ours = results["native"], results["tencache"]
+    assert list(native) == list(ours)
+    failed = {
+        name: (value, native[name])
+        for name, value in ours.items()
+        if not (
+            DIFFERENCES[name].is_so(native[name], value)
+            if name in DIFFERENCES
+            else value == native[name]
+        )
+    }
+    assert not failed, json.dumps(failed, indent=1)
+    assert set(DIFFERENCES) <= set(ours)
+
+
+def test_each_public_function_is_called(results: dict[str, Any]) -> None:
+    assert set(torch.cuda.memory.__all__) <= set(MEMORY)
+    assert set(MEMORY.values()) <= set(results["tencache"])
+    source = CALLS.read_text(encoding="utf-8")
+    classes = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph)
+    public = {
+        name
+        for kind in classes
+        for name, member in inspect.getmembers(kind)
+        if callable(member) and not name.startswith("_") and name in vars(kind)
+    }
+    uncalled = {name for name in public if f".{name}(" not in source and f".{name})" not in source}
+    assert uncalled <= NO_ALLOCATOR, uncalled - NO_ALLOCATOR
+
+
+# They ask nothing of an allocator.
+NO_ALLOCATOR = {
+    "debug_dump",
+    "enable_debug_mode",
+    "from_ipc_handle",
+    "instantiate",
+    "raw_cuda_graph",
+    "raw_cuda_graph_exec",
+    # What torch.cuda.graph calls.
+    "capture_begin",
+    "capture_end",
+}
+
+
+def test_settings_without_effect_are_named_once(results: dict[str, Any]) -> None:
+    assert results["stderr"].count("tencache ignores these settings") == 1, results["stderr"]
+    assert "garbage_collection_threshold" in results["stderr"]
+    assert "per_process_memory_fraction (" not in results["stderr"]
