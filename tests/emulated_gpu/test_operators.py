@@ -15,6 +15,7 @@ import itertools
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -144,7 +145,14 @@ def table() -> Table:
     def is_left_out(name: str) -> bool:
         return name in NO_SAMPLES or name.startswith("jiterator")  # of NVRTC
 
-    with warnings.catch_warnings():
+    # With each sample PyTorch looks for a test of its own in the whole stack, and with each seed it
+    # keeps a traceback for kinds of devices that are not there. Both would take most of the time.
+    with (
+        patch("torch.testing._internal.common_utils.extract_test_fn", return_value=None),
+        patch.object(torch.xpu, "manual_seed_all"),
+        patch.object(torch.mtia, "manual_seed_all"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         for sample in itertools.chain(samples(is_left_out), samples_of_lists()):
             with Recorder(comparison.seen) as recorder:
