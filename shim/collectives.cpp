@@ -51,14 +51,21 @@ bool is_python_work(const Work& work) {
   return std::strstr(typeid(work).name(), "PyWork") != nullptr;
 }
 
+// Whether a stream of a GPU does the work.
+bool is_nccl_work(const Work& work) {
+  return std::strstr(typeid(work).name(), "WorkNCCL") != nullptr;
+}
+
 struct Pending {
   // Weak, so that the Work counts as finished once nobody else refers to it. Its destructor, and
   // the tensors it holds, wait for this reference too: until the next collective looks at the list.
   c10::weak_intrusive_ptr<Work> work;
-  // A reference that the migrator's thread took to ask, and must not drop.
+  // A reference that the migrator's thread took to ask, and must not drop; NCCL's from the
+  // beginning: a stream goes on with the work when nobody refers to it any more.
   WorkPointer kept;
   tencache_hold* hold;
   bool is_python;
+  bool is_nccl;
 };
 
 struct PendingList {
@@ -91,8 +98,9 @@ void put_back(std::vector<Pending> entries) {
 
 // Whether the Work is done with its tensors: it has completed, or nobody else refers to it, so that
 // it has run to its end or nobody will ever run it.
-bool is_finished(const WorkPointer& work) {
-  return !work || work.use_count() == 1 || work->isCompleted();
+bool is_finished(const Pending& entry, const WorkPointer& work) {
+  const bool is_forgotten = !work || (work.use_count() == 1 && !entry.is_nccl);
+  return is_forgotten || work->isCompleted();
 }
 
 void give_up_hold(Pending* entry) {
@@ -103,12 +111,14 @@ void give_up_hold(Pending* entry) {
 // The kernel of one collective.
 class CollectiveKernel final : public c10::OperatorKernel {
  public:
-  CollectiveKernel(const OperatorInfo& info, size_t argument_count, size_t return_count,
-                   size_t work_index)
+  CollectiveKernel(const OperatorInfo& info, const c10::FunctionSchema& schema, size_t work_index)
       : info_(info),
-        argument_count_(argument_count),
-        return_count_(return_count),
-        work_index_(work_index) {}
+        argument_count_(schema.arguments().size()),
+        return_count_(schema.returns().size()),
+        work_index_(work_index) {
+    const std::optional<int> found = schema.argumentIndexWithName("async_op");
+    if (found.has_value()) async_index_ = static_cast<size_t>(*found);
+  }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) const {
@@ -126,6 +136,9 @@ class CollectiveKernel final : public c10::OperatorKernel {
                             const std::vector<c10::IValue>& arguments) const {
     release_completed_collectives();
     if (!work) return;
+    const bool is_nccl = is_nccl_work(*work);
+    // Queued in the op's own stream, which the gate has noted.
+    if (is_nccl && async_index_.has_value() && !arguments[*async_index_].toBool()) return;
     const bool is_python = is_python_work(*work);
     if (!is_python && work->isCompleted()) return;
     AccessList& accesses = cleared_thread_accesses();
@@ -133,7 +146,8 @@ class CollectiveKernel final : public c10::OperatorKernel {
     tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
     if (hold == nullptr) return;
     std::vector<Pending> entry;
-    entry.push_back({c10::weak_intrusive_ptr<Work>(work), WorkPointer(), hold, is_python});
+    entry.push_back({c10::weak_intrusive_ptr<Work>(work), is_nccl ? work : WorkPointer(), hold,
+                     is_python, is_nccl});
     put_back(std::move(entry));
   }
 
@@ -141,6 +155,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
   const size_t argument_count_;
   const size_t return_count_;
   const size_t work_index_;
+  std::optional<size_t> async_index_;  // of the argument that says whether the caller waits later
 };
 
 // Which return of the op is its Work.
@@ -171,10 +186,9 @@ void install_collectives() {
                                    __FILE__, __LINE__);
     }
     OperatorInfo& info = operator_info(op->schema());
-    library->impl(
-        c10::toString(name).c_str(),
-        torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CollectiveKernel>(
-            info, op->schema().arguments().size(), op->schema().returns().size(), *work_index)));
+    library->impl(c10::toString(name).c_str(),
+                  torch::CppFunction::makeFromBoxedFunctor(
+                      std::make_unique<CollectiveKernel>(info, op->schema(), *work_index)));
     info.keeps_inputs.store(false, std::memory_order_relaxed);
     kernel_count.fetch_add(1, std::memory_order_relaxed);
   }
@@ -185,9 +199,11 @@ size_t collective_count() { return kernel_count.load(std::memory_order_relaxed);
 void release_completed_collectives() {
   std::vector<Pending> unfinished;
   for (Pending& entry : take_all()) {
-    const WorkPointer work = entry.kept ? std::move(entry.kept) : entry.work.lock();
-    if (entry.hold != nullptr && is_finished(work)) give_up_hold(&entry);
-    if (entry.hold != nullptr) unfinished.push_back(std::move(entry));
+    WorkPointer work = entry.kept ? std::move(entry.kept) : entry.work.lock();
+    if (entry.hold != nullptr && is_finished(entry, work)) give_up_hold(&entry);
+    if (entry.hold == nullptr) continue;
+    if (entry.is_nccl) entry.kept = std::move(work);
+    unfinished.push_back(std::move(entry));
   }
   if (!unfinished.empty()) put_back(std::move(unfinished));
 }
@@ -197,7 +213,7 @@ void poll_collectives() {
   for (Pending& entry : take_all()) {
     if (entry.hold != nullptr && !entry.is_python) {
       if (!entry.kept) entry.kept = entry.work.lock();
-      if (is_finished(entry.kept)) give_up_hold(&entry);
+      if (is_finished(entry, entry.kept)) give_up_hold(&entry);
     }
     // All of them stay until a thread of the program looks: dropping a reference, even a weak one,
     // may destroy the Work and its tensors, which takes the GIL, and whoever has the GIL may be

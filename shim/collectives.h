@@ -7,10 +7,15 @@
 // buffers of reduce_scatter are such). Ops without a Work hold nothing beyond the gate; the
 // functional collectives call the c10d ops.
 //
-// A hold is given up when its Work has completed or nobody else refers to the Work any more. That
-// is looked up when another collective is held, at each optimizer step, and by the migrator before
-// it looks for victims. The migrator must not run Python (an allocation that waits for it may hold
-// the GIL), so there a Work is neither destroyed nor, when it is implemented in Python, asked.
+// A hold is given up when its Work has completed or nobody else refers to the Work any more. NCCL's
+// Works must have completed: DDP keeps only their futures, while a stream goes on with the tensors.
+// What NCCL does in the op's own stream (async_op is false) needs no hold, for the gate has noted
+// that stream.
+//
+// Whether holds can be given up is looked at when another collective is held, at each optimizer
+// step, and by the migrator before it looks for victims. The migrator must not run Python (an
+// allocation that waits for it may hold the GIL), so there a Work is neither destroyed nor, when it
+// is implemented in Python, asked.
 //
 // Threads: any. The list's lock is not held while a Work is asked or destroyed or a hold given up.
 #pragma once
