@@ -31,7 +31,9 @@ TYPES = [
 ]
 
 
-def make(rank: int, seed: int, size: int = SIZE, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def make(
+    rank: int, seed: int, size: int = SIZE, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * seed + rank)
     if dtype.is_floating_point:
         return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
@@ -212,6 +214,7 @@ def dropped(rank: int) -> list[torch.Tensor]:
     """Rank 1 comes late to a collective whose Work nobody keeps on rank 0; meanwhile its tensor
     would be the first to leave."""
     tensor = make(rank, 6, 1 << 20).cuda()
+    dist.barrier()  # makes the communicator
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["pressed"])
@@ -239,7 +242,9 @@ def train(module: torch.nn.Module, rank: int, accumulates: bool) -> list[torch.T
         optimizer.zero_grad()
         if accumulates:
             with module.no_sync():
-                module(make(rank, 20 + step, 64 * 768).view(64, 768).cuda()).pow(2).mean().backward()
+                module(make(rank, 20 + step, 64 * 768).view(64, 768).cuda()).pow(
+                    2
+                ).mean().backward()
         loss = module(make(rank, 10 + step, 64 * 768).view(64, 768).cuda()).pow(2).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -251,10 +256,9 @@ def train(module: torch.nn.Module, rank: int, accumulates: bool) -> list[torch.T
 def ddp(rank: int) -> list[torch.Tensor]:
     from torch.nn.parallel import DistributedDataParallel
 
-    module = model().cuda()
-    unused = torch.nn.Linear(768, 768, device="cuda")
-    module.register_module("unused", unused)
-    module.forward = lambda x: torch.nn.Sequential(*list(module.children())[:-1])(x)
+    module = model()
+    module[0].register_module("unused", torch.nn.Linear(768, 768))  # by no forward pass
+    module.cuda()
     wrapped = DistributedDataParallel(
         module, device_ids=[rank], bucket_cap_mb=4, find_unused_parameters=True
     )
@@ -276,12 +280,8 @@ def fsdp2(rank: int) -> list[torch.Tensor]:
     return losses + [each.to_local().detach() for each in module.parameters()]
 
 
-def training(rank: int) -> list[torch.Tensor]:
-    return ddp(rank) + fsdp2(rank)
-
-
 def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def main(part: str, rank: int, store: str, path: str) -> None:
