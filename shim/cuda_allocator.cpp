@@ -186,10 +186,8 @@ void* CudaAllocator::malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaS
   CudaHistory::Request request = {stream, {0, 0}, history_.gather(CudaHistory::When::STATE)};
   const CudaHistory::Scope scope(request);
   void* const address = malloc_unrecorded(index, bytes, stream);
-  const CudaHistory::Context context = request.context;
   tencache_gpu_block block = {};
   if (find_recorded(index, address, &block, &request)) {
-    request.context = context;
     history_.note_allocation(index, block, request);
   }
   return address;
