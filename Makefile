@@ -6,7 +6,7 @@ PYTHON ?= python3
 # For test-python: make test-python ARGS="-k trainer -x"
 ARGS ?=
 
-TASKS := build demo test lint format bench clean \
+TASKS := build demo test lint format bench clean mutations \
          test-core test-asan-ubsan test-tsan
 
 .PHONY: help $(TASKS) test-gpu test-python test-python-2.15
@@ -23,6 +23,7 @@ help:
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
 	@echo 'make bench               the benchmarks'
+	@echo 'make mutations           one-line mistakes in tencache, each of which a program must notice'
 	@echo 'make format              formats the sources'
 	@echo 'make clean               removes build/'
 

@@ -205,6 +205,13 @@ def bench() -> None:
             )
 
 
+def mutations() -> None:
+    """Changes one line of tencache at a time, and sees whether a program notices."""
+    ready(MAIN)
+    program = ROOT / "tests" / "emulated_gpu" / "mutations" / "run.py"
+    run("Mutations", [MAIN.python, program], environment=clean_variables(), live=True)
+
+
 def clean() -> None:
     """Removes what was built; the virtual environments stay."""
     shutil.rmtree(ROOT / "build", ignore_errors=True)
@@ -246,6 +253,7 @@ def main(arguments: list[str]) -> int:
         "test": test,
         "format": format_sources,
         "bench": bench,
+        "mutations": mutations,
         "clean": clean,
         **dict(TEST_PARTS),
         "test-gpu": lambda: test_gpu(*(arguments[1:] or in_processes())),

@@ -58,6 +58,9 @@ int emulated_gpu_device_of(const void* address);
 int emulated_gpu_is_registered(const void* address);
 /// The context fails for good.
 void emulated_gpu_fail(CUresult result);
+/// The nth call of tencache's function of that name from now (1 is the next one) returns `result`
+/// and does nothing, whoever makes it.
+void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result);
 void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
 /// From now on kernels of that name take so long, as by a line of EMULATED_GPU_DURATIONS.
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);

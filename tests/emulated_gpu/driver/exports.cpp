@@ -79,6 +79,10 @@ void emulated_gpu_fail(CUresult result) {
   if (SimulatedDriver* const driver = started_driver()) driver->fail_context(result);
 }
 
+void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result) {
+  if (SimulatedDriver* const driver = started_driver()) driver->fail(name, nth, result);
+}
+
 void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
   if (SimulatedDriver* const driver = started_driver()) {
     driver->set_capturing(stream, is_capturing != 0);

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mutations: one-line mistakes of the kind that tencache must not make, each a text that occurs
+exactly once in one source and what stands there instead, the program that notices it (programs.py)
+and how. A mistake that two checks of tencache stop is none here: it changes no outcome.
+
+Plain data, which needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+How = Literal["wrong bits", "illegal address", "failed test"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program is started: options of `tencache run`."""
+
+    device_memory: str = "80MiB"
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    source: str  # below the repository's root; no header, so that one object is compiled
+    before: str
+    after: str
+    noticed_by: str  # a program
+    how: tuple[How, ...] = ("wrong bits", "illegal address")
+
+
+# The guard finds out by itself what no operator has announced, and so would hide the mistake.
+UNGUARDED = Run(options=("--no-launch-guard",))
+# What is computed fits: the gate watches no ops, and knows no streams but those it is told.
+ROOMY = Run(device_memory="1GiB")
+
+RUNS: dict[str, Run] = {
+    "in_turn": Run(),
+    "lists": UNGUARDED,
+    "large_result": UNGUARDED,
+    "unannounced": Run(),
+    "unseen_writes": UNGUARDED,
+    "recorded": ROOMY,
+    "adopted": ROOMY,
+    "emptied_cache": ROOMY,
+    "graph": Run("96MiB", UNGUARDED.options),
+    "pinned": Run(),
+    "together": Run(),
+    "refused_calls": Run(),
+}
+
+EVICTIONS = "allocator/engine/cuda/stream_evictions.cpp"
+FETCHES = "allocator/engine/cuda/stream_fetches.cpp"
+COPY_STREAM = "allocator/backend/cuda/copy_stream.cpp"
+
+MUTATIONS = [
+    Mutation(
+        "an eviction does not wait for its users",
+        EVICTIONS,
+        "  if (let_wait(stream, evictions).is_ok()) return;\n",
+        "  return;\n",
+        "in_turn",
+        # The second hash differs from the first one, so nothing leaves and the budget is exceeded.
+        ("wrong bits", "illegal address", "failed test"),
+    ),
+    Mutation(
+        "a frame goes while its copy is on its way out",
+        EVICTIONS,
+        "    const Status done = eviction.done.wait();\n",
+        "    const Status done;\n",
+        "in_turn",
+    ),
+    Mutation(
+        "a stale hash is taken for clean",
+        EVICTIONS,
+        "eviction.before->value() : eviction.extent->copy_hash",
+        "eviction.before->value() : eviction.after->value()",
+        "unseen_writes",
+    ),
+    Mutation(
+        "an op does not wait for what is fetched",
+        FETCHES,
+        "      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {\n",
+        "      flight.stream != kNoStreams) {\n",
+        "in_turn",
+    ),
+    Mutation(
+        "a fetch is queued on another stream than the one that is marked",
+        FETCHES,
+        "    Result<StreamMark> made = stream.mark();\n",
+        "    Result<StreamMark> made = in_ahead_->mark();\n",
+        "in_turn",
+    ),
+    Mutation(
+        "fetches do not ask for room",
+        FETCHES,
+        "  if (heap_.budget().try_reserve(bytes)) return extents.size();\n",
+        "  heap_.budget().force_reserve(bytes);\n  return extents.size();\n",
+        "in_turn",
+        ("failed test",),
+    ),
+    Mutation(
+        "a copy to the GPU is short by a page",
+        COPY_STREAM,
+        "driver.cuMemcpyHtoDAsync(device, host, bytes, stream_)",
+        "driver.cuMemcpyHtoDAsync(device, host, bytes - 4096, stream_)",
+        "in_turn",
+    ),
+    Mutation(
+        "an eviction copies in the wrong direction",
+        COPY_STREAM,
+        "driver.cuMemcpyDtoHAsync(host, device, bytes, stream_)",
+        "driver.cuMemcpyHtoDAsync(device, host, bytes, stream_)",
+        "in_turn",
+    ),
+    Mutation(
+        "a refused copy is taken for queued",
+        COPY_STREAM,
+        "  return cuda_status(driver, driver.cuMemcpyHtoDAsync(device, host, bytes, stream_),\n",
+        "  driver.cuMemcpyHtoDAsync(device, host, bytes, stream_);\n"
+        "  return cuda_status(driver, CUDA_SUCCESS,\n",
+        "refused_calls",
+    ),
+    Mutation(
+        "the pins of an op end before it has queued its work",
+        "allocator/engine/gate.cpp",
+        "    fetch_slow(thread, first_pin, streams);\n  }\n",
+        "    fetch_slow(thread, first_pin, streams);\n  }\n"
+        "  unpin_down_to(thread.pins, first_pin, now_ticks);\n",
+        "large_result",
+    ),
+    Mutation(
+        "what an op brings along in a list is not announced",
+        "shim/tensor_walk.cpp",
+        "      add_value(value, argument.mode, accesses);\n",
+        "      continue;\n",
+        "lists",
+        ("wrong bits", "illegal address", "failed test"),
+    ),
+    Mutation(
+        "the guard lets a launch pass that nobody announced",
+        "guard/driver_functions.cpp",
+        "  const uint32_t begun = work.begin(*hooks, is_per_thread);\n",
+        "  const uint32_t begun = 0;\n",
+        "unannounced",
+    ),
+    Mutation(
+        "record_stream is ignored for small blocks",
+        "allocator/memory/cuda/block_pool.cpp",
+        "  block->users |= streams;\n",
+        "  (void)streams;\n",
+        "recorded",
+    ),
+    Mutation(
+        "record_stream is ignored for extents",
+        "allocator/memory/cuda/cuda_heap.cpp",
+        "    extent->note_streams(streams);\n",
+        "",
+        "recorded",
+    ),
+    Mutation(
+        "memory that another stream has freed is used without waiting for it",
+        "allocator/memory/cuda/cuda_heap_cache.cpp",
+        "    status = streams_.hold_back(stream, marks);\n",
+        "    status = Status::ok();\n",
+        "adopted",
+    ),
+    Mutation(
+        "freed memory is given back before its last kernel has run",
+        "allocator/memory/cuda/cuda_heap_cache.cpp",
+        "home_marks_.wait(extent->home, extent->free_number) && extent->claim_for_trim()",
+        "extent->claim_for_trim()",
+        "emptied_cache",
+    ),
+    Mutation(
+        "a graph's tensors may leave",
+        "allocator/abi/gpu_engines.cpp",
+        "engine.gate().keep_resident(accesses));\n  }\n  engine.gate().open",
+        "uint64_t{0});\n  }\n  engine.gate().open",
+        "graph",
+    ),
+    Mutation(
+        "pinned memory is used again while a copy from it is queued",
+        "allocator/memory/cuda/pinned_pool.cpp",
+        "    uses.push_back({&gpu, streams});\n",
+        "    (void)streams;\n",
+        "pinned",
+    ),
+]

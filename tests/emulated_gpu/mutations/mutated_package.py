@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one mutation into a package of its own.
+
+The package's build tree tells how the source is compiled and which library its object is linked
+into. Both commands run with other paths: the changed source, its object and the library lie in the
+mutation's folder, everything else is read from the build tree. So nothing there or in the working
+tree is written, and one object is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from catalogue import Mutation
+
+from environment import MAIN, build_environment
+from steps import ROOT
+
+LIBRARIES = (
+    "allocator/libtencache.so",
+    "guard/libtencache_guard.so",
+    "shim/libtencache_torch.so",
+    "shim/libtencache_torch_cuda.so",
+)
+
+
+def changed_text(mutation: Mutation) -> str:
+    """The source with the mutation; ValueError where its text does not occur exactly once."""
+    text = (ROOT / mutation.source).read_text()
+    if text.count(mutation.before) != 1:
+        raise ValueError(
+            f"{mutation.name!r}: its text occurs {text.count(mutation.before)} times in "
+            f"{mutation.source}"
+        )
+    return text.replace(mutation.before, mutation.after)
+
+
+class MutatedPackage:
+    def __init__(self, mutation: Mutation, folder: Path) -> None:
+        self._mutation = mutation
+        self._folder = folder
+        self._build_folder = MAIN.build_folder
+
+    def make(self) -> Path:
+        """The folder that stands first in PYTHONPATH."""
+        package = self._folder / "package"
+        shutil.copytree(self._installed(), package / "tencache")
+        compile_line, object_name = self._compile_line()
+        made_object = self._folder / "changed.o"
+        changed = self._folder / Path(self._mutation.source).name
+        changed.write_text(changed_text(self._mutation))
+        original = ROOT / self._mutation.source
+        swapped = {object_name: str(made_object), str(original): str(changed)}
+        words = [swapped.get(word, word) for word in shlex.split(compile_line)]
+        # A mutation may leave a variable or parameter unused, which is no matter: no warnings.
+        self._run([*words, "-w", f"-I{original.parent}"])
+        for library in LIBRARIES:
+            words = self._link_words(library)
+            if object_name not in words:
+                continue
+            made_library = str(package / "tencache" / Path(library).name)
+            swapped = {object_name: str(made_object), library: made_library}
+            self._run([swapped.get(word, word) for word in words])
+        return package
+
+    def _installed(self) -> Path:
+        (found,) = MAIN.folder.glob("lib/python3*/site-packages/tencache")
+        return found
+
+    def _compile_line(self) -> tuple[str, str]:
+        path = str(ROOT / self._mutation.source)
+        commands = json.loads((self._build_folder / "compile_commands.json").read_text())
+        (entry,) = [
+            entry for entry in commands if entry["file"] == path and "tests/" not in entry["output"]
+        ]
+        return entry["command"], entry["output"]
+
+    def _link_words(self, library: str) -> list[str]:
+        ninja = MAIN.folder / "bin" / "ninja"
+        line = subprocess.run(
+            [str(ninja), "-C", str(self._build_folder), "-t", "commands", "-s", library],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()[-1]
+        # ": && g++ … && :"
+        return [word for word in shlex.split(line) if word not in (":", "&&")]
+
+    def _run(self, words: list[str]) -> None:
+        variables = {**os.environ, **build_environment()}
+        subprocess.run(words, check=True, cwd=self._build_folder, env=variables)

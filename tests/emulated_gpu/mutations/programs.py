@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that notice when tencache moves bytes too early, too late or not at all.
+
+`python programs.py NAME`, under `tencache run` on the emulated GPU as run.py's table says, which
+also gives the budget and the speed of the link. Each keeps its stream busy, so that the work behind
+is still queued when memory is wanted, and knows every byte that it should find. It ends with status
+1 and "wrong bits: …" or "failed test: …" on stderr; an illegal address ends it by itself. What was
+queued too early differs by the device's lag behind the host and not by a clock: a program that is
+right passes on a machine of any speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+
+import tencache
+
+MIB = 1 << 20
+Program = Callable[[], None]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def full(mebibytes: int, value: float) -> torch.Tensor:
+    return torch.full((mebibytes * MIB // 4,), float(value), device="cuda")
+
+
+def holds(name: str, tensor: torch.Tensor, value: float) -> None:
+    """Every element, so that a page of an older copy is seen too."""
+    wrong = int((tensor != value).sum().item())
+    if wrong:
+        raise SystemExit(f"wrong bits: {wrong} of {tensor.numel()} elements of {name}")
+
+
+def true(what: str, is_so: bool) -> None:
+    if not is_so:
+        raise SystemExit(f"failed test: {what}: {tencache.stats()}")
+
+
+def keep_busy(products: int) -> None:
+    """Some milliseconds of the current stream for each product; the operand is a small block."""
+    operand = torch.full((480, 480), 1e-3, device="cuda")
+    for _ in range(products):
+        operand = operand @ operand
+
+
+def spilled_within_budget() -> None:
+    stats = tencache.stats()
+    true("tensors were evicted", stats["bytes"]["evicted"] > 0)
+    true("nothing went over the budget", stats["over_budget"]["events"] == 0)
+    true("the peak is within it", stats["peak"]["device"] <= stats["budget"]["device"])
+
+
+@program
+def in_turn() -> None:
+    """More tensors than fit, one after another, in a stream that is behind all the time."""
+    tensors = [full(16, index) for index in range(8)]
+    for _ in range(6):
+        for tensor in tensors:
+            keep_busy(2)
+            tensor.add_(1)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 6)
+    spilled_within_budget()
+
+
+@program
+def lists() -> None:
+    """Tensors that an operator finds in a list."""
+    tensors = [full(8, index) for index in range(16)]
+    for _ in range(3):
+        for first in range(0, 16, 2):
+            keep_busy(1)
+            joined = torch.cat(tensors[first : first + 2])
+            holds("a half", joined[: 2 * MIB], first)
+            holds("the other", joined[2 * MIB :], first + 1)
+    spilled_within_budget()
+
+
+@program
+def large_result() -> None:
+    """An operator whose result wants the room of its own operands."""
+    tensors = [full(16, index) for index in range(3)]
+    others = [full(16, index) for index in range(3)]
+    for _ in range(4):
+        keep_busy(4)
+        joined = torch.cat(tensors)
+        for index in range(3):
+            holds("a part", joined[index * 4 * MIB : (index + 1) * 4 * MIB], index)
+        del joined
+        for other in others:
+            other.add_(1)
+    for index, other in enumerate(others):
+        holds(f"tensor {index}", other, index + 4)
+
+
+def unannounced_scale() -> Callable[[torch.Tensor, float], None]:
+    """A kernel that no operator announces; it doubles, halves, … a tensor of floats."""
+    function = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"]).emulated_gpu_unannounced_scale
+    function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float]
+
+    def scale(tensor: torch.Tensor, by: float) -> None:
+        result = function(tensor.data_ptr(), tensor.numel(), by)
+        true(f"the launch is accepted and does not give {result}", result == 0)
+
+    return scale
+
+
+@program
+def unannounced() -> None:
+    """Kernels that only the launch guard sees."""
+    scale = unannounced_scale()
+    tensors = [full(16, index) for index in range(8)]
+    for _ in range(3):
+        for tensor in tensors:
+            tensor.add_(1)
+        for tensor in tensors:
+            scale(tensor, 2)
+    for index, tensor in enumerate(tensors):
+        expected = float(index)
+        for _ in range(3):
+            expected = (expected + 1) * 2
+        holds(f"tensor {index}", tensor, expected)
+    spilled_within_budget()
+
+
+@program
+def unseen_writes() -> None:
+    """Writes that nobody sees, to tensors that are resident and whose last copy is kept."""
+    scale = unannounced_scale()
+    tensors = [full(16, index + 1) for index in range(8)]
+    for round_number in range(3):
+        for index, tensor in enumerate(tensors):
+            holds(f"tensor {index}", tensor, (index + 1) * 2**round_number)
+            scale(tensor, 2)
+            torch.cuda.synchronize()
+    spilled_within_budget()
+
+
+@program
+def recorded() -> None:
+    """record_stream: what was freed is used by another stream, which is behind."""
+    side = torch.cuda.Stream()
+    for elements in (MIB // 16, 2 * MIB):  # a small block and an extent
+        for round_number in range(8):
+            source = torch.full((elements,), float(round_number), device="cuda")
+            target = torch.empty_like(source)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                keep_busy(4)
+                target.copy_(source)
+            source.record_stream(side)
+            del source
+            other = torch.full((elements,), -1.0, device="cuda")
+            torch.cuda.current_stream().wait_stream(side)
+            holds("what the other stream copied", target, round_number)
+            holds("the newer tensor", other, -1)
+
+
+@program
+def adopted() -> None:
+    """What one stream has freed, with work still queued, is allocated by another one."""
+    side = torch.cuda.Stream()
+    for round_number in range(6):
+        with torch.cuda.stream(side):
+            freed = full(8, 0)
+            keep_busy(4)
+            freed.fill_(-1)
+            del freed
+        tensor = full(8, round_number)
+        torch.cuda.synchronize()
+        holds("the newer tensor", tensor, round_number)
+        del tensor
+        torch.cuda.empty_cache()
+
+
+@program
+def emptied_cache() -> None:
+    """The cache is given back while the freed memory's last kernel is still queued."""
+    for _ in range(6):
+        freed = full(8, 0)
+        keep_busy(4)
+        freed.fill_(-1)
+        del freed
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+
+
+@program
+def graph() -> None:
+    """What a CUDA graph has captured stays where the graph finds it."""
+    torch.manual_seed(0)
+    weights = [torch.randn(1024, 4096, device="cuda") / 64 for _ in range(3)]
+    inputs = torch.randn(16, 1024, device="cuda")
+
+    def step() -> torch.Tensor:
+        result = inputs
+        for weight in weights:
+            result = (result @ weight).relu() @ weight.t() * 0.1
+        return result
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        result = step()
+    others = [full(16, index) for index in range(8)]
+    for round_number in range(3):
+        inputs.fill_(round_number + 1)
+        for other in others:
+            other.add_(1)
+        captured.replay()
+        replayed = result.cpu()
+        if not torch.equal(replayed, step().cpu()):
+            raise SystemExit("wrong bits: the graph's result")
+    for index, other in enumerate(others):
+        holds(f"tensor {index}", other, index + 3)
+
+
+@program
+def pinned() -> None:
+    """Pinned memory is freed while a copy from it is queued."""
+    target = full(8, 0)
+    for round_number in range(6):
+        keep_busy(4)
+        source = torch.full((2 * MIB,), float(round_number)).pin_memory()
+        target.copy_(source, non_blocking=True)
+        del source
+        other = torch.full((2 * MIB,), -1.0).pin_memory()
+        holds("what was copied", target, round_number)
+        del other
+
+
+@program
+def together() -> None:
+    """Operators each of whose operands have to be fetched together."""
+    tensors = [full(16, index) for index in range(9)]
+    for _ in range(3):
+        for first in range(0, 9, 3):
+            keep_busy(1)
+            tensors[first].add_(tensors[first + 1]).sub_(tensors[first + 1])
+            torch._foreach_add_(tensors[first : first + 3], 1.0)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 3)
+    spilled_within_budget()
+
+
+def fail_call(name: str, after: int, result: int) -> None:
+    """The driver's function fails once, at its call after so many."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.emulated_gpu_fail_call(name.encode(), ctypes.c_uint64(after), ctypes.c_int(result))
+
+
+@program
+def refused_calls() -> None:
+    """The driver refuses copies and mappings now and then; tencache asks again, or leaves it."""
+    tensors = [full(16, index) for index in range(8)]
+    for round_number in range(6):
+        for function in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemMap"):
+            fail_call(function, 2 + round_number, 2)
+        for tensor in tensors:
+            tensor.add_(1)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 6)
+    true("tensors were evicted", tencache.stats()["bytes"]["evicted"] > 0)
+
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]]()
