@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong below a program on the cuda backend: the driver refuses a call, others take the
+GPU's memory or its link, the disk below host memory is full or fails.
+
+Each program fits neither the GPU nor, in part, host memory, so that its tensors are on all three
+tiers. It must find the right bits or get a Python error that names the cause, and must end. Faults
+of the driver come by emulated_gpu_fail_call, those of the disk by a filter of system calls; other
+users of the GPU are the program itself, past tencache. Several faults share a process, since most
+of the time goes into the start.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
+)
+
+TIMEOUT_S = 240
+
+# 12 tensors of 8 MiB: 40 on the GPU, a quarter of the rest in host memory, what is left on disk.
+PRELUDE = """
+    import ctypes, errno, struct, sys, tencache, torch
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def fail_call(name, nth, result):
+        driver.emulated_gpu_fail_call(name.encode(), ctypes.c_uint64(nth), ctypes.c_int(result))
+
+    def full(value):
+        return torch.full((2 << 20,), float(value), device="cuda")
+
+    tensors = [full(index) for index in range(12)]
+    rounds = 0
+
+    def go_round():
+        global rounds
+        for tensor in tensors:
+            tensor.add_(1)
+        rounds += 1
+
+    def check():
+        for index, tensor in enumerate(tensors):
+            assert bool((tensor == index + rounds).all()), f"wrong bits: tensor {index}"
+
+    go_round()
+    check()
+"""
+
+
+def run(
+    program: str, tmp_path: Path, *options: str, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(program))
+    budgets = ("--device-memory", "40MiB", "--host-memory", "24MiB", "--spill-dir", str(tmp_path))
+    command = [sys.executable, "-m", "tencache", "run", "--quiet", "--backend", "cuda", *budgets]
+    return subprocess.run(
+        [*command, *options, "--", sys.executable, str(file)],
+        env={**os.environ, **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def assert_passed(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
+    """Of what tencache asks for by itself: it asks again, or leaves the tensor where it is."""
+    program = """
+        for function in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemMap", "cuMemCreate",
+                         "cuMemSetAccess", "cuMemHostRegister"):
+            for nth in (1, 3):
+                fail_call(function, nth, 2)
+                go_round()
+        check()
+        stats = tencache.stats()
+        assert stats["bytes"]["evicted"] > 0 and stats["peak"]["disk"] > 0, stats
+    """
+    assert_passed(run(program, tmp_path))
+
+
+def test_others_take_memory_of_the_gpu_for_a_while(tmp_path: Path) -> None:
+    """So that the GPU has less than the budget: tensors leave earlier, and nothing is lost."""
+    program = """
+        class Properties(ctypes.Structure):
+            _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int),
+                        ("location", ctypes.c_int * 2), ("data", ctypes.c_void_p),
+                        ("flags", ctypes.c_uint8 * 8)]
+
+        device = Properties(type=1, location=(1, 0))
+        taken = []
+        free, _ = torch.cuda.mem_get_info()
+        step = 2 << 20
+        while free > 16 << 20:
+            handle = ctypes.c_uint64()
+            result = driver.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(step),
+                                        ctypes.byref(device), ctypes.c_uint64(0))
+            if result != 0:
+                break
+            taken.append(handle)
+            free -= step
+        torch.cuda.empty_cache()
+        go_round()
+        check()
+        for handle in taken:
+            assert driver.cuMemRelease(handle) == 0
+        go_round()
+        check()
+        assert len(taken) > 100, len(taken)
+    """
+    assert_passed(run(program, tmp_path))
+
+
+DENY = """
+    def deny(number, error_number):
+        # Of all threads: prctl(NO_NEW_PRIVS), seccomp(SET_MODE_FILTER, TSYNC).
+        code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | error_number),
+                (0x06, 0, 0, 0x7FFF0000)]
+        text = b"".join(struct.pack("HBBI", *line) for line in code)
+        lines = ctypes.create_string_buffer(text, len(text))
+        program = struct.pack("HxxxxxxQ", len(code), ctypes.addressof(lines))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+        assert libc.syscall(317, 1, 1, program) == 0, ctypes.get_errno()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls by their numbers")
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path, error: str) -> None:
+    """What cannot be written stays in host memory or on the GPU; more than fits is an error."""
+    program = f"""
+        deny(18, errno.{error})  # pwrite64
+        more = []
+        try:
+            for index in range(40):
+                more.append(full(-index))
+                more[-1].add_(0)
+        except torch.OutOfMemoryError as failure:
+            print(failure)
+        else:
+            raise AssertionError("it should have run out of memory")
+        del more
+        check()
+    """
+    done = run(textwrap.dedent(DENY) + textwrap.dedent(program), tmp_path, "--io-uring", "off")
+    assert_passed(done)
+    assert "out of memory" in done.stdout, done.stdout
+    assert "cannot go from host memory to disk" in done.stderr, done.stderr
+
+
+def test_a_link_that_is_ten_times_slower_for_a_while(tmp_path: Path) -> None:
+    """Nine others copy as much over the same engine, each in a stream of its own."""
+    program = """
+        source = torch.full((2 << 20,), 5.0).pin_memory()
+        target = torch.empty(2 << 20, device="cuda")
+        torch.cuda.synchronize()
+        for _ in range(9):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(6):
+                    target.copy_(source, non_blocking=True)
+        go_round()
+        torch.cuda.synchronize()
+        go_round()
+        check()
+        assert bool((target == 5).all())
+    """
+    link = {"EMULATED_GPU_LINK": str(10**9), "EMULATED_GPU_KERNEL_BYTES_PER_S": str(10**9)}
+    assert_passed(run(program, tmp_path, "--host-memory", "32MiB", variables=link))
