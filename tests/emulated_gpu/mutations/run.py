@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
 # Copies take long enough to be overtaken, and those by a kernel are slower than those by engines.
 LINK = "2GB"
-VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1G"}
+VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB"}
 
 
 @dataclass(frozen=True)
