@@ -2,6 +2,7 @@
 """Everything that needs a GPU, in one run of at most ten minutes: build, tests, benchmarks.
 
     python benchmarks/gpu/run.py --out results/ [--carried .carried] [--limit 560] [--only suites]
+                                 [--small]
 
 Each part is a process of its own under a time limit, with a log of its own; a part that fails or
 hangs costs its own time and no more, and what is known so far is on disk at any moment:
@@ -12,12 +13,17 @@ hangs costs its own time and no more, and what is known so far is on disk at any
 
 For a machine without a network, `benchmarks/gpu/carry.sh .carried` collects beforehand what the
 build needs. Where there is no GPU nothing runs, and the reason is said (status 77).
+
+`--small` goes the same ways with a tiny model and one program, on any GPU, an emulated one too
+(tests/emulated_gpu/run): to try the script before a GPU's time is spent on it. Its figures say
+nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -40,6 +46,7 @@ BUILD = ROOT / "build" / "gpu"
 SKIPPED = 77
 SHARES = (75, 50, 25)
 WARMUP, STEPS = 4, 6
+SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
 PROGRAMS_S = 240.0  # of the programs times budgets, which know no end of what could be tried
 LOG_BYTES_MAX = 4 << 20
 # Less than this is not worth a start: importing torch and transformers takes ten seconds.
@@ -62,8 +69,9 @@ class Part:
 class Run:
     """The parts and where they leave their results. One thread."""
 
-    def __init__(self, out: Path, limit_s: float) -> None:
+    def __init__(self, out: Path, limit_s: float, is_small: bool = False) -> None:
         self._out = out
+        self.is_small = is_small
         self._deadline = time.monotonic() + limit_s
         self.parts: list[Part] = []
         out.mkdir(parents=True, exist_ok=True)
@@ -193,10 +201,16 @@ def step_tables(parts: list[Part]) -> list[Table]:
     return tables
 
 
+@functools.cache
 def gpu_name() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
-        return "none"
+        # In a process of its own: a context would take memory from the programs.
+        ask = "import torch; print(torch.cuda.get_device_name())"
+        done = subprocess.run(
+            [sys.executable, "-c", ask], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() or "none"
     query = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max"
     done = subprocess.run(
         [program, query, "--format=csv,noheader"], capture_output=True, text=True, check=False
@@ -238,7 +252,8 @@ def programs(run: Run, part: Part) -> None:
     """The zoo of programs x budgets x chaos."""
     pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-ra", "--no-header"]
     parallel = ["--numprocesses", "8", "--dist", "loadgroup"] if has_module("xdist") else []
-    output = run.command([*pytest, *parallel], PROGRAMS_S, HF_HUB_OFFLINE="1")
+    chosen = ["-k", SMALL_PROGRAM] if run.is_small else []
+    output = run.command([*pytest, *parallel, *chosen], PROGRAMS_S, HF_HUB_OFFLINE="1")
     part.figures["summary"] = output.strip().splitlines()[-1]
 
 
@@ -258,6 +273,8 @@ def training(run: Run, part: Part, shape: str, *, with_others: bool) -> None:
         if run.left_s() < PART_S_MIN:
             raise Failed("no time was left for " + variant.name)
         job = {"shape": shape, "device": "cuda", "warmup": WARMUP, "steps": STEPS}
+        if run.is_small:
+            job |= {"shape": SMALL_SHAPE, "warmup": SMALL_WARMUP}
         if instead is not None:
             job["instead"] = instead
         limit_s = min(90.0, run.left_s())
@@ -271,7 +288,7 @@ def training(run: Run, part: Part, shape: str, *, with_others: bool) -> None:
     attempts: list[tuple[support.Variant, str | None]] = [
         (tencache_variant("all fits", None), None)
     ]
-    for share in SHARES:
+    for share in SMALL_SHARES if run.is_small else SHARES:
         budget_bytes = stock["peak_bytes"] * share // 100
         attempts.append((tencache_variant(f"tencache {share}%", budget_bytes), None))
     if with_others:
@@ -314,8 +331,6 @@ def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 def missing() -> str:
     """Why nothing can run here; empty where everything can."""
-    if gpu_name() == "none":
-        return "this machine has no nvidia-smi, so it has no GPU that CUDA can use"
     import torch
 
     if torch.version.cuda is None:
@@ -328,6 +343,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--carried", type=Path, help="folder that carry.sh has filled")
     parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--small", action="store_true", help="try the script out")
     parser.add_argument("--only", default="", help="names of parts, with commas between them")
     arguments = parser.parse_args()
     reason = missing()
@@ -335,7 +351,7 @@ def main() -> int:
         print(f"skipped: {reason}")
         return SKIPPED
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same bits in every run
-    run = Run(arguments.out, arguments.limit)
+    run = Run(arguments.out, arguments.limit, arguments.small)
     parts: dict[str, Callable[[Part], None]] = {
         "install": lambda part: install(run, part, arguments.carried),
         "suites": lambda part: suites(run, part),

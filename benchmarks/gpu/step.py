@@ -23,21 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import support
 
 SEED = 21
+# 1.3 billion parameters: 21 GB of parameters, gradients and AdamW's state.
+LARGE = {"layers": 24, "width": 2048, "heads": 16, "sequence": 1024, "vocabulary": 50257}
 SHAPES: dict[str, dict[str, int]] = {
-    # 1.3 billion parameters: 21 GB of parameters, gradients and AdamW's state.
-    "gpt-1.3b": {"layers": 24, "width": 2048, "heads": 16, "sequence": 1024, "batch": 8},
+    "gpt-1.3b": {**LARGE, "batch": 8},
     # The same with little computation for each byte of state.
-    "gpt-1.3b-small-batch": {
-        "layers": 24,
-        "width": 2048,
-        "heads": 16,
-        "sequence": 1024,
+    "gpt-1.3b-small-batch": {**LARGE, "batch": 2},
+    # For trying the program out: a processor can compute it, and its matrices can leave a GPU.
+    "gpt-tiny": {
+        "layers": 2,
+        "width": 768,
+        "heads": 4,
+        "sequence": 8,
+        "vocabulary": 512,
         "batch": 2,
     },
-    # For trying the program out.
-    "gpt-tiny": {"layers": 2, "width": 256, "heads": 4, "sequence": 64, "batch": 2},
 }
-VOCABULARY = 50257
 
 
 def make_model(shape: dict[str, int], device: str, instead: str | None) -> Any:
@@ -50,7 +51,7 @@ def make_model(shape: dict[str, int], device: str, instead: str | None) -> Any:
         n_embd=shape["width"],
         n_head=shape["heads"],
         n_positions=shape["sequence"],
-        vocab_size=VOCABULARY,
+        vocab_size=shape["vocabulary"],
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
@@ -74,7 +75,7 @@ def main(job: dict[str, Any]) -> None:
 
     def step() -> torch.Tensor:
         tokens = torch.randint(
-            VOCABULARY, (shape["batch"], shape["sequence"]), generator=generator
+            shape["vocabulary"], (shape["batch"], shape["sequence"]), generator=generator
         ).to(device)
         saved = contextlib.nullcontext()
         if instead == "save_on_cpu":
