@@ -13,19 +13,29 @@
 #include "driver/functions.h"
 #include "driver/tasks.h"
 #include "support/cuda/simulated_driver_parts.h"
+#include "support/cuda/simulated_test_kernels.h"
 
 namespace tencache {
 namespace {
 
-// Those of tencache's own kernels whose names stand among the symbols of a cubin.
-std::vector<std::string> kernels_of_cubin(const void* image) {
+bool is_cubin(const void* image) { return memcmp(image, ELFMAG, SELFMAG) == 0; }
+
+// A cubin, or the text of PTX, which begins with a comment.
+std::string_view text_of(const void* image) {
+  if (!is_cubin(image)) return static_cast<const char*>(image);
   Elf64_Ehdr header;
   memcpy(&header, image, sizeof header);
   // The table of sections is the last thing in the file.
-  const std::string_view file(static_cast<const char*>(image),
-                              header.e_shoff + uint64_t{header.e_shentsize} * header.e_shnum);
+  return {static_cast<const char*>(image),
+          header.e_shoff + uint64_t{header.e_shentsize} * header.e_shnum};
+}
+
+// The kernels with a stand-in whose names are in it.
+std::vector<std::string> kernels_of(const void* image) {
+  const std::string_view file = text_of(image);
   std::vector<std::string> kernels;
-  for (const char* name : {kDeviceHashKernelName, kDeviceCopyKernelName}) {
+  for (const char* name :
+       {kDeviceHashKernelName, kDeviceCopyKernelName, kTestAddKernelName, kTestScaleKernelName}) {
     if (file.find(name) != std::string_view::npos) kernels.emplace_back(name);
   }
   return kernels;
@@ -34,12 +44,12 @@ std::vector<std::string> kernels_of_cubin(const void* image) {
 }  // namespace
 
 CUresult load_module(SimulatedDriver& driver, CUmodule* module, const void* image) {
-  if (image == nullptr || memcmp(image, ELFMAG, SELFMAG) != 0) {
+  if (image == nullptr || (!is_cubin(image) && !text_of(image).starts_with("//"))) {
     return driver.api().cuModuleLoadData(module, image);
   }
   const int capability = driver.parts().modules.current_capability();
-  return driver.api().cuModuleLoadData(
-      module, simulated_image(capability, kernels_of_cubin(image)).c_str());
+  return driver.api().cuModuleLoadData(module,
+                                       simulated_image(capability, kernels_of(image)).c_str());
 }
 
 CUresult launch_kernel(SimulatedDriver& driver, CUfunction function, unsigned grid_x,

@@ -12,6 +12,7 @@
 #include "driver/kernel_durations.h"
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
+#include "support/cuda/simulated_test_kernels.h"
 
 namespace tencache {
 namespace {
@@ -46,6 +47,7 @@ void make_driver() {
   auto* const driver = new SimulatedDriver(config);
   add_hash_kernel(*driver);
   add_copy_kernel(*driver);
+  add_test_kernels(*driver);
   // After the handlers of the libraries that were loaded before: so it runs before theirs.
   atexit(&at_exit);
   pthread_atfork(nullptr, nullptr, &in_forked_child);
