@@ -39,7 +39,9 @@ from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
 SHORT = "not slow and not any_torch"  # of the tests in tests/python
-SHORT_ON_EMULATED_GPU = "emulated_gpu or pinned or ema or gan_two_optimizers"
+SHORT_ON_EMULATED_GPU = (
+    "emulated_gpu or frameworks or gpu_run or pinned or announces or ema or gan_two_optimizers"
+)
 SLOWEST = ("--durations", "15")  # told at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
