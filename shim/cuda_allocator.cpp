@@ -55,7 +55,9 @@ void CudaAllocator::init(int device_count) {
     for (Device& device : devices_) device.fraction = fraction;
   }
   const std::string ignored = ignored_settings();
-  if (!ignored.empty()) TORCH_WARN(ignored);
+  if (!ignored.empty()) {
+    TORCH_WARN(ignored);
+  }
 }
 
 bool CudaAllocator::initialized() { return device_count_.load() > 0; }

@@ -63,7 +63,7 @@ CudaHistory::Context CudaHistory::gather(When when) const {
 void CudaHistory::add(c10::DeviceIndex device, Entry::Action action, uintptr_t address,
                       size_t bytes, const Request& request) {
   if (!is_recording() || skipped_actions_.contains(action)) return;
-  const auto index = static_cast<size_t>(device);
+  const size_t index = static_cast<uint8_t>(device);
   if (entries_.size() <= index) entries_.resize(index + 1);
   entries_[index].emplace_back(
       action, device, address, bytes, request.stream, request.pool, c10::getApproximateTime(),
