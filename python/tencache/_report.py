@@ -253,7 +253,7 @@ def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
         "after that tell nothing of memory. The program's first CUDA error tells why "
         "(CUDA_LAUNCH_BLOCKING=1 tells where)"
         for gpu in stats.get("gpus", ())
-        if gpu["failure"]
+        if gpu.get("failure")  # files of earlier builds have none
     ]
 
 
