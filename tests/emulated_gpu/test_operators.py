@@ -20,9 +20,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() == 0, reason="needs a GPU: start it by tests/emulated_gpu/run"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.device_count() == 0, reason="needs a GPU: start it by tests/emulated_gpu/run"
+    ),
+    pytest.mark.xdist_group("operators"),  # one process makes the table
+]
 
 # Operators that the emulated GPU has and nothing compares.
 NOT_COMPARED = {

@@ -23,7 +23,10 @@ import pytest
 import torch
 from test_programs import SWITCH, missing
 
-pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
+pytestmark = [
+    pytest.mark.skipif(missing() != "", reason=missing()),
+    pytest.mark.xdist_group("memory_functions"),  # one process makes the calls
+]
 
 CALLS = Path(__file__).parent / "memory_calls.py"
 SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9"
