@@ -101,7 +101,9 @@ class Gate {
   void begin_wait_for_room();
   void end_wait_for_room(uint64_t ns);
   /// Counts what the device has waited for since (engine/device_waits.h). Calls the driver.
-  void settle_waits() { waits_.settle(); }
+  void settle_waits() {
+    if (!is_passive_.load(std::memory_order_relaxed)) waits_.settle();
+  }
   /// Waits for the fetches that a plan has ordered, as long as the calling thread is ahead of the
   /// device by what it has queued.
   void let_fetches_go_first();
