@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from ranks import run_processes
 
 RANKS = Path(__file__).with_name("nccl_ranks.py")
 TIMEOUT_S = 600
@@ -40,23 +43,12 @@ def with_tencache(budget: str, **more: str) -> dict[str, str]:
 def run_ranks(part: str, folder: Path, variables: Mapping[str, str]) -> Finished:
     """Runs both to their end; their exit statuses and what they printed."""
     folder.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, RANKS, part, str(rank), folder / "store", folder / f"{rank}.json"],
-            cwd=folder,
-            env={**os.environ, "EMULATED_GPU_COUNT": "2", **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.returncode for rank in ranks], outputs
+    return run_processes(
+        [[RANKS, part, str(rank), folder / "store", folder / f"{rank}.json"] for rank in range(2)],
+        cwd=folder,
+        environment={**os.environ, "EMULATED_GPU_COUNT": "2", **variables},
+        timeout_s=TIMEOUT_S,
+    )
 
 
 def reports(part: str, folder: Path, variables: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -9,14 +9,13 @@ the counters of unannounced accesses, because the cold mapping gives right bytes
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TIMEOUT_S, clean_environment
+from ranks import run_processes
 
 RANKS = Path(__file__).with_name("collective_ranks.py")
 CHAOS = {
@@ -37,24 +36,14 @@ def run_ranks(part: str, folder: Path, variables: Mapping[str, str] | None) -> l
     folder.mkdir()
     paths = [folder / f"{rank}.json" for rank in range(2)]
     more = [] if variables is None else ["--tencache"]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, RANKS, part, str(rank), folder / "store", paths[rank], *more],
-            cwd=folder,
-            # One thread each: sums are split over threads, so their number is part of the bits.
-            env={**clean_environment(variables), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    # One thread each: sums are split over threads, so their number is part of the bits.
+    codes, outputs = run_processes(
+        [[RANKS, part, str(rank), folder / "store", paths[rank], *more] for rank in range(2)],
+        cwd=folder,
+        environment={**clean_environment(variables), "OMP_NUM_THREADS": "1"},
+        timeout_s=TIMEOUT_S,
+    )
+    assert codes == [0, 0], "\n".join(outputs)
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
