@@ -64,8 +64,8 @@ void Engine::wire() {
   migrator_config.before_pass = config_.before_pass;
   migrator_config.on_first_spill = config_.on_first_spill;
   migrator_config.current_op = [this] { return gate_->current_op(); };
-  migrator_config.begin_wait = [this] { gate_->begin_wait_for_room(); };
-  migrator_config.end_wait = [this](uint64_t ns) { gate_->end_wait_for_room(ns); };
+  migrator_config.begin_wait = [this](StreamSet streams) { gate_->begin_wait_for_room(streams); };
+  migrator_config.end_wait = [this] { gate_->end_wait_for_room(); };
   if (cursor_) {
     migrator_config.on_room = [this] { prefetcher_->on_room(); };
     migrator_config.let_fetches_go_first = [this] { gate_->let_fetches_go_first(); };

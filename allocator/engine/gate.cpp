@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <memory>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "engine/op_sampling.h"
 #include "learn/tick_digest.h"
 
 namespace tencache {
@@ -47,13 +45,6 @@ struct Gate::ThreadOps {
     StreamSet streams_before = kNoStreams;
   };
 
-  /// The tick that is being timed, if any.
-  struct Timing {
-    OpTimer::Span* span = nullptr;
-    size_t frame_count = 0;  // while its op is open, the op's own included
-    bool is_closed = false;
-  };
-
   uint64_t generation = 0;  // of the gate that this state belongs to
   size_t slot = 0;
   ThreadOps* next = nullptr;  // the thread's state for another gate
@@ -69,10 +60,9 @@ struct Gate::ThreadOps {
   uint64_t events_told = 0;        // events of the ring at the last on_events()
   StreamSet streams = kNoStreams;  // of the newest op
   StreamSet open_streams = kNoStreams;
-  OpTimer* timer = nullptr;
-  OpSampling sampling;
-  Timing timing;
-  OpTimer::Span* wait_for_room = nullptr;  // while it is going on
+  const OpTiming* op_timing = nullptr;
+  OpTiming::ThreadState timing;
+  Wait wait_for_room;  // while it is going on
 
   void record(EventKind kind, uint64_t at_ticks, uint32_t op, const Extent* extent) const {
     ring->append({at_ticks, extent != nullptr ? extent->id.load() : 0,
@@ -97,7 +87,7 @@ void Gate::end_thread(void* /*first_state*/) {
     // Else the gate is gone, or this is a forked child, and so is the ring.
     if (!is_alive(*ops)) continue;
     ops->recorder->release_ring(ops->ring);
-    if (ops->timing.span != nullptr) ops->timer->drop(ops->timing.span);
+    ops->op_timing->drop(ops->timing);
   }
 }
 
@@ -123,6 +113,7 @@ Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& rec
       recorder_(recorder),
       stats_(stats),
       config_(std::move(config)),
+      timing_(config_.timer),
       waits_(config_.wait_timer, stats),
       generation_(g_generation.fetch_add(1) + 1),
       slot_(take_slot(generation_)) {}
@@ -173,7 +164,7 @@ Gate::ThreadOps* Gate::make_thread_ops() {
   ops->pins.reserve(kPinsReserved);
   ops->inner_pins.reserve(kPinsReserved);
   ops->recorder = &recorder_;
-  ops->timer = config_.timer;
+  ops->op_timing = &timing_;
   ops->ring = recorder_.acquire_ring();
   ops->events_told = ops->ring->count();
   return ops.release();
@@ -214,96 +205,23 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     all_usable &= is_usable;
   }
   const bool is_tick = thread.pins.size() > first_pin;
-  if (is_tick && config_.timer != nullptr) {
-    // Before anything that this one waits for is queued.
-    if (thread.timing.span != nullptr) [[unlikely]]
-      end_timing(thread, streams);
-    note_newest(thread, streams);
-  }
+  if (is_tick) timing_.on_tick(thread.timing, streams);
   if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
   }
   if (!all_usable) [[unlikely]] {
     fetch_slow(thread, first_pin, streams);
   }
-  if (config_.timer != nullptr && is_tick && thread.sampling.wants(digest.value(), now_ticks))
-      [[unlikely]] {
-    begin_timing(thread, op, now_ticks, streams);
+  if (is_tick) {
+    timing_.begin_if_wanted(thread.timing, digest.value(), now_ticks, op, thread.frames.size(),
+                            streams);
   }
-}
-
-// A refused call leaves the op untimed; its time is estimated then.
-TENCACHE_SLOW void Gate::begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks,
-                                      StreamSet streams) const {
-  const uint64_t called_ticks = ticks();
-  thread.timing = {config_.timer->begin(op, begin_ticks, streams), thread.frames.size(), false};
-  thread.sampling.charge(ticks() - called_ticks);
-}
-
-inline void Gate::note_newest(const ThreadOps& thread, StreamSet streams) {
-  for (StreamSet left = streams; left != kNoStreams; left &= left - 1) {
-    std::atomic<const ThreadOps*>& newest = newest_in_stream_[std::countr_zero(left)];
-    // A thread that has the stream to itself writes nothing.
-    if (newest.load(std::memory_order_relaxed) != &thread) {
-      newest.store(&thread, std::memory_order_relaxed);
-    }
-  }
-}
-
-inline bool Gate::is_newest(const ThreadOps& thread, StreamSet stream) const {
-  return newest_in_stream_[std::countr_zero(stream)].load(std::memory_order_relaxed) == &thread;
 }
 
 // It may have been used before anybody looked.
 TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now_ticks) {
   raise_to(extent->last_use_ticks, now_ticks);
   extent->set_flags(kFlagSeen);
-}
-
-// The op is over, and the thread may wait, or go on elsewhere, before its next tick. Where another
-// thread has given the stream work meanwhile, nobody knows what part of it lies before the end.
-TENCACHE_SLOW void Gate::close_timing(ThreadOps& thread) const {
-  const uint64_t called_ticks = ticks();
-  thread.timing.is_closed = true;
-  const bool has_stream = is_newest(thread, thread.timing.span->streams);
-  if (!has_stream || !config_.timer->end(*thread.timing.span)) {
-    config_.timer->drop(std::exchange(thread.timing.span, nullptr));
-  }
-  thread.sampling.charge(ticks() - called_ticks);
-}
-
-// The next tick begins, perhaps within the one that is timed. Where it is of the same stream, what
-// came between is part of the time, unless another thread has had ticks there: the work is theirs
-// (a backward pass, which autograd's thread queues while this one waits). Where it is of another
-// stream, the first may be gone. The second look is for a tick that came while the end was noted:
-// it showed itself before it queued anything.
-TENCACHE_SLOW void Gate::end_timing(ThreadOps& thread, StreamSet streams) const {
-  const uint64_t called_ticks = ticks();
-  const bool is_closed = thread.timing.is_closed;
-  OpTimer::Span* span = std::exchange(thread.timing.span, nullptr);
-  const bool goes_on = span->streams == streams && is_newest(thread, streams);
-  const bool has_ended =
-      goes_on ? config_.timer->end(*span) && is_newest(thread, streams) : is_closed;
-  if (has_ended) {
-    config_.timer->finish(span);
-  } else {
-    config_.timer->drop(span);
-  }
-  thread.sampling.charge(ticks() - called_ticks);
-}
-
-// The thread has waited for memory, and the device perhaps with it, which is no computing. An op
-// that is open has allocated what it is about to fill, and begins now.
-TENCACHE_SLOW void Gate::interrupt_timing(ThreadOps& thread) const {
-  OpTimer::Span* span = thread.timing.span;
-  if (thread.timing.is_closed) {
-    config_.timer->finish(span);
-  } else if (config_.timer->begin_again(*span)) {
-    return;
-  } else {
-    config_.timer->drop(span);
-  }
-  thread.timing.span = nullptr;
 }
 
 TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams) {
@@ -321,8 +239,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
-  const uint64_t begin_ns = now_ns();
-  OpTimer::Span* const wait = waits_.begin(streams);
+  const Wait wait = begin_wait(streams);
   if (config_.has_fetches) {
     // A plan may have ordered them, in its order; they come as late as the device needs them.
     migrations_->wait_while_ahead(streams, [&] {
@@ -332,16 +249,22 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
     });
   }
   const LateFetches late = migrations_->fetch(missing, streams);
-  note_wait(wait, now_ns() - begin_ns, late);
+  end_wait(wait, late);
 }
 
-// The thread has waited for memory, and the device perhaps with it.
-void Gate::note_wait(OpTimer::Span* wait, uint64_t ns, const LateFetches& late) {
+Gate::Wait Gate::begin_wait(StreamSet streams) {
+  const uint64_t begin_ns = now_ns();
+  const std::optional<OpTiming::Cut> cut = timing_.cut(thread_ops().timing, streams);
+  return {begin_ns, waits_.begin(streams), cut};
+}
+
+void Gate::end_wait(const Wait& wait, const LateFetches& late) {
+  const uint64_t ns = now_ns() - wait.begin_ns;
   add(stats_.thread_wait_ns, ns);
-  waits_.end(wait, ns, late);
+  waits_.end(wait.device_wait, ns, late);
   ThreadOps& thread = thread_ops();
   thread.ring->append({ticks(), 0, ns, 0, EventKind::kWait});
-  if (thread.timing.span != nullptr) interrupt_timing(thread);
+  timing_.go_on(thread.timing, wait.cut);
 }
 
 void Gate::open_transparent() {
@@ -359,11 +282,7 @@ void Gate::close() {
   thread.open_streams = frame.streams_before;
   if (frame.is_transparent) return;
   const uint64_t now_ticks = ticks();
-  const ThreadOps::Timing& timing = thread.timing;
-  if (timing.span != nullptr && timing.frame_count == thread.frames.size() + 1 && !timing.is_closed)
-      [[unlikely]] {
-    close_timing(thread);
-  }
+  timing_.on_close(thread.timing, thread.frames.size() + 1);
   unpin_down_to(thread.pins, frame.pin_count_before, now_ticks);
   thread.record(EventKind::kOpEnd, now_ticks, frame.op, nullptr);
   if (--thread.op_depth > 0) return;
@@ -410,15 +329,14 @@ void Gate::on_step() {
   if (config_.on_events) config_.on_events();
 }
 
-void Gate::begin_wait_for_room() {
+void Gate::begin_wait_for_room(StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  ThreadOps& thread = thread_ops();
-  thread.wait_for_room = waits_.begin(thread.streams);
+  thread_ops().wait_for_room = begin_wait(streams);
 }
 
-void Gate::end_wait_for_room(uint64_t ns) {
+void Gate::end_wait_for_room() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  note_wait(std::exchange(thread_ops().wait_for_room, nullptr), ns, {});
+  end_wait(thread_ops().wait_for_room, {});
 }
 
 void Gate::let_fetches_go_first() {

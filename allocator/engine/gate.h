@@ -9,8 +9,7 @@
 // and the inner allocations; they keep their capacity, so an op costs no heap allocation. The hot
 // path is one clock reading, and per extent a table load, an atomic add, a store and a record of
 // the event; while plans are followed (engine/plan_cursor.h), also a look at the next tick of one.
-// Some ticks are timed where the device is not the host (engine/op_timer.h): from when all that
-// the op waits for is queued to the begin of the thread's next tick, in the op's stream.
+// Some ticks are timed where the device is not the host (engine/op_timing.h).
 //
 // Several gates may be there at once, one for each GPU, and a thread has a state for each it
 // passes.
@@ -21,11 +20,10 @@
 
 #include <pthread.h>
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +32,7 @@
 #include "engine/device_waits.h"
 #include "engine/migrations.h"
 #include "engine/op_timer.h"
+#include "engine/op_timing.h"
 #include "engine/plan_cursor.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
@@ -97,9 +96,9 @@ class Gate {
   void on_allocate(Extent* extent);
   void on_free(const Extent* extent);
   void on_step();
-  /// Around a wait of the calling thread for room, which took so long by its clock.
-  void begin_wait_for_room();
-  void end_wait_for_room(uint64_t ns);
+  /// Around a wait of the calling thread for room that work in `streams` is to fill.
+  void begin_wait_for_room(StreamSet streams);
+  void end_wait_for_room();
   /// Counts what the device has waited for since (engine/device_waits.h). Calls the driver.
   void settle_waits() {
     if (!is_passive_.load(std::memory_order_relaxed)) waits_.settle();
@@ -128,6 +127,13 @@ class Gate {
  private:
   struct ThreadOps;
 
+  /// A wait of a thread for memory, and the device perhaps with it.
+  struct Wait {
+    uint64_t begin_ns = 0;
+    OpTimer::Span* device_wait = nullptr;
+    std::optional<OpTiming::Cut> cut;
+  };
+
   static bool is_among_many(ThreadOps& thread, const Extent* extent);
   static bool is_alive(const ThreadOps& ops);
   static pthread_key_t thread_key();
@@ -137,14 +143,9 @@ class Gate {
   ThreadOps* make_thread_ops();
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
-  void note_wait(OpTimer::Span* wait, uint64_t ns, const LateFetches& late);
-  void begin_timing(ThreadOps& thread, uint32_t op, uint64_t begin_ticks, StreamSet streams) const;
-  void close_timing(ThreadOps& thread) const;
-  void note_newest(const ThreadOps& thread, StreamSet streams);
-  bool is_newest(const ThreadOps& thread, StreamSet stream) const;  // REQUIRES: one stream
+  Wait begin_wait(StreamSet streams);
+  void end_wait(const Wait& wait, const LateFetches& late);
   static void note_seen(Extent* extent, uint64_t now_ticks);
-  void end_timing(ThreadOps& thread, StreamSet streams) const;
-  void interrupt_timing(ThreadOps& thread) const;
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks);
 
   // Constant after construction.
@@ -154,14 +155,12 @@ class Gate {
   Recorder& recorder_;
   Stats& stats_;
   const Config config_;
+  OpTiming timing_;
   DeviceWaits waits_;
   const uint64_t generation_;  // no other gate has it
   const size_t slot_;          // in the table of gates that are alive
 
   std::atomic<bool> is_passive_{false};
-  // Whose the newest tick in each stream is, for timing. Written by any thread, compared only.
-  std::array<std::atomic<const ThreadOps*>, std::numeric_limits<StreamSet>::digits>
-      newest_in_stream_ = {};
 };
 
 }  // namespace tencache

@@ -42,9 +42,9 @@ struct MigratorConfig {
   std::function<void()> before_pass;     // time to give up pins that outlived their op
   std::function<void()> on_first_spill;  // called once, from the worker
   std::function<std::string()> current_op;
-  std::function<void()> on_room;     // often, from the worker: there may be room
-  std::function<void()> begin_wait;  // from a thread that waits for room
-  std::function<void(uint64_t ns)> end_wait;
+  std::function<void()> on_room;              // often, from the worker: there may be room
+  std::function<void(StreamSet)> begin_wait;  // from a thread that waits for room
+  std::function<void()> end_wait;
   /// From a thread that is about to wait for room, perhaps before others that are due earlier.
   std::function<void()> let_fetches_go_first;
   /// Ticks until extents are used next, as far as a plan knows.
@@ -66,8 +66,8 @@ class Migrator final : public RoomMaker {
   /// The budget has another limit. To be told by whoever has set it.
   void on_budget_change();
   std::string current_op() const override { return config_.current_op(); }
-  void begin_wait() override { config_.begin_wait(); }
-  void end_wait(uint64_t ns) override { config_.end_wait(ns); }
+  void begin_wait(StreamSet streams) override { config_.begin_wait(streams); }
+  void end_wait() override { config_.end_wait(); }
 
   /// Evicts these soon, in order.
   void order(std::span<const Order> evictions) TENCACHE_EXCLUDES(mutex_);

@@ -31,19 +31,16 @@ class OpTimer {
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
-  /// What the stream is given from now on is the op's. Null where that cannot be told, and for an
-  /// op of several streams or none.
+  /// Starts a span: what the stream is given from now on belongs to it. Null where the moment
+  /// cannot be noted, and for several streams or none.
   virtual Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) = 0;
-  /// What they have been given since begin() is not, after all. False: the span is to be dropped.
-  virtual bool begin_again(Span& span) = 0;
-  /// What they are given from now on is not the op's. Again, and it was until now. False: the span
-  /// is to be dropped.
+  /// Ends the span here. May be called again, to extend it. False: the span is to be dropped.
   virtual bool end(Span& span) = 0;
   /// REQUIRES: it has ended.
   virtual void finish(Span* span) = 0;
   virtual void drop(Span* span) = 0;
 
-  /// Of the spans finished so far, those that the device is done with and that were not told yet.
+  /// The finished spans that the device has passed, each told once.
   virtual std::vector<OpTime> take_finished() = 0;
 };
 

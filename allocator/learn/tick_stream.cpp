@@ -31,8 +31,9 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
-// Ticks begin in the order of their numbers, but for those of threads whose events came later: the
-// times of such may be lost, and others of the same op will come.
+// A tick that waited for memory comes in parts. Ticks begin in the order of their numbers, but for
+// those of threads whose events came later: the times of such may be lost, and others of the same
+// op will come.
 void TickStream::append_times(std::span<const OpTime> times) {
   for (const OpTime& time : times) {
     auto found = std::ranges::lower_bound(ticks_, time.begin_ticks, {}, &StreamTick::begin_ticks);
@@ -41,7 +42,7 @@ void TickStream::append_times(std::span<const OpTime> times) {
       ++found;
     }
     if (found == ticks_.end() || found->begin_ticks != time.begin_ticks) continue;
-    found->device_ns = time.ns;
+    found->device_ns = found->device_ns.value_or(0) + time.ns;
   }
 }
 

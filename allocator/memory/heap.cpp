@@ -3,18 +3,19 @@
 
 #include <utility>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 
 namespace tencache {
 
-Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes) {
+Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return Status::ok();
-  room_maker_->begin_wait();
-  const uint64_t begin_ns = now_ns();
+  while (drop_idle_cached(bytes) > 0) {
+    if (budget_.try_reserve(bytes)) return Status::ok();
+  }
+  room_maker_->begin_wait(streams);
   Status status = climb(bytes, requested_bytes, 0);
-  room_maker_->end_wait(now_ns() - begin_ns);
+  room_maker_->end_wait();
   return status;
 }
 

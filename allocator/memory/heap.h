@@ -46,9 +46,9 @@ class RoomMaker {
   virtual void on_attention() = 0;
   /// The op this thread is in, for messages; "" when none is known.
   virtual std::string current_op() const = 0;
-  /// Around a wait of the calling thread for room, which took so long.
-  virtual void begin_wait() = 0;
-  virtual void end_wait(uint64_t ns) = 0;
+  /// Around a wait of the calling thread for room that work in `streams` is to fill.
+  virtual void begin_wait(StreamSet streams) = 0;
+  virtual void end_wait() = 0;
 };
 
 struct Allocation {
@@ -92,9 +92,9 @@ class Heap {
   /// The same of cached extents that a device is done with: waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
 
-  /// Reserves room for bytes on the device tier: the ladder. kOutOfMemory as its last rung.
-  /// The wait counts as a stall.
-  Status reserve(uint64_t bytes, uint64_t requested_bytes);
+  /// Reserves room for bytes on the device tier, which work in `streams` is to fill: the ladder.
+  /// kOutOfMemory as its last rung. What idle cached extents do not give counts as a wait.
+  Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
   /// The same for what cannot be refused (a fetch): goes over the budget instead, and counts it.
   /// The wait is part of the fetch's, which its caller counts. `soon_bytes`: what it asks for next.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);

@@ -31,8 +31,8 @@ class PlayedRoomMaker final : public RoomMaker {
   }
   void on_attention() override { ++attentions; }
   std::string current_op() const override { return op; }
-  void begin_wait() override {}
-  void end_wait(uint64_t) override {}
+  void begin_wait(StreamSet) override {}
+  void end_wait() override {}
 
   std::function<bool(uint64_t)> on_ask;
   Status failure;

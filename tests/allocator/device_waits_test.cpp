@@ -29,7 +29,6 @@ class FakeTimer final : public OpTimer {
     ++under_way;
     return new Span{streams, op, begin_ticks};
   }
-  bool begin_again(Span&) override { return true; }
   bool end(Span&) override { return !refuses_end; }
   void finish(Span* span) override {
     finished.push_back({span->begin_ticks, span->op, device_ns});
@@ -134,8 +133,8 @@ TEST(DeviceWaitsOfAGateTest, FetchesAndRoomAreTimedInTheStreamOfTheOp) {
   const std::vector<Access> accesses = {{tensor, AccessMode::kRead}};
   ASSERT_TRUE(engine.evict(tensor));
   gate.open(1, accesses, kStream);
-  gate.begin_wait_for_room();
-  gate.end_wait_for_room(kShortNs);
+  gate.begin_wait_for_room(kStream);
+  gate.end_wait_for_room();
   gate.close();
   EXPECT_EQ(timer.under_way, 2u);
   EXPECT_GE(stats.thread_wait_ns, kShortNs);

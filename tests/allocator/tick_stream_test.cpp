@@ -105,8 +105,10 @@ TEST_F(TickStreamTest, TimesFindTheirTicks) {
   threads_.resize(2);
   threads_[1] = {1, 0, {{31, 0, 0, 2, EventKind::kOpBegin}, {31, 8, 4096, 0, EventKind::kRead}}};
   flush();
-  const std::vector<OpTime> times = {{11, 1, 500}, {12, 1, 600}, {31, 2, 700}, {99, 1, 800}};
+  const std::vector<OpTime> times = {{11, 1, 500}, {12, 1, 600}, {31, 2, 400}, {99, 1, 800}};
   stream_.append_times(times);
+  // The tick waited for memory, and was timed in two parts.
+  stream_.append_times(std::vector<OpTime>{{31, 2, 300}});
   ASSERT_EQ(stream_.end(), 4u);
   EXPECT_EQ(stream_.tick(0).device_ns, 500u);
   EXPECT_FALSE(stream_.tick(1).device_ns.has_value());

@@ -32,14 +32,9 @@ OpTimer::Span* EventTimer::begin(uint32_t op, uint64_t begin_ticks, StreamSet st
   span->op = op;
   span->begin_ticks = begin_ticks;
   span->stream = streams_.stream_of(streams);
-  if (begin_again(*span)) return span;
+  if (record(span->begun, span->stream)) return span;
   drop(span);
   return nullptr;
-}
-
-bool EventTimer::begin_again(Span& span) {
-  auto& events = static_cast<EventSpan&>(span);
-  return record(events.begun, events.stream);
 }
 
 bool EventTimer::end(Span& span) {

@@ -35,7 +35,6 @@ class EventTimer final : public OpTimer {
   ~EventTimer() override;
 
   Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) override;
-  bool begin_again(Span& span) override;
   bool end(Span& span) override;
   void finish(Span* span) override TENCACHE_EXCLUDES(mutex_);
   void drop(Span* span) override TENCACHE_EXCLUDES(mutex_);

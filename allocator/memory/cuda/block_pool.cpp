@@ -76,7 +76,7 @@ TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSe
   }
   // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
   const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
-  const Result<CUdeviceptr> made = source_.make(segment_bytes, BlockTable::is_small(bytes));
+  const Result<CUdeviceptr> made = source_.make(segment_bytes, BlockTable::is_small(bytes), stream);
   MutexLock lock(mutex_);
   if (made.is_ok()) {
     table_.add_segment(made.value(), segment_bytes, stream, BlockTable::is_small(bytes));

@@ -110,7 +110,7 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
   if (CudaExtent* extent = adopt_cached(bytes, stream)) {
     return hand_out(extent, requested_bytes, stream);
   }
-  TENCACHE_RETURN_IF_ERROR(reserve(bytes, requested_bytes));
+  TENCACHE_RETURN_IF_ERROR(reserve(bytes, requested_bytes, stream));
   const Result<CudaExtent*> made = make_extent(requested_bytes, bytes, stream);
   if (!made.is_ok()) {
     budget_.release(bytes);
@@ -208,9 +208,9 @@ void CudaHeap::write_off_frame(CudaExtent* extent) {
   frames_.write_off(std::exchange(extent->frame, Frame{}));
 }
 
-Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small) {
+Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stream) {
   const uint64_t rounded = round_up(bytes, granularity_);
-  TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes));
+  TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes, stream));
   const Result<Frame> frame = take_frame(rounded, true, is_small);
   const Result<char*> address =
       frame.is_ok() ? map_anywhere(frame.value()) : Result<char*>(frame.status());

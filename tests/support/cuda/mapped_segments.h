@@ -22,7 +22,7 @@ class MappedSegments : public SegmentSource {
   explicit MappedSegments(const DriverApi& api, uint64_t limit_bytes = UINT64_MAX)
       : api_(api), limit_bytes_(limit_bytes) {}
 
-  Result<CUdeviceptr> make(uint64_t bytes, bool /*is_small*/) override {
+  Result<CUdeviceptr> make(uint64_t bytes, bool /*is_small*/, StreamSet /*stream*/) override {
     EXPECT_EQ(bytes % (2 * kMiB), 0u);
     MutexLock lock(mutex_);
     ++asked_count_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between which moments the gate has an op timed: after all that the op waits for, to the begin of
-// the thread's next tick, without what the thread waited for memory in between; and that nothing is
-// noted in a stream that may be gone. The timer is a fake that writes down what it is told.
+// OpTiming, through the gate: a tick's time begins after all that it waits for, ends where the next
+// tick of the stream begins, and leaves out the waits for memory in between; nothing is noted in a
+// stream that may be gone. The timer is a fake that writes down what it is told.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -27,10 +27,6 @@ class FakeTimer final : public OpTimer {
     note("begin", op);
     return refuses ? nullptr : new Span{streams, op, begin_ticks};
   }
-  bool begin_again(Span& span) override {
-    note("again", span.op);
-    return !refuses;
-  }
   bool end(Span& span) override {
     note("end", span.op);
     return !refuses;
@@ -52,15 +48,15 @@ class FakeTimer final : public OpTimer {
   bool refuses = false;
 };
 
-class GateTimingTest : public ::testing::Test {
+class OpTimingTest : public ::testing::Test {
  protected:
-  GateTimingTest() {
+  OpTimingTest() {
     Gate::Config config;
     config.timer = &timer_;
     gate_.emplace(engine_->heap(), engine_->migrations(), nullptr, recorder_, stats_, config);
     tensor_ = engine_.allocate(kBytes);
   }
-  ~GateTimingTest() override {
+  ~OpTimingTest() override {
     open(99);  // what is timed last ends
     timer_.refuses = true;
     close();
@@ -71,9 +67,9 @@ class GateTimingTest : public ::testing::Test {
   }
   void open_without_extents(uint32_t op) { gate_->open(op, {}, kStream); }
   void close() { gate_->close(); }
-  void wait_for_room() {
-    gate_->begin_wait_for_room();
-    gate_->end_wait_for_room(1000);
+  void wait_for_room(StreamSet stream = kStream) {
+    gate_->begin_wait_for_room(stream);
+    gate_->end_wait_for_room();
   }
 
   TestEngine engine_;
@@ -84,7 +80,7 @@ class GateTimingTest : public ::testing::Test {
   char* tensor_ = nullptr;
 };
 
-TEST_F(GateTimingTest, FromAnOpToTheNextTick) {
+TEST_F(OpTimingTest, FromAnOpToTheNextTick) {
   open(1);
   EXPECT_EQ(timer_.take(), "begin1 ");
   close();
@@ -98,7 +94,7 @@ TEST_F(GateTimingTest, FromAnOpToTheNextTick) {
   close();
 }
 
-TEST_F(GateTimingTest, AnOuterOpEndsWhereAnInnerTickBegins) {
+TEST_F(OpTimingTest, AnOuterOpEndsWhereAnInnerTickBegins) {
   open(1);
   open_without_extents(2);
   open(3);
@@ -114,7 +110,7 @@ TEST_F(GateTimingTest, AnOuterOpEndsWhereAnInnerTickBegins) {
 }
 
 // The first stream may be destroyed by then.
-TEST_F(GateTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
+TEST_F(OpTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
   open(1);
   close();
   timer_.take();
@@ -126,28 +122,26 @@ TEST_F(GateTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
   close();
 }
 
-// A forward thread waits while autograd's thread queues the backward pass in the same stream.
-TEST_F(GateTimingTest, WhatAnotherThreadQueuesMeanwhileIsItsOwn) {
+// A forward thread waits while autograd's thread queues the backward pass in the same stream, and
+// what it queues before its first tick belongs to the forward thread's last.
+TEST_F(OpTimingTest, TheNextTickMayBeAnotherThreads) {
   open(1);
   close();
   EXPECT_EQ(timer_.take(), "begin1 end1 ");
   std::thread([this] {
     open(2);
+    EXPECT_EQ(timer_.take(), "end1 finish1 begin2 ");
     close();
     open(3);
     close();
-    EXPECT_EQ(timer_.take(), "begin2 end2 end2 finish2 begin3 end3 ");
+    EXPECT_EQ(timer_.take(), "end2 end2 finish2 begin3 end3 ");
   }).join();
-  timer_.take();  // the thread's last span goes with it
   open(4);
-  EXPECT_EQ(timer_.take(), "finish1 begin4 ") << "as it was when its op closed";
-  close();
-  open(5);
-  EXPECT_EQ(timer_.take(), "end4 end4 finish4 begin5 ") << "the stream is this thread's again";
+  EXPECT_EQ(timer_.take(), "end3 finish3 begin4 ") << "the thread has gone, its last tick has not";
   close();
 }
 
-TEST_F(GateTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
+TEST_F(OpTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
   open(1);
   std::thread([this] {
     open(2);
@@ -157,38 +151,67 @@ TEST_F(GateTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
   close();
   EXPECT_EQ(timer_.take(), "drop1 ");
   open(3);
-  EXPECT_EQ(timer_.take(), "begin3 ");
+  EXPECT_EQ(timer_.take(), "end2 finish2 begin3 ");
   close();
 }
 
-TEST_F(GateTimingTest, AnotherThreadsTickInAnotherStreamChangesNothing) {
+// A side stream stands idle between its ticks, which is no part of any.
+TEST_F(OpTimingTest, AnotherThreadsTickInAnotherStreamLeavesTheEndWhereItIs) {
   open(1);
   close();
   std::thread([this] {
     open(2, kOtherStream);
     close();
   }).join();
-  timer_.take();
+  EXPECT_EQ(timer_.take(), "begin1 end1 finish1 begin2 end2 ");
   open(3);
-  EXPECT_EQ(timer_.take(), "end1 finish1 begin3 ");
+  EXPECT_EQ(timer_.take(), "finish2 begin3 ");
   close();
+}
+
+TEST_F(OpTimingTest, OneSpanLiesLooseAtATime) {
+  open(1);
+  std::thread([this] {
+    open(2, kOtherStream);
+    close();
+  }).join();
+  EXPECT_EQ(timer_.take(), "begin1 begin2 end2 ");
+  close();
+  EXPECT_EQ(timer_.take(), "end1 finish2 ");
 }
 
 // An op that allocates what it is about to fill may wait for room, and the device runs dry.
-TEST_F(GateTimingTest, WaitingForRoomIsNotComputing) {
+TEST_F(OpTimingTest, AWaitCutsASpanInTwo) {
   open(1);
   wait_for_room();
-  EXPECT_EQ(timer_.take(), "begin1 again1 ");
+  EXPECT_EQ(timer_.take(), "begin1 end1 finish1 begin1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
+  // Ops without extents wait too, and what they queue afterwards counts to the tick before them.
   wait_for_room();
-  EXPECT_EQ(timer_.take(), "finish1 ") << "as it was when its op closed";
+  EXPECT_EQ(timer_.take(), "end1 finish1 begin1 end1 ");
   open(2);
-  EXPECT_EQ(timer_.take(), "begin2 ");
+  EXPECT_EQ(timer_.take(), "end1 finish1 begin2 ");
   close();
 }
 
-TEST_F(GateTimingTest, FetchesAreAwaitedBeforeItBegins) {
+TEST_F(OpTimingTest, AWaitOfAnotherThreadCutsWhatLiesLoose) {
+  open(1);
+  close();
+  timer_.take();
+  std::thread([this] { wait_for_room(); }).join();
+  EXPECT_EQ(timer_.take(), "end1 finish1 begin1 end1 ");
+}
+
+TEST_F(OpTimingTest, AWaitInAnotherStreamLeavesTheEndWhereItIs) {
+  open(1);
+  close();
+  timer_.take();
+  wait_for_room(kOtherStream);
+  EXPECT_EQ(timer_.take(), "finish1 ");
+}
+
+TEST_F(OpTimingTest, FetchesAreAwaitedBeforeItBegins) {
   open(1);
   close();
   ASSERT_TRUE(engine_.evict(tensor_));
@@ -199,7 +222,7 @@ TEST_F(GateTimingTest, FetchesAreAwaitedBeforeItBegins) {
   close();
 }
 
-TEST_F(GateTimingTest, ARefusedCallIsAnOpWithoutATime) {
+TEST_F(OpTimingTest, ARefusedCallIsAnOpWithoutATime) {
   timer_.refuses = true;
   open(1);
   close();
@@ -213,7 +236,7 @@ TEST_F(GateTimingTest, ARefusedCallIsAnOpWithoutATime) {
   open(3);
   timer_.refuses = true;
   wait_for_room();
-  EXPECT_EQ(timer_.take(), "begin3 again3 drop3 ");
+  EXPECT_EQ(timer_.take(), "begin3 end3 drop3 ");
   close();
   timer_.refuses = false;
   open(4);
@@ -224,12 +247,9 @@ TEST_F(GateTimingTest, ARefusedCallIsAnOpWithoutATime) {
   close();
 }
 
-TEST_F(GateTimingTest, AThreadThatEndsGivesItsSpanBack) {
-  std::thread([this] {
-    open(1);
-    close();
-  }).join();
-  EXPECT_EQ(timer_.take(), "begin1 end1 drop1 ");
+TEST_F(OpTimingTest, AThreadThatEndsGivesItsOpenSpanBack) {
+  std::thread([this] { open(1); }).join();
+  EXPECT_EQ(timer_.take(), "begin1 drop1 ");
 }
 
 }  // namespace
