@@ -138,16 +138,16 @@ EngineConfig Runtime::wiring() {
   if (options_.chaos_seed) {
     config.chaos = ChaosConfig{*options_.chaos_seed, options_.chaos_probability};
   }
-  config.on_arm = [this] {
+  config.hooks.on_arm = [this] {
     if (auto* callback = arm_callback_.load()) callback();
   };
-  config.before_pass = [this] {
+  config.hooks.before_pass = [this] {
     if (auto* callback = poll_callback_.load()) callback();
   };
-  config.on_first_spill = [this] { announce_first_spill(); };
+  config.hooks.on_first_spill = [this] { announce_first_spill(); };
   if (!options_.record_path.empty()) {
-    config.on_script = [path = options_.record_path,
-                        peak_bytes = uint64_t{0}](const Script& script) mutable {
+    config.hooks.on_script = [path = options_.record_path,
+                              peak_bytes = uint64_t{0}](const Script& script) mutable {
       // Of several kinds the one that needs the most memory is the one to plan for.
       if (script.period->trace.peak_bytes() < peak_bytes) return;
       peak_bytes = script.period->trace.peak_bytes();

@@ -73,7 +73,7 @@ Result<tencache_gpu_config> Runtime::gpu_config(int ordinal) {
 EngineConfig Runtime::gpu_wiring(int ordinal) {
   MutexLock lock(mutex_);
   EngineConfig config = wiring();
-  config.on_first_spill = [ordinal] {
+  config.hooks.on_first_spill = [ordinal] {
     TENCACHE_LOG_INFO(
         "first spill: use of GPU %d came near its budget; tensors that were not used for the "
         "longest time go to host memory from now on, so steps may get slower",

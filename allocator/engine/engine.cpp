@@ -18,28 +18,13 @@ namespace {
 Mutex g_engines_mutex;
 std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
 
-// What a disk is taken to give before anything was moved.
-constexpr double kUnknownBytesPerS = 1e9;
-// System calls and table entries of one migration, besides its bytes.
-constexpr uint64_t kFixedNs = 50'000;
-
-// splitmix64: one number of a sequence, by its index, so that several threads draw from one
-// sequence without a lock.
-double uniform_draw(uint64_t seed, uint64_t index) {
-  uint64_t value = seed + (index + 1) * 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  value ^= value >> 31;
-  return static_cast<double>(value >> 11) * 0x1.0p-53;
-}
-
 }  // namespace
 
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
 
 Engine::~Engine() {
   // The backend outlives the cursor.
-  if (backend_ != nullptr && migrations() != nullptr) migrations()->set_next_uses({});
+  if (backend_ != nullptr && migrations() != nullptr) migrations()->set_next_uses(nullptr);
   MutexLock lock(g_engines_mutex);
   std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
@@ -53,34 +38,49 @@ Status Engine::start(const BackendOpener& open_backend) {
   Result<std::unique_ptr<Backend>> backend = open_backend(*budget_, stats_);
   if (!backend.is_ok()) return backend.status();
   backend_ = std::move(backend).value();
-  wire();
+  make_parts();
   return Status::ok();
 }
 
-void Engine::wire() {
-  if (migrations() != nullptr && config_.plans) wire_plans();
-  MigratorConfig migrator_config;
-  migrator_config.on_arm = config_.on_arm;
-  migrator_config.before_pass = config_.before_pass;
-  migrator_config.on_first_spill = config_.on_first_spill;
-  migrator_config.current_op = [this] { return gate_->current_op(); };
-  migrator_config.begin_wait = [this](StreamSet streams) { gate_->begin_wait_for_room(streams); };
-  migrator_config.end_wait = [this] { gate_->end_wait_for_room(); };
-  if (cursor_) {
-    migrator_config.on_room = [this] { prefetcher_->on_room(); };
-    migrator_config.let_fetches_go_first = [this] { gate_->let_fetches_go_first(); };
-    migrator_config.next_uses = [this] { return cursor_->next_uses(); };
+// Threads start when all parts are there.
+void Engine::make_parts() {
+  parts_.heap = &heap();
+  parts_.migrations = migrations();
+  parts_.recorder = &recorder_;
+  parts_.stats = &stats_;
+  parts_.wait_timer = backend_->wait_timer();
+  parts_.hooks = &config_.hooks;
+  if (config_.chaos) {
+    chaos_ = std::make_unique<Chaos>(parts_, *config_.chaos);
+    parts_.chaos = chaos_.get();
   }
-  migrator_ = std::make_unique<Migrator>(heap(), migrations(), std::move(migrator_config));
+  if (migrations() != nullptr && config_.plans) make_planning_parts();
+  migrator_ = std::make_unique<Migrator>(parts_);
+  parts_.migrator = migrator_.get();
   heap().set_room_maker(migrator_.get());
-  wire_gate();
-  wire_fork();
+  gate_ = std::make_unique<Gate>(parts_);
+  parts_.gate = gate_.get();
+  list_for_forks();
   if (migrations() != nullptr) migrator_->start();
   if (prefetcher_) prefetcher_->start();
   if (learner_) learner_->start();
 }
 
-void Engine::wire_fork() {
+void Engine::make_planning_parts() {
+  parts_.op_timer = backend_->op_timer();
+  machine_ = std::make_unique<MachineMeter>(parts_);
+  parts_.machine = machine_.get();
+  prefetcher_ = std::make_unique<Prefetcher>(heap(), *migrations());
+  parts_.prefetcher = prefetcher_.get();
+  cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
+  parts_.cursor = cursor_.get();
+  migrations()->set_next_uses(cursor_.get());
+  learner_ = std::make_unique<Learner>(
+      parts_, LearnerConfig{config_.budget_bytes, config_.budget_bytes / 2});
+  parts_.learner = learner_.get();
+}
+
+void Engine::list_for_forks() {
   static std::once_flag fork_handlers_installed;
   std::call_once(fork_handlers_installed,
                  [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
@@ -90,75 +90,9 @@ void Engine::wire_fork() {
   *place = this;
 }
 
-void Engine::wire_plans() {
-  prefetcher_ = std::make_unique<Prefetcher>(heap(), *migrations());
-  PlanCursor::Config cursor_config;
-  cursor_config.evict = [this](std::span<const Order> orders) { migrator_->order(orders); };
-  cursor_config.fetch = [this](std::span<const Order> orders) { prefetcher_->order(orders); };
-  cursor_config.forget_fetches = [this] { prefetcher_->forget(); };
-  cursor_config.on_period = [this] { learner_->nudge(); };
-  cursor_ = std::make_unique<PlanCursor>(std::move(cursor_config));
-  migrations()->set_next_uses([this] { return cursor_->next_uses(); });
-  LearnerConfig learner_config;
-  learner_config.measure = [this](uint64_t* fixed_bytes) { return measure(fixed_bytes); };
-  if (OpTimer* timer = backend_->op_timer()) {
-    learner_config.op_times = [timer] { return timer->take_finished(); };
-  }
-  learner_config.budget_bytes = config_.budget_bytes;
-  learner_config.peak_bytes_min = config_.budget_bytes / 2;
-  learner_config.on_script = config_.on_script;
-  learner_ = std::make_unique<Learner>(recorder_, *cursor_, std::move(learner_config));
-}
-
-void Engine::wire_gate() {
-  Gate::Config gate_config;
-  gate_config.wait_timer = backend_->wait_timer();
-  if (config_.chaos) gate_config.on_outermost_close = [this] { maybe_cause_chaos(); };
-  if (learner_) {
-    gate_config.on_events = [this] { learner_->nudge(); };
-    gate_config.timer = backend_->op_timer();
-    gate_config.has_fetches = [this] { return prefetcher_->has_orders(); };
-  }
-  gate_ = std::make_unique<Gate>(heap(), migrations(), cursor_.get(), recorder_, stats_,
-                                 std::move(gate_config));
-}
-
-// A plan leaves the migrator its headroom, so that passes only have to make up for deviations.
-Machine Engine::measure(uint64_t* fixed_bytes) {
-  uint64_t fixed = heap().small_bytes();
-  for (const ListedExtent& listed : heap().extents()) {
-    const uint64_t word = listed.extent->load();
-    if (Extent::state_of(word) != ExtentState::kResident) continue;
-    const bool may_leave = (word & (kFlagSeen | kFlagKeepResident)) == kFlagSeen;
-    if (!may_leave) fixed += listed.bytes;
-  }
-  *fixed_bytes = fixed;
-  Machine machine;
-  const uint64_t limit_bytes = budget_->limit();
-  machine.budget_bytes = limit_bytes - std::min(limit_bytes, migrator_->headroom_bytes());
-  machine.read_bytes_per_s = migrations()->read_speed().bytes_per_s(kUnknownBytesPerS);
-  machine.write_bytes_per_s = migrations()->write_speed().bytes_per_s(kUnknownBytesPerS);
-  machine.read_fixed_ns = kFixedNs;
-  machine.write_fixed_ns = kFixedNs;
-  migrations()->describe_below(&machine);
-  const double share = processors_.used_share();
-  machine.read_work_ns_per_byte = share * migrations()->read_work().ns_per_byte(0);
-  machine.write_work_ns_per_byte = share * migrations()->write_work().ns_per_byte(0);
-  machine.drop_work_ns_per_byte = share * migrations()->drop_work().ns_per_byte(0);
-  return machine;
-}
-
-void Engine::maybe_cause_chaos() {
-  const uint64_t draw = chaos_draws_.fetch_add(1, std::memory_order_relaxed);
-  if (uniform_draw(config_.chaos->seed, draw) >= config_.chaos->probability) return;
-  if (config_.before_pass) config_.before_pass();
-  add(stats_.chaos_evictions, migrator_->evict_all());
-}
-
-// Invariant 5 of the design: a child sees the bytes as of the fork and never writes the parent's
-// tiers. No migration is under way while the process is copied, the slots in use are frozen, and
-// the child's engine is passive: malloc from then on, no gate, no migrator (its thread is not
-// copied).
+// A child sees the bytes as of the fork and never writes the parent's tiers. No migration is under
+// way while the process is copied, the slots in use are frozen, and the child's engine is passive:
+// malloc from then on, no gate, no migrator (its thread is not copied).
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   g_engines_mutex.lock();
   for (Engine* engine : g_engines) {

@@ -16,39 +16,33 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/backend.h"
+#include "engine/chaos.h"
 #include "engine/gate.h"
 #include "engine/learner.h"
+#include "engine/machine_meter.h"
 #include "engine/migrator.h"
+#include "engine/parts.h"
 #include "engine/plan_cursor.h"
 #include "engine/prefetcher.h"
-#include "engine/processor_use.h"
 #include "learn/recorder.h"
 #include "memory/budget.h"
 
 namespace tencache {
 
-struct ChaosConfig {
-  uint64_t seed = 0;
-  double probability = 1.0;  // that an outermost op's end evicts everything that may be
-};
-
 struct EngineConfig {
   uint64_t budget_bytes = 0;
   double arm_at = 0.70;  // share of the budget
   std::optional<ChaosConfig> chaos;
-  bool plans = true;                  // learn what repeats and move by plan; else by last use alone
-  std::function<void()> on_arm;       // once, from an allocating thread, no lock held
-  std::function<void()> before_pass;  // often, from the migrator
-  std::function<void()> on_first_spill;          // once, from the migrator
-  std::function<void(const Script&)> on_script;  // for every plan, from the learner
+  bool plans = true;  // learn what repeats and move by plan; else by last use alone
+  EngineHooks hooks;
 };
 
-class Engine {
+class Engine : private PlanSink {
  public:
   using BackendOpener =
       std::function<Result<std::unique_ptr<Backend>>(Budget& budget, Stats& stats)>;
 
-  virtual ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -90,12 +84,14 @@ class Engine {
   }
 
  private:
-  void wire();
-  void wire_fork();
-  void wire_plans();
-  void wire_gate();
-  Machine measure(uint64_t* fixed_bytes);
-  void maybe_cause_chaos();
+  void make_parts();
+  void make_planning_parts();
+  void list_for_forks();
+
+  void evict(std::span<const Order> orders) override { migrator_->order(orders); }
+  void fetch(std::span<const Order> orders) override { prefetcher_->order(orders); }
+  void forget_fetches() override { prefetcher_->forget(); }
+  void on_period() override { learner_->nudge(); }
 
   static void before_fork();
   static void after_fork_in_parent();
@@ -106,14 +102,15 @@ class Engine {
   Recorder recorder_;
   std::unique_ptr<Budget> budget_;
   std::unique_ptr<Backend> backend_;
-  ProcessorUse processors_;
+  Parts parts_;
+  std::unique_ptr<Chaos> chaos_;
+  std::unique_ptr<MachineMeter> machine_;
   // Their threads use what stands above them.
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<Migrator> migrator_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;
-  std::atomic<uint64_t> chaos_draws_{0};
   std::atomic<bool> is_passive_{false};
 };
 

@@ -8,6 +8,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "engine/chaos.h"
+#include "engine/learner.h"
+#include "engine/prefetcher.h"
 #include "learn/tick_digest.h"
 
 namespace tencache {
@@ -105,16 +108,17 @@ pthread_key_t Gate::thread_key() {
   return key;
 }
 
-Gate::Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder, Stats& stats,
-           Config config)
-    : heap_(heap),
-      migrations_(migrations),
-      cursor_(cursor),
-      recorder_(recorder),
-      stats_(stats),
-      config_(std::move(config)),
-      timing_(config_.timer),
-      waits_(config_.wait_timer, stats),
+Gate::Gate(const Parts& parts)
+    : heap_(*parts.heap),
+      migrations_(parts.migrations),
+      cursor_(parts.cursor),
+      prefetcher_(parts.prefetcher),
+      learner_(parts.learner),
+      chaos_(parts.chaos),
+      recorder_(*parts.recorder),
+      stats_(*parts.stats),
+      timing_(parts.op_timer),
+      waits_(parts.wait_timer, *parts.stats),
       generation_(g_generation.fetch_add(1) + 1),
       slot_(take_slot(generation_)) {}
 
@@ -240,10 +244,10 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const Wait wait = begin_wait(streams);
-  if (config_.has_fetches) {
+  if (prefetcher_ != nullptr) {
     // A plan may have ordered them, in its order; they come as late as the device needs them.
     migrations_->wait_while_ahead(streams, [&] {
-      return config_.has_fetches() && std::ranges::any_of(missing, [](const Extent* extent) {
+      return prefetcher_->has_orders() && std::ranges::any_of(missing, [](const Extent* extent) {
                return extent->state() == ExtentState::kCold;
              });
     });
@@ -290,10 +294,10 @@ void Gate::close() {
   if (cursor_ != nullptr) cursor_->on_outermost_close();
   if (thread.ring->count() - thread.events_told >= kEventsPerTelling) [[unlikely]] {
     thread.events_told = thread.ring->count();
-    if (config_.on_events) config_.on_events();
+    if (learner_ != nullptr) learner_->nudge();
   }
   if (heap_.budget().needs_attention()) heap_.call_attention();
-  if (config_.on_outermost_close) config_.on_outermost_close();
+  if (chaos_ != nullptr) chaos_->on_outermost_close();
 }
 
 inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now_ticks) {
@@ -326,7 +330,7 @@ void Gate::on_step() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   thread_ops().record(EventKind::kStep, ticks(), 0, nullptr);
   add(stats_.steps, 1);
-  if (config_.on_events) config_.on_events();
+  if (learner_ != nullptr) learner_->nudge();
 }
 
 void Gate::begin_wait_for_room(StreamSet streams) {
@@ -340,8 +344,8 @@ void Gate::end_wait_for_room() {
 }
 
 void Gate::let_fetches_go_first() {
-  if (is_passive_.load(std::memory_order_relaxed) || !config_.has_fetches) return;
-  migrations_->wait_while_ahead(thread_ops().streams, config_.has_fetches);
+  if (is_passive_.load(std::memory_order_relaxed) || prefetcher_ == nullptr) return;
+  migrations_->wait_while_ahead(thread_ops().streams, [this] { return prefetcher_->has_orders(); });
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {

@@ -15,14 +15,13 @@
 // passes.
 //
 // Threads: a frame stack belongs to its thread. Holds (pins that outlive their op) may be given up
-// anywhere. Callbacks given at construction run on the thread that closes an op, with no lock held.
+// anywhere. The gate calls other parts on the thread that passes it, with no lock held.
 #pragma once
 
 #include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +32,7 @@
 #include "engine/migrations.h"
 #include "engine/op_timer.h"
 #include "engine/op_timing.h"
+#include "engine/parts.h"
 #include "engine/plan_cursor.h"
 #include "learn/recorder.h"
 #include "memory/heap.h"
@@ -66,23 +66,8 @@ class Gate {
   /// As many may be there at once.
   static constexpr size_t kGatesMax = 128;
 
-  struct Config {
-    /// Called after a thread's outermost op has closed; empty outside chaos mode.
-    std::function<void()> on_outermost_close;
-    /// A step ended, or the thread recorded many events since the last call.
-    std::function<void()> on_events;
-    /// Whether fetches that a plan ordered have not begun; empty where nothing is planned.
-    std::function<bool()> has_fetches;
-    /// Null where the host's clock tells how long ops take, or nobody asks. It outlives the gate.
-    OpTimer* timer = nullptr;
-    /// The same for waits, which are told of nowhere else.
-    OpTimer* wait_timer = nullptr;
-  };
-
-  /// `migrations` is null where nothing ever goes cold (strict mode), `cursor` where nothing is
-  /// planned.
-  Gate(Heap& heap, Migrations* migrations, PlanCursor* cursor, Recorder& recorder, Stats& stats,
-       Config config);
+  /// Uses the parts that are there already: all but the gate itself.
+  explicit Gate(const Parts& parts);
   ~Gate();
 
   /// `streams`: where the op queues its work; none on the cpu backend, whose ops are done when they
@@ -152,9 +137,11 @@ class Gate {
   Heap& heap_;
   Migrations* const migrations_;
   PlanCursor* const cursor_;
+  Prefetcher* const prefetcher_;
+  Learner* const learner_;
+  Chaos* const chaos_;
   Recorder& recorder_;
   Stats& stats_;
-  const Config config_;
   OpTiming timing_;
   DeviceWaits waits_;
   const uint64_t generation_;  // no other gate has it

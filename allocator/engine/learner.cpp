@@ -9,6 +9,8 @@
 #include "base/log.h"
 #include "base/service_thread.h"
 #include "engine/headroom.h"
+#include "engine/machine_meter.h"
+#include "engine/op_timer.h"
 #include "learn/stall_free_budget.h"
 
 namespace tencache {
@@ -87,7 +89,7 @@ void Learner::look() {
   ++look_count_;
   // Before the events, so that those of the ops are among them.
   const std::vector<OpTime> op_times =
-      config_.op_times ? config_.op_times() : std::vector<OpTime>();
+      parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
   stream_.append(recorder_.drain(&positions_));
   stream_.append_times(op_times);
   const Following following = cursor_.following();
@@ -187,7 +189,7 @@ void Learner::plan_again(uint64_t number) {
 // thread has to wait for a core.
 uint64_t Learner::make_script(uint64_t number, Period period) {
   const uint64_t begin_ns = thread_work_ns();
-  const Machine machine = config_.measure(&period.trace.fixed_bytes);
+  const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
   auto script = std::make_shared<const Script>(
       number, std::make_shared<const Period>(std::move(period)), machine);
   std::vector<std::shared_ptr<const Script>> scripts;
@@ -216,7 +218,7 @@ uint64_t Learner::make_script(uint64_t number, Period period) {
       static_cast<double>(script->planned.simulation.bytes_read) / 1048576.0,
       static_cast<double>(script->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);
-  if (config_.on_script) config_.on_script(*script);
+  if (parts_.hooks->on_script) parts_.hooks->on_script(*script);
   cursor_.install(scripts);
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();

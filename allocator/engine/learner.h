@@ -14,13 +14,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/mutex.h"
+#include "engine/parts.h"
 #include "engine/plan_cursor.h"
 #include "engine/script.h"
 #include "learn/period.h"
@@ -30,17 +30,10 @@
 namespace tencache {
 
 struct LearnerConfig {
-  /// What the plan may count with, for a trace: the machine, and into `fixed_bytes` what is on the
-  /// device besides the trace's tensors.
-  std::function<Machine(uint64_t* fixed_bytes)> measure;
-  /// Of ops that have ended, as far as it is known by now; empty where the host's clock tells.
-  std::function<std::vector<OpTime>()> op_times;
   /// Of the device tier, the headroom included.
   uint64_t budget_bytes = 0;
   /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
   uint64_t peak_bytes_min = 0;
-  /// Told of every script, on the learner's thread.
-  std::function<void(const Script&)> on_script;
 };
 
 /// For statistics.
@@ -58,8 +51,8 @@ struct LearnerSummary {
 
 class Learner {
  public:
-  Learner(const Recorder& recorder, PlanCursor& cursor, LearnerConfig config)
-      : recorder_(recorder), cursor_(cursor), config_(std::move(config)) {}
+  Learner(const Parts& parts, LearnerConfig config)
+      : parts_(parts), recorder_(*parts.recorder), cursor_(*parts.cursor), config_(config) {}
   ~Learner();
 
   void start();
@@ -90,6 +83,7 @@ class Learner {
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();
 
+  const Parts& parts_;
   const Recorder& recorder_;
   PlanCursor& cursor_;
   const LearnerConfig config_;

@@ -21,7 +21,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <unordered_map>
 
 #include "backend/stream_set.h"
 #include "base/mutex.h"
@@ -29,6 +28,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "engine/move_rate.h"
+#include "engine/next_uses.h"
 #include "engine/order.h"
 #include "learn/plan.h"
 #include "memory/extent.h"
@@ -107,11 +107,9 @@ class Migrations {
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
 
-  /// Ticks until known extents are used next; none known: empty.
-  using NextUses = std::function<std::unordered_map<const Extent*, uint64_t>()>;
-  /// What tells which copies below are needed last, where that matters; an empty one: nothing does
-  /// any more, and none is called when this returns.
-  virtual void set_next_uses(const NextUses& /*next_uses*/) {}
+  /// Who tells which copies below are needed last, where that matters; null: nobody does any more,
+  /// and nobody is asked when this returns.
+  virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
   /// Takes note of what has arrived since, so that it can be evicted; waits for the rest if it may.
   virtual void settle(bool /*may_wait*/) {}

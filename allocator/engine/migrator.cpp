@@ -6,8 +6,11 @@
 
 #include "base/service_thread.h"
 #include "base/units.h"
+#include "engine/gate.h"
 #include "engine/headroom.h"
 #include "engine/migration_permit.h"
+#include "engine/plan_cursor.h"
+#include "engine/prefetcher.h"
 
 namespace tencache {
 namespace {
@@ -45,11 +48,11 @@ std::vector<Order> first_of(std::span<const ListedExtent> victims, uint64_t byte
 
 }  // namespace
 
-Migrator::Migrator(Heap& heap, Migrations* migrations, MigratorConfig config)
-    : heap_(heap),
-      migrations_(migrations),
-      config_(std::move(config)),
-      headroom_bytes_(headroom_of(heap.budget().limit())) {}
+Migrator::Migrator(const Parts& parts)
+    : parts_(parts),
+      heap_(*parts.heap),
+      migrations_(parts.migrations),
+      headroom_bytes_(headroom_of(heap_.budget().limit())) {}
 
 Migrator::~Migrator() {
   {
@@ -63,6 +66,12 @@ Migrator::~Migrator() {
 void Migrator::start() {
   worker_ = start_service_thread("tencache", [this] { work(); });
 }
+
+std::string Migrator::current_op() const { return parts_.gate->current_op(); }
+
+void Migrator::begin_wait(StreamSet streams) { parts_.gate->begin_wait_for_room(streams); }
+
+void Migrator::end_wait() { parts_.gate->end_wait_for_room(); }
 
 void Migrator::watch_budget() {
   Budget& budget = heap_.budget();
@@ -80,7 +89,7 @@ void Migrator::on_attention() {
   if (!is_armed()) {
     if (is_armed_.exchange(true)) return;
     watch_budget();
-    if (config_.on_arm) config_.on_arm();
+    if (parts_.hooks->on_arm) parts_.hooks->on_arm();
     return;
   }
   const bool is_short = wanted_bytes_for(0) > headroom_bytes_ / 2 || heap_.needs_free_room();
@@ -93,7 +102,7 @@ bool Migrator::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
   // What was ordered before comes first, as long as the device does not wait for this thread.
-  if (config_.let_fetches_go_first) config_.let_fetches_go_first();
+  parts_.gate->let_fetches_go_first();
   bool has_room = false;
   migrations_->begin_demand();
   MutexLock lock(mutex_);
@@ -187,7 +196,7 @@ void Migrator::carry_out(std::span<const Order> orders) {
 // which is told part by part.
 std::optional<EvictionResult> Migrator::run_pass() {
   EvictionResult total;
-  if (config_.before_pass) config_.before_pass();
+  if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   migrations_->settle(false);
   const uint64_t wanted = wanted_bytes();
   if (wanted == 0) return std::nullopt;
@@ -240,7 +249,7 @@ std::vector<ListedExtent> Migrator::victims(uint64_t wanted_bytes) const {
     ListedExtent listed;
   };
   std::unordered_map<const Extent*, uint64_t> next_uses;
-  if (config_.next_uses) next_uses = config_.next_uses();
+  if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
   std::vector<Candidate> candidates;
   for (const ListedExtent& listed : heap_.extents()) {
     if (!listed.extent->may_be_evicted()) continue;
@@ -263,16 +272,16 @@ std::vector<ListedExtent> Migrator::victims(uint64_t wanted_bytes) const {
 
 void Migrator::note_spill(const EvictionResult& result) {
   if (result.count == 0 || has_spilled_.exchange(true)) return;
-  if (config_.on_first_spill) config_.on_first_spill();
+  if (parts_.hooks->on_first_spill) parts_.hooks->on_first_spill();
 }
 
-// Who waits comes before who guesses.
+// Wakes blocked allocations before the prefetcher.
 void Migrator::publish() {
   {
     MutexLock lock(mutex_);
     room_changed_.notify_all();
   }
-  if (config_.on_room) config_.on_room();
+  if (parts_.prefetcher != nullptr) parts_.prefetcher->on_room();
 }
 
 }  // namespace tencache

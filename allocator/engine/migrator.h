@@ -22,39 +22,25 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
 #include "engine/migrations.h"
 #include "engine/order.h"
+#include "engine/parts.h"
 #include "memory/heap.h"
 
 namespace tencache {
 
-struct MigratorConfig {
-  std::function<void()> on_arm;          // called once, from an allocating thread, no lock held
-  std::function<void()> before_pass;     // time to give up pins that outlived their op
-  std::function<void()> on_first_spill;  // called once, from the worker
-  std::function<std::string()> current_op;
-  std::function<void()> on_room;              // often, from the worker: there may be room
-  std::function<void(StreamSet)> begin_wait;  // from a thread that waits for room
-  std::function<void()> end_wait;
-  /// From a thread that is about to wait for room, perhaps before others that are due earlier.
-  std::function<void()> let_fetches_go_first;
-  /// Ticks until extents are used next, as far as a plan knows.
-  std::function<std::unordered_map<const Extent*, uint64_t>()> next_uses;
-};
-
 class Migrator final : public RoomMaker {
  public:
-  /// `migrations` is null in strict mode: then nothing is ever evicted.
-  Migrator(Heap& heap, Migrations* migrations, MigratorConfig config);
+  /// Without migrations (strict mode) nothing is ever evicted. The gate may be made later, before
+  /// the first call.
+  explicit Migrator(const Parts& parts);
   /// Stops the worker after the pass under way.
   ~Migrator() override;
 
@@ -65,9 +51,9 @@ class Migrator final : public RoomMaker {
   void on_attention() override;
   /// The budget has another limit. To be told by whoever has set it.
   void on_budget_change();
-  std::string current_op() const override { return config_.current_op(); }
-  void begin_wait(StreamSet streams) override { config_.begin_wait(streams); }
-  void end_wait() override { config_.end_wait(); }
+  std::string current_op() const override;
+  void begin_wait(StreamSet streams) override;
+  void end_wait() override;
 
   /// Evicts these soon, in order.
   void order(std::span<const Order> evictions) TENCACHE_EXCLUDES(mutex_);
@@ -95,9 +81,9 @@ class Migrator final : public RoomMaker {
   void publish() TENCACHE_EXCLUDES(mutex_);
 
   // Constant after construction.
+  const Parts& parts_;
   Heap& heap_;
   Migrations* const migrations_;
-  const MigratorConfig config_;
   const uint64_t headroom_bytes_;
 
   // Set once, by whoever passes the watermark first.

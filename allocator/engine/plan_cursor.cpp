@@ -29,7 +29,7 @@ void PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents) {
   if (current_ != nullptr && !follow(digest, extents)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
   if (!fetches_.empty()) {
-    config_.fetch(fetches_);
+    sink_.fetch(fetches_);
     fetches_.clear();
   }
 }
@@ -82,7 +82,7 @@ void PlanCursor::end_period() {
     ++following_.periods_ever;
     following_.last_period_ns = now - period_begin_ns_;
     following_.last_period_script = current_->script->number;
-    config_.on_period();
+    sink_.on_period();
   }
   is_whole_ = true;
   period_begin_ns_ = now;
@@ -95,7 +95,7 @@ void PlanCursor::get_lost() {
   is_whole_ = false;
   doubt_ = 0;
   // Evictions stay ordered: what was used for the last time then still is as old as that.
-  config_.forget_fetches();
+  sink_.forget_fetches();
 }
 
 // The only place that the last ticks fit; null when there is none or several.
@@ -167,7 +167,7 @@ TENCACHE_SLOW void PlanCursor::give_evictions() {
   }
   // The op that has just closed was a use, too.
   for (Order& order : orders) order.given_at_ticks = ticks();
-  if (!orders.empty()) config_.evict(orders);
+  if (!orders.empty()) sink_.evict(orders);
 }
 
 void PlanCursor::remember(uint64_t digest) {

@@ -18,13 +18,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
+#include "engine/next_uses.h"
 #include "engine/order.h"
 #include "engine/script.h"
 #include "memory/extent.h"
@@ -42,16 +42,23 @@ struct Following {
   uint64_t ticks_seen = 0;
 };
 
-class PlanCursor {
+/// Who carries out what the cursor's place in a plan calls for. Called with the cursor's lock held,
+/// but for evict().
+class PlanSink {
  public:
-  struct Config {
-    std::function<void(std::span<const Order>)> evict;
-    std::function<void(std::span<const Order>)> fetch;
-    std::function<void()> forget_fetches;  // what was ordered is not expected any more
-    std::function<void()> on_period;       // a whole period was followed
-  };
+  virtual ~PlanSink() = default;
+  virtual void evict(std::span<const Order> orders) = 0;
+  virtual void fetch(std::span<const Order> orders) = 0;
+  /// What was ordered is not expected any more.
+  virtual void forget_fetches() = 0;
+  /// A whole period was followed.
+  virtual void on_period() = 0;
+};
 
-  explicit PlanCursor(Config config) : config_(std::move(config)) {}
+class PlanCursor final : public NextUses {
+ public:
+  /// The sink outlives the cursor.
+  explicit PlanCursor(PlanSink& sink) : sink_(sink) {}
 
   /// Whether there is anything to follow: else the calls below need not be made.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
@@ -68,8 +75,8 @@ class PlanCursor {
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Ticks until each known extent is used next; empty while lost.
-  std::unordered_map<const Extent*, uint64_t> next_uses() const TENCACHE_EXCLUDES(mutex_);
+  /// Empty while lost.
+  std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
 
  private:
   static constexpr size_t kGram = 4;  // ticks that name a place
@@ -107,7 +114,7 @@ class PlanCursor {
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
   void give_evictions() TENCACHE_EXCLUDES(mutex_);
 
-  const Config config_;
+  PlanSink& sink_;
   std::atomic<bool> is_active_{false};
   std::atomic<bool> has_pending_{false};
 

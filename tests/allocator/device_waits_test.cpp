@@ -127,9 +127,13 @@ TEST(DeviceWaitsOfAGateTest, FetchesAndRoomAreTimedInTheStreamOfTheOp) {
   timer.device_ns = kLongNs;
   Stats stats;
   Recorder recorder;
-  Gate::Config config;
-  config.wait_timer = &timer;
-  Gate gate(engine->heap(), engine->migrations(), nullptr, recorder, stats, config);
+  Parts parts;
+  parts.heap = &engine->heap();
+  parts.migrations = engine->migrations();
+  parts.recorder = &recorder;
+  parts.stats = &stats;
+  parts.wait_timer = &timer;
+  Gate gate(parts);
   const std::vector<Access> accesses = {{tensor, AccessMode::kRead}};
   ASSERT_TRUE(engine.evict(tensor));
   gate.open(1, accesses, kStream);

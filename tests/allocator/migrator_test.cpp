@@ -181,7 +181,7 @@ TEST(MigratorTest, ArmsOnceAtTheWatermark) {
   std::atomic<int> armed{0};
   TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.arm_at = 0.5;
-    config.on_arm = [&] { armed.fetch_add(1); };
+    config.hooks.on_arm = [&] { armed.fetch_add(1); };
   }));
   engine.allocate(15 * kMiB);
   EXPECT_EQ(armed.load(), 0);
@@ -202,11 +202,11 @@ TEST(MigratorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
   std::atomic<int> spills{0};
   std::atomic<int> polls{0};
   TestEngine engine(small_budget([&](CpuEngineConfig& config) {
-    config.on_first_spill = [&] {
+    config.hooks.on_first_spill = [&] {
       EXPECT_GT(polls.load(), 0);
       spills.fetch_add(1);
     };
-    config.before_pass = [&] { polls.fetch_add(1); };
+    config.hooks.before_pass = [&] { polls.fetch_add(1); };
   }));
   used_extents(engine, 10);
   EXPECT_EQ(spills.load(), 0);
@@ -220,7 +220,7 @@ TEST(MigratorTest, HoldsGivenUpByThePollMakeRoom) {
   std::atomic<Hold*> hold{nullptr};
   CpuEngine* target = nullptr;
   TestEngine engine(small_budget([&](CpuEngineConfig& config) {
-    config.before_pass = [&] {
+    config.hooks.before_pass = [&] {
       if (Hold* held = hold.exchange(nullptr)) target->gate().unhold(held);
     };
   }));
@@ -272,7 +272,7 @@ TEST(MigratorTest, StrictModeNeverEvicts) {
   TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.heap.strict = true;
     config.disk.reset();
-    config.on_arm = [&] { armed.fetch_add(1); };
+    config.hooks.on_arm = [&] { armed.fetch_add(1); };
   }));
   std::vector<char*> addresses = used_extents(engine, 30);
   EXPECT_EQ(armed.load(), 1);

@@ -51,9 +51,13 @@ class FakeTimer final : public OpTimer {
 class OpTimingTest : public ::testing::Test {
  protected:
   OpTimingTest() {
-    Gate::Config config;
-    config.timer = &timer_;
-    gate_.emplace(engine_->heap(), engine_->migrations(), nullptr, recorder_, stats_, config);
+    Parts parts;
+    parts.heap = &engine_->heap();
+    parts.migrations = engine_->migrations();
+    parts.recorder = &recorder_;
+    parts.stats = &stats_;
+    parts.op_timer = &timer_;
+    gate_.emplace(parts);
     tensor_ = engine_.allocate(kBytes);
   }
   ~OpTimingTest() override {

@@ -21,24 +21,24 @@ constexpr uint64_t kBytes = 1 << 20;
 constexpr size_t kLayers = 8;
 
 /// A step that reads eight parameters forwards and backwards, and a machine that holds five.
-class PlanCursorTest : public ::testing::Test {
+class PlanCursorTest : public ::testing::Test, protected PlanSink {
  protected:
   PlanCursorTest() {
     for (size_t index = 0; index < kLayers; ++index) {
       extents_[index].id = index + 1;
       extents_[index].bytes = kBytes;
     }
-    PlanCursor::Config config;
-    config.evict = [this](std::span<const Order> orders) {
-      evicted_.insert(evicted_.end(), orders.begin(), orders.end());
-    };
-    config.fetch = [this](std::span<const Order> orders) {
-      fetched_.insert(fetched_.end(), orders.begin(), orders.end());
-    };
-    config.forget_fetches = [this] { ++forgotten_; };
-    config.on_period = [this] { ++periods_; };
-    cursor_ = std::make_unique<PlanCursor>(std::move(config));
+    cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
   }
+
+  void evict(std::span<const Order> orders) override {
+    evicted_.insert(evicted_.end(), orders.begin(), orders.end());
+  }
+  void fetch(std::span<const Order> orders) override {
+    fetched_.insert(fetched_.end(), orders.begin(), orders.end());
+  }
+  void forget_fetches() override { ++forgotten_; }
+  void on_period() override { ++periods_; }
 
   // Ticks of a step: op 1 on each parameter, then op 2 in reverse order.
   std::shared_ptr<const Script> script(uint64_t number, uint32_t first_op = 1) const {

@@ -136,10 +136,10 @@ HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
   return outcome;
 }
 
-void HostSpill::set_next_uses(Migrations::NextUses next_uses) {
+void HostSpill::set_next_uses(const NextUses* next_uses) {
   {
     MutexLock lock(plan_mutex_);
-    next_uses_ = std::move(next_uses);
+    next_uses_ = next_uses;
   }
   if (headroom_bytes_ > 0) nudge();
 }
@@ -148,7 +148,7 @@ std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
   std::unordered_map<const Extent*, uint64_t> next_uses;
   {
     MutexLock lock(plan_mutex_);
-    if (next_uses_) next_uses = next_uses_();
+    if (next_uses_ != nullptr) next_uses = next_uses_->next_uses();
   }
   std::vector<Candidate> cold;
   for (const ListedExtent& listed : heap_.extents()) {

@@ -76,7 +76,7 @@ class HostSpill {
 
   /// While these know anything, who is needed last goes first, and who is not known before all
   /// others; else whoever was used longest ago.
-  void set_next_uses(Migrations::NextUses next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
+  void set_next_uses(const NextUses* next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   /// A block was taken. Cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_) {
@@ -155,7 +155,7 @@ class HostSpill {
   uint64_t headroom_bytes_ = 0;             // constant after keep_free()
 
   Mutex plan_mutex_;  // held while it is asked, so that it can be taken away
-  Migrations::NextUses next_uses_ TENCACHE_GUARDED_BY(plan_mutex_);
+  const NextUses* next_uses_ TENCACHE_GUARDED_BY(plan_mutex_) = nullptr;
 
   Mutex mutex_;
   CondVar changed_;

@@ -109,7 +109,7 @@ void StreamMigrations::keep_host_free(uint64_t headroom_bytes) {
   if (spill_ != nullptr && headroom_bytes > 0) spill_->keep_free(headroom_bytes);
 }
 
-void StreamMigrations::set_next_uses(const NextUses& next_uses) {
+void StreamMigrations::set_next_uses(const NextUses* next_uses) {
   if (spill_ != nullptr) spill_->set_next_uses(next_uses);
 }
 

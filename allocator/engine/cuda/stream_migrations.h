@@ -128,7 +128,7 @@ class StreamMigrations final : public Migrations {
   /// Where the driver refuses, the extent stays cold and a warning says so.
   LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) override;
   uint64_t prefetch(OrderSource& orders) override;
-  void set_next_uses(const NextUses& next_uses) override;
+  void set_next_uses(const NextUses* next_uses) override;
   void describe_below(Machine* machine) const override;
   void settle(bool may_wait) override TENCACHE_EXCLUDES(mutex_);
 

@@ -16,6 +16,7 @@
 
 #include "support/cuda/simulated_cufile.h"
 #include "support/cuda/test_cuda_engine.h"
+#include "support/function_uses.h"
 #include "support/listed_orders.h"
 #include "support/random.h"
 #include "support/test_directory.h"
@@ -156,6 +157,7 @@ class RandomProgram {
 void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t generator) {
   const bool may_evict = engine->disk() == nullptr;
   Random random(generator);
+  std::unique_ptr<FunctionUses> followed;
   while (!is_done.load()) {
     std::vector<Extent*> some;
     std::vector<Order> orders;
@@ -167,7 +169,9 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
     if (random.chance(0.2)) {  // as a plan that is followed; it decides what is on disk
       std::unordered_map<const Extent*, uint64_t> uses;
       for (const Extent* extent : some) uses[extent] = random.between(1, 1'000);
-      engine->migrations()->set_next_uses([uses = std::move(uses)] { return uses; });
+      auto next = std::make_unique<FunctionUses>([uses = std::move(uses)] { return uses; });
+      engine->migrations()->set_next_uses(next.get());
+      followed = std::move(next);
     }
     if (random.chance(0.5) && may_evict) {
       if (random.chance(0.5)) {
@@ -181,6 +185,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));
   }
+  engine->migrations()->set_next_uses(nullptr);
 }
 
 class CudaEngineFuzzTest : public ::testing::TestWithParam<uint64_t> {};

@@ -186,7 +186,7 @@ class OpTimesTest : public ::testing::Test {
   OpTimesTest() {
     engine_.emplace([this](CudaEngineConfig& config) {
       config.arm_at = 0.01;
-      config.on_script = [this](const Script& script) {
+      config.hooks.on_script = [this](const Script& script) {
         for (const TraceOp& op : script.period->trace.ops) compute_ns_.push_back(op.compute_ns);
         has_script_ = true;
       };

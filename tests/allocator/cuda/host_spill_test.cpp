@@ -15,6 +15,7 @@
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
 #include "support/faulty_channel.h"
+#include "support/function_uses.h"
 #include "support/test_directory.h"
 
 namespace tencache {
@@ -71,9 +72,15 @@ class HostSpillTest : public ::testing::Test {
     return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
            extent(index)->slot.is_valid();
   }
+  /// As a plan that tells so; null: none does any more.
+  void follow(const FunctionUses::Function& function) {
+    auto uses = function ? std::make_unique<FunctionUses>(function) : nullptr;
+    (*engine_)->migrations()->set_next_uses(uses.get());
+    uses_ = std::move(uses);
+  }
   /// As a plan that needs the first one first.
   void need_in_order() {
-    (*engine_)->migrations()->set_next_uses([this] {
+    follow([this] {
       std::unordered_map<const Extent*, uint64_t> uses;
       for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
       return uses;
@@ -93,6 +100,7 @@ class HostSpillTest : public ::testing::Test {
 
   TestDirectory directory_;
   std::shared_ptr<FaultPlan> faults_ = std::make_shared<FaultPlan>();
+  std::unique_ptr<FunctionUses> uses_;  // outlives the engine
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
   std::vector<char*> tensors_;
@@ -119,7 +127,7 @@ TEST_F(HostSpillTest, NeededLastGoesFirst) {
   start();
   allocate(6);
   std::atomic<uint64_t> asked{0};
-  (*engine_)->migrations()->set_next_uses([&] {
+  follow([&] {
     asked.fetch_add(1);
     std::unordered_map<const Extent*, uint64_t> uses;
     for (const uint64_t index : {0, 1, 3, 4, 5}) uses[extent(index)] = index < 3 ? index + 1 : 50;
@@ -132,7 +140,7 @@ TEST_F(HostSpillTest, NeededLastGoesFirst) {
   EXPECT_TRUE(is_on_disk_alone(1));
   const uint64_t asked_then = asked;
   EXPECT_GT(asked_then, 0u);
-  (*engine_)->migrations()->set_next_uses({});
+  follow(nullptr);
   check_all();
   EXPECT_EQ(asked, asked_then);
 }
@@ -150,7 +158,7 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
     settle();
     EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
   }
-  (*engine_)->migrations()->set_next_uses({});
+  follow(nullptr);
   EXPECT_EQ((*engine_)->host()->stats().peak_beyond_bytes, 0u);
   check_all();
 }
@@ -174,7 +182,7 @@ TEST_F(HostSpillTest, OthersDemoteWhileOneIsReadAhead) {
   EXPECT_EQ(faults_->pieces(IoDirection::kRead), 1u);
   is_let_go = true;
   evictor.join();
-  (*engine_)->migrations()->set_next_uses({});
+  follow(nullptr);
   check_all();
 }
 
@@ -188,7 +196,7 @@ TEST_F(HostSpillTest, ReadAheadWhileTensorsComeAndGo) {
   for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
   for (uint64_t round = 0; round < 20; ++round) {
     const uint64_t index = round % tensors_.size();
-    (*engine_)->migrations()->set_next_uses([uses] { return uses; });
+    follow([uses] { return uses; });
     engine_->free(tensors_[index]);
     tensors_[index] = engine_->allocate(kBytes, stream_);
     write(index);
@@ -205,7 +213,7 @@ TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
   faults_->add({.direction = IoDirection::kRead, .count = 3, .error_number = EIO});
   need_in_order();
   EXPECT_TRUE(eventually([&] { return faults_->injected() >= 3; }));
-  (*engine_)->migrations()->set_next_uses({});
+  follow(nullptr);
   check_all();
   EXPECT_EQ(engine_->check_books(), "");
 }

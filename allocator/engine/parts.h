@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parts: the objects of one engine, through which each of them calls the others by name. The engine
+// fills this in while it is made; from the first thread on it does not change. A part that is null
+// does not exist there: no migrations in strict mode; no op_timer, prefetcher, cursor, learner and
+// machine where nothing is planned; no timers where the host's clock tells.
+//
+// EngineHooks: what an engine asks of the process around it. Each may be empty.
+//
+// Threads: read by any.
+#pragma once
+
+#include <functional>
+
+namespace tencache {
+
+class Chaos;
+class Gate;
+class Heap;
+class Learner;
+class MachineMeter;
+class Migrations;
+class Migrator;
+class OpTimer;
+class PlanCursor;
+class Prefetcher;
+class Recorder;
+struct Script;
+struct Stats;
+
+struct EngineHooks {
+  std::function<void()> on_arm;  // once, from an allocating thread, no lock held
+  std::function<void()>
+      before_pass;  // often, from the migrator: give up pins that outlived their op
+  std::function<void()> on_first_spill;          // once, from the migrator
+  std::function<void(const Script&)> on_script;  // for every plan, from the learner
+};
+
+struct Parts {
+  Heap* heap = nullptr;
+  Migrations* migrations = nullptr;
+  Recorder* recorder = nullptr;
+  Stats* stats = nullptr;
+  OpTimer* op_timer = nullptr;
+  OpTimer* wait_timer = nullptr;
+  Gate* gate = nullptr;
+  Migrator* migrator = nullptr;
+  Prefetcher* prefetcher = nullptr;
+  PlanCursor* cursor = nullptr;
+  Learner* learner = nullptr;
+  MachineMeter* machine = nullptr;
+  Chaos* chaos = nullptr;  // null outside chaos mode
+  const EngineHooks* hooks = nullptr;
+};
+
+}  // namespace tencache

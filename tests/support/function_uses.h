@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FunctionUses: a plan's knowledge of what is needed when (engine/next_uses.h), as a test says it.
+// The function is called from any thread of the engine.
+#pragma once
+
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/next_uses.h"
+
+namespace tencache {
+
+class FunctionUses final : public NextUses {
+ public:
+  using Function = std::function<std::unordered_map<const Extent*, uint64_t>()>;
+
+  explicit FunctionUses(Function function) : function_(std::move(function)) {}
+
+  std::unordered_map<const Extent*, uint64_t> next_uses() const override { return function_(); }
+
+ private:
+  const Function function_;
+};
+
+}  // namespace tencache
