@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash and
-# tencache::json. liburing's static archive is taken where it is position independent, so that the
-# installed library needs no system package at run time; else the shared one. tencache::cuda_headers is
-# there only where cuda.h is: in the CUDA that pip installs beside PyTorch, or in a toolkit.
+# The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash,
+# tencache::json and tencache::cuda_headers. liburing's static archive is taken where it is position independent, so that the
+# installed library needs no system package at run time; else the shared one.
 find_package(Threads REQUIRED)
 
 # tencache_add_headers(<name> <header> <Debian package>): the target tencache::<name>, for one header.
@@ -54,32 +53,35 @@ endif()
 message(STATUS "liburing: ${uring_library}")
 target_link_libraries(tencache::uring INTERFACE ${uring_library})
 
-# TENCACHE_CUDA_INCLUDE may be given; empty builds without the cuda backend. What an earlier configure
-# did not find, or found and is gone, is looked for again.
-if(TENCACHE_CUDA_INCLUDE MATCHES "NOTFOUND$"
-   OR (TENCACHE_CUDA_INCLUDE AND NOT EXISTS ${TENCACHE_CUDA_INCLUDE}/cuda.h))
+# TENCACHE_CUDA_INCLUDE, the folder of cuda.h, may be given. Else it is what pip installed, beside a torch
+# for CUDA or as a requirement of this build, or a toolkit's. What an earlier configure found and is gone
+# is looked for again.
+if(TENCACHE_CUDA_INCLUDE AND NOT EXISTS ${TENCACHE_CUDA_INCLUDE}/cuda.h)
   unset(TENCACHE_CUDA_INCLUDE CACHE)
 endif()
-if(NOT DEFINED TENCACHE_CUDA_INCLUDE)
+if(NOT TENCACHE_CUDA_INCLUDE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  file(GLOB from_pip ${packages}/nvidia/cu*/include)
+  # cuda_runtime is CUDA 12's folder: a torch for CUDA 12 goes before the requirement of this build.
+  file(GLOB from_pip ${packages}/nvidia/cuda_runtime/include ${packages}/nvidia/cu1*/include)
   find_path(TENCACHE_CUDA_INCLUDE cuda.h HINTS ${from_pip} ENV CUDA_HOME PATHS /usr/local/cuda/include
             PATH_SUFFIXES include)
   mark_as_advanced(TENCACHE_CUDA_INCLUDE)
 endif()
-set(cuda_version 0)
-if(TENCACHE_CUDA_INCLUDE)
-  file(STRINGS ${TENCACHE_CUDA_INCLUDE}/cuda.h cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
-  string(REGEX REPLACE "[^0-9]" "" cuda_version "${cuda_version}")
+set(cuda_remedy "Install NVIDIA's headers into the environment that builds, pip install 'nvidia-cuda-runtime>=13,<14', \
+or name the folder of another cuda.h, -DTENCACHE_CUDA_INCLUDE=<folder>")
+if(NOT TENCACHE_CUDA_INCLUDE)
+  message(FATAL_ERROR "cuda.h was not found. ${cuda_remedy}")
 endif()
-# Older ones lack names of this backend: memory of a NUMA node, the newer cuGetProcAddress.
-if(cuda_version GREATER_EQUAL 12020)
-  add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
-  target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})
-  message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE} (${cuda_version})")
-else()
-  message(STATUS "cuda.h of CUDA 12.2 or newer was not found, so there will be no cuda backend")
+file(STRINGS ${TENCACHE_CUDA_INCLUDE}/cuda.h cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
+string(REGEX REPLACE "[^0-9]" "" cuda_version "${cuda_version}")
+# Older ones lack names of the cuda backend: memory of a NUMA node, the newer cuGetProcAddress.
+if(NOT cuda_version GREATER_EQUAL 12020)
+  message(FATAL_ERROR "${TENCACHE_CUDA_INCLUDE}/cuda.h is of CUDA version ${cuda_version}, and tencache needs "
+                      "that of 12.2 (12020) or newer. ${cuda_remedy}")
 endif()
+add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
+target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})
+message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE} (${cuda_version})")

@@ -46,7 +46,7 @@ file(GLOB cudart ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.* ${TENCACHE_CUDA_
 if(cudart)
   list(GET cudart 0 cudart)
 endif()
-if(TARGET tencache::cuda_headers AND cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
+if(cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
   add_library(tencache::torch_cuda INTERFACE IMPORTED GLOBAL)
   target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so
                                                        ${cudart} tencache::cuda_headers)

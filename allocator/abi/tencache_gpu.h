@@ -2,8 +2,7 @@
  *
  * The C ABI of libtencache.so for the memory of GPUs, beside tencache.h, whose error codes,
  * accesses and op modes it shares. One engine serves one GPU; the shim opens one when a GPU is
- * first used. Where tencache was built without CUDA's header every function that can fail fails
- * with TENCACHE_UNAVAILABLE, and none of the others can be reached, because there is no engine.
+ * first used.
  *
  * Streams are handles of the driver (CUstream, cudaStream_t) as void *; NULL is the legacy default
  * stream. The per-thread default stream is refused: it is another one on each thread.

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/gpu_probe.h"
 
-#ifdef TENCACHE_HAS_CUDA
 #include "backend/cuda/driver_api.h"
 #include "backend/cuda/gpu.h"
-#endif
 
 namespace tencache {
-
-#ifdef TENCACHE_HAS_CUDA
 
 GpuProbe probe_gpus() {
   const Result<DriverApi> loaded = load_driver();
@@ -34,13 +30,5 @@ GpuProbe probe_gpus() {
   if (probe.gpus.empty()) probe.reason = "The CUDA driver is here, and no GPU that it can use.";
   return probe;
 }
-
-#else
-
-GpuProbe probe_gpus() {
-  return {{}, "This tencache was built where cuda.h was missing, so it looks for no GPU."};
-}
-
-#endif
 
 }  // namespace tencache

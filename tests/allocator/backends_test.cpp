@@ -2,8 +2,7 @@
 //
 // What holds for an engine over any backend: bytes come back right, pins keep, room is made and
 // never exceeded but where one op needs it, what is freed is used again, plans fetch ahead, figures
-// add up, threads do not meet. The drivers of the suite are in support/; where there is no cuda.h,
-// the cpu backend's alone.
+// add up, threads do not meet. The drivers of the suite are in support/.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,10 +15,8 @@
 
 #include "base/check.h"
 #include "support/cpu_driver.h"
-#include "support/listed_orders.h"
-#if __has_include(<cuda.h>)
 #include "support/cuda/cuda_driver.h"
-#endif
+#include "support/listed_orders.h"
 
 namespace tencache {
 namespace {
@@ -99,11 +96,7 @@ struct BackendNames {
   }
 };
 
-#if __has_include(<cuda.h>)
 using Drivers = ::testing::Types<CpuDriver, CudaDriver>;
-#else
-using Drivers = ::testing::Types<CpuDriver>;
-#endif
 TYPED_TEST_SUITE(BackendsTest, Drivers, BackendNames);
 
 TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
