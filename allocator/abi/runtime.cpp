@@ -49,7 +49,7 @@ Runtime& Runtime::instance() {
 
 Status Runtime::read_environment() {
   MutexLock lock(mutex_);
-  Options options = options_;
+  Options options;
   TENCACHE_RETURN_IF_ERROR(tencache::read_environment(
       options, environment_names(),
       [](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
@@ -66,8 +66,11 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   MutexLock lock(mutex_);
   Options changed = options_;
   TENCACHE_RETURN_IF_ERROR(tencache::set_option(changed, name, text));
-  const std::string in_force = option_text(options_, name);
-  const std::string wished = option_text(changed, name);
+  // Who started it has settled what auto means.
+  const bool is_settled = name == "backend" && changed.backend == BackendChoice::kAuto;
+  if (is_started() && is_settled) return Status::ok();
+  const std::string in_force = tencache::option_text(options_, name);
+  const std::string wished = tencache::option_text(changed, name);
   if (is_started() && in_force != wished) {
     return Status(StatusCode::kFailedPrecondition,
                   "tencache is already enabled with " + std::string(name) + "=" + in_force +
@@ -76,6 +79,11 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   }
   options_ = std::move(changed);
   return Status::ok();
+}
+
+std::string Runtime::option_text(std::string_view name) const {
+  MutexLock lock(mutex_);
+  return tencache::option_text(options_, name);
 }
 
 Status Runtime::start() {

@@ -30,9 +30,11 @@ class Runtime {
  public:
   static Runtime& instance();
 
+  /// Every option is what its variable says, else its default.
   Status read_environment() TENCACHE_EXCLUDES(mutex_);
   Status set_option(std::string_view name, std::string_view text) TENCACHE_EXCLUDES(mutex_);
   static Status check_option(std::string_view name, std::string_view text);
+  std::string option_text(std::string_view name) const TENCACHE_EXCLUDES(mutex_);
   Status start() TENCACHE_EXCLUDES(mutex_);
 
   bool is_started() const { return is_started_.load(std::memory_order_acquire); }

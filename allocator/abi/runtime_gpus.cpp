@@ -45,7 +45,7 @@ Result<tencache_gpu_config> Runtime::gpu_config(int ordinal) {
   if (!is_started() || options_.backend != BackendChoice::kCuda) {
     return Status(StatusCode::kFailedPrecondition,
                   "The memory of GPUs is not kept in this process, whose backend is " +
-                      option_text(options_, "backend") +
+                      tencache::option_text(options_, "backend") +
                       "; set the option backend to cuda before tencache is enabled.");
   }
   tencache_gpu_config config;

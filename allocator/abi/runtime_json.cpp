@@ -317,7 +317,7 @@ std::string Runtime::doctor_json() const {
   json["gpu"] = gpu_json(probe_gpus());
   Json options = Json::object();
   for (const OptionDescription& option : option_table()) {
-    options[std::string(option.name)] = option_text(options_, option.name);
+    options[std::string(option.name)] = tencache::option_text(options_, option.name);
   }
   json["options"] = options;
   return dump(json);

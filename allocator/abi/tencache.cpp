@@ -17,6 +17,7 @@
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
+#include "base/units.h"
 #include "learn/trace_writer.h"
 
 namespace {
@@ -72,6 +73,16 @@ int tencache_set_option(const char* name, const char* text, tencache_error* erro
 
 int tencache_check_option(const char* name, const char* text, tencache_error* error) {
   return report(Runtime::check_option(name, text), error);
+}
+
+size_t tencache_option_text(const char* name, char* buffer, size_t bytes) {
+  return copy_text(Runtime::instance().option_text(name), buffer, bytes);
+}
+
+int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* error) {
+  const tencache::Result<uint64_t> parsed = tencache::parse_bytes(text);
+  if (parsed.is_ok()) *bytes = parsed.value();
+  return report(parsed.status(), error);
 }
 
 int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }

@@ -52,15 +52,24 @@ TENCACHE_API const char* tencache_version(void);
 /* The option table as JSON (base/options.h). The text lives for ever. */
 TENCACHE_API const char* tencache_option_table(void);
 
-/* Reads all TENCACHE_* variables. 0, or an error code with *error filled. Before start. */
+/* Sets every option to what its variable TENCACHE_<NAME> says, else to its default. 0, or an error
+ * code with *error filled, and then nothing is set. Before start. */
 TENCACHE_API int tencache_read_environment(tencache_error* error);
 
-/* Sets one option from text. After start: fine when it is the value in force, else
- * TENCACHE_FAILED_PRECONDITION naming both values. */
+/* Sets one option from text. After start: fine when it is the value in force, which for the backend
+ * is also "auto", else TENCACHE_FAILED_PRECONDITION naming both values. */
 TENCACHE_API int tencache_set_option(const char* name, const char* text, tencache_error* error);
 
 /* Checks one option's text without setting it. */
 TENCACHE_API int tencache_check_option(const char* name, const char* text, tencache_error* error);
+
+/* Writes what the option is set to, as text that tencache_set_option() takes and that is the same
+ * for the same value ("on", "2GiB"), into `buffer`, as tencache_stats_json() does. "" for a name
+ * that is no option's. */
+TENCACHE_API size_t tencache_option_text(const char* name, char* buffer, size_t bytes);
+
+/* The size that a text such as "1.5GiB" names, as options take it. 0, or an error code. */
+TENCACHE_API int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* error);
 
 /* Probes the machine, opens the tiers, starts the migrator. A second call is a no-op (0). */
 TENCACHE_API int tencache_start(tencache_error* error);

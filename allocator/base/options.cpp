@@ -2,9 +2,8 @@
 //
 // The one table of options (kRows) and what loops over it. A row names an option, describes it, and
 // holds the two functions that move it between text and the Options struct; a new option is a new
-// member of Options and a new row here, and nothing else in the project. The text that a row's
-// format function gives is accepted by its parse function and means the same value. Options are
-// read before the runtime starts, by one thread; nothing here keeps state.
+// member of Options, with its default, and a new row here. The text that a row's format function
+// gives is accepted by its parse function and means the same value. Nothing here keeps state.
 #include "base/options.h"
 
 #include <algorithm>
@@ -167,103 +166,101 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 // ---- The table -----------------------------------------------------------------------------
 
 constexpr std::array<Row, 22> kRows = {{
-    {{"device_memory", "bytes", "", "auto",
+    {{"device_memory", "bytes", "",
       "Budget of the device tier: of DRAM for tensors, where auto takes what the cgroup or the "
       "machine leaves, less a reserve; or of each GPU's memory, where auto takes 90 %."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
-    {{"backend", "choice", "auto|cpu|cuda", "auto",
+    {{"backend", "choice", "auto|cpu|cuda",
       "Whose tensors move: those in DRAM, to disk (cpu, also auto), or those of GPUs, to host "
       "memory and from there to disk."},
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
-    {{"host_memory", "bytes", "", "auto",
+    {{"host_memory", "bytes", "",
       "With GPUs: budget of pinned host memory for what leaves a GPU, for each of them; auto takes "
       "what the cgroup or the machine leaves, less a reserve."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.host_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.host_memory_bytes); }},
-    {{"direct_storage", "flag", "", "off",
+    {{"direct_storage", "flag", "",
       "With GPUs: read tensors from disk straight into a GPU's memory, where the machine has "
       "NVIDIA's GPUDirect Storage."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.direct_storage); },
      [](const Options& o) { return format_flag(o.direct_storage); }},
-    {{"launch_guard", "flag", "", "on",
+    {{"launch_guard", "flag", "",
       "With GPUs: also see kernels that no op announces, of extensions or CuPy, by a library that "
       "`tencache run` preloads."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.launch_guard); },
      [](const Options& o) { return format_flag(o.launch_guard); }},
-    {{"spill_dir", "path", "", "auto",
+    {{"spill_dir", "path", "",
       "Directory of the spill file; auto takes the first usable one of TMPDIR, the user's cache "
       "directory, /var/tmp and the working directory."},
      [](Options& o, std::string_view t) { return parse_path(t, kAuto, o.spill_dir); },
      [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
-    {{"disk_space", "bytes", "", "auto",
+    {{"disk_space", "bytes", "",
       "Quota of the disk tier, with GPUs for each of them; auto takes a share of the file "
       "system's free space."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
      [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
-    {{"stats", "path", "", "off", "File that receives the stats as JSON when the program ends."},
+    {{"stats", "path", "", "File that receives the stats as JSON when the program ends."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
      [](const Options& o) { return format_path(o.stats_path, kOff); }},
-    {{"trace", "path", "", "off",
+    {{"trace", "path", "",
       "File that receives the recorded events as JSON lines when the program ends."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
-    {{"record", "path", "", "off",
+    {{"record", "path", "",
       "File that receives one learned period of the program as JSON lines, for `tencache plan`."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.record_path); },
      [](const Options& o) { return format_path(o.record_path, kOff); }},
-    {{"strict", "flag", "", "off",
-      "Raise an out-of-memory error at the budget instead of spilling."},
+    {{"strict", "flag", "", "Raise an out-of-memory error at the budget instead of spilling."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
      [](const Options& o) { return format_flag(o.strict); }},
-    {{"plan", "flag", "", "on",
+    {{"plan", "flag", "",
       "Learn what the program repeats and move tensors ahead of use; off moves those that were not "
       "used for the longest time, when room is short."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.plan); },
      [](const Options& o) { return format_flag(o.plan); }},
-    {{"quiet", "flag", "", "off",
+    {{"quiet", "flag", "",
       "Print warnings and errors only: no line at the start, none at the first spill, no summary."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.quiet); },
      [](const Options& o) { return format_flag(o.quiet); }},
-    {{"log_level", "choice", "error|warning|info|debug", "info",
+    {{"log_level", "choice", "error|warning|info|debug",
       "The most talkative kind of message that is printed."},
      [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
      [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
-    {{"extent_min", "bytes", "", "1MiB",
-      "Allocations smaller than this stay resident; from 4KiB to 1GiB."},
+    {{"extent_min", "bytes", "", "Allocations smaller than this stay resident; from 4KiB to 1GiB."},
      [](Options& o, std::string_view t) {
        return parse_size(t, kExtentMinBytesMin, kExtentMinBytesMax, o.extent_min_bytes);
      },
      [](const Options& o) { return format_size(o.extent_min_bytes); }},
-    {{"arm_at", "number", "", "0.7",
+    {{"arm_at", "number", "",
       "Share of the budget in use at which ops begin to be watched; above 0, at most 1."},
      [](Options& o, std::string_view t) { return parse_share(t, false, o.arm_at); },
      [](const Options& o) { return format_number(o.arm_at); }},
-    {{"chunk_share", "number", "", "0.05",
+    {{"chunk_share", "number", "",
       "Share of the budget that one chunk of a multi-tensor op may name; above 0, at most 1."},
      [](Options& o, std::string_view t) { return parse_share(t, false, o.chunk_share); },
      [](const Options& o) { return format_number(o.chunk_share); }},
-    {{"io_uring", "choice", "auto|on|off", "auto",
+    {{"io_uring", "choice", "auto|on|off",
       "Whether the disk tier uses io_uring; auto falls back to a pool of threads."},
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.io_uring); },
      [](const Options& o) { return format_enum(o.io_uring, kChoiceNames); }},
-    {{"direct_io", "choice", "auto|on|off", "auto",
+    {{"direct_io", "choice", "auto|on|off",
       "Whether the disk tier bypasses the page cache (O_DIRECT); auto falls back to buffered."},
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.direct_io); },
      [](const Options& o) { return format_enum(o.direct_io, kChoiceNames); }},
-    {{"userfaultfd", "choice", "auto|on|off", "auto",
+    {{"userfaultfd", "choice", "auto|on|off",
       "Whether pages of tensors that leave DRAM are kept for others by the kernel's userfaultfd; "
       "auto gives them back where it is not allowed."},
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.userfaultfd); },
      [](const Options& o) { return format_enum(o.userfaultfd, kChoiceNames); }},
-    {{"chaos", "number", "", "off",
+    {{"chaos", "number", "",
       "For tests: seed with which everything unpinned is evicted at random op ends."},
      [](Options& o, std::string_view t) { return parse_seed(t, o.chaos_seed); },
      [](const Options& o) {
        return o.chaos_seed ? std::to_string(*o.chaos_seed) : std::string(kOff);
      }},
-    {{"chaos_probability", "number", "", "1",
+    {{"chaos_probability", "number", "",
       "For tests: chance from 0 to 1 that an op end evicts; needs chaos."},
      [](Options& o, std::string_view t) { return parse_share(t, true, o.chaos_probability); },
      [](const Options& o) { return format_number(o.chaos_probability); }},
@@ -341,8 +338,7 @@ Status set_row(Options& options, const Row& row, std::string_view text) {
   std::string message = "Option " + std::string(description.name) + " was refused the value \"" +
                         std::string(text) + "\". " + refusal + " Set " +
                         flag_name(description.name) + " or " + environment_name(description.name) +
-                        ", or leave it at its default, " + std::string(description.default_text) +
-                        ".";
+                        ", or leave it at its default, " + row.format(Options()) + ".";
   return {StatusCode::kInvalidArgument, std::move(message)};
 }
 
@@ -367,7 +363,7 @@ std::string option_table_json() {
       object["name"] = description.name;
       object["kind"] = description.kind;
       object["choices"] = description.choices;
-      object["default"] = description.default_text;
+      object["default"] = row.format(Options());
       object["help"] = description.help;
       object["environment"] = environment_name(description.name);
       object["flag"] = flag_name(description.name);

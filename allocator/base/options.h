@@ -2,8 +2,9 @@
 //
 // The ONE table of options. Each row feeds the environment variable TENCACHE_<NAME>, the flag
 // --<name> of `tencache run`, the keyword of tencache.enable(), `tencache doctor` and the README's
-// table (all read it as JSON through the C ABI). Options are read once, before the runtime starts,
-// and are constant afterwards.
+// table (all read it as JSON through the C ABI). What an option is unless it is given is said by
+// its member of Options, and nowhere else. Options are read once, before the runtime starts, and
+// are constant afterwards.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,10 @@ enum class Choice : uint8_t { kAuto, kOn, kOff };
 /// Where tensors are that move: auto is settled by the host program, which knows of GPUs.
 enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
+// These also bind engines that were opened without options, as suites do.
+constexpr double kDefaultArmAt = 0.70;
+constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
+
 /// Parsed, checked values. `nullopt` means "auto": found by probing when the runtime starts.
 struct Options {
   BackendChoice backend = BackendChoice::kAuto;  // backend: auto|cpu|cuda
@@ -40,23 +45,23 @@ struct Options {
   bool plan = true;                              // plan: learn what repeats and move ahead of use
   bool quiet = false;                            // quiet: no start line, no summary
   LogLevel log_level = LogLevel::kInfo;          // log_level: error|warning|info|debug
-  uint64_t extent_min_bytes = 1 << 20;           // extent_min: smaller allocations never go cold
-  double arm_at = 0.70;                          // arm_at: share of the budget at which hooks arm
-  double chunk_share = 0.05;                     // chunk_share: share of the budget per list chunk
-  Choice io_uring = Choice::kAuto;               // io_uring: auto|on|off
-  Choice direct_io = Choice::kAuto;              // direct_io: auto|on|off
-  Choice userfaultfd = Choice::kAuto;            // userfaultfd: auto|on|off
-  std::optional<uint64_t> chaos_seed;            // chaos: evict whatever is unpinned at op ends
-  double chaos_probability = 1.0;                // chaos_probability: chance per op end, 0..1
+  uint64_t extent_min_bytes =
+      kDefaultExtentMinBytes;          // extent_min: smaller allocations never go cold
+  double arm_at = kDefaultArmAt;       // arm_at: share of the budget at which hooks arm
+  double chunk_share = 0.05;           // chunk_share: share of the budget per list chunk
+  Choice io_uring = Choice::kAuto;     // io_uring: auto|on|off
+  Choice direct_io = Choice::kAuto;    // direct_io: auto|on|off
+  Choice userfaultfd = Choice::kAuto;  // userfaultfd: auto|on|off
+  std::optional<uint64_t> chaos_seed;  // chaos: evict whatever is unpinned at op ends
+  double chaos_probability = 1.0;      // chaos_probability: chance per op end, 0..1
 };
 
 /// One row of the table, for help texts, doctor and documentation.
 struct OptionDescription {
-  std::string_view name;          // "device_memory"
-  std::string_view kind;          // "bytes" | "path" | "flag" | "choice" | "number"
-  std::string_view choices;       // for "choice": "auto|on|off"; else empty
-  std::string_view default_text;  // "auto", "1MiB", "off"
-  std::string_view help;          // one sentence
+  std::string_view name;     // "device_memory"
+  std::string_view kind;     // "bytes" | "path" | "flag" | "choice" | "number"
+  std::string_view choices;  // for "choice": "auto|on|off"; else empty
+  std::string_view help;     // one sentence
 };
 
 /// The table, in the order in which it should be shown.

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/options.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/backend.h"
@@ -31,7 +32,7 @@ namespace tencache {
 
 struct EngineConfig {
   uint64_t budget_bytes = 0;
-  double arm_at = 0.70;  // share of the budget
+  double arm_at = kDefaultArmAt;  // share of the budget
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // learn what repeats and move by plan; else by last use alone
   EngineHooks hooks;

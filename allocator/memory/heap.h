@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/options.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "memory/budget.h"
@@ -27,7 +28,7 @@
 namespace tencache {
 
 struct HeapConfig {
-  uint64_t extent_min_bytes = 1 << 20;
+  uint64_t extent_min_bytes = kDefaultExtentMinBytes;
   uint64_t extent_count_max = 16'000;         // on the cpu each may cost three of vm.max_map_count
   uint64_t request_bytes_max = ~uint64_t{0};  // what the machine holds; nothing above works
   bool strict = false;

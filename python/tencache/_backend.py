@@ -20,14 +20,13 @@ AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 def resolve(text: str, torch: Any) -> str:
     """`cpu` or `cuda` for the option's text; TencacheError when it says cuda and there is none."""
-    word = text.strip().lower()
-    if word == AUTO:
+    if text == AUTO:
         return CPU
-    if word == CUDA:
+    if text == CUDA:
         reason = why_no_cuda(torch)
         if reason is not None:
             raise TencacheError(no_cuda_message(reason))
-    return word
+    return text
 
 
 def why_no_cuda(torch: Any) -> str | None:

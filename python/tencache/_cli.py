@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tencache import _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
-from tencache._library import TencacheError, core, guard_path, package_version
+from tencache._library import Core, TencacheError, core, guard_path, package_version
 
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
@@ -119,15 +119,18 @@ def run(program: tuple[str, ...], **values: object) -> None:
 
 def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     """Checks every value, then becomes the program with the options in its environment."""
-    texts = _runtime.check_output_files({**_output_files(), **_given_texts(values)})
-    given = {name: texts[name] for name in texts if values.get(name) is not None}
+    library = core()
+    given = _given_texts(values)
+    _runtime.set_checked(library, given)
+    # Also those that variables name: at exit it would be too late.
+    _runtime.check_output_files(library)
     executable = _find_program(program[0])
     _check_autoload(os.environ)
     _check_interpreter(executable)
-    _check_machine(given)
     environment = dict(os.environ)
-    _write_environment(environment, given)
-    _preload_guard(environment, guard_path())
+    _write_environment(environment, library, given)
+    _check_machine(library)  # Which quietens the library.
+    _preload_guard(environment, library, guard_path())
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -138,12 +141,6 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
             f"`tencache run -- {sys.executable} train.py`.",
             _NOT_EXECUTABLE_STATUS,
         )
-
-
-def _output_files() -> dict[str, str]:
-    """Variables of output files are checked too: at exit it would be too late."""
-    texts = _options.texts_in_force({}, os.environ)
-    return {name: texts[name] for name in _runtime.OUTPUT_OPTIONS}
 
 
 def _find_program(name: str) -> str:
@@ -209,16 +206,13 @@ def _check_interpreter(executable: str) -> None:
         )
 
 
-def _check_machine(given: Mapping[str, str]) -> None:
+def _check_machine(library: Core) -> None:
     """Opens the tiers here, as the program will: what cannot work is said before it runs.
 
     The exec that follows closes them. What the core has to say it will say again in the program, so
     it is kept quiet here.
     """
-    library = core()
-    _runtime.set_checked(library, given)
-    backend = _options.texts_in_force(given, os.environ)["backend"].strip().lower()
-    if backend == _backend.CUDA:
+    if library.option_text("backend") == _backend.CUDA:
         served, reason = _backend.is_served(library.doctor()["gpu"])
         if not served:
             raise TencacheError(_backend.no_cuda_message(reason))
@@ -227,21 +221,24 @@ def _check_machine(given: Mapping[str, str]) -> None:
     library.start()
 
 
-def _write_environment(environment: MutableMapping[str, str], given: Mapping[str, str]) -> None:
+def _write_environment(
+    environment: MutableMapping[str, str], library: Core, given: Iterable[str]
+) -> None:
     environment[_options.SWITCH] = "1"
-    for name, text in given.items():
-        environment[_options.find(name).environment] = text
+    for name in given:
+        environment[_options.find(name).environment] = library.option_text(name)
 
 
-def _preload_guard(environment: MutableMapping[str, str], guard: Path | None) -> None:
+def _preload_guard(
+    environment: MutableMapping[str, str], library: Core, guard: Path | None
+) -> None:
     """Lets the dynamic linker load the guard before everything else that the program has.
 
     A program that starts others passes it on, as it does the options.
     """
-    texts = _options.texts_in_force({}, environment)
-    if texts["backend"].strip().lower() != _backend.CUDA:
+    if library.option_text("backend") != _backend.CUDA:
         return
-    if guard is None or not _options.is_true(texts["launch_guard"]):
+    if guard is None or library.option_text("launch_guard") == "off":
         return
     if set(str(guard)) & set(_PRELOAD_SEPARATORS):
         sys.stderr.write(

@@ -192,6 +192,15 @@ class Core:
         self._check_option = _declare(
             library, "tencache_check_option", ctypes.c_int, text, text, error
         )
+        self._option_text = _declare(library, "tencache_option_text", size, text, text, size)
+        self._parse_bytes = _declare(
+            library,
+            "tencache_parse_bytes",
+            ctypes.c_int,
+            text,
+            ctypes.POINTER(ctypes.c_uint64),
+            error,
+        )
         self._start = _declare(library, "tencache_start", ctypes.c_int, error)
         self._is_started = _declare(library, "tencache_is_started", ctypes.c_int)
         self._stats = _declare(library, "tencache_stats_json", size, text, size)
@@ -231,7 +240,10 @@ class Core:
         return table
 
     def read_environment(self) -> None:
-        """Reads all TENCACHE_* variables; OptionError names the one that cannot be used."""
+        """Sets every option to its TENCACHE_* variable, else to its default.
+
+        OptionError names the variable that cannot be used, and then nothing is set.
+        """
         error = _ErrorStruct()
         _raise_if(self._read_environment(error), error)
 
@@ -244,6 +256,19 @@ class Core:
         """OptionError when set_option would refuse the text."""
         error = _ErrorStruct()
         _raise_if(self._check_option(name.encode(), text.encode(), error), error)
+
+    def option_text(self, name: str) -> str:
+        """What the option is set to; the same text for the same value ("on", "2GiB")."""
+        # Paths are the program's, in whatever encoding: what is none is refused when it is set.
+        read = functools.partial(self._option_text, name.encode())
+        return _read_text(read, errors="surrogateescape")
+
+    def parse_bytes(self, text: str) -> int:
+        """The size that a text such as "1.5GiB" names, as options take it; OptionError for none."""
+        error = _ErrorStruct()
+        parsed = ctypes.c_uint64()
+        _raise_if(self._parse_bytes(text.encode(), parsed, error), error)
+        return parsed.value
 
     def start(self) -> None:
         """Probes the machine and opens the tiers; does nothing when that was done before."""
@@ -376,13 +401,13 @@ def guard_path() -> Path | None:
     return path if path.exists() else None
 
 
-def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:
+def _read_text(function: Callable[..., Any], size: int = 1 << 14, errors: str = "replace") -> str:
     """Calls a C function that fills a buffer and returns the size it needs, until it fits."""
     while True:
         buffer = ctypes.create_string_buffer(size)
         needed = int(function(buffer, size))
         if needed <= size:
-            return buffer.value.decode("utf-8", "replace")
+            return buffer.value.decode("utf-8", errors)
         # Counters may grow by a digit between two calls.
         size = needed + 256
 

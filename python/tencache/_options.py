@@ -3,8 +3,9 @@
 
 The one table is in the core (allocator/base/options.h). From here it becomes the keywords of
 `tencache.enable`, the flags of `tencache run` and the table in README.md (`python -m
-tencache._options` prints it). The core alone decides whether a text is a usable value; this file
-only writes values as text and says which text a keyword or a variable gave. Sizes are bytes.
+tencache._options` prints it). The core alone reads texts, of keywords, flags and variables, and
+holds the defaults; this file only writes values as text. The variable TENCACHE is no option: it is
+read here, since where it says no the core is not loaded.
 Threads: any; everything here is a pure function of its arguments and of the table.
 """
 
@@ -12,10 +13,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tencache._library import OptionError, core
@@ -24,7 +23,6 @@ SWITCH = "TENCACHE"
 
 _TRUE = frozenset({"1", "on", "true", "yes"})
 _FALSE = frozenset({"", "0", "off", "false", "no"})
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True)
@@ -93,40 +91,15 @@ def to_text(option: Option, value: object) -> str:
     )
 
 
-def texts_in_force(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Each option's text: the one given, else that of its variable, else the default."""
-    # A variable that is set but empty counts as unset, as it does in the core.
-    return {
-        option.name: given.get(option.name, environment.get(option.environment) or option.default)
-        for option in table()
-    }
-
-
-def is_true(text: str) -> bool:
-    """Whether the text of a flag means yes."""
-    return text.strip().lower() in _TRUE
-
-
 def switch_is_on(value: str | None) -> bool:
     """Whether the variable TENCACHE asks for tencache. OptionError when it says neither."""
-    if value is None or value.strip().lower() in _FALSE:
-        return False
-    if is_true(value):
-        return True
+    word = (value or "").strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
     raise OptionError(
         f"{SWITCH}={value} says neither yes nor no. Use {SWITCH}=1 or {SWITCH}=0; options have "
         f"variables of their own, such as {SWITCH}_DEVICE_MEMORY=2GiB."
     )
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of a size as the core reads it ("1MiB", "2GB", "8g", "4096"); OptionError for none."""
-    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
-    if match is None or math.isinf(float(match[1])):
-        raise OptionError(f"{text!r} is not a size; write it as 512MiB, 1.5GiB or bytes.")
-    number, unit, binary, byte = match.groups()
-    base = 1000 if unit and byte and not binary else 1024
-    return int(float(number) * base ** _UNITS[unit])
 
 
 def markdown_lines(options: Iterable[Option]) -> list[str]:

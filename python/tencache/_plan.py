@@ -27,8 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _options
-from tencache._library import Core, MachineStruct, OptionError, TencacheError
+from tencache._library import Core, MachineStruct, OptionError, TencacheError, core
 from tencache._period_file import Period
 from tencache._report import format_bytes
 
@@ -58,7 +57,7 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
 def _parse_budget(text: str) -> Budget:
     percent = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*%", text)
     try:
-        amount = float(percent[1]) / 100 if percent else _options.parse_bytes(text)
+        amount = float(percent[1]) / 100 if percent else core().parse_bytes(text)
     except OptionError:
         amount = 0
     if not 0 < amount < _ANY_BUDGET:
@@ -68,18 +67,16 @@ def _parse_budget(text: str) -> Budget:
 
 def parse_size(text: str) -> int:
     """Bytes of "32GiB"; OptionError for what is no size, or holds nothing."""
-    size = _options.parse_bytes(text)
+    size = core().parse_bytes(text)
     if size == 0:
         raise OptionError(f"{text!r} holds nothing: write a size, as in 32GiB, or leave it out.")
-    if size >= _ANY_BUDGET:
-        raise OptionError(f"{text!r} is more than any machine has: write a size, as in 32GiB.")
     return size
 
 
 def parse_rate(text: str) -> float:
     """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise."""
     try:
-        rate = _options.parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text))
+        rate = core().parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text))
     except OptionError:
         rate = 0
     if rate <= 0:

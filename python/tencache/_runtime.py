@@ -7,7 +7,7 @@ forked child sees `is_enabled() == False`: its memory stays readable and right, 
 and migrates nothing (allocator/abi/tencache.h).
 
 Invariants: (1) `_enabled` is set only after the shim was installed; (2) a failed enable leaves the
-options as they were, so the next call starts from the defaults and the environment again.
+process without tencache: the next call starts from the defaults and the environment again.
 Threads: `_lock` serialises enable; the rest only reads `_enabled`, which is written once.
 """
 
@@ -96,10 +96,21 @@ def is_enabled() -> bool:
 
 
 def options() -> dict[str, str]:
-    """The text of every option: those in force, or before `enable` those it would take."""
-    if _enabled is not None:
-        return dict(_enabled.texts)
-    return _options.texts_in_force({}, os.environ)
+    """The text of every option: those in force, or before `enable` those it would take.
+
+    A value has one text, however it was written: "on", "2GiB". OptionError, before `enable`, for a
+    variable that cannot be used.
+    """
+    if _enabled is None:
+        with _lock:  # No enable() is halfway, whose options these would replace.
+            if _enabled is None:
+                core().read_environment()
+                return _texts(core())
+    return dict(_enabled.texts)
+
+
+def _texts(library: Core) -> dict[str, str]:
+    return {option.name: library.option_text(option.name) for option in _options.table()}
 
 
 def stats() -> dict[str, Any]:
@@ -119,7 +130,8 @@ def stats() -> dict[str, Any]:
 
 
 def set_checked(library: Core, texts: Mapping[str, str]) -> None:
-    """Reads the environment, then sets the texts; checks all of them before it sets any."""
+    """Sets every option anew: the texts, else the variables, else the defaults. Checks all of the
+    texts before it sets any."""
     for name, text in texts.items():
         library.check_option(name, text)
     library.read_environment()
@@ -127,16 +139,16 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
         library.set_option(name, text)
 
 
-def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
-    """The texts with the files written at exit made absolute (the program may change its folder).
+def check_output_files(library: Core) -> None:
+    """Makes the files written at exit absolute, since the program may change its folder.
 
     OptionError when one could not be written: after hours of training would be too late.
     """
-    result = dict(texts)
     for name in OUTPUT_OPTIONS:
-        if texts[name] == _NO_FILE:
+        text = library.option_text(name)
+        if text == _NO_FILE:
             continue
-        path = _output_path(texts[name])
+        path = _output_path(text)
         reason = None
         if path.is_dir():
             reason = "it is a directory"
@@ -147,11 +159,10 @@ def check_output_files(texts: Mapping[str, str]) -> dict[str, str]:
         if reason is not None:
             option = _options.find(name)
             raise OptionError(
-                f"Option {name} was refused the value {texts[name]!r}: {reason}. Give a file in an "
+                f"Option {name} was refused the value {text!r}: {reason}. Give a file in an "
                 f"existing, writable directory with {option.flag} or {option.environment}."
             )
-        result[name] = str(path)
-    return result
+        library.set_option(name, str(path))
 
 
 def _output_path(text: str) -> Path:
@@ -178,8 +189,6 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     for name, text in given.items():
         if name in OUTPUT_OPTIONS and text != _NO_FILE:
             text = _own_path(name, text)
-        if name == "backend" and text.strip().lower() == _backend.AUTO:
-            continue  # It was settled when tencache was enabled.
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 
@@ -188,29 +197,21 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     global _enabled
     torch_version = str(torch.__version__)
     library = core()
-    texts_before = {option.name: option.default for option in _options.table()}
     doors = shim(torch_version)
-    try:
-        set_checked(library, given)
-        texts = check_output_files(_options.texts_in_force(given, os.environ))
-        for name in OUTPUT_OPTIONS:
-            if texts[name] != _NO_FILE:
-                texts[name] = _own_path(name, texts[name])
-            library.set_option(name, texts[name])
-        texts["backend"] = _backend.resolve(texts["backend"], torch)
-        library.set_option("backend", texts["backend"])
-        if texts["backend"] == _backend.CUDA:
-            # Which refuses where there are tensors already.
-            cuda_shim(torch_version).install()
-        else:
-            # Counted first: once the shim is in, new tensors are ours.
-            _warn_of_existing_tensors(torch, _options.parse_bytes(texts["extent_min"]))
-            doors.install()
-    except Exception:  # A warning too, where the program made warnings errors.
-        if not library.is_started():
-            for name, text in texts_before.items():
-                library.set_option(name, text)
-        raise
+    set_checked(library, given)
+    check_output_files(library)
+    record = library.option_text("record")
+    if record != _NO_FILE:
+        library.set_option("record", _own_path("record", record))
+    library.set_option("backend", _backend.resolve(library.option_text("backend"), torch))
+    texts = _texts(library)
+    if texts["backend"] == _backend.CUDA:
+        # Which refuses where there are tensors already.
+        cuda_shim(torch_version).install()
+    else:
+        # Counted first: once the shim is in, new tensors are ours.
+        _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
+        doors.install()
     is_recorded = texts["record"] != _NO_FILE
     period = _report.PeriodFile.before_run(Path(texts["record"])) if is_recorded else None
     _enabled = _Enabled(os.getpid(), texts, torch_version, period)
@@ -235,7 +236,7 @@ def _at_exit() -> None:
         trace_path=files.get("trace"),
         write_trace=core().write_trace,
         period=_enabled.period,
-        quiet=_options.is_true(_enabled.texts["quiet"]),
+        quiet=_enabled.texts["quiet"] == "on",
     )
 
 

@@ -38,6 +38,11 @@ class AbiTest : public ::testing::Test {
   void set(const char* name, const char* text) {
     ASSERT_EQ(tencache_set_option(name, text, &error_), TENCACHE_OK) << error_.message;
   }
+  static std::string option(const char* name) {
+    std::string text(256, '\0');
+    EXPECT_LE(tencache_option_text(name, text.data(), text.size()), text.size());
+    return text.c_str();
+  }
   void start() {
     set("spill_dir", directory_.path().c_str());
     set("device_memory", "32MiB");
@@ -205,6 +210,9 @@ TEST_F(AbiTest, OptionsAreFixedByStart) {
     EXPECT_EQ(tencache_set_option("device_memory", "33554432", &error_), TENCACHE_OK);
     EXPECT_EQ(tencache_set_option("device_memory", "64MiB", &error_), TENCACHE_FAILED_PRECONDITION);
     EXPECT_NE(strstr(error_.message, "device_memory"), nullptr) << error_.message;
+    EXPECT_EQ(tencache_set_option("backend", "AUTO", &error_), TENCACHE_OK);
+    EXPECT_EQ(tencache_set_option("backend", "cuda", &error_), TENCACHE_FAILED_PRECONDITION);
+    EXPECT_EQ(option("device_memory"), "32MiB");
   });
 }
 
@@ -216,6 +224,18 @@ TEST_F(AbiTest, EnvironmentIsRead) {
     set("quiet", "on");
     ASSERT_EQ(tencache_start(&error_), TENCACHE_OK) << error_.message;
     EXPECT_EQ(json_of(&tencache_stats_json)["budget"]["device"], 48 * kMiB);
+  });
+  in_child([this] {
+    set("quiet", "on");
+    setenv("TENCACHE_STRICT", "Yes", 1);
+    ASSERT_EQ(tencache_read_environment(&error_), TENCACHE_OK) << error_.message;
+    EXPECT_EQ(option("strict"), "on");
+    EXPECT_EQ(option("quiet"), "off") << "what neither is set nor has a variable has its default";
+    EXPECT_EQ(option("nothing"), "");
+    setenv("TENCACHE_STRICT", "no", 1);
+    setenv("TENCACHE_DEVICE_MEMORY", "much", 1);
+    EXPECT_EQ(tencache_read_environment(&error_), TENCACHE_INVALID_ARGUMENT);
+    EXPECT_EQ(option("strict"), "on") << "where one variable cannot be used, nothing is set";
   });
   in_child([this] {
     setenv("TENCACHE_DEVICE_MEMORY", "much", 1);

@@ -43,10 +43,9 @@ void expect_refused(std::string_view name, std::string_view text) {
   EXPECT_EQ(option_text(options, name), before) << "a refused value must change nothing";
 }
 
-TEST(OptionsTest, DefaultTextsAreTheDefaults) {
+TEST(OptionsTest, EveryRowIsDescribed) {
   ASSERT_EQ(option_table().size(), 22U);
   for (const OptionDescription& row : option_table()) {
-    EXPECT_EQ(option_text(Options(), row.name), row.default_text) << row.name;
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
     EXPECT_EQ(row.kind == "choice", !row.choices.empty()) << row.name;
   }
@@ -80,8 +79,9 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
     Options options = options_with(row.name, text);
     EXPECT_EQ(option_text(options, row.name), text) << row.name;
     EXPECT_NE(option_text(Options(), row.name), text) << row.name;
-    ASSERT_TRUE(set_option(options, row.name, row.default_text).is_ok()) << row.name;
-    EXPECT_EQ(option_text(options, row.name), row.default_text) << row.name;
+    const std::string default_text = option_text(Options(), row.name);
+    ASSERT_TRUE(set_option(options, row.name, default_text).is_ok()) << row.name;
+    EXPECT_EQ(option_text(options, row.name), default_text) << row.name;
   }
 }
 
@@ -208,7 +208,7 @@ TEST(OptionsTest, JsonHoldsEveryRow) {
     EXPECT_EQ(table[i].at("name"), row.name);
     EXPECT_EQ(table[i].at("kind"), row.kind);
     EXPECT_EQ(table[i].at("choices"), row.choices);
-    EXPECT_EQ(table[i].at("default"), row.default_text);
+    EXPECT_EQ(table[i].at("default"), option_text(Options(), row.name));
     EXPECT_EQ(table[i].at("help"), row.help);
   }
   EXPECT_EQ(table[0].at("environment"), "TENCACHE_DEVICE_MEMORY");

@@ -16,7 +16,8 @@ import pytest
 import torch
 from test_report import STATS
 
-from tencache import TencacheError, _backend, _doctor, _library
+from tencache import TencacheError, _backend, _doctor, _library, _runtime
+from tencache._library import core
 
 has_cuda_torch = pytest.mark.skipif(
     torch.version.cuda is None, reason="this torch is built without CUDA"
@@ -48,7 +49,8 @@ def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
 )
 def test_gpus_are_taken_where_they_are_asked_for(monkeypatch, text, count, cuda, built, expected):
     monkeypatch.setattr(_backend, "has_cuda_shim", lambda: built)
-    assert _backend.resolve(text, torch_with(count, cuda)) == expected
+    _runtime.set_checked(core(), {"backend": text})
+    assert _backend.resolve(core().option_text("backend"), torch_with(count, cuda)) == expected
 
 
 @pytest.mark.parametrize(

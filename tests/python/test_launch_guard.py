@@ -26,10 +26,17 @@ CUDA = {"TENCACHE_BACKEND": "cuda"}
 PATH = Path("/opt/tencache/libtencache_guard.so")
 
 
-def preloaded(environment, guard=PATH):
-    environment = dict(environment)
-    _cli._preload_guard(environment, guard)
-    return environment.get("LD_PRELOAD")
+@pytest.fixture
+def preloaded(monkeypatch):
+    def preload(environment, guard=PATH):
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        _library.core().read_environment()
+        environment = dict(environment)
+        _cli._preload_guard(environment, _library.core(), guard)
+        return environment.get("LD_PRELOAD")
+
+    return preload
 
 
 @pytest.mark.parametrize(
@@ -45,16 +52,16 @@ def preloaded(environment, guard=PATH):
         ({**CUDA, "LD_PRELOAD": f"/lib/a.so {PATH}"}, f"/lib/a.so {PATH}"),
     ],
 )
-def test_programs_on_gpus_are_started_with_the_guard(environment, expected):
+def test_programs_on_gpus_are_started_with_the_guard(preloaded, environment, expected):
     assert preloaded(environment) == expected
 
 
-def test_without_a_guard_nothing_is_preloaded():
+def test_without_a_guard_nothing_is_preloaded(preloaded):
     assert preloaded(CUDA, guard=None) is None
 
 
 @pytest.mark.parametrize("folder", ["/opt/my tencache", "/opt/ten:cache"])
-def test_a_path_that_cannot_be_preloaded_is_told(folder, capsys):
+def test_a_path_that_cannot_be_preloaded_is_told(preloaded, folder, capsys):
     assert preloaded(CUDA, Path(folder) / PATH.name) is None
     error = capsys.readouterr().err
     assert folder in error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tencache
-from tencache import _options
+from tencache import _options, _runtime
 from tencache._library import OptionError, core
 
 # What is tested here does not depend on the torch that is installed.
@@ -107,17 +107,21 @@ def test_core_refuses_what_is_no_budget(text):
         ("12 B", 12),
     ],
 )
-def test_sizes_read_as_the_core_reads_them(text, expected):
-    assert _options.parse_bytes(text) == expected
+def test_sizes_are_read_by_the_core(text, expected):
+    assert core().parse_bytes(text) == expected
 
 
-def test_text_in_force_is_given_else_variable_else_default():
-    variables = {"TENCACHE_STRICT": "on", "TENCACHE_DEVICE_MEMORY": "3GiB", "TENCACHE_QUIET": ""}
-    texts = _options.texts_in_force({"device_memory": "2GiB"}, variables)
-    assert texts["device_memory"] == "2GiB"
-    assert texts["strict"] == "on"
-    assert texts["quiet"] == "off"
-    assert set(texts) == {row.name for row in _options.table()}
+def test_text_in_force_is_given_else_variable_else_default(monkeypatch):
+    variables = {"TENCACHE_STRICT": "YES", "TENCACHE_DEVICE_MEMORY": "3GiB", "TENCACHE_QUIET": ""}
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    _runtime.set_checked(core(), {"device_memory": "2048 MiB"})
+    assert core().option_text("device_memory") == "2GiB"
+    assert core().option_text("strict") == "on"
+    assert core().option_text("quiet") == "off"
+    assert set(tencache.options()) == {row.name for row in _options.table()}
+    # What was given is forgotten, as after an enable() that failed.
+    assert tencache.options()["device_memory"] == "3GiB"
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,10 @@ def test_host_memory_stands_between_link_and_disk(predict, run_tencache):
         (["--host-memory=20"], "give both, as in --link 50GB/s --disk 5GB/s"),
         (["--host-memory=9", "--link=1GB/s"], "9 B of host memory hold no tensor of 10 B"),
         (["--host-memory=16e9GiB", "--link=1GB/s"], "is not a size"),
-        (["--host-memory=99999999999GiB", "--link=1GB/s"], "is more than any machine has"),
+        (["--host-memory=99999999999GiB", "--link=1GB/s"], "it is too large"),
         (["--host-memory=20", "--link=1GB/s", "--half-duplex"], "Leave one of them out"),
         (["--host-memory=0", "--link=1GB/s"], "'0' holds nothing"),
-        (["--host-memory=some", "--link=1GB/s"], "'some' is not a size"),
+        (["--host-memory=some", "--link=1GB/s"], '"some" is not a size'),
     ],
 )
 def test_host_memory_that_cannot_be_is_refused(run_tencache, tmp_path, arguments, words):
