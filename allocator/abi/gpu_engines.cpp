@@ -129,14 +129,6 @@ void GpuEngines::open(uint32_t op, std::span<const Access> accesses) {
   }
 }
 
-void GpuEngines::open_transparent() {
-  const size_t told_count = count();
-  push_frame(told_count);
-  for (size_t index = 0; index < told_count; ++index) {
-    if (gpus_[index].engine != nullptr) gpus_[index].engine->gate().open_transparent();
-  }
-}
-
 void GpuEngines::close() {
   ThreadDepth& thread = t_depth;
   const uint32_t frame = --thread.depth;

@@ -72,7 +72,6 @@ class GpuEngines {
 
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
-  void open_transparent();
   void close();
   /// Null when nothing is to be held.
   GpuHold* hold(std::span<const Access> accesses, bool and_inner);

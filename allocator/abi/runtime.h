@@ -23,6 +23,8 @@
 
 namespace tencache {
 
+struct CudaEngineConfig;
+
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;
 
@@ -47,12 +49,10 @@ class Runtime {
   /// what lies between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
 
-  /// What the engine of this GPU is made of, by the options.
-  Result<tencache_gpu_config> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
-  EngineConfig gpu_wiring(int ordinal) TENCACHE_EXCLUDES(mutex_);
-  /// What is below the host memory of a GPU, by the options; none where there is no disk for it,
-  /// unless one was asked for, which is an error.
-  Result<std::optional<DiskTierConfig>> gpu_disk() TENCACHE_EXCLUDES(mutex_);
+  /// What the engine of this GPU is made of, by the options. The budget is 0 unless one was given.
+  /// There is no disk below host memory where none can be used, unless it was asked for, which is
+  /// an error.
+  Result<CudaEngineConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// Whether the disk is to be read straight into GPUs, where that can be.
   bool wants_direct_storage() TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);

@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "abi/accesses.h"
@@ -14,6 +13,7 @@
 #include "backend/machine.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "engine/cuda/cuda_engine.h"
 
 namespace tencache {
 namespace {
@@ -40,7 +40,7 @@ constexpr tencache_guard_hooks kLaunchHooks = {&watched_memory, &begin_launch, &
 
 }  // namespace
 
-Result<tencache_gpu_config> Runtime::gpu_config(int ordinal) {
+Result<CudaEngineConfig> Runtime::gpu_config(int ordinal) {
   MutexLock lock(mutex_);
   if (!is_started() || options_.backend != BackendChoice::kCuda) {
     return Status(StatusCode::kFailedPrecondition,
@@ -48,48 +48,34 @@ Result<tencache_gpu_config> Runtime::gpu_config(int ordinal) {
                       tencache::option_text(options_, "backend") +
                       "; set the option backend to cuda before tencache is enabled.");
   }
-  tencache_gpu_config config;
-  tencache_gpu_default_config(ordinal, &config);
-  if (options_.device_memory_bytes) {
-    config.device_budget_bytes = *options_.device_memory_bytes;
-    config.device_fraction = 1.0;
-  }  // else less what CUDA itself, its libraries and other programs need
-  config.extent_min_bytes = options_.extent_min_bytes;
-  config.arm_at = options_.arm_at;
-  config.strict = options_.strict ? 1 : 0;
-  if (!options_.strict) {
-    const DefaultBudget budget = default_host_budget(probe_memory());
-    config.host_budget_bytes = options_.host_memory_bytes.value_or(budget.bytes);
-    if (config.host_budget_bytes == 0) {
-      return Status(StatusCode::kUnavailable,
-                    "There is no host memory for what leaves a GPU: what is left, " +
-                        budget.reason +
-                        ". Free some, give a budget with --host-memory, or use --strict.");
-    }
-  }
-  return config;
-}
-
-EngineConfig Runtime::gpu_wiring(int ordinal) {
-  MutexLock lock(mutex_);
-  EngineConfig config = wiring();
+  CudaEngineConfig config;
+  static_cast<EngineConfig&>(config) = wiring();
   config.hooks.on_first_spill = [ordinal] {
     TENCACHE_LOG_INFO(
         "first spill: use of GPU %d came near its budget; tensors that were not used for the "
         "longest time go to host memory from now on, so steps may get slower",
         ordinal);
   };
-  return config;
-}
-
-Result<std::optional<DiskTierConfig>> Runtime::gpu_disk() {
-  MutexLock lock(mutex_);
-  if (options_.strict) return std::optional<DiskTierConfig>();
+  config.ordinal = ordinal;
+  config.budget_bytes = options_.device_memory_bytes.value_or(0);
+  config.heap.extent_min_bytes = options_.extent_min_bytes;
+  config.heap.strict = options_.strict;
+  if (options_.strict) return config;
+  const DefaultBudget budget = default_host_budget(probe_memory());
+  config.host.emplace();
+  config.host->budget_bytes = options_.host_memory_bytes.value_or(budget.bytes);
+  if (config.host->budget_bytes == 0) {
+    return Status(StatusCode::kUnavailable,
+                  "There is no host memory for what leaves a GPU: what is left, " + budget.reason +
+                      ". Free some, give a budget with --host-memory, or use --strict.");
+  }
   const Result<DiskProbe> found = find_disk();
-  if (found.is_ok()) return std::optional(disk_config(found.value()));
-  // Host memory does without.
-  if (options_.spill_dir.empty()) return std::optional<DiskTierConfig>();
-  return found.status();
+  if (found.is_ok()) {
+    config.disk = disk_config(found.value());
+  } else if (!options_.spill_dir.empty()) {
+    return found.status();
+  }  // else host memory does without
+  return config;
 }
 
 Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,

@@ -130,14 +130,6 @@ void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t c
   }
 }
 
-void tencache_gate_open_transparent(void) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().open_transparent();
-  } else {
-    gpus().open_transparent();
-  }
-}
-
 void tencache_gate_close(void) {
   if (CpuEngine* cpu = engine()) {
     cpu->gate().close();

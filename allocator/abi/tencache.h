@@ -120,11 +120,7 @@ TENCACHE_API uint32_t tencache_register_op(const char* name);
  * the budget (counted), or, where bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
-/* An event that is no op but must stay in step with open/close on this thread (autograd wrappers,
- * ops that are split into chunks): pins nothing, does not count as an outer op. */
-TENCACHE_API void tencache_gate_open_transparent(void);
-
-/* The matching end of either. */
+/* The matching end. */
 TENCACHE_API void tencache_gate_close(void);
 
 /* Pins that outlive an op (collectives): pins the extents, and with `and_inner` also everything

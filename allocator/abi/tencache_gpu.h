@@ -25,30 +25,10 @@ typedef struct tencache_gpu tencache_gpu;
 
 /* ---- Life ----------------------------------------------------------------------------------- */
 
-typedef struct tencache_gpu_config {
-  int ordinal;                  /* of the GPU, as the driver numbers those that are visible */
-  uint64_t device_budget_bytes; /* of the GPU's memory; 0: device_fraction decides alone */
-  double device_fraction;       /* at most this share of the GPU's memory, in (0, 1] */
-  uint64_t host_budget_bytes;   /* of host memory, for what leaves the GPU; 0: nothing leaves it */
-  uint64_t extent_min_bytes;    /* smaller allocations never leave the GPU */
-  double arm_at;                /* share of the budget from which on ops must pass the gate */
-  int strict;                   /* out of memory at the budget, and nothing leaves */
-  int has_chaos;                /* tests: evict what may be evicted after every op */
-  uint64_t chaos_seed;
-  double chaos_probability;
-  uint64_t probe_bytes; /* copied each way at the beginning, to measure the link; 0: not measured */
-} tencache_gpu_config;
-
-/* Defaults for a GPU: 90 % of its memory, nothing leaves it. */
-TENCACHE_API void tencache_gpu_default_config(int ordinal, tencache_gpu_config* config);
-
-/* Opens an engine in the GPU's primary context, the one that CUDA's run time uses. NULL with *error
- * filled where that cannot be. */
-TENCACHE_API tencache_gpu* tencache_gpu_open(const tencache_gpu_config* config,
-                                             tencache_error* error);
-/* Opens the engine of a GPU by the options of the runtime, and makes it one of those that the gate
- * and the figures of tencache.h are about. At most this share of the GPU's memory is used, in [0,
- * 1]. NULL with *error filled where that cannot be, or the backend in force is not cuda. */
+/* Opens the engine of a GPU by the options of the runtime, in the GPU's primary context, the one
+ * that CUDA's run time uses, and makes it one of those that the gate and the figures of tencache.h
+ * are about. At most this share of the GPU's memory is used, in [0, 1]. NULL with *error filled
+ * where that cannot be, or the backend in force is not cuda. */
 TENCACHE_API tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error);
 /* From now on at most this share of the GPU's memory, in [0, 1], and no more than it was opened
  * with. What is above it leaves the GPU as far as it may; below 1 what does not fit even then is
@@ -99,20 +79,6 @@ TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t poo
  * use: 1 when it is gone. REQUIRES: the device is done with all that was freed in the pool, on
  * whatever streams its graphs were replayed, and nobody allocates in it any more. */
 TENCACHE_API int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool);
-
-/* ---- The gate ------------------------------------------------------------------------------- */
-
-TENCACHE_API uint32_t tencache_gpu_register_op(tencache_gpu* gpu, const char* name);
-/* An op that queues its work on this stream begins on this thread: what it names is resident, or on
- * its way and the stream waits for it, until the matching close. As tencache_gate_open(). */
-TENCACHE_API void tencache_gpu_open_op(tencache_gpu* gpu, uint32_t op,
-                                       const tencache_access* accesses, uint32_t count,
-                                       void* stream);
-TENCACHE_API void tencache_gpu_close_op(tencache_gpu* gpu);
-/* What contains these addresses never leaves the GPU from now on, until it is freed. What has left
- * already comes back with the next op that names it. */
-TENCACHE_API void tencache_gpu_keep_resident(tencache_gpu* gpu, const tencache_access* accesses,
-                                             uint32_t count);
 
 /* ---- What the program sees of its memory ---------------------------------------------------- */
 

@@ -43,7 +43,6 @@ size_t take_slot(uint64_t generation) {
 struct Gate::ThreadOps {
   struct Frame {
     uint32_t op = 0;
-    bool is_transparent = false;
     size_t pin_count_before = 0;
     StreamSet streams_before = kNoStreams;
   };
@@ -179,7 +178,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   ThreadOps& thread = thread_ops();
   const uint64_t now_ticks = ticks();
   const size_t first_pin = thread.pins.size();
-  thread.frames.push_back({op, false, first_pin, thread.open_streams});
+  thread.frames.push_back({op, first_pin, thread.open_streams});
   thread.streams = streams;
   thread.open_streams |= streams;
   ++thread.op_depth;
@@ -271,12 +270,6 @@ void Gate::end_wait(const Wait& wait, const LateFetches& late) {
   timing_.go_on(thread.timing, wait.cut);
 }
 
-void Gate::open_transparent() {
-  if (is_passive_.load(std::memory_order_relaxed)) return;
-  ThreadOps& thread = thread_ops();
-  thread.frames.push_back({0, true, thread.pins.size(), thread.open_streams});
-}
-
 void Gate::close() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
@@ -284,7 +277,6 @@ void Gate::close() {
   const ThreadOps::Frame frame = thread.frames.back();
   thread.frames.pop_back();
   thread.open_streams = frame.streams_before;
-  if (frame.is_transparent) return;
   const uint64_t now_ticks = ticks();
   timing_.on_close(thread.timing, thread.frames.size() + 1);
   unpin_down_to(thread.pins, frame.pin_count_before, now_ticks);
@@ -429,11 +421,7 @@ std::string Gate::current_op() const {
   const auto* thread = static_cast<const ThreadOps*>(t_ops);
   while (thread != nullptr && thread->generation != generation_) thread = thread->next;
   if (thread == nullptr) return "";
-  for (size_t index = thread->frames.size(); index > 0; --index) {
-    const ThreadOps::Frame& frame = thread->frames[index - 1];
-    if (!frame.is_transparent) return recorder_.op_name(frame.op);
-  }
-  return "";
+  return thread->frames.empty() ? "" : recorder_.op_name(thread->frames.back().op);
 }
 
 }  // namespace tencache

@@ -73,8 +73,6 @@ class Gate {
   /// `streams`: where the op queues its work; none on the cpu backend, whose ops are done when they
   /// close.
   void open(uint32_t op, std::span<const Access> accesses, StreamSet streams = kNoStreams);
-  /// An event that must stay in step with open/close but is no op.
-  void open_transparent();
   void close();
 
   /// Told of every allocation and free of this thread.

@@ -153,23 +153,6 @@ TEST_F(GateTest, InnerAllocationsArePinnedUntilTheOutermostOpEnds) {
   EXPECT_EQ(pins(inner), 0u);
 }
 
-TEST_F(GateTest, TransparentEventsStayInStepAndPinNothing) {
-  gate().open_transparent();
-  char* early = engine_.allocate(kBytes);
-  EXPECT_EQ(pins(early), 0u) << "no op is open";
-  {
-    const GateScope op(engine_, {a_});
-    gate().open_transparent();
-    EXPECT_EQ(pins(a_), 1u);
-    gate().close();
-    EXPECT_EQ(pins(a_), 1u);
-    char* inner = engine_.allocate(2 * kBytes);
-    EXPECT_EQ(pins(inner), 1u);
-  }
-  EXPECT_EQ(pins(a_), 0u);
-  gate().close();
-}
-
 TEST_F(GateTest, ExtentFreedInsideItsOpIsCachedAndTrimmedAfterIt) {
   {
     const GateScope op(engine_, {a_});
@@ -232,14 +215,17 @@ TEST_F(GateTest, KeptExtentIsNotEvictedUntilItIsFreed) {
   EXPECT_TRUE(engine_.evict(a_));
 }
 
-TEST_F(GateTest, CurrentOpIsTheInnermostThatIsNotTransparent) {
+TEST_F(GateTest, CurrentOpIsTheInnermost) {
   EXPECT_EQ(gate().current_op(), "");
+  const uint32_t linear = engine_->recorder().register_op("aten::linear");
   const uint32_t mm = engine_->recorder().register_op("aten::mm");
-  const GateScope op(engine_, std::vector<Access>{}, mm);
-  gate().open_transparent();
-  EXPECT_EQ(gate().current_op(), "aten::mm");
-  std::jthread([&] { EXPECT_EQ(gate().current_op(), ""); }).join();
-  gate().close();
+  const GateScope outer(engine_, std::vector<Access>{}, linear);
+  {
+    const GateScope inner(engine_, std::vector<Access>{}, mm);
+    EXPECT_EQ(gate().current_op(), "aten::mm");
+    std::jthread([&] { EXPECT_EQ(gate().current_op(), ""); }).join();
+  }
+  EXPECT_EQ(gate().current_op(), "aten::linear");
 }
 
 TEST_F(GateTest, EventsAreRecordedInOrder) {

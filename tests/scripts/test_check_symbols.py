@@ -16,7 +16,7 @@ def test_the_real_headers_are_understood() -> None:
     texts = [header.read_text() for header in check_symbols.HEADERS]
     declared = check_symbols.declared_functions(*texts)
     assert {"tencache_start", "tencache_get_arena", "tencache_hold_accesses"} <= declared
-    assert {"tencache_gpu_open", "tencache_gpu_arena", "tencache_gpu_walk"} <= declared
+    assert {"tencache_open_gpu", "tencache_gpu_arena", "tencache_gpu_walk"} <= declared
     assert {"tencache_pinned_open", "tencache_pinned_walk"} <= declared
     assert all(name.startswith("tencache_") for name in declared)
     # One for each use of the macro; one more is its definition.

@@ -92,9 +92,9 @@ inline std::string text_of(const std::function<void()>& call) {
 class CudaAllocatorTest : public ::testing::Test {
  protected:
   CudaAllocatorTest() {
-    config_.device_budget_bytes = 64 * kMiB;
-    config_.extent_min_bytes = 2 * kMiB;
-    config_.arm_at = 0.7;
+    config_.budget_bytes = 64 * kMiB;
+    config_.heap.extent_min_bytes = 2 * kMiB;
+    config_.probe_bytes = 0;
   }
   ~CudaAllocatorTest() override {
     kept_.clear();
@@ -105,6 +105,11 @@ class CudaAllocatorTest : public ::testing::Test {
     context_.reset();
     EXPECT_EQ(driver_->leaks(), "");
   }
+  // What leaves the GPU goes to host memory; else nothing leaves it.
+  void spill_to_host(uint64_t budget_bytes) {
+    config_.host.emplace();
+    config_.host->budget_bytes = budget_bytes;
+  }
   void start(int device_count = 1) {
     driver_.emplace(SimulatedDriverConfig{.device_count = device_count});
     context_.emplace(driver_->api());
@@ -112,9 +117,8 @@ class CudaAllocatorTest : public ::testing::Test {
     g_current.driver = &*driver_;
     allocator_ = std::make_unique<CudaAllocator>(
         test_calls(), [this](int ordinal, double fraction, tencache_error* error) {
-          tencache_gpu_config config = config_;
+          CudaEngineConfig config = config_;
           config.ordinal = ordinal;
-          config.device_fraction = 1.0;
           Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
           if (gpu.is_ok()) {
             EXPECT_EQ(tencache_gpu_set_fraction(gpu.value(), fraction, error), TENCACHE_OK);
@@ -137,15 +141,15 @@ class CudaAllocatorTest : public ::testing::Test {
   c10::DataPtr allocate(uint64_t bytes) { return cuda_->allocate(bytes); }
   void* keep(uint64_t bytes) { return kept_.emplace_back(cuda_->allocate(bytes)).get(); }
   void op(void* address) {
-    const tencache_access access = {address, TENCACHE_WRITE};
-    tencache_gpu_open_op(gpus_[0], 0, &access, 1, stream_);
-    tencache_gpu_close_op(gpus_[0]);
+    CudaEngine& engine = *gpus_[0]->engine;
+    engine.open_op(0, std::vector<Access>{{address, AccessMode::kWrite}}, stream_);
+    engine.gate().close();
   }
   uint64_t free_bytes() { return cuda_->getMemoryInfo(0).first; }
 
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;
-  tencache_gpu_config config_ = {};
+  CudaEngineConfig config_;
   std::map<int, tencache_gpu*> gpus_;
   std::unique_ptr<CudaAllocator> allocator_;
   CUDAAllocator* cuda_ = nullptr;

@@ -61,10 +61,9 @@ TEST_F(CudaAllocatorTest, NothingWorksBeforeInit) {
 }
 
 TEST_F(CudaAllocatorTest, AGpuThatCannotBeOpenedSaysWhy) {
-  config_.arm_at = 7;
   start();
-  EXPECT_NE(text_of([&] { (void)allocate(1); }).find("must be from 0 to 1"), std::string::npos);
-  config_.arm_at = 0.7;
+  driver_->fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_NE(text_of([&] { (void)allocate(1); }).find("addresses"), std::string::npos);
   EXPECT_NE(allocate(1).get(), nullptr);  // the next one tries again
   EXPECT_NE(text_of([&] { (void)cuda_->getDeviceStats(1); }).find("Invalid device argument 1"),
             std::string::npos);
@@ -180,7 +179,7 @@ TEST_F(CudaAllocatorTest, EmptyCacheGivesMemoryBack) {
 
 // The link is measured with memory that is none of the program's.
 TEST_F(CudaAllocatorTest, WhatMeasuredTheLinkIsInNoStatistics) {
-  config_.host_budget_bytes = 64 * kMiB;
+  spill_to_host(64 * kMiB);
   config_.probe_bytes = 16 * kMiB;
   start();
   const size_t total = cuda_->getMemoryInfo(0).second;
@@ -221,7 +220,7 @@ TEST_F(CudaAllocatorTest, BaseAllocationsAreFound) {
 }
 
 TEST_F(CudaAllocatorTest, OutOfMemoryIsToldInPyTorchsWords) {
-  config_.strict = 1;
+  config_.heap.strict = true;
   start();
   std::vector<std::array<uint64_t, 4>> seen;
   cuda_->attachOutOfMemoryObserver(
@@ -253,8 +252,8 @@ TEST_F(CudaAllocatorTest, OutOfMemoryIsToldInPyTorchsWords) {
 }
 
 TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
-  config_.device_budget_bytes = 0;
-  config_.strict = 1;
+  config_.budget_bytes = 256 * kMiB;  // all that there is
+  config_.heap.strict = true;
   start();
   EXPECT_EQ(cuda_->getMemoryFraction(0), 1.0);
   EXPECT_NE(text_of([&] { cuda_->setMemoryFraction(1.5, 0); }).find("invalid fraction"),
@@ -273,8 +272,8 @@ TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
 }
 
 TEST_F(CudaAllocatorTest, WhatALowerFractionDoesNotHoldLeavesTheGpu) {
-  config_.device_budget_bytes = 0;
-  config_.host_budget_bytes = 256 * kMiB;
+  config_.budget_bytes = 256 * kMiB;  // all that there is
+  spill_to_host(256 * kMiB);
   config_.arm_at = 0;
   start();
   for (int index = 0; index < 12; ++index) op(keep(kExtent));

@@ -94,7 +94,7 @@ TEST_F(CudaPoolTest, NothingIsDroppedDuringACapture) {
 }
 
 TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
-  config_.strict = 1;
+  config_.heap.strict = true;
   start();
   begin();
   allocate(40 * kMiB).clear();
@@ -177,8 +177,7 @@ Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
 
 // Small and large, free, pending, private and cold: all kinds that there are.
 TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
-  config_.device_budget_bytes = 64 * kMiB;
-  config_.host_budget_bytes = 128 * kMiB;
+  spill_to_host(128 * kMiB);
   start();
   keep(1000);
   keep(3000);

@@ -122,7 +122,7 @@ TEST_F(CudaHistoryTest, StacksAreKeptWithWhatIsAllocated) {
 }
 
 TEST_F(CudaHistoryTest, TheLastEntriesAreKeptAndActionsMayBeLeftOut) {
-  config_.strict = 1;
+  config_.heap.strict = true;
   start();
   record(When::ALL, 3, {"free_completed", "segment_alloc", "snapshot"});
   const c10::DataPtr first = allocate(1000);

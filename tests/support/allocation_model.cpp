@@ -148,12 +148,6 @@ std::string AllocationModel::free_one() {
 std::string AllocationModel::open() {
   if (live_.empty() || frames_.size() >= limits_.depth_max) return close();
   Frame frame;
-  frame.is_transparent = random_.chance(0.1);
-  if (frame.is_transparent) {
-    engine_->gate().open_transparent();
-    frames_.push_back(std::move(frame));
-    return "";
-  }
   std::vector<Access> accesses;
   std::vector<Allocation*> written;
   std::vector<Allocation*> used;

@@ -76,7 +76,6 @@ class AllocationModel {
     uint64_t seed;
   };
   struct Frame {
-    bool is_transparent = false;
     std::vector<const Extent*> pinned;
   };
   struct Slice {

@@ -23,23 +23,14 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// What an engine is made of beside its configuration.
-struct GpuParts {
-  EngineConfig wiring;                 // what the configuration says too, that says
-  std::optional<DiskTierConfig> disk;  // below host memory
-  const NvrtcApi* nvrtc = nullptr;     // null: there are no hashes, and every eviction copies
-  const CuFileApi* cufile = nullptr;   // null: the disk is read by host memory
-};
-
-/// As tencache_gpu_open(). The driver's table outlives the engine.
-Result<tencache_gpu*> open_gpu(const DriverApi& driver, const tencache_gpu_config& config,
-                               GpuParts parts = {});
+/// An engine for suites that bring its configuration too. The driver's table outlives it.
+Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaEngineConfig& config);
 
 /// As tencache_gpu_set_fraction().
 Status set_fraction(tencache_gpu& gpu, double fraction);
 
-/// As tencache_open_gpu(), and as open_gpu().
+/// As tencache_open_gpu(). Without NVRTC there are no hashes, and every eviction copies.
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
-                                          const NvrtcApi* nvrtc = nullptr);
+                                          const std::optional<NvrtcApi>& nvrtc = std::nullopt);
 
 }  // namespace tencache

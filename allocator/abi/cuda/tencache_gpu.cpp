@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "abi/accesses.h"
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
 #include "backend/cuda/call_scope.h"
@@ -155,22 +154,6 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t byt
 
 int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
   return gpu->engine->heap().private_pools().drop(pool) ? 1 : 0;
-}
-
-uint32_t tencache_gpu_register_op(tencache_gpu* gpu, const char* name) {
-  return gpu->engine->is_passive() ? 0 : gpu->engine->recorder().register_op(name);
-}
-
-void tencache_gpu_open_op(tencache_gpu* gpu, uint32_t op, const tencache_access* accesses,
-                          uint32_t count, void* stream) {
-  gpu->engine->open_op(op, tencache::as_accesses(accesses, count), tencache::as_stream(stream));
-}
-
-void tencache_gpu_close_op(tencache_gpu* gpu) { gpu->engine->gate().close(); }
-
-void tencache_gpu_keep_resident(tencache_gpu* gpu, const tencache_access* accesses,
-                                uint32_t count) {
-  gpu->engine->gate().keep_resident(tencache::as_accesses(accesses, count));
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {

@@ -39,16 +39,22 @@ class GpuAbiTest : public ::testing::Test {
       EXPECT_EQ(driver_->leaks(), "");
     }
   }
-  tencache_gpu_config config() {
-    tencache_gpu_config config;
-    tencache_gpu_default_config(0, &config);
-    config.device_budget_bytes = 64 * kMiB;
-    config.extent_min_bytes = 2 * kMiB;
+  static CudaEngineConfig config() {
+    CudaEngineConfig config;
+    config.budget_bytes = 64 * kMiB;
+    config.heap.extent_min_bytes = 2 * kMiB;
     config.probe_bytes = 0;
     return config;
   }
+  static CudaEngineConfig spilling(uint64_t budget_bytes) {
+    CudaEngineConfig made = config();
+    made.budget_bytes = budget_bytes;
+    made.host.emplace();
+    made.host->budget_bytes = 128 * kMiB;
+    return made;
+  }
   void start() { start(config()); }
-  void start(const tencache_gpu_config& config) {
+  void start(const CudaEngineConfig& config) {
     driver_.emplace();
     context_.emplace(driver_->api());
     const Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
@@ -79,11 +85,10 @@ class GpuAbiTest : public ::testing::Test {
     tencache_gpu_free(gpu_, address);
   }
   void op(const std::vector<void*>& addresses) {
-    std::vector<tencache_access> accesses;
-    for (const void* address : addresses) accesses.push_back({address, TENCACHE_WRITE});
-    tencache_gpu_open_op(gpu_, tencache_gpu_register_op(gpu_, "test::op"), accesses.data(),
-                         static_cast<uint32_t>(accesses.size()), stream_);
-    tencache_gpu_close_op(gpu_);
+    std::vector<Access> accesses;
+    for (const void* address : addresses) accesses.push_back({address, AccessMode::kWrite});
+    gpu_->engine->open_op(gpu_->engine->recorder().register_op("test::op"), accesses, stream_);
+    gpu_->engine->gate().close();
   }
   tencache_gpu_stats stats() {
     tencache_gpu_stats stats;
@@ -241,10 +246,7 @@ TEST_F(GpuAbiTest, RecordedStreamsKeepMemoryPending) {
 }
 
 TEST_F(GpuAbiTest, ColdMemoryIsStillTheProgramsOwn) {
-  tencache_gpu_config spilling = config();
-  spilling.device_budget_bytes = 16 * kMiB;
-  spilling.host_budget_bytes = 128 * kMiB;
-  start(spilling);
+  start(spilling(16 * kMiB));
   for (int index = 0; index < 8; ++index) op({allocate(4 * kMiB)});
   const tencache_gpu_stats now = stats();
   EXPECT_EQ(now.all.bytes.current, 32 * kMiB);
@@ -255,13 +257,9 @@ TEST_F(GpuAbiTest, ColdMemoryIsStillTheProgramsOwn) {
 }
 
 TEST_F(GpuAbiTest, KeptMemoryStays) {
-  tencache_gpu_config spilling = config();
-  spilling.device_budget_bytes = 16 * kMiB;
-  spilling.host_budget_bytes = 128 * kMiB;
-  start(spilling);
+  start(spilling(16 * kMiB));
   void* kept = allocate(4 * kMiB);
-  const tencache_access access = {kept, TENCACHE_WRITE};
-  tencache_gpu_keep_resident(gpu_, &access, 1);
+  gpu_->engine->gate().keep_resident(std::vector<Access>{{kept, AccessMode::kWrite}});
   op({kept});
   for (int index = 0; index < 8; ++index) op({allocate(4 * kMiB)});
   EXPECT_GT(stats().evicted_bytes, 0u);
@@ -305,10 +303,7 @@ TEST_F(GpuAbiTest, PrivatePoolsKeepTheirMemory) {
 
 // Ops that need all of the budget do not make a pool's memory leave.
 TEST_F(GpuAbiTest, PrivatePoolsNeverLeave) {
-  tencache_gpu_config spilling = config();
-  spilling.device_budget_bytes = 48 * kMiB;
-  spilling.host_budget_bytes = 128 * kMiB;
-  start(spilling);
+  start(spilling(48 * kMiB));
   const uint64_t pool = tencache_gpu_make_pool(gpu_);
   void* graph = allocate_in(pool, 5 * kMiB);
   for (int index = 0; index < 12; ++index) op({graph, allocate(4 * kMiB)});
@@ -334,8 +329,8 @@ TEST_F(GpuAbiTest, PoolsServeAStreamThatCaptures) {
 }
 
 TEST_F(GpuAbiTest, RefusalsSayWhy) {
-  tencache_gpu_config strict = config();
-  strict.strict = 1;
+  CudaEngineConfig strict = config();
+  strict.heap.strict = true;
   start(strict);
   EXPECT_EQ(tencache_gpu_allocate(gpu_, 80 * kMiB, stream_, &error_), nullptr);
   EXPECT_EQ(error_.code, TENCACHE_OUT_OF_MEMORY);
@@ -354,35 +349,22 @@ TEST_F(GpuAbiTest, RefusalsSayWhy) {
   EXPECT_DEATH(tencache_gpu_free(gpu_, static_cast<char*>(block) + 512), "freed");
 }
 
-TEST_F(GpuAbiTest, UnusableConfigurationsAreRefused) {
-  driver_.emplace();
-  context_.emplace(driver_->api());
-  tencache_gpu_config bad = config();
-  bad.device_fraction = 0.0;
-  EXPECT_NE(open_gpu(driver_->api(), bad).status().message().find("share"), std::string::npos);
-  bad = config();
-  bad.arm_at = 2.0;
-  EXPECT_NE(open_gpu(driver_->api(), bad).status().message().find("budget"), std::string::npos);
-  bad = config();
-  bad.ordinal = 7;
-  EXPECT_NE(open_gpu(driver_->api(), bad).status().message().find("GPU 7"), std::string::npos);
-}
-
-// With the driver of this machine: there is none, or it comes to the configuration.
+// With the driver of this machine: there is none, or the runtime was not started.
 TEST_F(GpuAbiTest, OpeningTellsWhyItCannot) {
-  tencache_gpu_config bad = config();
-  bad.device_fraction = 0.0;
-  EXPECT_EQ(tencache_gpu_open(&bad, &error_), nullptr);
-  EXPECT_TRUE(error_.code == TENCACHE_UNAVAILABLE || error_.code == TENCACHE_INVALID_ARGUMENT)
+  EXPECT_EQ(tencache_open_gpu(0, 1.0, &error_), nullptr);
+  EXPECT_TRUE(error_.code == TENCACHE_UNAVAILABLE || error_.code == TENCACHE_FAILED_PRECONDITION)
       << error_.code;
   EXPECT_NE(std::string(error_.message), "");
 }
 
 TEST_F(GpuAbiTest, TheShareOfTheGpuBoundsTheBudget) {
-  tencache_gpu_config half = config();
-  half.device_budget_bytes = 0;
-  half.device_fraction = 0.5;  // of 256 MiB
-  start(half);
+  CudaEngineConfig whole = config();
+  whole.budget_bytes = 256 * kMiB;
+  start(whole);
+  EXPECT_EQ(tencache_gpu_set_fraction(gpu_, 0.5, &error_), TENCACHE_OK);
+  EXPECT_EQ(stats().device_budget_bytes, 128 * kMiB);
+  EXPECT_EQ(tencache_gpu_set_fraction(gpu_, 1.5, &error_), TENCACHE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_.message).find("share"), std::string::npos) << error_.message;
   EXPECT_EQ(stats().device_budget_bytes, 128 * kMiB);
 }
 

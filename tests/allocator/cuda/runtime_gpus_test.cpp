@@ -280,7 +280,7 @@ TEST_F(RuntimeGpusTest, AGpuMayBeOpenedInsideAnOp) {
     open(0);
     char* first = allocate(0);
     open_op({first});
-    tencache_gate_open_transparent();
+    open_op({});
     open(1);
     char* second = allocate(1);
     open_op({second});
@@ -290,7 +290,7 @@ TEST_F(RuntimeGpusTest, AGpuMayBeOpenedInsideAnOp) {
     EXPECT_EQ(evict_all(), 1u) << "no frame is open on the new GPU";
     EXPECT_EQ(tencache_is_cold(second), 1);
     open_op({second});
-    tencache_gate_open_transparent();
+    open_op({});
     EXPECT_EQ(evict_all(), 0u);
     tencache_gate_close();
     tencache_gate_close();
@@ -317,9 +317,10 @@ TEST_F(RuntimeGpusTest, AnOpHasOneNumberEverywhere) {
     open(1);
     const uint32_t late = tencache_register_op("late");
     for (const auto& [ordinal, gpu] : gpus_) {
-      EXPECT_EQ(tencache_gpu_register_op(gpu, "late"), late);
-      EXPECT_EQ(tencache_gpu_register_op(gpu, "middle"), middle);
-      EXPECT_EQ(tencache_gpu_register_op(gpu, "early"), early);
+      Recorder& recorder = gpu->engine->recorder();
+      EXPECT_EQ(recorder.register_op("late"), late);
+      EXPECT_EQ(recorder.register_op("middle"), middle);
+      EXPECT_EQ(recorder.register_op("early"), early);
     }
   });
 }
@@ -495,7 +496,7 @@ TEST_F(RuntimeGpusTest, AForkedChildPassesByAllGpus) {
     open(1);
     char* first = allocate(0);
     use({first});
-    tencache_gate_open_transparent();
+    open_op({});
     const int outcome = run_in_child([&] {
       tencache_gate_close();
       use({first});
