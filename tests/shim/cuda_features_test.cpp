@@ -186,7 +186,7 @@ TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
   begin();
   keep(kExtent);
   end();
-  for (int index = 0; index < 12; ++index) op(keep(kExtent));
+  for (int index = 0; index < 16; ++index) op(keep(kExtent));
   CUstream other = make_stream();
   cuda_->recordStream(kept_.back(), as_torch(other));
   ASSERT_EQ(driver_->launch(

@@ -75,7 +75,8 @@ TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSe
     if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }
   // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
-  const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
+  const uint64_t segment_bytes =
+      BlockTable::segment_bytes_for(bytes, source_.large_segment_bytes());
   const Result<CUdeviceptr> made = source_.make(segment_bytes, BlockTable::is_small(bytes), stream);
   MutexLock lock(mutex_);
   if (made.is_ok()) {

@@ -3,7 +3,8 @@
 // BlockPool: the small allocations of one GPU, those below the size of an extent, cut from segments
 // as PyTorch's own caching allocator does it. They are always resident. Requests are rounded up to
 // 512 bytes; up to 1 MiB they come from segments of 2 MiB, those below 10 MiB from segments of
-// 20 MiB, and larger ones have segments of their own size, in multiples of 2 MiB.
+// 20 MiB, and larger ones have segments of their own size, in multiples of 2 MiB. Where the source
+// wants large segments smaller, requests from half of one on have segments of their own.
 //
 // Work of a stream runs in the order in which it was given. So a block that only its owner's stream
 // has used is free for that stream the moment the program frees it, whatever the device is doing.

@@ -18,9 +18,9 @@ bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
 
 }  // namespace
 
-uint64_t BlockTable::segment_bytes_for(uint64_t bytes) {
+uint64_t BlockTable::segment_bytes_for(uint64_t bytes, uint64_t large_segment_bytes) {
   if (is_small(bytes)) return kSmallSegmentBytes;
-  if (block_bytes(bytes) < kOwnSegmentBytesMin) return kLargeSegmentBytes;
+  if (block_bytes(bytes) < large_segment_bytes / 2) return large_segment_bytes;
   return round_up(bytes, kSegmentUnitBytes);
 }
 

@@ -35,10 +35,7 @@ namespace tencache {
 inline constexpr uint64_t kBlockUnitBytes = 512;
 inline constexpr uint64_t kSmallBlockBytesMax = kMiB;
 inline constexpr uint64_t kSmallSegmentBytes = 2 * kMiB;
-inline constexpr uint64_t kLargeSegmentBytes = 20 * kMiB;
-// From here on a request has a segment of its own size, as with PyTorch's own allocator: a large
-// segment would seldom hold two of them.
-inline constexpr uint64_t kOwnSegmentBytesMin = 10 * kMiB;
+inline constexpr uint64_t kLargeSegmentBytes = 20 * kMiB;  // at most
 inline constexpr uint64_t kSegmentUnitBytes = 2 * kMiB;
 inline constexpr uint64_t kBlockBytesMax = uint64_t{1} << 40;  // far above any device
 
@@ -111,8 +108,10 @@ class BlockTable {
   /// What a request becomes: its kind follows from the rounded bytes.
   static uint64_t block_bytes(uint64_t bytes) { return round_up(bytes, kBlockUnitBytes); }
   static bool is_small(uint64_t bytes) { return block_bytes(bytes) <= kSmallBlockBytesMax; }
-  /// What a segment for that request has.
-  static uint64_t segment_bytes_for(uint64_t bytes);
+  /// What a segment for that request has, where large segments have so much. From half of that on a
+  /// request has a segment of its own size, as with PyTorch's own allocator: a large segment would
+  /// seldom hold two of them.
+  static uint64_t segment_bytes_for(uint64_t bytes, uint64_t large_segment_bytes);
 
   void add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small);
 

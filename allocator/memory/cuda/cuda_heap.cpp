@@ -16,6 +16,10 @@ namespace {
 
 // Who wants a frame back waits for so small a part of the budget more than was freed before it.
 constexpr uint64_t kMarksPerBudget = 256;
+// One block that stays keeps its segment, and each stream has segments of its own. So one of them
+// is at most this share of the budget, as long as it holds two blocks of the least large size.
+constexpr uint64_t kLargeSegmentsPerBudget = 64;
+constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
 
 }  // namespace
 
@@ -225,6 +229,11 @@ Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stre
   MutexLock lock(mutex_);
   segments_.emplace(device_address, frame.value());
   return device_address;
+}
+
+uint64_t CudaHeap::large_segment_bytes() const {
+  const uint64_t share = budget_.limit() / kLargeSegmentsPerBudget;
+  return std::clamp(share - share % kSegmentUnitBytes, kLargeSegmentBytesMin, kLargeSegmentBytes);
 }
 
 void CudaHeap::give_back(CUdeviceptr address, uint64_t) {

@@ -25,6 +25,8 @@ class SegmentSource {
   /// in no other segment. `bytes` is a multiple of 2 MiB; `is_small` says for which requests it is,
   /// `stream` where the first of them is used.
   virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) = 0;
+  /// What a segment for several requests above 1 MiB has; a multiple of 2 MiB.
+  virtual uint64_t large_segment_bytes() const = 0;
   /// A whole segment goes back; no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
   /// The streams are done with a freed block that had to wait for them, and nobody has it yet. The

@@ -69,7 +69,7 @@ TEST_F(BlockTableTest, RequestsAtTheEdgesOfTheSizes) {
        }) {
     SCOPED_TRACE(edge.bytes);
     EXPECT_EQ(BlockTable::block_bytes(edge.bytes), edge.block_bytes);
-    EXPECT_EQ(BlockTable::segment_bytes_for(edge.bytes), edge.segment_bytes);
+    EXPECT_EQ(BlockTable::segment_bytes_for(edge.bytes, kLargeSegmentBytes), edge.segment_bytes);
     add(edge.segment_bytes);
     Block* const block = table_.take(edge.bytes, kOne);
     ASSERT_NE(block, nullptr);
@@ -80,6 +80,14 @@ TEST_F(BlockTableTest, RequestsAtTheEdgesOfTheSizes) {
     drop(block);
     EXPECT_EQ(table_.active_bytes(), 0u);
   }
+}
+
+TEST_F(BlockTableTest, WhereLargeSegmentsAreSmallerMoreRequestsHaveTheirOwn) {
+  EXPECT_EQ(BlockTable::segment_bytes_for(kMiB, 4 * kMiB), 2 * kMiB);
+  EXPECT_EQ(BlockTable::segment_bytes_for(kMiB + 1, 4 * kMiB), 4 * kMiB);
+  EXPECT_EQ(BlockTable::segment_bytes_for(2 * kMiB - 512, 4 * kMiB), 4 * kMiB);
+  EXPECT_EQ(BlockTable::segment_bytes_for(2 * kMiB, 4 * kMiB), 2 * kMiB);
+  EXPECT_EQ(BlockTable::segment_bytes_for(9 * kMiB, 4 * kMiB), 10 * kMiB);
 }
 
 TEST_F(BlockTableTest, ASmallRemainderIsABlockAndALargeOneOnlyAbove1MiB) {
@@ -274,7 +282,7 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
       if (random.chance(0.45)) {
         Block* block = table.take(bytes, owner);
         if (block == nullptr) {
-          const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes);
+          const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes, kLargeSegmentBytes);
           table.add_segment(next, segment_bytes, owner, BlockTable::is_small(bytes));
           // Some are neighbours.
           next += segment_bytes + (random.chance(0.5) ? 2 * kMiB : 0);

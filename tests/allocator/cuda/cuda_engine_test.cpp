@@ -468,6 +468,24 @@ TEST_F(CudaEngineTest, SmallBlocksAreResident) {
   engine_->check(stream_, small, 1000, 4);
 }
 
+// They keep their segments on the GPU for good, and each stream has its own.
+TEST_F(CudaEngineTest, SegmentsAreInKeepingWithTheBudget) {
+  start();
+  for (int count = 0; count < 8; ++count) {
+    stream_ = engine_->make_stream();
+    EXPECT_EQ(engine_->extent(allocate(kMiB + 1)), nullptr);
+  }
+  EXPECT_EQ((*engine_)->budget().used(), 8 * 4 * kMiB);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+}
+
+TEST_F(CudaEngineTest, LargeBudgetsHaveSegmentsOfPyTorchsSize) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 2 * kGiB; },
+        {.capacity_bytes = 3 * kGiB});
+  allocate(kMiB + 1);
+  EXPECT_EQ((*engine_)->budget().used(), 20 * kMiB);
+}
+
 TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   start([](CudaEngineConfig& config) { config.probe_bytes = 32 * kMiB; },
         {.to_device_bytes_per_s = kGiB, .to_host_bytes_per_s = 2 * kGiB});

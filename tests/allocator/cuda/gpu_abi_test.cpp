@@ -164,8 +164,8 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   EXPECT_EQ(now.all.allocations.current, 3u);
   EXPECT_EQ(now.small.device_bytes.current, 2 * kMiB);
   EXPECT_EQ(now.small.split_bytes.current, 2 * kMiB - 1024);
-  EXPECT_EQ(now.large.device_bytes.current, 6 * kMiB + 20 * kMiB);
-  EXPECT_EQ(now.all.device_bytes.current, 28 * kMiB);
+  EXPECT_EQ(now.large.device_bytes.current, 6 * kMiB + 4 * kMiB);
+  EXPECT_EQ(now.all.device_bytes.current, 12 * kMiB);
   EXPECT_EQ(now.all.device_count.current, 3u);
 
   free(large);

@@ -35,6 +35,7 @@ class MappedSegments : public SegmentSource {
     buffers_[address] = std::move(buffer);
     return address;
   }
+  uint64_t large_segment_bytes() const override { return 20 * kMiB; }
   void give_back(CUdeviceptr address, uint64_t bytes) override {
     MutexLock lock(mutex_);
     const auto found = buffers_.find(address);
