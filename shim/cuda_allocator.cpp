@@ -26,6 +26,7 @@ CudaAllocator::CudaAllocator(const CudaCalls& calls, Opener open)
   for (size_t ordinal = 0; ordinal < devices_.size(); ++ordinal) {
     devices_[ordinal].index = static_cast<c10::DeviceIndex>(ordinal);
     devices_[ordinal].history = &history_;
+    devices_[ordinal].trackers = &trackers_;
   }
   CudaAllocator* none = nullptr;
   TORCH_CHECK(g_allocator.compare_exchange_strong(none, this),
@@ -214,6 +215,7 @@ void CudaAllocator::note_free(c10::DeviceIndex index, const void* address) {
 void CudaAllocator::note_core_event(void* device, int event, uintptr_t address, uint64_t bytes) {
   const auto* const of = static_cast<const Device*>(device);
   of->history->note_core_event(of->index, event, address, bytes);
+  of->trackers->note_core_event(of->index, event, address, bytes);
 }
 
 // Null with *error filled.

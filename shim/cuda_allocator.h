@@ -33,6 +33,7 @@
 #include "cuda_calls.h"
 #include "cuda_history.h"
 #include "cuda_pools.h"
+#include "cuda_trackers.h"
 #include "cuda_view.h"
 
 // Whether the installed torch is this minor or a newer one.
@@ -137,8 +138,9 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
     c10::DeviceIndex index = 0;
-    CudaHistory* history = nullptr;  // the allocator's
-    double fraction = 1.0;           // guarded by mutex_
+    CudaHistory* history = nullptr;       // the allocator's
+    SegmentTrackers* trackers = nullptr;  // likewise
+    double fraction = 1.0;                // guarded by mutex_
     CudaPools pools;
     // Since they were reset.
     std::atomic<int64_t> retry_count{0};
@@ -172,6 +174,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   const CudaCalls calls_;
   const Opener open_;
   CudaHistory history_;
+  SegmentTrackers trackers_;
   std::atomic<int> device_count_{0};  // 0 until init()
   std::array<Device, C10_COMPILE_TIME_MAX_GPUS> devices_;
   mutable std::mutex mutex_;

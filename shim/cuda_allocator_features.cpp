@@ -7,6 +7,7 @@
 
 #include "cuda_allocator.h"
 #include "cuda_errors.h"
+#include "cuda_settings.h"
 
 namespace tencache::shim {
 
@@ -134,10 +135,15 @@ void CudaAllocator::attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver obse
   observers_.push_back(std::move(observer));
 }
 
-void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker) {
-  throw_unsupported("trackers of segments (NCCL's registration of the allocator's memory)",
-                    "segments come and go where PyTorch is not told.",
-                    "Unset TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK.");
+// From torch 2.15 on the process groups of NCCL attach one in any case, for the pools that a
+// program registers.
+void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) {
+  if (is_all_memory_registered()) {
+    throw_unsupported("NCCL's registration of all of the allocator's memory",
+                      "large tensors leave the GPU and come back elsewhere.",
+                      "Unset TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK.");
+  }
+  trackers_.attach(std::move(tracker));
 }
 
 #if TENCACHE_TORCH_SINCE(15)

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "cuda_trackers.h"
+
 namespace tencache::shim {
 
 CudaPools::Pool& CudaPools::pool(const Id& id) {
@@ -82,7 +84,10 @@ bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, v
     ++chosen.allocating_count;
     number = chosen.number;
   }
-  *address = tencache_gpu_allocate_in_pool(gpu, number, bytes, stream, error);
+  {
+    const SegmentTrackers::Scope scope(wanted->id);
+    *address = tencache_gpu_allocate_in_pool(gpu, number, bytes, stream, error);
+  }
   const std::lock_guard lock(mutex_);
   Pool& chosen = pool(wanted->id);
   --chosen.allocating_count;
@@ -122,6 +127,7 @@ void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
     }
   }
   for (const auto& [id, number] : dropping) {
+    const SegmentTrackers::Scope scope(id);
     const bool is_gone = tencache_gpu_drop_pool(gpu, number) != 0;
     const std::lock_guard lock(mutex_);
     if (is_gone) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 
 namespace tencache::shim {
@@ -37,6 +38,17 @@ std::string reason_for(const std::string& key) {
   const auto* const found = std::ranges::find_if(
       kIgnored, [&](const Ignored& ignored) { return key.starts_with(ignored.key); });
   return found != kIgnored.end() ? found->reason : "tencache does not know it";
+}
+
+constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+                                               "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"};
+// As the process groups read it; they refuse what is neither yes nor no.
+constexpr std::array kYes = {"y", "yes", "1", "t", "true"};
+
+std::string in_lower_case(std::string text) {
+  for (char& letter : text)
+    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return text;
 }
 
 // What asks for what is done anyway.
@@ -73,6 +85,13 @@ std::string ignored_settings() {
   // PyTorch's own allocator looks for the same variable, whatever its value.
   const bool is_caching_off = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
   return ignored_settings(c10::CachingAllocator::getAllocatorSettings(), is_caching_off);
+}
+
+bool is_all_memory_registered() {
+  return std::ranges::any_of(kRegistrationVariables, [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && std::ranges::find(kYes, in_lower_case(value)) != kYes.end();
+  });
 }
 
 }  // namespace tencache::shim

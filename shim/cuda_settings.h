@@ -2,7 +2,8 @@
 //
 // The settings of PyTorch's own CUDA allocator (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF,
 // PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern this one: PyTorch reads and checks them,
-// per_process_memory_fraction is served, and what has no effect is named. Any thread.
+// per_process_memory_fraction is served, and what has no effect is named. And of those of NCCL's
+// process groups the one that is about the allocator. Any thread.
 #pragma once
 
 #include <string>
@@ -17,5 +18,9 @@ double configured_memory_fraction();
 std::string ignored_settings(const std::string& settings, bool is_caching_off);
 /// The same of those in force in this process.
 std::string ignored_settings();
+
+/// Whether NCCL's process groups are to register all memory of the allocator
+/// (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK).
+bool is_all_memory_registered();
 
 }  // namespace tencache::shim

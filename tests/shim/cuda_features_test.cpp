@@ -18,6 +18,18 @@ namespace {
 
 using Json = nlohmann::json;
 
+// A variable of the environment, for a while.
+class VariableGuard {
+ public:
+  VariableGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~VariableGuard() { unsetenv(name_); }
+  VariableGuard(const VariableGuard&) = delete;
+  VariableGuard& operator=(const VariableGuard&) = delete;
+
+ private:
+  const char* const name_;
+};
+
 TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   start();
   CUstream other = make_stream();
@@ -103,6 +115,35 @@ TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   cuda_->releasePool(0, kGraph);
   EXPECT_NE(keep(40 * kMiB), nullptr);
   EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 2) << "the one that failed, and this one";
+}
+
+// NCCL registers the memory of pools, and must know when it goes. Other memory may move.
+TEST_F(CudaPoolTest, TrackersHearOfTheSegmentsOfPools) {
+  start();
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  std::vector<Entry> heard;
+  cuda_->attachAllocatorTraceTracker([&](const Entry& entry) { heard.push_back(entry); });
+  begin();
+  c10::DataPtr first = allocate(11 * kMiB);
+  const auto address = reinterpret_cast<size_t>(first.get());
+  end();
+  keep(kExtent);
+  keep(1000);
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].action_, Entry::SEGMENT_ALLOC);
+  first.clear();
+  cuda_->emptyCache({0, 0});
+  EXPECT_EQ(heard.size(), 1u) << "the pool keeps its memory";
+  cuda_->releasePool(0, kGraph);
+  cuda_->emptyCache({0, 0});
+  ASSERT_EQ(heard.size(), 2u);
+  EXPECT_EQ(heard[1].action_, Entry::SEGMENT_FREE);
+  for (const Entry& entry : heard) {
+    EXPECT_EQ(entry.device_, 0);
+    EXPECT_EQ(entry.addr_, address);
+    EXPECT_EQ(entry.size_, 12 * kMiB);
+    EXPECT_EQ(entry.mempool_, kGraph);
+  }
 }
 
 TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
@@ -241,6 +282,7 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     const char* remedy;
     std::function<void()> call;
   };
+  const VariableGuard registers_all("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "True");
   const std::vector<Refusal> refusals = {
     {"MemPool with an allocator", "Leave out",
      [&] { cuda_->createOrIncrefPool(0, kGraph, foreign); }},
@@ -252,7 +294,8 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     {"other processes", "host memory", [&] { (void)cuda_->getIpcDevPtr(""); }},
     {"another one's memory", "torchrun", [&] { cuda_->enablePeerAccess(0, 1); }},
     {"caching off", "without tencache", [&] { cuda_->enable(false); }},
-    {"trackers", "TORCH_NCCL", [&] { cuda_->attachAllocatorTraceTracker({}); }},
+    {"all of the allocator's memory", "Unset TORCH_NCCL",
+     [&] { cuda_->attachAllocatorTraceTracker({}); }},
 #if TENCACHE_TORCH_SINCE(15)
     {"given address", "Allocate anywhere", [&] { (void)cuda_->allocateWithAddress(1, nullptr); }},
 #endif
