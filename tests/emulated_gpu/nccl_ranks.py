@@ -113,7 +113,7 @@ def moves(rank: int) -> None:
     small = torch.ones(8, device="cuda", dtype=torch.float8_e5m2)
     try:
         dist.all_reduce(small)
-    except dist.DistBackendError:
+    except RuntimeError:  # what NCCL answered
         pass
     except TypeError:  # PyTorch does not ask NCCL
         pass
@@ -290,7 +290,7 @@ def main(part: str, rank: int, store: str, path: str) -> None:
     results = globals()[part](rank)
     report: dict[str, Any] = {
         "digests": [digest(each) for each in results],
-        "peak": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
     }
     if "TENCACHE" in os.environ:
         import tencache

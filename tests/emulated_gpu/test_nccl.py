@@ -18,6 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from differential import assert_budget_kept
 from ranks import run_processes
 
 RANKS = Path(__file__).with_name("nccl_ranks.py")
@@ -86,5 +87,6 @@ def test_training_at_half_the_memory_has_the_native_allocators_bits(
     for one, other in zip(native, ours, strict=True):
         assert one["digests"] == other["digests"]
         assert other["stats"]["bytes"]["fetched"] > 0
-        excess = other["stats"]["over_budget"]["peak_bytes"]
-        assert other["stats"]["peak"]["device"] <= (budget_mib << 20) + excess
+        assert_budget_kept(other["stats"])
+        # Small tensors stay, whatever the budget; but the segments that they lie in are few.
+        assert other["reserved"] < 0.75 * one["reserved"]
