@@ -65,11 +65,13 @@ COMPARED_ELSEWHERE = {
 # Functions whose samples say nothing here, and why.
 NO_SAMPLES = {
     **dict.fromkeys(("histogram", "histogramdd", "sparse.sampled_addmm"), "not on CUDA"),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "not on CUDA",
     **dict.fromkeys(
         ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"), "has no values"
     ),
     "as_strided": "the sample's memory ends before its strides do, once it is copied",
     "new_empty_strided": "has no values",
+    "nn.functional.linear_cross_entropy": "CUDA's products give a wider type than they take",
     "sparse.mm": "CUDA has no reduction of CSR",
     "tensor_split": "takes its indices on the host",
     "to_sparse": "its gradient cannot be weighted by a dense tensor",

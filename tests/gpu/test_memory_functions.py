@@ -168,12 +168,22 @@ NO_ALLOCATOR = {
     "debug_dump",
     "enable_debug_mode",
     "from_ipc_handle",
+    "get_graph_data",
     "instantiate",
+    "register_capture_end_hook",
+    "register_capture_start_hook",
+    "register_destroy_callback",
+    "register_post_instantiate_hook",
+    "register_replay_end_hook",
+    "register_replay_start_hook",
+    "retain_object",
     "raw_cuda_graph",
     "raw_cuda_graph_exec",
     # What torch.cuda.graph calls.
     "capture_begin",
     "capture_end",
+    "capture_end_post",
+    "capture_end_pre",
 }
 
 
