@@ -22,11 +22,9 @@ nothing.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -35,11 +33,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reporting import Report, Table
 
 import support
+from process_group import run_group
 
 ROOT = support.ROOT
 BUILD = ROOT / "build" / "gpu"
@@ -85,30 +85,15 @@ class Run:
         limit_s = min(limit_s, self.left_s())
         if limit_s < PART_S_MIN:
             raise Failed("no time was left")
-        with subprocess.Popen(
-            [str(word) for word in words],
-            cwd=ROOT,
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
-            is_late = False
-            try:
-                output, _ = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                is_late = True
-                output = end(process)
-        self._log(words, output)
-        if is_late:
+        ended = run_group(words, limit_s, cwd=ROOT, environment={**os.environ, **variables})
+        self._log(words, ended.output)
+        if ended.status is None:
             raise Failed(f"ran past {limit_s:.0f} s")
-        if process.returncode != 0:
-            last = " / ".join(output.strip().splitlines()[-6:])
+        if ended.status != 0:
+            last = " / ".join(ended.output.strip().splitlines()[-6:])
             name = Path(str(words[0])).name
-            raise Failed(f"{name} ended with {process.returncode}: {last[-900:]}")
-        return output
+            raise Failed(f"{name} ended with {ended.status}: {last[-900:]}")
+        return ended.output
 
     def part(self, name: str, work: Callable[[Part], None]) -> bool:
         """Runs one part; whether it passed. Never raises."""
@@ -145,22 +130,6 @@ class Run:
         with (self._out / "logs.txt").open("a") as file:
             file.write(f"\n==== {' '.join(str(word) for word in words)[:300]}\n")
             file.write(text if len(text) < LOG_BYTES_MAX else text[-LOG_BYTES_MAX:])
-
-
-def end(process: subprocess.Popen[str]) -> str:
-    """Ends a program that takes too long, with all that it started; returns what it printed. It may
-    say first what it knows: pytest does when it is interrupted."""
-    for signal_number, patience_s in ((signal.SIGINT, 10), (signal.SIGKILL, 10)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        try:
-            output, _ = process.communicate(timeout=patience_s)
-        except subprocess.TimeoutExpired:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return output
-    return "(it could not be ended)"
 
 
 # ---- Tables ------------------------------------------------------------------------------------

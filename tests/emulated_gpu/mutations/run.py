@@ -7,17 +7,15 @@
 Each mutation of catalogue.py is built into a copy of the installed package: one object is compiled
 from a changed copy of its source, and its library linked with it (mutated_package.py). The working
 tree stays as it is. Then the program that is to notice it runs on the emulated GPU. First the
-programs run unchanged, and must pass. The table is printed, and written to FILE; the exit status is
-1 when a mutation goes unnoticed, or is noticed in another way than the catalogue says, or a program
-fails without one.
+programs run unchanged, and must pass. The table is printed, and written to FILE with a heading; the
+exit status is 1 when a mutation goes unnoticed, or is noticed in another way than the catalogue
+says, or a program fails without one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,9 +28,24 @@ from catalogue import MUTATIONS, RUNS, Mutation
 from mutated_package import MutatedPackage
 
 from environment import MAIN, build_emulated_gpu, install_package
+from process_group import run_group
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
+HEADING = """# mutations
+
+Would the emulated GPU notice a mistake in tencache? One line of tencache is changed at a time, and
+a program runs that is to notice it; rows named "none" are those programs with tencache as it is,
+which pass.
+
+    tests/emulated_gpu/mutations/run.py --out benchmarks/results/mutations.md
+
+- **{noticed} of {count} mutations are noticed**: by wrong bits, an illegal address on the device,
+  or a failed test of the program.
+
+Seconds are those of a machine with 2 cores that other programs used as well, compiling the changed
+source included. They say nothing about a GPU.
+"""
 # Copies take long enough to be overtaken, and those by a kernel are slower than those by engines.
 LINK = "2GB"
 VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB"}
@@ -71,23 +84,9 @@ def run_program(name: str, package: Path | None = None) -> Outcome:
     program = [python, str(HERE / "programs.py"), name]
     command = [str(HERE.parent / "run"), "--link", LINK, "--", *tencache, "--", *program]
     begin = time.monotonic()
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-            status: int | None = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            status = None
-    return Outcome(how_it_ended(status, output), time.monotonic() - begin, output)
+    ended = run_group(command, TIMEOUT_S, environment=environment)
+    how = how_it_ended(ended.status, ended.output)
+    return Outcome(how, time.monotonic() - begin, ended.output)
 
 
 def examine(mutation: Mutation, folder: Path) -> Outcome:
@@ -113,7 +112,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no mutation has {chosen.only!r} in its name")
     install_package(MAIN)
     build_emulated_gpu(MAIN)
-    rows = ["| mutation | source | program | noticed by | s |", "|---|---|---|---|---|"]
+    rows = ["| mutation | source | program | noticed by | s |", "|---|---|---|---|--:|"]
     failed = []
 
     def note(
@@ -139,9 +138,10 @@ def main(arguments: list[str]) -> int:
         note(
             mutation.name, f"`{mutation.source}`", f"`{mutation.noticed_by}`", outcome, mutation.how
         )
-    if chosen.out is not None:
-        chosen.out.write_text("\n".join(rows) + "\n")
     noticed = len(mutations) - len([name for name in failed if name != "none"])
+    if chosen.out is not None:
+        heading = HEADING.format(noticed=noticed, count=len(mutations))
+        chosen.out.write_text("\n".join([heading, *rows]) + "\n")
     print(f"{noticed} of {len(mutations)} mutations noticed", *failed, sep="\n  ")
     return 1 if failed else 0
 

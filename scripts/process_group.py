@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program that may hang, with all that it starts, under a time limit.
+
+The program gets a process group of its own. When its time is up the group is interrupted first,
+because a program may say then what it knows, as pytest does; what does not end is killed. What the
+group still holds open is closed by that, so that the caller never waits for a grandchild. An
+exception in the caller, an interrupt from the keyboard too, ends the group as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`output` is what was printed, on stdout and stderr."""
+
+    status: int | None  # None: it ran past its time
+    output: str
+
+
+def run_group(
+    command: Sequence[str | Path],
+    limit_s: float,
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Ended:
+    """Runs the command to its end, or until its time is up. When it is interrupted then, it has
+    `patience_s` to end."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        return Ended(process.returncode, output)
+    except subprocess.TimeoutExpired:
+        return Ended(None, _end(process, patience_s))
+    except BaseException:
+        _signal(process, signal.SIGKILL)
+        raise
+
+
+def _end(process: subprocess.Popen[str], patience_s: float) -> str:
+    for number in (signal.SIGINT, signal.SIGKILL):
+        _signal(process, number)
+        try:
+            output, _ = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        _signal(process, signal.SIGKILL)  # what closed its output and runs on
+        return output
+    return "(it could not be ended)\n"  # it is in a driver that does not let go
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

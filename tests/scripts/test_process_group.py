@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups: a program that ends by itself, one that says its last words, and one whose child
+ignores interrupts."""
+
+import sys
+
+from process_group import Ended, run_group
+
+
+def test_a_program_that_ends() -> None:
+    command = [sys.executable, "-c", "import os; os.write(2, b'why\\n'); raise SystemExit(3)"]
+    assert run_group(command, 60) == Ended(3, "why\n")
+
+
+def test_a_program_that_is_late_may_say_what_it_knows() -> None:
+    ended = run_group(["sh", "-c", "trap 'echo so far; exit' INT; sleep 600"], 1)
+    assert ended == Ended(None, "so far\n")
+
+
+def test_what_ignores_an_interrupt_is_killed_with_its_children() -> None:
+    # The child holds the output open: without its end this test would not end.
+    ended = run_group(["sh", "-c", "trap '' INT; sleep 600 & wait"], 1, patience_s=2)
+    assert ended == Ended(None, "")
