@@ -62,6 +62,15 @@ void emulated_gpu_fail(CUresult result);
 /// and does nothing, whoever makes it.
 void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result);
 void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
+/// What the stream is given from now on waits for emulated_gpu_let_go(); after two minutes that
+/// ends the process. REQUIRES: the stream exists.
+void emulated_gpu_hold(CUstream stream);
+/// No copy over the link begins until emulated_gpu_let_go(), for two minutes at most, too.
+void emulated_gpu_hold_copies(void);
+/// All that is held goes on.
+void emulated_gpu_let_go(void);
+/// Whether all that is queued waits for emulated_gpu_let_go(), and some of it by way of an event.
+int emulated_gpu_is_stuck(void);
 /// From now on kernels of that name take so long, as by a line of EMULATED_GPU_DURATIONS.
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);
 /// Since the driver was started or the times were reset. REQUIRES: the stream exists.

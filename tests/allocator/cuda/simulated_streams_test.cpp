@@ -80,6 +80,25 @@ TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   EXPECT_EQ(done, 13);
 }
 
+// What does not wait for a held stream has been done once the driver is stuck.
+TEST_F(SimulatedStreamsTest, IsStuckOnceAllThatIsLeftWaitsForWhatIsHeld) {
+  start();
+  const CUstream held = stream();
+  const CUstream waiting = stream();
+  EXPECT_FALSE(driver_->is_stuck());
+  driver_->hold(held);
+  EXPECT_FALSE(driver_->is_stuck()) << "nobody waits for it";
+  std::latch gate(1);
+  launch(stream(), [&gate] { gate.wait(); });
+  EXPECT_EQ(api().cuStreamWaitEvent(waiting, record(held), 0), CUDA_SUCCESS);
+  EXPECT_FALSE(driver_->is_stuck()) << "a kernel is running";
+  gate.count_down();
+  EXPECT_TRUE(eventually([&] { return driver_->is_stuck(); }));
+  driver_->let_go();
+  synchronize(waiting);
+  EXPECT_FALSE(driver_->is_stuck());
+}
+
 TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {
   start();
   std::latch gate(1);

@@ -89,6 +89,23 @@ void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
   }
 }
 
+void emulated_gpu_hold(CUstream stream) {
+  if (SimulatedDriver* const driver = started_driver()) driver->hold(stream);
+}
+
+void emulated_gpu_hold_copies() {
+  if (SimulatedDriver* const driver = started_driver()) driver->hold_copies();
+}
+
+void emulated_gpu_let_go() {
+  if (SimulatedDriver* const driver = started_driver()) driver->let_go();
+}
+
+int emulated_gpu_is_stuck() {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr && driver->is_stuck() ? 1 : 0;
+}
+
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s) {
   kernel_durations().set(name, {launch_s, bytes_per_s});
 }

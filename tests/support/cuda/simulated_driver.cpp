@@ -162,6 +162,8 @@ void SimulatedDriver::hold_copies(int64_t but) { parts_->streams.hold_copies(but
 
 void SimulatedDriver::let_go() { parts_->streams.let_go(); }
 
+bool SimulatedDriver::is_stuck() const { return parts_->streams.is_stuck(); }
+
 void SimulatedDriver::fail_context(CUresult result) { parts_->failure.fail(result); }
 
 uint64_t SimulatedDriver::calls(std::string_view name) const { return parts_->script.calls(name); }

@@ -73,6 +73,9 @@ class SimulatedDriver {
   void hold_copies(int64_t but = 0);
   /// All that is held goes on.
   void let_go();
+  /// Whether all that is queued waits for let_go(), and some of it by way of an event: what else
+  /// was queued, and did not wait, has been done then.
+  bool is_stuck() const;
   /// The context fails as if by a kernel's fault.
   void fail_context(CUresult result);
   /// How often the function was called, failed calls included.

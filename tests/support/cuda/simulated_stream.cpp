@@ -67,6 +67,14 @@ void SimulatedStream::wait_until_idle() {
   while (unfinished_ > 0) idle_.wait(mutex_);
 }
 
+Standing SimulatedStream::standing(uint64_t lettings_go) const {
+  MutexLock lock(mutex_);
+  if (unfinished_ == 0) return Standing::kIdle;
+  if (lettings_go < held_until_) return Standing::kIsHeld;
+  const bool waits = awaited_ != nullptr && !awaited_->is_complete();
+  return waits ? Standing::kWaitsForEvent : Standing::kGoesOn;
+}
+
 StreamTimes SimulatedStream::times() const {
   MutexLock lock(mutex_);
   return times_;
@@ -103,6 +111,22 @@ bool SimulatedStream::pause_until(uint64_t time_ns) {
     changed_.wait_for(mutex_, std::chrono::nanoseconds(std::min(time_ns - now, kFailureSeenNs)));
   }
   return false;
+}
+
+uint64_t SimulatedStream::wait_for(const std::shared_ptr<const Marker>& moment) {
+  {
+    MutexLock lock(mutex_);
+    awaited_ = moment;
+  }
+  const uint64_t time_ns = moment->wait();
+  MutexLock lock(mutex_);
+  awaited_ = nullptr;
+  return time_ns;
+}
+
+void SimulatedStream::note_held(uint64_t until) {
+  MutexLock lock(mutex_);
+  held_until_ = until;
 }
 
 bool SimulatedStream::is_on_stream() { return on_stream; }

@@ -61,6 +61,9 @@ class CopyEngine {
 
 enum class WorkKind : uint8_t { kKernel, kOther };
 
+/// What a stream does: its work, or waiting for what has not come yet.
+enum class Standing : uint8_t { kIdle, kGoesOn, kWaitsForEvent, kIsHeld };
+
 /// What became of a stream's time from the first kernel to the last one, on the device's clock.
 struct StreamTimes {
   uint64_t kernels = 0;
@@ -86,6 +89,8 @@ class SimulatedStream {
   /// Works that are queued or running.
   size_t unfinished() const TENCACHE_EXCLUDES(mutex_);
   void wait_until_idle() TENCACHE_EXCLUDES(mutex_);
+  /// After so many lettings go.
+  Standing standing(uint64_t lettings_go) const TENCACHE_EXCLUDES(mutex_);
   StreamTimes times() const TENCACHE_EXCLUDES(mutex_);
   /// Counts from the next kernel on.
   void reset_times() TENCACHE_EXCLUDES(mutex_);
@@ -94,6 +99,10 @@ class SimulatedStream {
 
   /// For actions: lets time pass up to then. False when the rest of the action is to be dropped.
   bool pause_until(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
+  /// For actions: returns the time of the moment, once it has come.
+  uint64_t wait_for(const std::shared_ptr<const Marker>& moment) TENCACHE_EXCLUDES(mutex_);
+  /// For actions: it is held from now on, until so many lettings go.
+  void note_held(uint64_t until) TENCACHE_EXCLUDES(mutex_);
 
   /// Whether this thread does the work of a stream: it must not call the driver.
   static bool is_on_stream();
@@ -119,6 +128,8 @@ class SimulatedStream {
   std::deque<Work> queue_ TENCACHE_GUARDED_BY(mutex_);
   size_t unfinished_ TENCACHE_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ TENCACHE_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const Marker> awaited_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t held_until_ TENCACHE_GUARDED_BY(mutex_) = 0;
   StreamTimes times_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t kernel_ended_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // 0 before the first counted one
   uint64_t time_ns_ = 0;                                      // of the device; the thread's own

@@ -116,7 +116,7 @@ CUresult StreamTable::wait_event(CUstream stream, CUevent event, unsigned flags)
   if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
   if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (moment == nullptr) return CUDA_SUCCESS;
-  found->push([moment](SimulatedStream&, uint64_t) { return moment->wait(); });
+  found->push([moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
   return CUDA_SUCCESS;
 }
 
@@ -225,10 +225,25 @@ CUresult StreamTable::hold(CUstream stream) {
 
 void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
   const uint64_t begin_ns = now_ns();
+  worker.note_held(until);
   while (lettings_go_ < until && worker.pause_until(now_ns() + kPollNs)) {
     TENCACHE_CHECK(now_ns() - begin_ns < kHeldMaxNs,
                    "a stream was held for two minutes and nobody let it go");
   }
+}
+
+// Twice, because what one waits for may have come while another one was looked at. Once all others
+// stand still, it comes no more.
+bool StreamTable::is_stuck() const {
+  bool waits = false;
+  for (int round = 0; round < 2; ++round) {
+    for (const StreamPointer& stream : all_streams()) {
+      const Standing standing = stream->standing(lettings_go_);
+      if (standing == Standing::kGoesOn) return false;
+      waits |= standing == Standing::kWaitsForEvent;
+    }
+  }
+  return waits;
 }
 
 size_t StreamTable::unfinished(CUstream stream) const {

@@ -95,6 +95,8 @@ class StreamTable {
     let_go_ns_ = now_ns();
     ++lettings_go_;
   }
+  /// Whether all that is queued waits for let_go(), and some of it by way of an event.
+  bool is_stuck() const;
 
   /// Works that are queued or running in one stream. REQUIRES: the stream exists.
   size_t unfinished(CUstream stream) const;
