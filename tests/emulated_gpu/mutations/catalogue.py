@@ -49,6 +49,9 @@ RUNS: dict[str, Run] = {
     "graph": Run("96MiB", UNGUARDED.options),
     "pinned": Run(),
     "together": Run(),
+    "behind": Run(),
+    "behind_elsewhere": UNGUARDED,
+    "fetched_elsewhere": Run(),
     "refused_calls": Run(),
 }
 
@@ -65,6 +68,20 @@ MUTATIONS = [
         "in_turn",
         # The second hash differs from the first one, so nothing leaves and the budget is exceeded.
         ("wrong bits", "illegal address", "failed test"),
+    ),
+    Mutation(
+        "an eviction waits for a moment before the last use",
+        EVICTIONS,
+        "    if (moment->covers(extent, users)) return moment;\n",
+        "    return moment;\n",
+        "behind",
+    ),
+    Mutation(
+        "the gate does not note an operator's stream",
+        "allocator/engine/gate.cpp",
+        "    extent->note_streams(streams);\n    const bool writes",
+        "    const bool writes",
+        "behind_elsewhere",
     ),
     Mutation(
         "a frame goes while its copy is on its way out",
@@ -86,6 +103,14 @@ MUTATIONS = [
         "      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {\n",
         "      flight.stream != kNoStreams) {\n",
         "in_turn",
+    ),
+    Mutation(
+        "a fetch is taken for landed while it is under way",
+        FETCHES,
+        "    if (!flight->mark.is_over(may_wait)) continue;\n",
+        "",
+        "fetched_elsewhere",
+        ("wrong bits",),
     ),
     Mutation(
         "a fetch is queued on another stream than the one that is marked",

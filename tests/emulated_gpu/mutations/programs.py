@@ -2,19 +2,22 @@
 """Programs that notice when tencache moves bytes too early, too late or not at all.
 
 `python programs.py NAME`, under `tencache run` on the emulated GPU as run.py's table says, which
-also gives the budget and the speed of the link. Each keeps its stream busy, so that the work behind
-is still queued when memory is wanted, and knows every byte that it should find. It ends with status
-1 and "wrong bits: …" or "failed test: …" on stderr; an illegal address ends it by itself. What was
-queued too early differs by the device's lag behind the host and not by a clock: a program that is
-right passes on a machine of any speed.
+also gives the budget and the speed of the link. Each keeps its stream busy, or holds it or the
+copies, so that the work behind is still queued when memory is wanted, and knows every byte that it
+should find. It ends with status 1 and "wrong bits: …" or "failed test: …" on stderr; an illegal
+address ends it by itself. What was queued too early differs by the device's lag behind the host and
+not by a clock: a program that is right passes on a machine of any speed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -51,6 +54,46 @@ def keep_busy(products: int) -> None:
     operand = torch.full((480, 480), 1e-3, device="cuda")
     for _ in range(products):
         operand = operand @ operand
+
+
+@contextlib.contextmanager
+def held_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """What the stream is given waits. It is let go at the end, or as soon as another stream waits
+    for it and nothing else goes on: tencache is right to wait there, and the program with it. So
+    what does not wait is done too early, however fast the machine is."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    is_over = threading.Event()
+
+    def let_go() -> None:
+        while not driver.emulated_gpu_is_stuck() and not is_over.wait(0.001):
+            pass
+        driver.emulated_gpu_let_go()
+
+    watcher = threading.Thread(target=let_go)
+    torch.cuda.synchronize()
+    driver.emulated_gpu_hold(ctypes.c_void_p(stream.cuda_stream))
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+@contextlib.contextmanager
+def held_copies() -> Iterator[None]:
+    """No copy begins. They are let go at the end, once all streams have done what they do without:
+    what does not wait for a copy is done before it."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch.cuda.synchronize()
+    driver.emulated_gpu_hold_copies()
+    try:
+        yield
+        while not driver.emulated_gpu_is_stuck():
+            true("the current stream waits for a copy", not torch.cuda.current_stream().query())
+            time.sleep(0.001)
+    finally:
+        driver.emulated_gpu_let_go()
 
 
 def spilled_within_budget() -> None:
@@ -254,6 +297,65 @@ def together() -> None:
             torch._foreach_add_(tensors[first : first + 3], 1.0)
     for index, tensor in enumerate(tensors):
         holds(f"tensor {index}", tensor, index + 3)
+    spilled_within_budget()
+
+
+@program
+def behind() -> None:
+    """What a stream is yet to use must leave, for what that stream uses later."""
+    tensors = [full(16, index) for index in range(6)]
+    for tensor in tensors:
+        tensor.add_(1)
+    with held_stream(torch.cuda.current_stream()):
+        for tensor in tensors * 2:
+            tensor.add_(1)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 3)
+    spilled_within_budget()
+
+
+@program
+def behind_elsewhere() -> None:
+    """What an operator is yet to use on another stream must leave: it was not used for longest."""
+    side = torch.cuda.Stream()
+    first, *others = [full(16, index) for index in range(6)]
+    for tensor in (*others, first):
+        tensor.add_(1)
+    with held_stream(side):
+        with torch.cuda.stream(side):
+            first.add_(2)
+        for tensor in others * 2:
+            tensor.add_(1)
+    torch.cuda.synchronize()
+    for index, tensor in enumerate((first, *others)):
+        holds(f"tensor {index}", tensor, index + 3)
+    spilled_within_budget()
+
+
+@program
+def fetched_elsewhere() -> None:
+    """What one stream has fetched is used by another one while the copy is under way. Before that
+    more tensors want room, for which tencache drops unchanged ones and looks what has landed."""
+    side = torch.cuda.Stream()
+    values = [1, 2, 3, 2, 4, 3]  # the sums of so many are exact
+    tensors = [full(16, value) for value in values]
+    for tensor in tensors:
+        tensor.sum()
+    others = [full(16, 0) for _ in range(5)]  # for which all tensors leave
+    del others
+    torch.cuda.empty_cache()
+    sums = [tensor.sum() for tensor in tensors[:4]]  # they come back, and their copies stay
+    sum_elsewhere = torch.zeros((), device="cuda")
+    with held_copies():
+        sums += [tensor.sum() for tensor in tensors[4:]]
+        again = tensors[0].sum()
+        with torch.cuda.stream(side):
+            torch.sum(tensors[4], 0, out=sum_elsewhere)
+    torch.cuda.synchronize()
+    holds("the sum elsewhere", sum_elsewhere, 4 * MIB * values[4])
+    for found, value in zip((*sums, again), (*values, values[0]), strict=True):
+        holds("a sum", found, 4 * MIB * value)
+    true("unchanged ones were dropped", tencache.stats()["bytes"]["clean_dropped"] > 0)
     spilled_within_budget()
 
 
