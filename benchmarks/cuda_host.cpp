@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "abi/accesses.h"
-#include "abi/gpu_engines.h"
+#include "abi/engines.h"
 #include "abi/launch_gate.h"
 #include "base/units.h"
 #include "engine/cuda/cuda_engine.h"
@@ -110,7 +110,7 @@ void gate(benchmark::State& state) {
 
 void launch(benchmark::State& state) {
   CudaEngine& engine = *machine().engine;
-  GpuEngines gpus;
+  Engines gpus;
   if (!gpus.add({.ordinal = 0, .engine = &engine}).is_ok()) state.SkipWithError("no engine");
   LaunchGate launches(gpus);
   const auto count = static_cast<size_t>(state.range(0));

@@ -14,7 +14,7 @@ namespace {
 
 // Beside the bits of the GPUs: there are extents to unpin.
 constexpr uint32_t kHasPins = uint32_t{1} << 31;
-static_assert(GpuEngines::kGpusMax < 31);
+static_assert(Engines::kEnginesMax < 31);
 
 // What the thread's launch uses and no op has named: pinned until it is queued, because an op of
 // another thread may name it at this moment. Held by pointer, and only while there is something:
@@ -40,8 +40,8 @@ void unpin_what_is_queued() {
 
 uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const Access> accesses) {
   uint32_t opened = 0;
-  for (size_t index = 0; index < gpus_.count(); ++index) {
-    Engine* const engine = gpus_.engine_at(index);
+  for (size_t index = 0; index < engines_.count(); ++index) {
+    Engine* const engine = engines_.engine_at(index);
     if (engine == nullptr || engine->is_passive() || !engine->migrator().is_armed()) continue;
     if (open_on(*engine, name, stream, accesses)) opened |= uint32_t{1} << index;
   }
@@ -100,13 +100,13 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
   }
   if (!arriving.empty()) engine.migrations()->fetch(arriving, stream.set);
   if (unannounced.empty()) return false;
-  gate.open(gpus_.register_op(name), unannounced, stream.set);
+  gate.open(engines_.register_op(name), unannounced, stream.set);
   return true;
 }
 
 void LaunchGate::close(uint32_t opened) {
-  for (size_t index = 0; index < gpus_.count(); ++index) {
-    if ((opened >> index & 1) != 0) gpus_.engine_at(index)->gate().close();
+  for (size_t index = 0; index < engines_.count(); ++index) {
+    if ((opened >> index & 1) != 0) engines_.engine_at(index)->gate().close();
   }
   if (t_pins != nullptr) unpin_what_is_queued();
 }

@@ -17,7 +17,7 @@
 // default stream. What a launch there uses without an op is waited for on the host and stays on its
 // GPU until it is freed.
 //
-// Threads: any. A launch that is an op takes the lock of GpuEngines for its name.
+// Threads: any. A launch that is an op takes the lock of Engines for its name.
 #pragma once
 
 #include <atomic>
@@ -25,14 +25,14 @@
 #include <span>
 #include <string_view>
 
-#include "abi/gpu_engines.h"
+#include "abi/engines.h"
 #include "engine/gate.h"
 
 namespace tencache {
 
 class LaunchGate {
  public:
-  explicit LaunchGate(GpuEngines& gpus) : gpus_(gpus) {}
+  explicit LaunchGate(Engines& gpus) : engines_(gpus) {}
   LaunchGate(const LaunchGate&) = delete;
   LaunchGate& operator=(const LaunchGate&) = delete;
 
@@ -52,7 +52,7 @@ class LaunchGate {
   bool open_on(Engine& engine, std::string_view name, void* handle,
                std::span<const Access> accesses);
 
-  GpuEngines& gpus_;
+  Engines& engines_;
   std::atomic<uint64_t> unannounced_{0};
   std::atomic<uint64_t> unreadable_{0};
 };

@@ -91,11 +91,9 @@ Status Runtime::start() {
   if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
-  if (options_.backend == BackendChoice::kCuda) {
-    gpus_.watch_forks();  // GPUs are opened when they are used
-  } else {
-    TENCACHE_RETURN_IF_ERROR(start_cpu());
-  }
+  // GPUs are opened when they are used.
+  if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
+  engines_.watch_forks();
   start_ns_.store(now_ns());
   is_started_.store(true, std::memory_order_release);
   return Status::ok();
@@ -110,7 +108,9 @@ Status Runtime::start_cpu() {
   lower_chunk_bytes(engine.value()->budget().limit());
   const AddressArena& arena = engine.value()->arena();
   cover({reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()});
-  engine_.store(std::move(engine).value().release(), std::memory_order_release);
+  CpuEngine* const made = std::move(engine).value().release();
+  cpu_engine_.store(made, std::memory_order_release);
+  TENCACHE_RETURN_IF_ERROR(engines_.add({EngineEntry::kHost, made, nullptr, made->disk()}));
   announce_start(origin);
   return Status::ok();
 }
@@ -210,12 +210,12 @@ DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
 
 void Runtime::announce_start(const std::string& origin) const {
   TENCACHE_LOG_INFO("%s on the cpu backend: device budget %s (%s)%s", kVersion,
-                    format_bytes(engine()->budget().limit()).c_str(), origin.c_str(),
+                    format_bytes(cpu_engine()->budget().limit()).c_str(), origin.c_str(),
                     options_.strict ? ", strict: out of memory at the budget, no spilling" : "");
 }
 
 void Runtime::announce_first_spill() const {
-  CpuEngine* current = engine();
+  CpuEngine* current = cpu_engine();
   TENCACHE_LOG_INFO(
       "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
       "longest time go to %s from now on, so steps get slower",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runtime: the one backend of the process with the options it was started from, and the texts and
-// JSON that users see. The backend is the cpu engine, made by start(), or the engines of GPUs, each
-// of which is opened when the host program first uses that GPU. The C ABI (abi/tencache.cpp) is a
+// Runtime: the engines of the process with the options they were started from, and the texts and
+// JSON that users see. The cpu backend's engine is made by start(), that of a GPU when the host
+// program first uses it. The C ABI (abi/tencache.cpp) is a
 // thin skin over it.
 //
 // It is never destroyed: at process exit threads may still be inside it, and freeing then would
@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "abi/gpu_engines.h"
+#include "abi/engines.h"
 #include "abi/launch_gate.h"
 #include "abi/tencache_gpu.h"
 #include "base/mutex.h"
@@ -41,9 +41,8 @@ class Runtime {
 
   bool is_started() const { return is_started_.load(std::memory_order_acquire); }
   /// Null before start, and on the cuda backend.
-  CpuEngine* engine() const { return engine_.load(std::memory_order_acquire); }
-  /// None but on the cuda backend.
-  GpuEngines& gpus() { return gpus_; }
+  CpuEngine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
+  Engines& engines() { return engines_; }
   LaunchGate& launches() { return launches_; }
   /// Covers every address of an extent: the cpu engine's arena, or those of all GPUs so far and
   /// what lies between them. Its fields are written by atomic operations.
@@ -59,7 +58,7 @@ class Runtime {
     return options_.direct_storage;
   }
   /// The engine serves the process from now on; `name` is the GPU's.
-  Status add_gpu(const GpuEngine& gpu, const std::string& name, const tencache_arena& arena)
+  Status add_gpu(const EngineEntry& gpu, const std::string& name, const tencache_arena& arena)
       TENCACHE_EXCLUDES(mutex_);
 
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
@@ -83,17 +82,18 @@ class Runtime {
   std::string cpu_stats_json(CpuEngine& engine) const;
   std::string gpu_stats_json() const;
   void watch_launches() TENCACHE_REQUIRES(mutex_);
-  void announce_gpu(const GpuEngine& gpu, const std::string& name) const TENCACHE_REQUIRES(mutex_);
+  void announce_gpu(const EngineEntry& gpu, const std::string& name) const
+      TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
 
   std::atomic<bool> is_started_{false};
-  std::atomic<CpuEngine*> engine_{nullptr};  // set once by start()
+  std::atomic<CpuEngine*> cpu_engine_{nullptr};  // set once by start()
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};
   std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // of the smallest budget
-  GpuEngines gpus_;
-  LaunchGate launches_{gpus_};
+  Engines engines_;
+  LaunchGate launches_{engines_};
   tencache_arena arena_ = {0, 0};
   std::atomic<bool> sees_launches_{false};
 

@@ -20,7 +20,7 @@ namespace {
 
 tencache_arena watched_memory() {
   Runtime& runtime = Runtime::instance();
-  if (!runtime.gpus().is_armed()) return {0, 0};
+  if (!runtime.engines().is_armed()) return {0, 0};
   // As tencache_get_arena() says.
   const uintptr_t base = __atomic_load_n(&runtime.arena()->base, __ATOMIC_SEQ_CST);
   return {base, __atomic_load_n(&runtime.arena()->bytes, __ATOMIC_SEQ_CST)};
@@ -78,13 +78,13 @@ Result<CudaEngineConfig> Runtime::gpu_config(int ordinal) {
   return config;
 }
 
-Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
+Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
                         const tencache_arena& arena) {
   MutexLock lock(mutex_);
   // Before its memory can be named.
   cover(arena);
   lower_chunk_bytes(gpu.engine->budget().limit());
-  TENCACHE_RETURN_IF_ERROR(gpus_.add(gpu));
+  TENCACHE_RETURN_IF_ERROR(engines_.add(gpu));
   announce_gpu(gpu, name);
   watch_launches();
   return Status::ok();
@@ -92,7 +92,7 @@ Status Runtime::add_gpu(const GpuEngine& gpu, const std::string& name,
 
 // The guard is in the process from its beginning, or not at all.
 void Runtime::watch_launches() {
-  if (!options_.launch_guard || gpus_.count() > 1) return;
+  if (!options_.launch_guard || engines_.count() > 1) return;
   const auto install = reinterpret_cast<tencache_guard_install_function>(
       dlsym(RTLD_DEFAULT, "tencache_guard_install"));
   if (install != nullptr) {
@@ -105,7 +105,7 @@ void Runtime::watch_launches() {
       "`tencache run`: one that uses a tensor which is in host memory fails with a CUDA error");
 }
 
-void Runtime::announce_gpu(const GpuEngine& gpu, const std::string& name) const {
+void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) const {
   std::string below = ", strict: out of memory at the budget, nothing leaves";
   if (gpu.host != nullptr) {
     below =

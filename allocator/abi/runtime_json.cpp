@@ -205,7 +205,7 @@ Json counters_json(const Counters& sum, const ColdAccesses& cold) {
 }
 
 // One GPU of several.
-Json one_gpu_json(const GpuEngine& gpu, const ColdAccesses& cold) {
+Json one_gpu_json(const EngineEntry& gpu, const ColdAccesses& cold) {
   Tiers tiers;
   tiers.add(*gpu.engine);
   if (gpu.host != nullptr) tiers.add(*gpu.host);
@@ -257,7 +257,7 @@ std::string Runtime::gpu_stats_json() const {
   std::vector<const Stats*> counters;
   Json gpus = Json::array();
   Json plan = nullptr;
-  for (const GpuEngine& gpu : gpus_.all()) {
+  for (const EngineEntry& gpu : engines_.all()) {
     counters.push_back(&gpu.engine->settled_stats());
     if (gpu.engine->is_passive()) continue;
     const ColdAccesses own_cold = count_cold(*gpu.engine);
@@ -278,7 +278,7 @@ std::string Runtime::gpu_stats_json() const {
                       {"unannounced", launches_.unannounced()},
                       {"unreadable", launches_.unreadable()}};
   json["plan"] = plan;
-  json["armed"] = gpus_.is_armed();
+  json["armed"] = engines_.is_armed();
   json["gpus"] = gpus;
   json["wall_s"] = seconds(now_ns() - start_ns_.load());
   json["versions"] = {{"tencache", kVersion}};
@@ -287,7 +287,7 @@ std::string Runtime::gpu_stats_json() const {
 
 std::string Runtime::stats_json() const {
   if (!is_started()) return "{}";
-  CpuEngine* cpu = engine();
+  CpuEngine* cpu = cpu_engine();
   return cpu != nullptr ? cpu_stats_json(*cpu) : gpu_stats_json();
 }
 

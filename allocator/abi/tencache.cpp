@@ -24,16 +24,16 @@ namespace {
 
 using tencache::as_accesses;
 using tencache::CpuEngine;
+using tencache::EngineHolds;
+using tencache::Engines;
 using tencache::Extent;
-using tencache::GpuEngines;
-using tencache::GpuHold;
 using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
 
 // Null on the cuda backend.
-CpuEngine* engine() { return Runtime::instance().engine(); }
-GpuEngines& gpus() { return Runtime::instance().gpus(); }
+CpuEngine* cpu_engine() { return Runtime::instance().cpu_engine(); }
+Engines& engines() { return Runtime::instance().engines(); }
 
 size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
   if (buffer != nullptr && bytes > 0) {
@@ -42,14 +42,6 @@ size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
     buffer[length] = '\0';
   }
   return text.size() + 1;
-}
-
-// A handle is a Hold or a GpuHold, as the process's one backend says.
-tencache_hold* as_handle(void* hold) { return static_cast<tencache_hold*>(hold); }
-
-Extent* find_extent(const void* address) {
-  CpuEngine* cpu = engine();
-  return cpu != nullptr ? cpu->heap().find(address) : gpus().find(address);
 }
 
 }  // namespace
@@ -91,13 +83,13 @@ int tencache_is_started(void) { return Runtime::instance().is_started() ? 1 : 0;
 
 const char* tencache_backend(void) {
   if (tencache_is_started() == 0) return "";
-  return engine() != nullptr ? "cpu" : "cuda";
+  return cpu_engine() != nullptr ? "cpu" : "cuda";
 }
 
 const tencache_arena* tencache_get_arena(void) { return Runtime::instance().arena(); }
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
-  CpuEngine* cpu = engine();
+  CpuEngine* cpu = cpu_engine();
   if (cpu == nullptr) {
     report(Status(tencache::StatusCode::kFailedPrecondition,
                   "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
@@ -112,66 +104,33 @@ void* tencache_allocate(size_t bytes, tencache_error* error) {
 }
 
 void tencache_free(void* address) {
-  if (address != nullptr) engine()->free(address);
+  if (address != nullptr) cpu_engine()->free(address);
 }
 
-uint32_t tencache_register_op(const char* name) {
-  // The registry's lock may have been held by another thread when this child was forked.
-  CpuEngine* cpu = engine();
-  if (cpu == nullptr) return gpus().register_op(name);
-  return cpu->is_passive() ? 0 : cpu->recorder().register_op(name);
-}
+uint32_t tencache_register_op(const char* name) { return engines().register_op(name); }
 
 void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().open(op, as_accesses(accesses, count));
-  } else {
-    gpus().open(op, as_accesses(accesses, count));
-  }
+  engines().open(op, as_accesses(accesses, count));
 }
 
-void tencache_gate_close(void) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().close();
-  } else {
-    gpus().close();
-  }
-}
+void tencache_gate_close(void) { engines().close(); }
 
 tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                       int and_inner) {
-  if (CpuEngine* cpu = engine()) {
-    return as_handle(cpu->gate().hold(as_accesses(accesses, count), and_inner != 0));
-  }
-  return as_handle(gpus().hold(as_accesses(accesses, count), and_inner != 0));
+  return reinterpret_cast<tencache_hold*>(
+      engines().hold(as_accesses(accesses, count), and_inner != 0));
 }
 
-void tencache_unhold(tencache_hold* hold) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().unhold(reinterpret_cast<tencache::Hold*>(hold));
-  } else {
-    GpuEngines::unhold(reinterpret_cast<GpuHold*>(hold));
-  }
-}
+void tencache_unhold(tencache_hold* hold) { Engines::unhold(reinterpret_cast<EngineHolds*>(hold)); }
 
 void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().keep_resident(as_accesses(accesses, count));
-  } else {
-    gpus().keep_resident(as_accesses(accesses, count));
-  }
+  engines().keep_resident(as_accesses(accesses, count));
 }
 
-void tencache_mark_step(void) {
-  if (CpuEngine* cpu = engine()) {
-    cpu->gate().on_step();
-  } else {
-    gpus().on_step();
-  }
-}
+void tencache_mark_step(void) { engines().on_step(); }
 
 void tencache_set_stream_callback(void* (*current_stream)(int ordinal)) {
-  gpus().set_current_stream(current_stream);
+  engines().set_current_stream(current_stream);
 }
 
 void tencache_set_arm_callback(void (*arm)(void)) { Runtime::instance().set_arm_callback(arm); }
@@ -182,7 +141,7 @@ uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count
   std::unordered_set<const Extent*> distinct;
   uint64_t bytes = 0;
   for (uint32_t index = 0; index < count; ++index) {
-    const Extent* extent = find_extent(accesses[index].address);
+    const Extent* extent = engines().find(accesses[index].address);
     if (extent != nullptr && distinct.insert(extent).second) bytes += extent->bytes;
   }
   return bytes;
@@ -191,15 +150,11 @@ uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count
 uint64_t tencache_chunk_bytes(void) { return Runtime::instance().chunk_bytes(); }
 
 uint64_t tencache_extent_bytes(const void* address) {
-  const Extent* extent = find_extent(address);
+  const Extent* extent = engines().find(address);
   return extent != nullptr ? extent->bytes : 0;
 }
 
-int tencache_is_armed(void) {
-  CpuEngine* cpu = engine();
-  if (cpu == nullptr) return gpus().is_armed() ? 1 : 0;
-  return !cpu->is_passive() && cpu->migrator().is_armed() ? 1 : 0;
-}
+int tencache_is_armed(void) { return engines().is_armed() ? 1 : 0; }
 
 size_t tencache_stats_json(char* buffer, size_t bytes) {
   return copy_text(Runtime::instance().stats_json(), buffer, bytes);
@@ -210,16 +165,14 @@ size_t tencache_doctor_json(char* buffer, size_t bytes) {
 }
 
 int tencache_write_trace(const char* path, tencache_error* error) {
-  tencache::Engine* current = engine();
-  const std::vector<tencache::GpuEngine> open = gpus().all();
-  if (!open.empty()) current = open.front().engine;
-  if (current == nullptr || current->is_passive()) {
+  const std::vector<tencache::EngineEntry> open = engines().all();
+  if (open.empty() || open.front().engine->is_passive()) {
     return report(Status(tencache::StatusCode::kFailedPrecondition,
                          "there is no trace: tencache is not enabled in this process, or it has "
                          "used no GPU"),
                   error);
   }
-  return report(tencache::write_trace(current->recorder(), path), error);
+  return report(tencache::write_trace(open.front().engine->recorder(), path), error);
 }
 
 int tencache_plan(const tencache_period* period, const tencache_machine* machine, char* buffer,
@@ -241,14 +194,10 @@ size_t tencache_plan_timeline(const tencache_period* period, const tencache_mach
   return 0;
 }
 
-uint64_t tencache_evict_all(void) {
-  CpuEngine* cpu = engine();
-  if (cpu == nullptr) return gpus().evict_all();
-  return cpu->is_passive() ? 0 : cpu->migrator().evict_all();
-}
+uint64_t tencache_evict_all(void) { return engines().evict_all(); }
 
 int tencache_is_cold(const void* address) {
-  const Extent* extent = find_extent(address);
+  const Extent* extent = engines().find(address);
   if (extent == nullptr) return -1;
   return extent->state() == tencache::ExtentState::kCold ? 1 : 0;
 }

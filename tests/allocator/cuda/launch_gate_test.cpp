@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "abi/gpu_engines.h"
+#include "abi/engines.h"
 #include "abi/tencache_guard.h"
 #include "base/units.h"
 #include "support/cuda/test_cuda_engine.h"
@@ -87,7 +87,7 @@ class LaunchGateTest : public ::testing::Test {
   }
 
   TestCudaEngine engine_{[](CudaEngineConfig& config) { config.arm_at = 0; }};
-  GpuEngines gpus_;
+  Engines gpus_;
   LaunchGate launches_{gpus_};
   CUstream stream_ = nullptr;
   std::atomic<bool> wrong_bytes_{false};
@@ -380,7 +380,7 @@ TEST_F(LaunchGateTest, LaunchesAreLearnedAsOpsAre) {
 
 TEST(LaunchGateUnarmedTest, NothingIsAskedOfAProgramThatFits) {
   TestCudaEngine engine([](CudaEngineConfig& config) { config.arm_at = 1.0; });
-  GpuEngines gpus;
+  Engines gpus;
   ASSERT_TRUE(gpus.add({.ordinal = 0, .engine = &*engine}).is_ok());
   LaunchGate launches(gpus);
   CUstream stream = engine.make_stream();

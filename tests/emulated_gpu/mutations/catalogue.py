@@ -202,7 +202,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph's tensors may leave",
-        "allocator/abi/gpu_engines.cpp",
+        "allocator/abi/engines.cpp",
         "engine.gate().keep_resident(accesses));\n  }\n  engine.gate().open",
         "uint64_t{0});\n  }\n  engine.gate().open",
         "graph",

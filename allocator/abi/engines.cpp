@@ -5,7 +5,7 @@
 // open is told of the third, so that depth is 2, and the ends of the first two are not for it. When
 // the thread falls below that depth, the depth falls with it: what is opened next is told. So a
 // frame costs no memory, however deep they are nested, and the common case is a comparison.
-#include "abi/gpu_engines.h"
+#include "abi/engines.h"
 
 #include <pthread.h>
 
@@ -18,13 +18,13 @@ namespace {
 struct ThreadDepth {
   uint32_t depth = 0;
   uint32_t known_count = 0;  // of engines with a first depth
-  std::array<uint32_t, GpuEngines::kGpusMax> first_depth = {};
+  std::array<uint32_t, Engines::kEnginesMax> first_depth = {};
 };
 
 thread_local constinit ThreadDepth t_depth;
 
 // For the handlers of fork, which have no argument.
-std::atomic<GpuEngines*> g_watched{nullptr};
+std::atomic<Engines*> g_watched{nullptr};
 
 // One frame more on this thread, of which so many engines are told.
 void push_frame(size_t engine_count) {
@@ -43,150 +43,153 @@ bool names_something(Engine& engine, std::span<const Access> accesses) {
 
 }  // namespace
 
-void GpuEngines::watch_forks() {
+void Engines::watch_forks() {
   g_watched.store(this);
   pthread_atfork(&lock_watched, &unlock_watched, &unlock_watched);
 }
 
-void GpuEngines::lock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  g_watched.load()->mutex_.lock();
-}
+void Engines::lock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS { g_watched.load()->mutex_.lock(); }
 
-void GpuEngines::unlock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+void Engines::unlock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   g_watched.load()->mutex_.unlock();
 }
 
-Status GpuEngines::add(const GpuEngine& gpu) {
+Status Engines::add(const EngineEntry& entry) {
   MutexLock lock(mutex_);
   const size_t count = count_.load(std::memory_order_relaxed);
-  if (count == kGpusMax) {
+  if (count == kEnginesMax) {
     return {StatusCode::kFailedPrecondition,
-            "A process can use at most " + std::to_string(kGpusMax) +
+            "A process can use at most " + std::to_string(kEnginesMax) +
                 " GPUs under tencache; start one process for each GPU."};
   }
-  for (const std::string& name : names_) gpu.engine->recorder().register_op(name);
-  gpus_.at(count) = gpu;
+  for (const std::string& name : names_) entry.engine->recorder().register_op(name);
+  entries_.at(count) = entry;
   count_.store(count + 1, std::memory_order_release);
   return Status::ok();
 }
 
-void GpuEngines::remove(const Engine* engine) {
+void Engines::remove(const Engine* engine) {
   MutexLock lock(mutex_);
   bool is_empty = true;
-  for (GpuEngine& gpu : gpus_) {
-    if (gpu.engine == engine) gpu = {};
-    is_empty &= gpu.engine == nullptr;
+  for (EngineEntry& entry : entries_) {
+    if (entry.engine == engine) entry = {};
+    is_empty &= entry.engine == nullptr;
   }
   if (is_empty) count_.store(0, std::memory_order_release);
 }
 
-std::vector<GpuEngine> GpuEngines::all() const {
-  std::vector<GpuEngine> open;
+std::vector<EngineEntry> Engines::all() const {
+  std::vector<EngineEntry> open;
   for (size_t index = 0; index < count(); ++index) {
-    if (gpus_.at(index).engine != nullptr) open.push_back(gpus_.at(index));
+    if (entries_.at(index).engine != nullptr) open.push_back(entries_.at(index));
   }
   return open;
 }
 
-uint32_t GpuEngines::register_op(std::string_view name) {
+uint32_t Engines::register_op(std::string_view name) {
   MutexLock lock(mutex_);
   const auto [entry, is_new] = numbers_.try_emplace(std::string(name), 0);
   if (is_new) {
     names_.emplace_back(name);
     entry->second = static_cast<uint32_t>(names_.size());
-    for (const GpuEngine& gpu : all()) {
+    for (const EngineEntry& entry : all()) {
       // Its own lock may have been held at the fork.
-      if (!gpu.engine->is_passive()) gpu.engine->recorder().register_op(name);
+      if (!entry.engine->is_passive()) entry.engine->recorder().register_op(name);
     }
   }
   return entry->second;
 }
 
-void* GpuEngines::stream_of(const GpuEngine& gpu) const {
+void* Engines::stream_of(const EngineEntry& entry) const {
+  if (entry.ordinal == EngineEntry::kHost) return nullptr;
   const CurrentStream current_stream = current_stream_.load(std::memory_order_relaxed);
-  return current_stream != nullptr ? current_stream(gpu.ordinal) : nullptr;
+  return current_stream != nullptr ? current_stream(entry.ordinal) : nullptr;
 }
 
-// What names nothing of the GPU queues nothing there that matters.
-void GpuEngines::open_on(const GpuEngine& gpu, uint32_t op, std::span<const Access> accesses) {
-  Engine& engine = *gpu.engine;
+// An op without extents on this GPU needs no stream lookup.
+void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses) {
+  Engine& engine = *entry.engine;
+  if (entry.ordinal == EngineEntry::kHost) {
+    engine.gate().open(op, accesses);
+    return;
+  }
   if (engine.is_passive() || !names_something(engine, accesses)) {
     engine.gate().open(op, {});
     return;
   }
-  void* const stream = stream_of(gpu);
+  void* const stream = stream_of(entry);
   if (engine.is_capturing(stream)) [[unlikely]] {
     tencache::add(engine.stats().graph_extents, engine.gate().keep_resident(accesses));
   }
   engine.gate().open(op, accesses, engine.set_of(stream));
 }
 
-void GpuEngines::open(uint32_t op, std::span<const Access> accesses) {
+void Engines::open(uint32_t op, std::span<const Access> accesses) {
   const size_t told_count = count();
   push_frame(told_count);
   for (size_t index = 0; index < told_count; ++index) {
-    if (gpus_[index].engine != nullptr) open_on(gpus_[index], op, accesses);
+    if (entries_[index].engine != nullptr) open_on(entries_[index], op, accesses);
   }
 }
 
-void GpuEngines::close() {
+void Engines::close() {
   ThreadDepth& thread = t_depth;
   const uint32_t frame = --thread.depth;
   for (size_t index = 0; index < thread.known_count; ++index) {
     if (thread.first_depth[index] > frame) [[unlikely]] {
       thread.first_depth[index] = frame;  // it was added later
-    } else if (gpus_[index].engine != nullptr) {
-      gpus_[index].engine->gate().close();
+    } else if (entries_[index].engine != nullptr) {
+      entries_[index].engine->gate().close();
     }
   }
 }
 
-GpuHold* GpuEngines::hold(std::span<const Access> accesses, bool and_inner) {
-  auto made = std::make_unique<GpuHold>();
-  for (const GpuEngine& gpu : all()) {
-    Engine& engine = *gpu.engine;
+EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
+  auto made = std::make_unique<EngineHolds>();
+  for (const EngineEntry& entry : all()) {
+    Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
-    Hold* const hold = engine.gate().hold(accesses, and_inner, engine.set_of(stream_of(gpu)));
+    Hold* const hold = engine.gate().hold(accesses, and_inner, engine.set_of(stream_of(entry)));
     if (hold != nullptr) made->holds.emplace_back(&engine, hold);
   }
   return made->holds.empty() ? nullptr : made.release();
 }
 
-void GpuEngines::unhold(GpuHold* hold) {
-  const std::unique_ptr<GpuHold> owned(hold);
+void Engines::unhold(EngineHolds* hold) {
+  const std::unique_ptr<EngineHolds> owned(hold);
   if (owned == nullptr) return;
   for (const auto& [engine, held] : owned->holds) engine->gate().unhold(held);
 }
 
-void GpuEngines::keep_resident(std::span<const Access> accesses) const {
-  for (const GpuEngine& gpu : all()) gpu.engine->gate().keep_resident(accesses);
+void Engines::keep_resident(std::span<const Access> accesses) const {
+  for (const EngineEntry& entry : all()) entry.engine->gate().keep_resident(accesses);
 }
 
-void GpuEngines::on_step() const {
-  for (const GpuEngine& gpu : all()) gpu.engine->gate().on_step();
+void Engines::on_step() const {
+  for (const EngineEntry& entry : all()) entry.engine->gate().on_step();
 }
 
-Extent* GpuEngines::find(const void* address) const {
+Extent* Engines::find(const void* address) const {
   for (size_t index = 0; index < count(); ++index) {
-    Engine* const engine = gpus_[index].engine;
+    Engine* const engine = entries_[index].engine;
     Extent* const extent = engine != nullptr ? engine->heap().find(address) : nullptr;
     if (extent != nullptr) return extent;
   }
   return nullptr;
 }
 
-bool GpuEngines::is_armed() const {
+bool Engines::is_armed() const {
   for (size_t index = 0; index < count(); ++index) {
-    Engine* const engine = gpus_[index].engine;
+    Engine* const engine = entries_[index].engine;
     if (engine != nullptr && !engine->is_passive() && engine->migrator().is_armed()) return true;
   }
   return false;
 }
 
-uint64_t GpuEngines::evict_all() const {
+uint64_t Engines::evict_all() const {
   uint64_t evicted_count = 0;
-  for (const GpuEngine& gpu : all()) {
-    if (!gpu.engine->is_passive()) evicted_count += gpu.engine->migrator().evict_all();
+  for (const EngineEntry& entry : all()) {
+    if (!entry.engine->is_passive()) evicted_count += entry.engine->migrator().evict_all();
   }
   return evicted_count;
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GpuEngines: the engines of the GPUs that the process has opened, as one. What passes the gate of
-// the process passes that of every GPU, each of which takes what lies in its own memory; usually
-// there is one. An op queues its work on a GPU's current stream, which the host program tells.
+// Engines: the engines of the process, as one: that of the cpu backend, or those of the GPUs that
+// the process has opened. What passes the gate of the process passes that of every engine, each of
+// which takes what lies in its own memory; usually there is one. An op queues its work on a GPU's
+// current stream, which the host program tells.
 //
 // Invariants
 //   1. An op has the same number in every engine: names are registered everywhere in one order, and
@@ -34,26 +35,28 @@
 
 namespace tencache {
 
-struct GpuEngine {
-  int ordinal = 0;
+struct EngineEntry {
+  static constexpr int kHost = -1;
+
+  int ordinal = 0;  // of the GPU; kHost on the cpu backend
   Engine* engine = nullptr;
-  HostTier* host = nullptr;  // null where nothing leaves the GPU
+  HostTier* host = nullptr;  // null where nothing leaves a GPU
   DiskTier* disk = nullptr;  // null where nothing leaves host memory
 };
 
 /// One hold of each engine that has something to hold.
-struct GpuHold {
+struct EngineHolds {
   std::vector<std::pair<Engine*, Hold*>> holds;
 };
 
-class GpuEngines {
+class Engines {
  public:
-  static constexpr size_t kGpusMax = 16;
+  static constexpr size_t kEnginesMax = 16;
   using CurrentStream = void* (*)(int ordinal);
 
-  GpuEngines() = default;
-  GpuEngines(const GpuEngines&) = delete;
-  GpuEngines& operator=(const GpuEngines&) = delete;
+  Engines() = default;
+  Engines(const Engines&) = delete;
+  Engines& operator=(const Engines&) = delete;
 
   /// From now on forks leave the lock free. Once; the object lives as long as the process.
   void watch_forks();
@@ -61,24 +64,24 @@ class GpuEngines {
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
 
   /// The engine is one of them from now on. kFailedPrecondition when there are too many.
-  Status add(const GpuEngine& gpu) TENCACHE_EXCLUDES(mutex_);
+  Status add(const EngineEntry& entry) TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: no op is open, and no thread passes the gate meanwhile.
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
   /// Those that are open, in the order in which they were opened.
-  std::vector<GpuEngine> all() const;
+  std::vector<EngineEntry> all() const;
   /// How many were ever added, and each of them; null when it was removed.
   size_t count() const { return count_.load(std::memory_order_acquire); }
-  Engine* engine_at(size_t index) const { return gpus_[index].engine; }
+  Engine* engine_at(size_t index) const { return entries_[index].engine; }
 
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
   void close();
   /// Null when nothing is to be held.
-  GpuHold* hold(std::span<const Access> accesses, bool and_inner);
-  static void unhold(GpuHold* hold);
+  EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
+  static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
   void on_step() const;
-  /// Null when it is in no extent of any GPU.
+  /// Null when it is in no extent of any of them.
   Extent* find(const void* address) const;
   /// Whether the gate of any of them must be told of ops.
   bool is_armed() const;
@@ -87,12 +90,12 @@ class GpuEngines {
  private:
   static void lock_watched();
   static void unlock_watched();
-  void* stream_of(const GpuEngine& gpu) const;
-  void open_on(const GpuEngine& gpu, uint32_t op, std::span<const Access> accesses);
+  void* stream_of(const EngineEntry& entry) const;
+  void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
   std::atomic<CurrentStream> current_stream_{nullptr};
   // Written once, before the count says so; an engine is null when it was removed.
-  std::array<GpuEngine, kGpusMax> gpus_;
+  std::array<EngineEntry, kEnginesMax> entries_;
   std::atomic<size_t> count_{0};
 
   Mutex mutex_;
