@@ -11,9 +11,9 @@
 //   3. CpuHeap, CudaHeap::mutex_  lists of extents: cached, live; address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 log, recorder registry, operator names, retired slots, frames,
-//                                 marks and numbers of streams, small blocks, staging buffers,
-//                                 flights, turns of demotions; and last, with one of these held,
-//                                 what the program uses
+//                                 marks and numbers of streams, what waits for streams, small
+//                                 blocks, staging buffers, flights, turns of demotions; and last,
+//                                 with one of these held, what the program uses
 // Held from before a fork until after it, and so in front of all of these: the list of engines, and
 // after it that of GPUs.
 // DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow

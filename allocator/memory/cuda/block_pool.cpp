@@ -22,7 +22,8 @@ SplitChange change_of(const BlockFigures& before, const BlockFigures& after) {
 BlockPool::~BlockPool() {
   const uint64_t used = used_bytes();
   TENCACHE_CHECK(used == 0, "%s of blocks are still in use", format_bytes(used).c_str());
-  wait_for_all_waiting();
+  while (poll(Patience::kForOneStream)) {
+  }
   trim(~uint64_t{0});
   const uint64_t lost_bytes = segment_bytes();
   if (lost_bytes == 0) return;
@@ -109,17 +110,8 @@ bool BlockPool::free(CUdeviceptr address) {
       return true;
     }
   }
-  wait_for(block, streams);
+  waiting_.add(block, {{&numbers_, streams}});
   return true;
-}
-
-TENCACHE_SLOW void BlockPool::wait_for(Block* block, StreamSet streams) {
-  Waiting waiting = {block, streams, false, {}, false};
-  const Status marked = numbers_.mark_all(streams, &waiting.marks);
-  waiting.has_marks = marked.is_ok();
-  if (!marked.is_ok()) note_failure(marked);
-  MutexLock lock(mutex_);
-  waiting_.push_back(std::move(waiting));
 }
 
 bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
@@ -150,72 +142,20 @@ std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
   return found(*block);
 }
 
-void BlockPool::release(const Waiting& waiting) {
-  if (waiting.block->requested_bytes > 0) {
-    source_.note_completed(waiting.block->address, waiting.block->requested_bytes);
-    return release_counted(waiting.block);
+void BlockPool::release(Block* block) {
+  if (block->requested_bytes > 0) {
+    source_.note_completed(block->address, block->requested_bytes);
+    return release_counted(block);
   }
-  table_.release(waiting.block);  // a whole segment that changed its stream
+  table_.release(block);  // a whole segment that changed its stream
 }
 
-// Looks at everything that waits and frees what is over; returns whether something may have become
-// free. One thread at a time: another one waits for it, since what it needs may be there.
-bool BlockPool::poll() {
-  std::vector<Waiting> looked_at;
-  {
+// Frees what is over; returns whether something may have become free.
+bool BlockPool::poll(Patience patience) {
+  return waiting_.poll(patience, [this](const std::vector<Block*>& over) {
     MutexLock lock(mutex_);
-    bool has_waited = false;
-    for (; is_polling_; has_waited = true) has_polled_.wait(mutex_);
-    // The other thread may have freed what this one needs.
-    if (waiting_.empty()) return has_waited;
-    is_polling_ = true;
-    looked_at.swap(waiting_);
-  }
-  StreamSet late = 0;
-  for (Waiting& waiting : looked_at) waiting.is_over = is_over(waiting, &late);
-  std::vector<Waiting> left;
-  bool any_over = false;
-  // The marks that are done with go after the lock, with `looked_at`.
-  MutexLock lock(mutex_);
-  for (Waiting& waiting : looked_at) {
-    if (waiting.is_over) {
-      release(waiting);
-      any_over = true;
-    } else {
-      left.push_back(std::move(waiting));
-    }
-  }
-  for (Waiting& waiting : waiting_) left.push_back(std::move(waiting));
-  waiting_.swap(left);
-  is_polling_ = false;
-  has_polled_.notify_all();
-  return any_over;
-}
-
-// `late` are streams with a mark that was not reached a moment ago: one that was made after it is
-// not either, and one that was made before it can be asked for the next time.
-bool BlockPool::is_over(Waiting& waiting, StreamSet* late) {
-  if (!waiting.has_marks) {
-    const Status marked = numbers_.mark_all(waiting.streams, &waiting.marks);
-    if (!marked.is_ok()) {
-      note_failure(marked);
-      return false;
-    }
-    waiting.has_marks = true;
-  }
-  if ((waiting.streams & *late) != 0) return false;
-  for (const StreamMark& mark : waiting.marks) {
-    const Result<bool> reached = mark.is_reached();
-    if (!reached.is_ok()) {
-      note_failure(reached.status());
-      return false;
-    }
-    if (!reached.value()) {
-      if (StreamNumbers::is_one_stream(waiting.streams)) *late |= waiting.streams;
-      return false;
-    }
-  }
-  return true;
+    for (Block* block : over) release(block);
+  });
 }
 
 // Makes a wholly free segment of another stream this stream's; false when there is none that can
@@ -231,26 +171,25 @@ bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
       if (block == nullptr) return false;
       owner = block->segment->owner;
     }
-    Waiting waiting = {block, owner, true, {}, false};
+    std::vector<StreamMark> marks;
     // What the shared bit has free is idle.
     Status marked;
-    if (owner != StreamNumbers::kShared) marked = numbers_.mark_all(owner, &waiting.marks);
+    if (owner != StreamNumbers::kShared) marked = numbers_.mark_all(owner, &marks);
     Status held = marked;
     if (marked.is_ok() && stream != StreamNumbers::kShared) {
-      held = numbers_.hold_back(stream, waiting.marks);
+      held = numbers_.hold_back(stream, marks);
     }
-    if (!held.is_ok()) note_failure(held);
+    if (!held.is_ok()) waiting_.note_failure(held);
     const bool waits = held.is_ok() && stream == StreamNumbers::kShared;
     {
       MutexLock lock(mutex_);
       if (held.is_ok()) block->segment->owner = stream;
-      if (waits) {
-        waiting_.push_back(std::move(waiting));
-      } else {
-        table_.release(block);
-      }
+      if (!waits) table_.release(block);
     }
-    if (waits) return poll();
+    if (waits) {
+      waiting_.add(block, {{&numbers_, owner}}, std::move(marks));
+      return poll();
+    }
     if (held.is_ok()) return true;
     // A stream that cannot be held back for one cannot for the others.
     if (marked.is_ok()) return false;
@@ -322,43 +261,10 @@ StreamSet BlockPool::wait_for_owners(StreamSet owners) {
       if (status.is_ok()) status = mark.wait();
     }
     if (status.is_ok()) continue;
-    note_failure(status);
+    waiting_.note_failure(status);
     refused |= owner;
   }
   return refused;
-}
-
-// For the end: no other thread uses the pool.
-void BlockPool::wait_for_all_waiting() {
-  std::vector<Waiting> all;
-  {
-    MutexLock lock(mutex_);
-    all.swap(waiting_);
-  }
-  for (Waiting& waiting : all) {
-    Status status;
-    if (!waiting.has_marks) status = numbers_.mark_all(waiting.streams, &waiting.marks);
-    for (const StreamMark& mark : waiting.marks) {
-      if (status.is_ok()) status = mark.wait();
-    }
-    if (!status.is_ok()) {
-      note_failure(status);
-      continue;
-    }
-    MutexLock lock(mutex_);
-    release(waiting);
-  }
-}
-
-// Once: it may come back with every allocation. That a graph is being captured is no failure.
-void BlockPool::note_failure(const Status& status) {
-  if (status.code() == StatusCode::kUnavailable) {
-    TENCACHE_LOG_DEBUG("Freed GPU memory waits longer. %s", status.message().c_str());
-    return;
-  }
-  if (has_warned_.exchange(true, std::memory_order_relaxed)) return;
-  TENCACHE_LOG_WARNING("Freed GPU memory cannot be used again for now. %s",
-                       status.message().c_str());
 }
 
 uint64_t BlockPool::used_bytes() const {

@@ -26,7 +26,6 @@
 // source. A block that a thread works on without it is claimed: it is waiting, and in no list.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -38,6 +37,7 @@
 #include "memory/cuda/block_table.h"
 #include "memory/cuda/program_use.h"
 #include "memory/cuda/segment_source.h"
+#include "memory/cuda/stream_quarantine.h"
 
 namespace tencache {
 
@@ -112,47 +112,31 @@ class BlockPool {
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
  private:
-  // A freed block, and what it waits for.
-  struct Waiting {
-    Block* block = nullptr;
-    StreamSet streams = 0;   // that may still use it
-    bool has_marks = false;  // whether there is one on each of them
-    std::vector<StreamMark> marks;
-    bool is_over = false;
-  };
-
   Block* take(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return take_counted(bytes, stream);
   }
   Block* take_counted(uint64_t bytes, StreamSet stream) TENCACHE_REQUIRES(mutex_);
   void release_counted(Block* block) TENCACHE_REQUIRES(mutex_);
-  void release(const Waiting& waiting) TENCACHE_REQUIRES(mutex_);
+  void release(Block* block) TENCACHE_REQUIRES(mutex_);
   Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   static FoundBlock found(const Block& block);
   // Which streams must be waited for before a block is free, when these used it beside its owner.
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
-  void wait_for(Block* block, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
-  bool poll() TENCACHE_EXCLUDES(mutex_);
-  bool is_over(Waiting& waiting, StreamSet* late);
+  bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
   bool adopt(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   uint64_t give_back(const std::vector<Block*>& claimed, StreamSet* refused)
       TENCACHE_EXCLUDES(mutex_);
   StreamSet wait_for_owners(StreamSet owners);
-  void wait_for_all_waiting() TENCACHE_EXCLUDES(mutex_);
-  void note_failure(const Status& status);
 
   StreamNumbers& numbers_;
   SegmentSource& source_;
   ProgramUse& use_;
-  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+  StreamQuarantine<Block*> waiting_{"GPU memory", OnFailure::kKeep};
 
   mutable Mutex mutex_;
-  CondVar has_polled_;
-  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;  // a thread looks at what waits
   BlockTable table_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
-  uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;    // on their way to the source
+  uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // on their way to the source
 };
 
 }  // namespace tencache

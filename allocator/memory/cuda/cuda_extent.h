@@ -6,11 +6,9 @@
 #pragma once
 
 #include <atomic>
-#include <vector>
 
 #include "backend/cuda/device_hash.h"
 #include "backend/cuda/frame_pool.h"
-#include "backend/cuda/stream_mark.h"
 #include "memory/extent.h"
 #include "tier/host_tier.h"
 
@@ -30,10 +28,6 @@ struct CudaExtent : Extent {
   HostBlock host_block;
   DeviceHash copy_hash;
 
-  /// While it is freed and other streams may still use it: until when. Empty with has_marks false
-  /// when the marks could not be made. Guarded by CudaHeap's lock.
-  std::vector<StreamMark> marks;
-  bool has_marks = false;
   /// Of its free (memory/cuda/home_marks.h). Written by who retires it.
   uint64_t free_number = 0;
 

@@ -107,7 +107,7 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
   const uint64_t bytes_max =
       std::min(std::min(config_.request_bytes_max, total_bytes_), arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
-  poll_waiting(false);
+  poll_waiting(Patience::kNone);
   if (CudaExtent* extent = pop_cached({bytes, stream})) {
     return hand_out(extent, requested_bytes, stream);
   }
@@ -337,6 +337,8 @@ std::vector<ListedExtent> CudaHeap::extents() const {
 }
 
 bool CudaHeap::is_valid() const {
+  std::vector<const CudaExtent*> waiting;
+  waiting_.visit([&](const CudaExtent* extent) { waiting.push_back(extent); });
   MutexLock lock(mutex_);
   uint64_t granule_count = 0;
   uint64_t vacant_count = 0;
@@ -353,7 +355,7 @@ bool CudaHeap::is_valid() const {
     if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
     const bool has_frame = extent.frame.bytes == extent.bytes;
     if (has_frame != (state != ExtentState::kCold)) return false;
-    const bool waits = std::ranges::find(waiting_, &extent) != waiting_.end();
+    const bool waits = std::ranges::find(waiting, &extent) != waiting.end();
     const bool is_linked = extent.age_hook.linked && extent.size_hook.linked;
     if ((waits || is_linked) != (state == ExtentState::kCached) || (waits && is_linked)) {
       return false;

@@ -41,6 +41,7 @@
 #include "memory/cuda/home_marks.h"
 #include "memory/cuda/private_pools.h"
 #include "memory/cuda/program_use.h"
+#include "memory/cuda/stream_quarantine.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
 #include "tier/disk_tier.h"
@@ -178,8 +179,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   Status mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks);
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
-  void poll_waiting(bool may_wait) TENCACHE_EXCLUDES(mutex_);
-  bool is_over(CudaExtent* extent, bool may_wait, StreamSet* late);
+  void poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
   std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
@@ -200,6 +200,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   DiskTier* const disk_;  // below it, or null
 
   HomeMarks home_marks_;
+  StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
   std::atomic<uint64_t> others_bytes_{0};
   std::atomic<bool> warned_others_{false};
   std::atomic<HeapObserver*> observer_{nullptr};
@@ -210,9 +211,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   RangeAllocator granules_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<CudaExtent*> waiting_ TENCACHE_GUARDED_BY(mutex_);  // freed first, first
-  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;           // a thread looks at what waits
-  CondVar has_polled_;
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;

@@ -2,8 +2,6 @@
 //
 // CudaHeap's cache: freed extents, their frames still mapped, that wait for reuse, and those that
 // wait for streams before that.
-#include <algorithm>
-
 #include "base/log.h"
 #include "memory/cuda/cuda_heap.h"
 
@@ -70,18 +68,14 @@ void CudaHeap::cache(CudaExtent* extent) {
       extent->home.load(), extent->bytes, budget_.is_scarce(budget_.limit() / kScarcePerBudget));
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
-    extent->marks.clear();
-    extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
-  } else {
-    count_done(*extent);
+    cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
+    waiting_.add(extent, {{&streams_, others}});
+    return;
   }
+  count_done(*extent);
   MutexLock lock(mutex_);
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
-  if (others != kNoStreams) {
-    waiting_.push_back(extent);
-  } else {
-    link_cached(extent);
-  }
+  link_cached(extent);
 }
 
 // No stream uses the freed extent any more but the one it was allocated on.
@@ -108,55 +102,20 @@ void CudaHeap::unlink_cached(CudaExtent* extent) {
   if (found->second.is_empty()) cached_by_key_.erase(found);
 }
 
-void CudaHeap::poll_waiting(bool may_wait) {
-  std::vector<CudaExtent*> polled;
-  {
+void CudaHeap::poll_waiting(Patience patience) {
+  waiting_.poll(patience, [this](const std::vector<CudaExtent*>& over) {
+    for (CudaExtent* extent : over) {
+      release_spare_copy(extent);
+      note_completed(extent->device_address(), extent->requested_bytes.load());
+      count_done(*extent);
+    }
     MutexLock lock(mutex_);
-    if (is_polling_ && !may_wait) return;
-    while (is_polling_) has_polled_.wait(mutex_);
-    if (waiting_.empty()) return;
-    is_polling_ = true;
-    polled.swap(waiting_);
-  }
-  StreamSet late = kNoStreams;
-  const auto first_left =
-      std::stable_partition(polled.begin(), polled.end(),
-                            [&](CudaExtent* extent) { return is_over(extent, may_wait, &late); });
-  for (auto extent = polled.begin(); extent != first_left; ++extent) {
-    release_spare_copy(*extent);
-    note_completed((*extent)->device_address(), (*extent)->requested_bytes.load());
-    count_done(**extent);
-  }
-  MutexLock lock(mutex_);
-  for (auto extent = polled.begin(); extent != first_left; ++extent) link_cached(*extent);
-  waiting_.insert(waiting_.begin(), first_left, polled.end());
-  is_polling_ = false;
-  has_polled_.notify_all();
-}
-
-// Whether the other streams are done with it. Marks that could not be made are tried again. `late`
-// are streams with a mark that was not reached a moment ago, so that one that was made after it is
-// not either: of each stream at most one answer of "not yet" is asked for.
-bool CudaHeap::is_over(CudaExtent* extent, bool may_wait, StreamSet* late) {
-  const StreamSet others = others_of(*extent);
-  if (!extent->has_marks) {
-    extent->marks.clear();
-    extent->has_marks = streams_.mark_all(others, &extent->marks).is_ok();
-    if (!extent->has_marks) return false;
-  }
-  if ((others & *late) != kNoStreams) return false;
-  for (const StreamMark& mark : extent->marks) {
-    if (mark.is_over(may_wait)) continue;
-    if (StreamNumbers::is_one_stream(others)) *late |= others;
-    return false;
-  }
-  extent->marks.clear();
-  extent->has_marks = false;
-  return true;
+    for (CudaExtent* extent : over) link_cached(extent);
+  });
 }
 
 uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
-  poll_waiting(false);
+  poll_waiting(Patience::kNone);
   home_marks_.poll();
   return destroy(take_oldest(bytes, true));
 }
@@ -173,7 +132,7 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
   uint64_t dropped_bytes = drop_idle_cached(bytes);
   if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
   if (dropped_bytes < bytes) {
-    poll_waiting(true);
+    poll_waiting(Patience::kForAllStreams);
     dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
   }
   if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim(bytes - dropped_bytes);

@@ -8,13 +8,12 @@
 
 #include "backend/cuda/driver_use.h"
 #include "base/check.h"
-#include "base/log.h"
 
 namespace tencache {
 
 PinnedPool::~PinnedPool() {
   if (!may_call_driver()) return;
-  while (poll(Patience::kForStreams)) {
+  while (poll(Patience::kForOneStream)) {
   }
   MutexLock lock(mutex_);
   TENCACHE_CHECK(live_.empty(), "%zu blocks of pinned memory are still in use", live_.size());
@@ -70,7 +69,7 @@ TENCACHE_SLOW Result<HostBlock> PinnedPool::allocate_slow(uint64_t bytes) {
   Result<HostBlock> made = tier_.allocate(bytes);
   if (made.is_ok()) return made;
   // 3. There is no more: what streams are to be done with.
-  while (bytes <= tier_.budget_bytes() && poll(Patience::kForStreams)) {
+  while (bytes <= tier_.budget_bytes() && poll(Patience::kForOneStream)) {
     if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
   }
   return refusal(bytes, made.status());
@@ -112,8 +111,8 @@ bool PinnedPool::note_use(const void* address, StreamNumbers& gpu, CUstream stre
   MutexLock lock(mutex_);
   const auto found = find(address);
   if (found == live_.end()) return false;
-  Uses& uses = live_.find(found->first)->second.uses;
-  const auto known = std::ranges::find(uses, &gpu, &Use::gpu);
+  StreamUses& uses = live_.find(found->first)->second.uses;
+  const auto known = std::ranges::find(uses, &gpu, &StreamUse::gpu);
   if (known == uses.end()) {
     uses.push_back({&gpu, streams});
   } else {
@@ -162,134 +161,27 @@ void PinnedPool::free(void* address) {
 // ---- What waits for streams ----------------------------------------------------------------
 
 TENCACHE_SLOW void PinnedPool::wait_for(Live&& freed) {
-  Waiting waiting = {freed.block, std::move(freed.uses), {}, false, false};
-  (void)mark(waiting);
-  bool is_time = false;
   {
     MutexLock lock(mutex_);
-    figures_.waiting_bytes += waiting.block.bytes;
+    figures_.waiting_bytes += freed.block.bytes;
     ++figures_.waiting_count;
-    waiting_.push_back(std::move(waiting));
-    is_time = waiting_.size() >= poll_at_;
   }
-  if (is_time) poll(Patience::kNone);
+  if (waiting_.add(freed.block, std::move(freed.uses))) poll(Patience::kNone);
 }
 
-// Makes the marks where there are none; whether there are now.
-bool PinnedPool::mark(Waiting& waiting) {
-  if (waiting.has_marks) return true;
-  for (const Use& use : waiting.uses) {
-    const Status marked = use.gpu->mark_all(use.streams, &waiting.marks);
-    if (marked.is_ok()) continue;
-    note_failure(marked);
-    waiting.marks.clear();
-    return false;
-  }
-  waiting.has_marks = true;
-  return true;
-}
-
-// `late` are streams with a mark that was not reached a moment ago: one that was made after it is
-// not either, and one that was made before it can be asked for the next time. So at most one answer
-// of "not yet" is asked for of each stream.
-bool PinnedPool::is_over(Waiting& waiting, Uses* late) {
-  if (!mark(waiting)) return false;
-  for (const Use& use : waiting.uses) {
-    for (const Use& other : *late) {
-      if (use.gpu == other.gpu && (use.streams & other.streams) != 0) return false;
-    }
-  }
-  for (const StreamMark& mark : waiting.marks) {
-    const Result<bool> reached = mark.is_reached();
-    if (!reached.is_ok()) {
-      note_failure(reached.status());
-      return false;
-    }
-    if (reached.value()) continue;
-    const Use& only = waiting.uses.front();
-    if (waiting.uses.size() == 1 && StreamNumbers::is_one_stream(only.streams)) {
-      late->push_back(only);
-    }
-    return false;
-  }
-  return true;
-}
-
-// Waits on the host for the first one that can be waited for; false when there is none.
-bool PinnedPool::wait_for_one(std::vector<Waiting>& candidates) {
-  for (Waiting& waiting : candidates) {
-    if (!mark(waiting)) continue;
-    Status waited;
-    for (const StreamMark& mark : waiting.marks) {
-      if (waited.is_ok()) waited = mark.wait();
-    }
-    waiting.is_over = waited.is_ok();
-    if (waiting.is_over) return true;
-    note_failure(waited);
-  }
-  return false;
-}
-
-// Looks at everything that waits and frees what is over; returns whether something may have become
-// free. One thread at a time.
 bool PinnedPool::poll(Patience patience) {
   if (!may_call_driver()) return false;
-  std::vector<Waiting> looked_at;
-  {
-    MutexLock lock(mutex_);
-    if (is_polling_ && patience == Patience::kNone) return false;
-    bool has_waited = false;
-    for (; is_polling_; has_waited = true) has_polled_.wait(mutex_);
-    if (waiting_.empty() || has_waited) return has_waited;
-    is_polling_ = true;
-    looked_at.swap(waiting_);
-  }
-  Uses late;
-  bool any_over = false;
-  for (Waiting& waiting : looked_at) {
-    waiting.is_over = is_over(waiting, &late);
-    any_over |= waiting.is_over;
-  }
-  if (!any_over && patience == Patience::kForStreams) wait_for_one(looked_at);
-  return release_those_over(looked_at);
+  return waiting_.poll(patience, [this](const std::vector<HostBlock>& over) { release(over); });
 }
 
-bool PinnedPool::release_those_over(std::vector<Waiting>& looked_at) {
-  bool any_over = false;
-  for (const Waiting& waiting : looked_at) {
-    if (!waiting.is_over) continue;
-    tier_.release(waiting.block);
-    any_over = true;
-  }
-  std::vector<Waiting> left;
-  // The marks that are done with go after the lock, with `looked_at`.
+void PinnedPool::release(const std::vector<HostBlock>& over) {
+  for (const HostBlock& block : over) tier_.release(block);
   MutexLock lock(mutex_);
-  for (Waiting& waiting : looked_at) {
-    if (waiting.is_over) {
-      count_out(waiting.block);
-      figures_.waiting_bytes -= waiting.block.bytes;
-      --figures_.waiting_count;
-    } else {
-      left.push_back(std::move(waiting));
-    }
+  for (const HostBlock& block : over) {
+    count_out(block);
+    figures_.waiting_bytes -= block.bytes;
+    --figures_.waiting_count;
   }
-  std::ranges::move(waiting_, std::back_inserter(left));
-  waiting_.swap(left);
-  poll_at_ = std::max(kPollAtMin, 2 * waiting_.size());
-  is_polling_ = false;
-  has_polled_.notify_all();
-  return any_over;
-}
-
-// Once: it may come back with every allocation. That a graph is being captured is no failure.
-void PinnedPool::note_failure(const Status& status) {
-  if (status.code() == StatusCode::kUnavailable) {
-    TENCACHE_LOG_DEBUG("Freed pinned memory waits longer. %s", status.message().c_str());
-    return;
-  }
-  if (has_warned_.exchange(true, std::memory_order_relaxed)) return;
-  TENCACHE_LOG_WARNING("Freed pinned memory cannot be used again for now. %s",
-                       status.message().c_str());
 }
 
 // ---- Private pools and figures -------------------------------------------------------------
@@ -346,7 +238,7 @@ std::vector<PinnedView> PinnedPool::blocks() const {
   };
   MutexLock lock(mutex_);
   for (const auto& [address, live] : live_) add(live.block, live.private_pool, PinnedState::kInUse);
-  for (const Waiting& waiting : waiting_) add(waiting.block, 0, PinnedState::kWaiting);
+  waiting_.visit([&](const HostBlock& block) { add(block, 0, PinnedState::kWaiting); });
   for (const auto& [number, blocks] : kept_) {
     for (const HostBlock& block : blocks.used) add(block, number, PinnedState::kKept);
     for (const auto& [bytes, block] : blocks.free) add(block, number, PinnedState::kKept);

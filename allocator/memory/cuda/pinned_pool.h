@@ -16,9 +16,8 @@
 // replay. So a block that streams were noted for is used again by nobody once it is freed, until
 // the pool is dropped; one that none was noted for serves the pool's next request of its size.
 //
-// Invariants: 1. a block of the tier is the program's (live_), waits (waiting_, or with the thread
-// that polls), or is kept by one private pool. 2. a block that waits has a mark on every stream it
-// was noted for, or none at all.
+// Invariant: a block of the tier is the program's (live_), waits (waiting_, or with the thread that
+// polls), or is kept by one private pool.
 //
 // Hot path: allocate() and free() of a block without streams cost a lock of the tier, one of the
 // pool and a few steps in balanced trees; the driver is not called.
@@ -28,16 +27,15 @@
 // exit, allocate() refuses and the rest does nothing, without a lock.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <vector>
 
-#include "backend/cuda/stream_mark.h"
 #include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/use_count.h"
+#include "memory/cuda/stream_quarantine.h"
 #include "tier/host_tier.h"
 
 namespace tencache {
@@ -100,34 +98,17 @@ class PinnedPool {
   std::vector<PinnedView> blocks() const TENCACHE_EXCLUDES(mutex_);
 
  private:
-  // Streams of one GPU.
-  struct Use {
-    StreamNumbers* gpu = nullptr;
-    StreamSet streams = 0;
-  };
-  using Uses = std::vector<Use>;  // each GPU once
   struct Live {
     HostBlock block;
     uint64_t private_pool = 0;
-    Uses uses;
+    StreamUses uses;
   };
-  struct Waiting {
-    HostBlock block;
-    Uses uses;
-    std::vector<StreamMark> marks;
-    bool has_marks = false;
-    bool is_over = false;
-  };
-  // For what a poll may wait: for another thread that polls, whose finds serve this one as well;
-  // for that and for the first of the streams.
-  enum class Patience : uint8_t { kNone, kForThreads, kForStreams };
   using LiveBlocks = std::map<uintptr_t, Live>;  // by address
   // What was freed in a private pool.
   struct Kept {
     std::vector<HostBlock> used;              // by streams
     std::multimap<uint64_t, HostBlock> free;  // by bytes
   };
-  static constexpr size_t kPollAtMin = 64;
 
   HostBlock take_kept(uint64_t private_pool, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Result<HostBlock> allocate_slow(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -136,21 +117,13 @@ class PinnedPool {
   void count_out(const HostBlock& block) TENCACHE_REQUIRES(mutex_);
   void wait_for(Live&& freed) TENCACHE_EXCLUDES(mutex_);
   bool poll(Patience patience) TENCACHE_EXCLUDES(mutex_);
-  bool release_those_over(std::vector<Waiting>& looked_at) TENCACHE_EXCLUDES(mutex_);
-  bool mark(Waiting& waiting);
-  bool is_over(Waiting& waiting, Uses* late);
-  bool wait_for_one(std::vector<Waiting>& candidates);
-  void note_failure(const Status& status);
+  void release(const std::vector<HostBlock>& over) TENCACHE_EXCLUDES(mutex_);
 
   HostTier& tier_;
-  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+  StreamQuarantine<HostBlock> waiting_{"pinned memory", OnFailure::kKeep};
 
   mutable Mutex mutex_;
-  CondVar has_polled_;
-  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;  // a thread looks at what waits
   LiveBlocks live_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<Waiting> waiting_ TENCACHE_GUARDED_BY(mutex_);   // freed first, first
-  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;    // when so many wait
   std::map<uint64_t, Kept> kept_ TENCACHE_GUARDED_BY(mutex_);  // by private pool
   uint64_t last_private_pool_ TENCACHE_GUARDED_BY(mutex_) = 0;
   PinnedFigures figures_ TENCACHE_GUARDED_BY(mutex_);

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamQuarantine: memory that the program has freed while streams may still use it. Each item
+// waits until all of its streams have reached marks that were made after the free; then a poll
+// gives it back to its owner, a pool or a heap. A mark that cannot be made, because a stream
+// captures a graph or the driver refuses, is tried again by the next poll.
+//
+// Invariants: 1. An item has a mark on every stream it waits for, or none at all. 2. One thread
+// polls at a time. What it looks at is in no list meanwhile; another thread may wait for it, since
+// what that one needs may be among its finds.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver or the
+// owner.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/stream_mark.h"
+#include "backend/cuda/stream_numbers.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace tencache {
+
+/// Streams of one GPU.
+struct StreamUse {
+  StreamNumbers* gpu = nullptr;
+  StreamSet streams = kNoStreams;
+};
+using StreamUses = std::vector<StreamUse>;  // each GPU once
+
+/// For what a poll may wait.
+enum class Patience : uint8_t {
+  kNone,          // for nothing: when another thread polls, that one does
+  kForThreads,    // for another thread that polls
+  kForOneStream,  // where nothing is over: for the streams of the first item that can be waited for
+  kForAllStreams,  // for the streams of every item
+};
+
+/// What becomes of items whose streams fail.
+enum class OnFailure : uint8_t {
+  kKeep,  // they stay, and one warning says so
+  kEnd,   // a broken context's work is over (StreamMark::is_over); its owner hears of it elsewhere
+};
+
+template <typename Item>
+class StreamQuarantine {
+ public:
+  /// `what` is the memory's name in messages.
+  StreamQuarantine(const char* what, OnFailure on_failure) : what_(what), on_failure_(on_failure) {}
+
+  /// The item was freed and waits for these streams. True when so much has gathered since the last
+  /// poll that it is time for one.
+  bool add(Item item, StreamUses uses) TENCACHE_EXCLUDES(mutex_) {
+    Entry entry = {std::move(item), std::move(uses), {}, false, false};
+    (void)mark(entry);
+    return push(std::move(entry));
+  }
+  /// The same with the marks that the caller has made on these streams.
+  bool add(Item item, StreamUses uses, std::vector<StreamMark> marks) TENCACHE_EXCLUDES(mutex_) {
+    return push({std::move(item), std::move(uses), std::move(marks), true, false});
+  }
+
+  /// Looks at everything that waits, and gives what is over to `release(std::vector<Item>)`.
+  /// Returns whether something may have become free, by this thread or by one it waited for.
+  template <typename Release>
+  bool poll(Patience patience, const Release& release) TENCACHE_EXCLUDES(mutex_) {
+    std::vector<Entry> looked_at;
+    bool has_waited = false;
+    {
+      MutexLock lock(mutex_);
+      if (is_polling_ && patience == Patience::kNone) return false;
+      for (; is_polling_; has_waited = true) has_polled_.wait(mutex_);
+      const bool is_served = has_waited && patience == Patience::kForOneStream;
+      if (entries_.empty() || is_served) return has_waited;
+      is_polling_ = true;
+      looked_at.swap(entries_);
+    }
+    StreamUses late;
+    bool any_over = false;
+    for (Entry& entry : looked_at) {
+      entry.is_over = is_over(entry, patience == Patience::kForAllStreams, &late);
+      any_over |= entry.is_over;
+    }
+    if (!any_over && patience == Patience::kForOneStream) any_over = wait_for_one(looked_at);
+    const auto first_left = std::stable_partition(looked_at.begin(), looked_at.end(),
+                                                  [](const Entry& entry) { return entry.is_over; });
+    std::vector<Item> over;
+    for (auto entry = looked_at.begin(); entry != first_left; ++entry) {
+      over.push_back(std::move(entry->item));
+    }
+    if (any_over) release(std::move(over));
+    // The marks that are done with go after the lock, with `looked_at`.
+    MutexLock lock(mutex_);
+    entries_.insert(entries_.begin(), std::make_move_iterator(first_left),
+                    std::make_move_iterator(looked_at.end()));
+    poll_at_ = std::max(kPollAtMin, 2 * entries_.size());
+    is_polling_ = false;
+    has_polled_.notify_all();
+    return any_over || has_waited;
+  }
+
+  /// Calls `visit(const Item&)` for what waits, but for what another thread polls at this moment.
+  template <typename Visit>
+  void visit(const Visit& visit) const TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    for (const Entry& entry : entries_) visit(entry.item);
+  }
+
+  /// Says it once: it may come back with every allocation. That a graph is captured is no failure.
+  void note_failure(const Status& status) {
+    if (on_failure_ == OnFailure::kEnd) return;
+    if (status.code() == StatusCode::kUnavailable) {
+      TENCACHE_LOG_DEBUG("Freed %s waits longer. %s", what_, status.message().c_str());
+      return;
+    }
+    if (has_warned_.exchange(true, std::memory_order_relaxed)) return;
+    TENCACHE_LOG_WARNING("Freed %s cannot be used again for now. %s", what_,
+                         status.message().c_str());
+  }
+
+ private:
+  struct Entry {
+    Item item;
+    StreamUses uses;
+    std::vector<StreamMark> marks;
+    bool has_marks = false;
+    bool is_over = false;
+  };
+  static constexpr size_t kPollAtMin = 64;
+
+  bool push(Entry&& entry) TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    entries_.push_back(std::move(entry));
+    return entries_.size() >= poll_at_;
+  }
+
+  // Makes the marks where there are none; whether there are now.
+  bool mark(Entry& entry) {
+    if (entry.has_marks) return true;
+    for (const StreamUse& use : entry.uses) {
+      const Status marked = use.gpu->mark_all(use.streams, &entry.marks);
+      if (marked.is_ok()) continue;
+      note_failure(marked);
+      entry.marks.clear();
+      return false;
+    }
+    entry.has_marks = true;
+    return true;
+  }
+
+  Result<bool> is_reached(const StreamMark& mark, bool may_wait) const {
+    if (on_failure_ == OnFailure::kEnd) return mark.is_over(may_wait);
+    if (!may_wait) return mark.is_reached();
+    TENCACHE_RETURN_IF_ERROR(mark.wait());
+    return true;
+  }
+
+  // `late` are streams with a mark that was not reached a moment ago: one that was made after it is
+  // not either, and one that was made before it can be asked for the next time. So at most one
+  // answer of "not yet" is asked for of each stream.
+  bool is_over(Entry& entry, bool may_wait, StreamUses* late) {
+    if (!mark(entry)) return false;
+    for (const StreamUse& use : entry.uses) {
+      for (const StreamUse& other : *late) {
+        if (use.gpu == other.gpu && (use.streams & other.streams) != kNoStreams) return false;
+      }
+    }
+    for (const StreamMark& mark : entry.marks) {
+      const Result<bool> reached = is_reached(mark, may_wait);
+      if (!reached.is_ok()) note_failure(reached.status());
+      if (!reached.is_ok()) return false;
+      if (reached.value()) continue;
+      const StreamUse& only = entry.uses.front();
+      if (entry.uses.size() == 1 && StreamNumbers::is_one_stream(only.streams)) {
+        late->push_back(only);
+      }
+      return false;
+    }
+    return true;
+  }
+
+  // False when there is none.
+  bool wait_for_one(std::vector<Entry>& entries) {
+    return std::ranges::any_of(entries, [&](Entry& entry) {
+      StreamUses late;
+      return entry.is_over = is_over(entry, true, &late);
+    });
+  }
+
+  const char* const what_;
+  const OnFailure on_failure_;
+  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+
+  mutable Mutex mutex_;
+  CondVar has_polled_;
+  bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;      // a thread looks at what waits
+  std::vector<Entry> entries_ TENCACHE_GUARDED_BY(mutex_);   // freed first, first
+  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;  // when so many wait
+};
+
+}  // namespace tencache
