@@ -6,13 +6,14 @@ PYTHON ?= python3
 # For test-python: make test-python ARGS="-k trainer -x"
 ARGS ?=
 
-TASKS := build demo test lint format bench clean mutations \
+TASKS := build check demo test lint format bench clean mutations \
          test-core test-asan-ubsan test-tsan
 
 .PHONY: help $(TASKS) test-gpu test-python test-python-2.15
 
 help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
+	@echo 'make check               lints, and the fast tests of what changed: minutes'
 	@echo 'make demo                trains a model beyond its memory budget and compares every bit'
 	@echo 'make test                everything below, as in CI'
 	@echo '  make lint              formats, layers, house rules, clang-tidy, ruff, mypy'

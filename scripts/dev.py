@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import changes
 import steps
 from environment import (
     BENCHMARK_PACKAGES,
@@ -44,6 +45,8 @@ SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
     "or 50-plain or 25-chaos"
 )
+# Of the core and of the shim, which clang-tidy reads as they are compiled.
+EVERY_SOURCE = {"core": ("allocator", "guard"), "shim": ("shim",)}
 SLOWEST = ("--durations", "15")  # told at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
@@ -159,23 +162,28 @@ def cpp_files() -> list[str]:
     return [str(path) for path in source_files(CPP_SUFFIXES)]
 
 
-def lint() -> None:
-    """Every check, also after one that found something."""
+def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
+    """Every check, also after one that found something. clang-tidy reads these sources, by where
+    they are built."""
     ready(MAIN, TEST_PACKAGES)
     install_package(MAIN)  # its compile commands are those of the shim
     python, ruff, tidy = MAIN.python, MAIN.folder / "bin" / "ruff", SCRIPTS / "run_clang_tidy.py"
     variables = build_environment()
     run("Configure the core (clang)", ["cmake", "--preset", "clang"], environment=variables)
-    checks: tuple[tuple[str, list[str | Path]], ...] = (
+    database = {"core": ROOT / "build" / "clang", "shim": MAIN.build_folder}
+    checks: list[tuple[str, Sequence[str | Path]]] = [
         ("Check the layers", [python, SCRIPTS / "check_layers.py"]),
         ("Check the rules of the house", [python, SCRIPTS / "check_style.py"]),
         ("Check the format of C++", ["clang-format-14", "--dry-run", "-Werror", *cpp_files()]),
         ("Check Python (ruff)", [ruff, "check", "--no-fix", "--output-format", "concise", "."]),
         ("Check the format of Python (ruff)", [ruff, "format", "--check", "."]),
         ("Check the types of Python (mypy)", [MAIN.folder / "bin" / "mypy"]),
-        ("Check the core (clang-tidy)", [python, tidy, "build/clang", "allocator", "guard"]),
-        ("Check the shim (clang-tidy)", [python, tidy, MAIN.build_folder, "shim"]),
-    )
+    ]
+    for name, paths in sources.items():
+        if paths:
+            checks.append(
+                (f"Check the {name} (clang-tidy)", [python, tidy, database[name], *paths])
+            )
     failed = []
     for title, command in checks:
         try:
@@ -184,6 +192,51 @@ def lint() -> None:
             failed.append(title)
     if failed:
         raise StepFailed(f"found something: {'; '.join(failed)}")
+
+
+def check() -> None:
+    """What a change of a file or two needs: the lints, and the fast tests of what changed."""
+    changed = changes.changed_files()
+    say("changed: " + (" ".join(map(str, changed)) or "nothing"))
+    tidied = changes.sources_to_tidy(changed)
+    lint(
+        {
+            "core": [str(path) for path in tidied if path.parts[0] != "shim"],
+            "shim": [str(path) for path in tidied if path.parts[0] == "shim"],
+        }
+    )
+    texts = {path: (ROOT / path).read_text() for path in source_files() if changes.is_suite(path)}
+    suites, left_out = changes.suites_of(changed, texts)
+    if suites:
+        build_and_run_suites(suites)
+    if left_out:
+        say(f"    {left_out} more suites include what changed: make test-core")
+    files = [str(path) for path in changes.pytest_files_of(changed, source_files((".py",)))]
+    if any("shim_cuda" in name for name in files):
+        build_shim_suites(MAIN)
+    run(
+        "Quick tests of the package and the scripts",
+        [MAIN.python, "-m", "pytest", *in_processes(), *changes.ALWAYS, *files, "-m", "not slow"],
+        environment=clean_variables() | {"OMP_NUM_THREADS": "1"},
+        live=True,
+    )
+    steps.summary()
+
+
+def build_and_run_suites(suites: Sequence[str]) -> None:
+    """These suites of the core, optimised."""
+    variables = build_environment()
+    build = ["cmake", "--build", "--preset", "release", "--target", *suites]
+    run("Configure the core (release)", ["cmake", "--preset", "release"], environment=variables)
+    run(f"Build {len(suites)} suites of the core", build, environment=variables)
+    run(
+        "Suites of what changed",
+        [*CTEST, "--preset", "release", "--tests-regex", f"^({'|'.join(suites)})$"],
+        environment=variables
+        | clean_variables()
+        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
+        live=True,
+    )
 
 
 def format_sources() -> None:
@@ -253,6 +306,7 @@ def test() -> None:
 def main(arguments: list[str]) -> int:
     tasks: dict[str, Callable[[], None]] = {
         "build": build,
+        "check": check,
         "demo": demo,
         "test": test,
         "format": format_sources,

@@ -5,7 +5,7 @@
 A file that was found clean is skipped until it, a header of the project that it includes, its
 compile command or .clang-tidy changes; the memory is a file beside the database.
 
-Usage: run_clang_tidy.py <build folder> <folder of sources>...
+Usage: run_clang_tidy.py <build folder> <source or folder of sources>...
 """
 
 from __future__ import annotations
@@ -88,13 +88,17 @@ def main(build: Path, folders: list[Path]) -> int:
     database_path = build / "compile_commands.json"
     if not database_path.exists():
         sys.exit(f"{database_path} is missing; configure first: cmake --preset {build.name}")
-    entries = selected(json.loads(database_path.read_text()), folders)
+    database = json.loads(database_path.read_text())
+    entries = selected(database, folders)
     if not entries:
         sys.exit(f"{database_path} names no source in {', '.join(map(str, folders))}")
     memory_path = build / MEMORY_NAME
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
     configuration = (ROOT / ".clang-tidy").read_bytes()
-    marks = {entry["file"]: fingerprint(entry, configuration) for entry in entries}
+    # Of every file, so that what is known of those that are not asked for now is not forgotten.
+    marks = {
+        entry["file"]: fingerprint(entry, configuration) for entry in selected(database, [ROOT])
+    }
     pending = [entry for entry in entries if marks[entry["file"]] not in clean]
     print(f"{len(entries)} files, {len(entries) - len(pending)} of them unchanged", flush=True)
 

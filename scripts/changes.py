@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed, and which fast tests of it `make check` runs.
+
+Changed is what no commit holds yet; where that is nothing, the last commit. A change of the core is
+tested by the suites of that name and by those that include the changed header themselves; suites
+that run for minutes are left to `make test-core`. A change of the package or the shim is tested by
+the pytest files of that name, besides a few that always run. Everything but `changed_files` is a
+pure function of names and texts.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+
+from repository import ROOT
+
+# More than these are no inner loop. What includes a header of the lowest layers is half of all.
+SUITES_MAX = 24
+_RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
+_SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
+# A few seconds each: the options and what refuses them, reports, and tencache in a program.
+ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
+# Where a test file does not bear the name of what it tests.
+_PYTEST_FILES = {
+    "python/tencache/_runtime.py": "enable",
+    "python/tencache/_library.py": "enable",
+    "python/tencache/_autoload.py": "enable",
+    "python/tencache/_doctor.py": "cli",
+    "python/tencache/_trace.py": "report",
+    "python/tencache/_cli_plan.py": "plan",
+    "python/tencache/_period_file.py": "plan",
+    "shim/cpu_allocator.cpp": "shim_allocator",
+    "shim/operator_table.cpp": "shim_gate",
+    "shim/tensor_walk.cpp": "shim_gate",
+    "shim/gate_hooks.cpp": "shim_gate",
+}
+
+
+def changed_files() -> list[PurePosixPath]:
+    """What differs from the last commit, else what that commit changed; files that are gone are
+    not among them."""
+
+    def names(*command: str) -> list[str]:
+        output = subprocess.check_output(["git", *command, "-z"], cwd=ROOT, text=True)
+        return [name for name in output.split("\0") if name]
+
+    found = names("diff", "--name-only", "HEAD")
+    found += names("ls-files", "--others", "--exclude-standard")
+    found = found or names("diff", "--name-only", "HEAD~1", "HEAD")
+    return [PurePosixPath(name) for name in sorted(found) if (ROOT / name).is_file()]
+
+
+def suites_of(
+    changed: Iterable[PurePosixPath], suites: Mapping[PurePosixPath, str]
+) -> tuple[list[str], int]:
+    """The suites of the core to run, of all those with their texts, and how many more there are:
+    those first that bear the name of what changed."""
+    changed = list(changed)
+    chosen: dict[str, None] = {}
+    including: dict[str, None] = {}
+    for path in changed:
+        if path in suites:
+            chosen[path.stem] = None
+        if path.suffix not in (".h", ".cpp") or path.parts[0] not in ("allocator", "tests"):
+            continue
+        header = path.with_suffix(".h").relative_to(path.parts[0])
+        for suite, text in suites.items():
+            if _RUNS_FOR_MINUTES.search(suite.stem):
+                continue
+            if suite.stem == f"{path.stem}_test":
+                chosen[suite.stem] = None
+            elif f'#include "{header}"' in text:
+                including[suite.stem] = None
+    every = list({**chosen, **including})
+    return every[:SUITES_MAX], len(every[SUITES_MAX:])
+
+
+def is_suite(path: PurePosixPath) -> bool:
+    return _SUITE.fullmatch(str(path)) is not None
+
+
+def pytest_files_of(
+    changed: Iterable[PurePosixPath], files: Iterable[PurePosixPath]
+) -> list[PurePosixPath]:
+    """The pytest files to run, of all those there are, besides ALWAYS."""
+    files = set(files)
+    chosen: dict[PurePosixPath, None] = {}
+    for path in changed:
+        if path in files:
+            chosen[path] = None
+        if path.parts[0] not in ("python", "shim"):
+            continue
+        name = path.with_suffix(".cpp") if path.parts[0] == "shim" else path
+        own = f"shim_{path.stem}" if path.parts[0] == "shim" else path.stem.strip("_")
+        stem = _PYTEST_FILES.get(str(name), own)
+        # A suite of GPU memory takes in all of the shim's files for it.
+        stem = "shim_cuda_allocator" if stem.startswith(("shim_cuda", "shim_pinned")) else stem
+        test = PurePosixPath(f"tests/python/test_{stem}.py")
+        if test in files:
+            chosen[test] = None
+    return list(chosen)
+
+
+def sources_to_tidy(changed: Iterable[PurePosixPath]) -> list[PurePosixPath]:
+    """The sources that clang-tidy reads: those that changed, and those of changed headers."""
+    found = {
+        path.with_suffix(".cpp")
+        for path in changed
+        if path.suffix in (".h", ".cpp") and path.parts[0] in ("allocator", "guard", "shim")
+    }
+    return sorted(path for path in found if (ROOT / path).is_file())

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""changes: which tests `make check` finds for a change."""
+
+from pathlib import PurePosixPath as Path
+
+import changes
+
+SUITES = {
+    Path("tests/allocator/disk_tier_test.cpp"): '#include "tier/disk_tier.h"\n',
+    Path("tests/allocator/cuda/host_spill_test.cpp"): '#include "tier/disk_tier.h"\n',
+    Path("tests/allocator/engine_fuzz_test.cpp"): '#include "tier/disk_tier.h"\n',
+    Path("tests/allocator/units_test.cpp"): '#include "base/units.h"\n',
+    Path("tests/allocator/gate_test.cpp"): '#include "support/test_engine.h"\n',
+}
+PYTEST = [Path(f"tests/python/test_{name}.py") for name in ("enable", "plan", "shim_gate")]
+
+
+def names(*paths: str) -> list[str]:
+    found, left_out = changes.suites_of([Path(path) for path in paths], SUITES)
+    assert left_out == 0
+    return found
+
+
+def test_suites_are_those_of_the_name_and_those_that_include_the_header() -> None:
+    assert names("allocator/tier/disk_tier.cpp") == ["disk_tier_test", "host_spill_test"]
+    assert names("allocator/base/units.h", "docs/a.svg") == ["units_test"]
+    assert names("tests/support/test_engine.cpp") == ["gate_test"]
+    assert names("shim/library.cpp", "README.md") == []
+
+
+def test_a_suite_that_changed_runs_however_long_it_takes() -> None:
+    assert names("tests/allocator/engine_fuzz_test.cpp") == ["engine_fuzz_test"]
+
+
+def test_more_suites_than_an_inner_loop_holds_are_counted() -> None:
+    suites = {
+        Path(f"tests/allocator/s{number:02}_test.cpp"): '#include "base/units.h"\n'
+        for number in range(changes.SUITES_MAX + 5)
+    }
+    suites[Path("tests/allocator/units_test.cpp")] = ""
+    found, left_out = changes.suites_of([Path("allocator/base/units.h")], suites)
+    assert found[0] == "units_test"
+    assert len(found) == changes.SUITES_MAX
+    assert left_out == 6
+
+
+def test_pytest_files_bear_the_name_of_what_changed() -> None:
+    changed = [Path("python/tencache/_plan.py"), Path("python/tencache/_runtime.py")]
+    assert changes.pytest_files_of(changed, PYTEST) == [PYTEST[1], PYTEST[0]]
+    assert changes.pytest_files_of([Path("shim/gate_hooks.h")], PYTEST) == [PYTEST[2]]
+    assert changes.pytest_files_of([PYTEST[1], Path("Makefile")], PYTEST) == [PYTEST[1]]
+
+
+def test_what_is_named_is_there() -> None:
+    for name in (*changes.ALWAYS, *changes._PYTEST_FILES):
+        assert (changes.ROOT / name).exists(), name
+    for stem in changes._PYTEST_FILES.values():
+        assert (changes.ROOT / f"tests/python/test_{stem}.py").exists(), stem
+    assert changes.is_suite(Path("tests/allocator/cuda/host_spill_test.cpp"))
+    assert not changes.is_suite(Path("tests/shim/cuda_gate_test.cpp"))
+
+
+def test_clang_tidy_reads_the_source_of_a_changed_header() -> None:
+    changed = [Path("allocator/base/units.h"), Path("allocator/base/check.cpp"), Path("tests/a.h")]
+    assert changes.sources_to_tidy(changed) == [
+        Path("allocator/base/check.cpp"),
+        Path("allocator/base/units.cpp"),
+    ]
