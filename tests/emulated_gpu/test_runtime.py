@@ -264,6 +264,27 @@ def test_streams_join_a_capture_by_events_and_come_back(capturing: c_void_p) -> 
     assert order == ["a", "b", "c"] * 2
 
 
+def test_graphs_keep_what_they_were_given(capturing: c_void_p) -> None:
+    gone: list[int] = []
+    destroy = HostFunction(lambda value: gone.append(value))
+    made = c_void_p()
+    create = ("cudaUserObjectCreate", byref(made), c_void_p(7), destroy, 2)
+    assert cuda(*create, 0) == INVALID_VALUE  # without a flag that CUDA asks for
+    done(*create, 1)
+    graph = end(capturing)
+    executable = c_void_p()
+    move = 1
+    done("cudaGraphRetainUserObject", graph, made, 1, move)
+    done("cudaGraphInstantiate", byref(executable), graph, ctypes.c_ulonglong(0))
+    done("cudaGraphDestroy", graph)
+    done("cudaUserObjectRetain", made, 1)
+    done("cudaUserObjectRelease", made, 2)
+    done("cudaGraphLaunch", executable, capturing)
+    assert gone == []  # the executable has a part in the graph's reference
+    done("cudaGraphExecDestroy", executable)
+    assert gone == [7]
+
+
 def test_work_that_did_not_come_back_gives_no_graph(capturing: c_void_p) -> None:
     side, fork = stream(), event()
     done("cudaEventRecord", fork, capturing)

@@ -23,12 +23,14 @@ bool Graph::ends_in(const Nodes& last) const {
                      [&](const auto& node) { return ended.contains(node.get()); });
 }
 
-Executable::Executable(const Graph& graph) {
+Executable::Executable(const Graph& graph) : kept_(graph.kept()) {
   for (const auto& node : graph.nodes()) works_.push_back(node->work);
 }
 
 Executable::~Executable() {
-  if (last_launch_ != nullptr) driver().cuEventDestroy(last_launch_);
+  if (last_launch_ == nullptr) return;
+  if (!kept_.empty()) driver().cuEventSynchronize(last_launch_);
+  driver().cuEventDestroy(last_launch_);
 }
 
 CUresult Executable::launch(CUstream stream) {
