@@ -246,6 +246,22 @@ def sizes_in_three_dimensions() -> None:
 
 
 @call
+def what_is_new_in_2_15() -> None:
+    if not hasattr(A, "_philox_key_split"):
+        return
+    key = torch.tensor([1, 2], dtype=torch.uint64)
+    A._philox_key_split(key, 3)
+    A._philox_key_fold_in(key, 3)
+    A._philox_key_fold_in.Tensor(key, torch.tensor(3, dtype=torch.uint64))
+    A._philox_uniform_(r(5), key)
+    A._philox_normal_(r(5), key, 2.0, 3.0)
+    A._philox_randint_(integers(9, 5), key, 2, 9)
+    eighths, one = [r(16, 16).to(torch.float8_e4m3fn) for _ in range(2)], torch.ones(())
+    scales = ([one], [0], [0])  # one for the whole tensor, and nothing swizzled
+    A._scaled_mm_v2(eighths[0], eighths[1].t(), *scales, *scales, None, torch.bfloat16)
+
+
+@call
 def weight_norm() -> None:
     backward(torch._weight_norm(leaf(4, 3), leaf(4, 1), 0))
 

@@ -392,6 +392,7 @@ def graphs() -> Any:
         results.append(torch.cuda.is_current_stream_capturing())
         result = tensor * 2
     results.append(graph.pool() == pool)
+    results.append(pool in (graph.pools() if hasattr(graph, "pools") else [pool]))
     alive = torch._C._cuda_checkPoolLiveAllocations
     device = torch.cuda.current_device()
     results += [alive(device, pool, {result.data_ptr()}), alive(device, pool, set())]
