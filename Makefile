@@ -9,7 +9,7 @@ ARGS ?=
 TASKS := build check demo test lint format bench clean mutations \
          test-core test-asan-ubsan test-tsan
 
-.PHONY: help $(TASKS) test-gpu test-python test-python-2.15
+.PHONY: help $(TASKS) test-gpu test-gpu-2.15 test-python test-python-2.15
 
 help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
@@ -21,6 +21,7 @@ help:
 	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo '  make test-tsan         the same under ThreadSanitizer'
 	@echo '  make test-gpu          pytest on an emulated GPU            (ARGS="-k name -x")'
+	@echo '  make test-gpu-2.15     the same on torch 2.15               (ARGS="-k name -x")'
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
 	@echo 'make bench               the benchmarks'
@@ -31,5 +32,5 @@ help:
 $(TASKS):
 	@$(PYTHON) scripts/dev.py $@
 
-test-gpu test-python test-python-2.15:
+test-gpu test-gpu-2.15 test-python test-python-2.15:
 	@$(PYTHON) scripts/dev.py $@ $(ARGS)

@@ -6,7 +6,7 @@ Each task first sees to what it needs (system packages, virtual environment, bui
 moment when it is there. `test` goes on after a part that failed, so that one run tells everything,
 and ends with a table of its steps.
 
-Usage: dev.py TASK [arguments of pytest, for test-gpu, test-python and test-python-2.15]
+Usage: dev.py TASK [arguments of pytest, for test-gpu and test-python, and for both with -2.15]
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ SHORT_ON_EMULATED_GPU = (
 )
 # Of the core and of the shim, which clang-tidy reads as they are compiled.
 EVERY_SOURCE = {"core": ("allocator", "guard"), "shim": ("shim",)}
+# On the newest torch what may depend on the version: its interfaces of memory, the doors, graphs,
+# the process groups of NCCL, and one program.
+NEWEST_ON_EMULATED_GPU = (
+    "memory_functions or doors or operator_programs or nobody_keeps or fsdp2 "
+    "or decoder_gpt2-50-plain"
+)
 SLOWEST = ("--durations", "15")  # told at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
@@ -116,15 +122,16 @@ def test_python(
     )
 
 
-def test_gpu(*arguments: str) -> None:
+def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
     """Tests that need a GPU, on an emulated one: no machine needs a real one for them."""
-    ready(MAIN, TEST_PACKAGES)
-    install_package(MAIN)
+    ready(environment, TEST_PACKAGES)
+    install_package(environment)
     emulated = ROOT / "tests" / "emulated_gpu" / "run"
-    pytest = (MAIN.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")
+    version = environment.torch.removeprefix("torch-")
+    pytest = (environment.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")
     run(
-        f"Tests on an emulated GPU on {MAIN.torch}",
-        [emulated, "--", *pytest, *arguments],
+        f"Tests on an emulated GPU on {environment.torch}",
+        [emulated, "--torch", version, "--", *pytest, *arguments],
         environment=clean_variables(),
         live=True,
     )
@@ -132,7 +139,12 @@ def test_gpu(*arguments: str) -> None:
 
 def short_gpu_tests() -> None:
     """What a change must pass; `make test-gpu` runs every program in all its runs."""
-    test_gpu("-k", SHORT_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
+    test_gpu(MAIN, "-k", SHORT_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
+
+
+def gpu_tests_of_the_version() -> None:
+    """On the newest torch; `make test-gpu-2.15` runs everything."""
+    test_gpu(NEWEST_TORCH, "-k", NEWEST_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
 def in_processes() -> tuple[str, ...]:
@@ -282,6 +294,7 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-gpu", short_gpu_tests),
     ("test-python-2.15", python_tests_of_the_version),
+    ("test-gpu-2.15", gpu_tests_of_the_version),
     ("test-python", every_python_test),
 )
 
@@ -314,7 +327,8 @@ def main(arguments: list[str]) -> int:
         "mutations": mutations,
         "clean": clean,
         **dict(TEST_PARTS),
-        "test-gpu": lambda: test_gpu(*(arguments[1:] or in_processes())),
+        "test-gpu": lambda: test_gpu(MAIN, *(arguments[1:] or in_processes())),
+        "test-gpu-2.15": lambda: test_gpu(NEWEST_TORCH, *(arguments[1:] or in_processes())),
         "test-python": lambda: chosen_tests(MAIN, arguments[1:]),
         "test-python-2.15": lambda: chosen_tests(NEWEST_TORCH, arguments[1:]),
     }
