@@ -290,6 +290,7 @@ def main(part: str, rank: int, store: str, path: str) -> None:
     results = globals()[part](rank)
     report: dict[str, Any] = {
         "digests": [digest(each) for each in results],
+        "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
     }
     if "TENCACHE" in os.environ:

@@ -36,6 +36,8 @@ inline constexpr uint64_t kBlockUnitBytes = 512;
 inline constexpr uint64_t kSmallBlockBytesMax = kMiB;
 inline constexpr uint64_t kSmallSegmentBytes = 2 * kMiB;
 inline constexpr uint64_t kLargeSegmentBytes = 20 * kMiB;  // at most
+// From here on PyTorch's own allocator gives a request a segment of its own.
+inline constexpr uint64_t kOwnSegmentBytesMin = kLargeSegmentBytes / 2;
 inline constexpr uint64_t kSegmentUnitBytes = 2 * kMiB;
 inline constexpr uint64_t kBlockBytesMax = uint64_t{1} << 40;  // far above any device
 
@@ -108,6 +110,11 @@ class BlockTable {
   /// What a request becomes: its kind follows from the rounded bytes.
   static uint64_t block_bytes(uint64_t bytes) { return round_up(bytes, kBlockUnitBytes); }
   static bool is_small(uint64_t bytes) { return block_bytes(bytes) <= kSmallBlockBytesMax; }
+  /// Whether the program's part of memory of its own ends with the request, so that the rest counts
+  /// as a free block. As with PyTorch's own allocator: from a large segment it is cut in any case.
+  static bool is_cut(uint64_t bytes, uint64_t rest_bytes) {
+    return rest_bytes > (block_bytes(bytes) < kOwnSegmentBytesMin ? 0 : kSmallBlockBytesMax);
+  }
   /// What a segment for that request has, where large segments have so much. From half of that on a
   /// request has a segment of its own size, as with PyTorch's own allocator: a large segment would
   /// seldom hold two of them.

@@ -2,13 +2,15 @@
 //
 // CudaExtent: an extent of the cuda backend, with what only that knows of one: the frame under its
 // address, the stream it belongs to, and its copy below: in host memory, in the base's slot, or in
-// both.
+// both. To the program it is a segment of one block, with a free one behind it where the request
+// was not a multiple of what a GPU maps.
 #pragma once
 
 #include <atomic>
 
 #include "backend/cuda/device_hash.h"
 #include "backend/cuda/frame_pool.h"
+#include "memory/cuda/block_table.h"
 #include "memory/extent.h"
 #include "tier/host_tier.h"
 
@@ -31,6 +33,12 @@ struct CudaExtent : Extent {
   /// Of its free (memory/cuda/home_marks.h). Written by who retires it.
   uint64_t free_number = 0;
 
+  /// Of the block that the program has, or had last.
+  uint64_t block_bytes() const {
+    const uint64_t requested = requested_bytes.load(std::memory_order_relaxed);
+    const uint64_t needed_bytes = BlockTable::block_bytes(requested);
+    return BlockTable::is_cut(requested, bytes - needed_bytes) ? needed_bytes : bytes;
+  }
   CUdeviceptr device_address() const { return reinterpret_cast<CUdeviceptr>(address); }
 };
 

@@ -21,6 +21,11 @@ constexpr uint64_t kMarksPerBudget = 256;
 constexpr uint64_t kLargeSegmentsPerBudget = 64;
 constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
 
+// What the program's part leaves over of an extent: one free block, or none.
+SplitChange rest_of(uint64_t bytes) {
+  return {static_cast<int64_t>(bytes), bytes > 0 ? int64_t{1} : int64_t{0}};
+}
+
 }  // namespace
 
 CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
@@ -97,8 +102,7 @@ Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, Stre
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->revive();
-  use_.allocate(BlockTable::is_small(requested_bytes), extent->bytes, requested_bytes);
-  add(stats_.extents_allocated, 1);
+  count_allocated(*extent);
   return {extent->address, extent};
 }
 
@@ -121,9 +125,25 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
     return made.status();
   }
   if (budget_.needs_attention()) call_attention();
-  use_.allocate(BlockTable::is_small(requested_bytes), bytes, requested_bytes);
-  add(stats_.extents_allocated, 1);
+  count_allocated(*made.value());
   return Allocation{made.value()->address, made.value()};
+}
+
+void CudaHeap::count_allocated(const CudaExtent& extent) {
+  const uint64_t requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
+  const uint64_t bytes = extent.block_bytes();
+  use_.allocate(BlockTable::is_small(requested_bytes), bytes, requested_bytes,
+                rest_of(extent.bytes - bytes));
+  add(stats_.extents_allocated, 1);
+}
+
+// No stream uses the freed extent any more but the one it was allocated on.
+void CudaHeap::count_done(const CudaExtent& extent) {
+  const uint64_t requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
+  const uint64_t bytes = extent.block_bytes();
+  const SplitChange rest = rest_of(extent.bytes - bytes);
+  use_.complete(BlockTable::is_small(requested_bytes), bytes, requested_bytes,
+                {-rest.bytes, -rest.count});
 }
 
 Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t bytes,
@@ -268,15 +288,14 @@ void CudaHeap::free(void* address) {
   }
   TENCACHE_CHECK(extent->address == address, "free of %p", address);
   const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
-  const bool is_small = BlockTable::is_small(requested_bytes);
-  const uint64_t bytes = extent->bytes;
+  const uint64_t block_bytes = extent->block_bytes();
   const bool is_shared = others_of(*extent) != kNoStreams;
   const Retired retired = extent->retire();
-  use_.free(is_small, bytes);
+  use_.free(BlockTable::is_small(requested_bytes), block_bytes);
   if (retired != Retired::kCached) {
     // Its bytes are not on the GPU, and so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
-    use_.complete(is_small, bytes, requested_bytes);
+    count_done(*extent);
   }
   switch (retired) {
     case Retired::kCached:

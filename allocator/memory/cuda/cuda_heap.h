@@ -168,6 +168,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   CudaExtent* pop_cached(Key key) TENCACHE_EXCLUDES(mutex_);
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
+  void count_allocated(const CudaExtent& extent);
   void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void count_done(const CudaExtent& extent);
   void release_spare_copy(CudaExtent* extent);

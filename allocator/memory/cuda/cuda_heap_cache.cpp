@@ -78,12 +78,6 @@ void CudaHeap::cache(CudaExtent* extent) {
   link_cached(extent);
 }
 
-// No stream uses the freed extent any more but the one it was allocated on.
-void CudaHeap::count_done(const CudaExtent& extent) {
-  const uint64_t requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
-  use_.complete(BlockTable::is_small(requested_bytes), extent.bytes, requested_bytes);
-}
-
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
   const StreamSet used_by = extent.used_by.load(std::memory_order_relaxed);
   const StreamSet home = extent.home.load(std::memory_order_relaxed);

@@ -63,10 +63,12 @@ std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
     if (state == ExtentState::kCached || state == ExtentState::kVacant) return std::nullopt;
     const auto begin = reinterpret_cast<CUdeviceptr>(extent->address);
     const auto& of_gpu = static_cast<const CudaExtent&>(*extent);
+    const uint64_t block_bytes = of_gpu.block_bytes();
+    if (device_address - begin >= block_bytes) return std::nullopt;
     return FoundBlock{begin,
                       extent->bytes,
                       begin,
-                      extent->bytes,
+                      block_bytes,
                       extent->requested_bytes.load(std::memory_order_relaxed),
                       of_gpu.home.load(std::memory_order_relaxed),
                       others_of(of_gpu) != kNoStreams,
@@ -96,23 +98,26 @@ std::vector<SegmentView> CudaHeap::segments() const {
       const ExtentState state = extent.state();
       if (state == ExtentState::kVacant) continue;
       const bool is_active = state != ExtentState::kCached;
+      const bool waits = is_waiting(extent);
+      const bool is_used = is_active || waits;
       BlockView block;
       block.address = extent.device_address();
-      block.bytes = extent.bytes;
-      const bool waits = is_waiting(extent);
-      block.requested_bytes =
-          is_active || waits ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
+      block.bytes = is_used ? extent.block_bytes() : extent.bytes;
+      block.requested_bytes = is_used ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
       block.streams = extent.used_by.load(std::memory_order_relaxed);
       block.state = is_active ? BlockState::kActive
                     : waits   ? BlockState::kWaiting
                               : BlockState::kFree;
       SegmentView& view = views.emplace_back();
       view.address = block.address;
-      view.bytes = block.bytes;
+      view.bytes = extent.bytes;
       view.owner = extent.home.load(std::memory_order_relaxed);
       view.is_extent = true;
       view.is_resident = has_frame(state);
       view.blocks = {block};
+      if (block.bytes == view.bytes) continue;
+      view.blocks.push_back({block.address + block.bytes, view.bytes - block.bytes, 0, view.owner,
+                             BlockState::kFree});
     }
   }
   std::ranges::sort(views, {}, &SegmentView::address);

@@ -159,11 +159,13 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   tencache_gpu_stats now = stats();
   EXPECT_EQ(now.small.bytes.current, 1024u);
   EXPECT_EQ(now.small.requested_bytes.current, 1000u);
-  EXPECT_EQ(now.large.bytes.current, 6 * kMiB + kMiB + 512);
+  EXPECT_EQ(now.large.bytes.current, 5 * kMiB + kMiB + 512);
   EXPECT_EQ(now.large.requested_bytes.current, 6 * kMiB + 1);
   EXPECT_EQ(now.all.allocations.current, 3u);
   EXPECT_EQ(now.small.device_bytes.current, 2 * kMiB);
   EXPECT_EQ(now.small.split_bytes.current, 2 * kMiB - 1024);
+  EXPECT_EQ(now.large.split_bytes.current, kMiB + (4 * kMiB - kMiB - 512));
+  EXPECT_EQ(now.large.split_count.current, 2u);
   EXPECT_EQ(now.large.device_bytes.current, 6 * kMiB + 4 * kMiB);
   EXPECT_EQ(now.all.device_bytes.current, 12 * kMiB);
   EXPECT_EQ(now.all.device_count.current, 3u);
@@ -171,8 +173,9 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   free(large);
   expect_agreement();
   now = stats();
-  EXPECT_EQ(now.all.bytes.peak - now.all.bytes.current, 6 * kMiB);
-  EXPECT_EQ(now.all.bytes.removed, 6 * kMiB);
+  EXPECT_EQ(now.all.bytes.peak - now.all.bytes.current, 5 * kMiB);
+  EXPECT_EQ(now.all.bytes.removed, 5 * kMiB);
+  EXPECT_EQ(now.large.split_count.current, 1u);
   EXPECT_EQ(now.cached_bytes, 6 * kMiB);
   tencache_gpu_reset_peaks(gpu_);
   tencache_gpu_reset_totals(gpu_);
@@ -181,6 +184,34 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   EXPECT_EQ(now.all.bytes.added, 0u);
   EXPECT_EQ(now.all.bytes.removed, 0u);
   EXPECT_EQ(now.all.device_bytes.added, 0u);
+}
+
+// As PyTorch's own allocator cuts the same requests.
+TEST_F(GpuAbiTest, WhatARequestLeavesOverIsFree) {
+  struct Edge {
+    uint64_t requested_bytes;
+    uint64_t block_bytes;
+    uint64_t device_bytes;
+  };
+  start();
+  for (const Edge& edge : {
+           Edge{2 * kMiB + 1, 2 * kMiB + 512, 4 * kMiB},
+           Edge{4 * kMiB - 512, 4 * kMiB - 512, 4 * kMiB},
+           Edge{10 * kMiB - 512, 10 * kMiB - 512, 10 * kMiB},
+           Edge{10 * kMiB + 512, 10 * kMiB + 512, 12 * kMiB},
+           Edge{11 * kMiB, 12 * kMiB, 12 * kMiB},  // 1 MiB would serve no large request
+       }) {
+    SCOPED_TRACE(edge.requested_bytes);
+    void* address = allocate(edge.requested_bytes);
+    expect_agreement();
+    const tencache_gpu_stats now = stats();
+    EXPECT_EQ(now.all.bytes.current, edge.block_bytes);
+    EXPECT_EQ(now.all.split_bytes.current, edge.device_bytes - edge.block_bytes);
+    free(address);
+    expect_agreement();
+    EXPECT_EQ(stats().all.split_bytes.current, 0u);
+    tencache_gpu_empty_cache(gpu_);
+  }
 }
 
 TEST_F(GpuAbiTest, EmptyCacheGivesEverythingBackToTheDriver) {
@@ -213,8 +244,10 @@ TEST_F(GpuAbiTest, BlocksAreFoundByAnyAddress) {
   EXPECT_EQ(block.requested_bytes, 1000u);
   EXPECT_EQ(segment.address, reinterpret_cast<uintptr_t>(small));
   EXPECT_EQ(segment.bytes, 2 * kMiB);
-  ASSERT_EQ(tencache_gpu_find(gpu_, large + 5 * kMiB, &block, nullptr), 1);
+  ASSERT_EQ(tencache_gpu_find(gpu_, large + 5 * kMiB - 1, &block, nullptr), 1);
   EXPECT_EQ(block.address, reinterpret_cast<uintptr_t>(large));
+  EXPECT_EQ(block.bytes, 5 * kMiB);
+  EXPECT_EQ(tencache_gpu_find(gpu_, large + 5 * kMiB, &block, nullptr), 0);
   EXPECT_EQ(tencache_gpu_find(gpu_, second + 1024, &block, nullptr), 0);
   EXPECT_EQ(tencache_gpu_find(gpu_, &block, &block, nullptr), 0);
   free(large);
@@ -237,7 +270,7 @@ TEST_F(GpuAbiTest, RecordedStreamsKeepMemoryPending) {
   free(small);
   free(large);
   expect_agreement();
-  EXPECT_EQ(stats().large.active_bytes.current - stats().large.bytes.current, 6 * kMiB);
+  EXPECT_EQ(stats().large.active_bytes.current - stats().large.bytes.current, 5 * kMiB);
   EXPECT_EQ(stats().small.active_bytes.current - stats().small.bytes.current, 1024u);
   EXPECT_NE(allocate(5 * kMiB), large);
   driver_->wait_until_idle();
