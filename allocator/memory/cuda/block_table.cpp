@@ -18,6 +18,15 @@ bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
 
 }  // namespace
 
+uint64_t BlockTable::block_bytes_of(uint64_t bytes, uint64_t extent_bytes) {
+  const uint64_t needed_bytes = block_bytes(bytes);
+  if (needed_bytes >= extent_bytes) return extent_bytes;
+  // There it would be cut from a segment for several, else from one of its own.
+  const bool is_cut =
+      needed_bytes < kOwnSegmentBytesMin || is_worth_splitting(false, extent_bytes - needed_bytes);
+  return is_cut ? needed_bytes : extent_bytes;
+}
+
 uint64_t BlockTable::segment_bytes_for(uint64_t bytes, uint64_t large_segment_bytes) {
   if (is_small(bytes)) return kSmallSegmentBytes;
   if (block_bytes(bytes) < large_segment_bytes / 2) return large_segment_bytes;

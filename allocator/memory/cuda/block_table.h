@@ -110,11 +110,9 @@ class BlockTable {
   /// What a request becomes: its kind follows from the rounded bytes.
   static uint64_t block_bytes(uint64_t bytes) { return round_up(bytes, kBlockUnitBytes); }
   static bool is_small(uint64_t bytes) { return block_bytes(bytes) <= kSmallBlockBytesMax; }
-  /// Whether the program's part of memory of its own ends with the request, so that the rest counts
-  /// as a free block. As with PyTorch's own allocator: from a large segment it is cut in any case.
-  static bool is_cut(uint64_t bytes, uint64_t rest_bytes) {
-    return rest_bytes > (block_bytes(bytes) < kOwnSegmentBytesMin ? 0 : kSmallBlockBytesMax);
-  }
+  /// The same of a request that has memory of its own, an extent: as much as PyTorch's own
+  /// allocator would give it. The rest counts as a free block.
+  static uint64_t block_bytes_of(uint64_t bytes, uint64_t extent_bytes);
   /// What a segment for that request has, where large segments have so much. From half of that on a
   /// request has a segment of its own size, as with PyTorch's own allocator: a large segment would
   /// seldom hold two of them.

@@ -35,9 +35,7 @@ struct CudaExtent : Extent {
 
   /// Of the block that the program has, or had last.
   uint64_t block_bytes() const {
-    const uint64_t requested = requested_bytes.load(std::memory_order_relaxed);
-    const uint64_t needed_bytes = BlockTable::block_bytes(requested);
-    return BlockTable::is_cut(requested, bytes - needed_bytes) ? needed_bytes : bytes;
+    return BlockTable::block_bytes_of(requested_bytes.load(std::memory_order_relaxed), bytes);
   }
   CUdeviceptr device_address() const { return reinterpret_cast<CUdeviceptr>(address); }
 };

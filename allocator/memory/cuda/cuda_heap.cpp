@@ -138,10 +138,9 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
 }
 
 // No stream uses the freed extent any more but the one it was allocated on.
-void CudaHeap::count_done(const CudaExtent& extent) {
-  const uint64_t requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
-  const uint64_t bytes = extent.block_bytes();
-  const SplitChange rest = rest_of(extent.bytes - bytes);
+void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
+  const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
+  const SplitChange rest = rest_of(extent_bytes - bytes);
   use_.complete(BlockTable::is_small(requested_bytes), bytes, requested_bytes,
                 {-rest.bytes, -rest.count});
 }
@@ -288,14 +287,15 @@ void CudaHeap::free(void* address) {
   }
   TENCACHE_CHECK(extent->address == address, "free of %p", address);
   const uint64_t requested_bytes = extent->requested_bytes.load(std::memory_order_relaxed);
-  const uint64_t block_bytes = extent->block_bytes();
+  const uint64_t extent_bytes = extent->bytes;
   const bool is_shared = others_of(*extent) != kNoStreams;
   const Retired retired = extent->retire();
-  use_.free(BlockTable::is_small(requested_bytes), block_bytes);
+  use_.free(BlockTable::is_small(requested_bytes),
+            BlockTable::block_bytes_of(requested_bytes, extent_bytes));
   if (retired != Retired::kCached) {
     // Its bytes are not on the GPU, and so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
-    count_done(*extent);
+    count_done(requested_bytes, extent_bytes);
   }
   switch (retired) {
     case Retired::kCached:

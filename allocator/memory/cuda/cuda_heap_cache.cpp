@@ -72,7 +72,7 @@ void CudaHeap::cache(CudaExtent* extent) {
     waiting_.add(extent, {{&streams_, others}});
     return;
   }
-  count_done(*extent);
+  count_done(extent->requested_bytes.load(), extent->bytes);
   MutexLock lock(mutex_);
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   link_cached(extent);
@@ -101,7 +101,7 @@ void CudaHeap::poll_waiting(Patience patience) {
     for (CudaExtent* extent : over) {
       release_spare_copy(extent);
       note_completed(extent->device_address(), extent->requested_bytes.load());
-      count_done(*extent);
+      count_done(extent->requested_bytes.load(), extent->bytes);
     }
     MutexLock lock(mutex_);
     for (CudaExtent* extent : over) link_cached(extent);
