@@ -3,10 +3,12 @@
 """Checks the rules of the house that no formatter knows.
 
   - every source begins with its SPDX line
-  - a line of C++ has at most 100 columns, also where clang-format cannot break it
+  - a line of C++ has at most 100 columns, also where clang-format cannot break it; a line of a
+    document too, unless it is a row of a table or one link that cannot be broken
   - a file has at most 600 lines, a function at most 70
   - no line says that something is left for later
   - no absolute path of somebody's machine
+  - a comment or document names only what there is, by today's words (check_names.py)
 
 Functions of C++ are found by their braces, which is rough: what it takes for a function is one, but
 it may miss some. Functions of Python are found by Python's own parser.
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+import check_names
 from repository import CPP_SUFFIXES, Problem, report, source_files, without_comments
 
 LINE_COLUMNS_MAX = 100
@@ -31,9 +34,15 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE_SUFFIXES = (*CPP_SUFFIXES, ".py", ".pyi", ".cmake", ".map", ".sh")
 SOURCE_NAMES = ("CMakeLists.txt", "Makefile", "run", "pyproject.toml")
 
+# Documents that are wider: what tells users of the package, as registries show it, and what
+# programs write.
+_WIDER_DOCUMENTS = ("README.md", "CHANGELOG.md", "benchmarks/", "tests/emulated_gpu/README.md")
+
 # Written so that this file does not find itself.
 _LEFT_FOR_LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work)/\w")
+# A line of a document that is nothing but a link or a picture, or but one word; in a list, too.
+_UNBREAKABLE = re.compile(r"\s*([-*] |\d+\. )?(!?\[[^\]]*\]\([^)\s]*\)[.,;:]?|\S+)")
 # What stands in front of the brace of a class or namespace, whose members follow at this level. A
 # function that returns a struct ends in its parameters instead.
 _CONTAINER = re.compile(
@@ -59,9 +68,12 @@ def check_lengths(path: PurePosixPath, text: str) -> Iterable[Problem]:
             FILE_LINES_MAX,
             f"has {len(lines)} lines; split it ({FILE_LINES_MAX} at most)",
         )
-    if path.suffix not in CPP_SUFFIXES:
+    is_document = path.suffix == ".md" and not str(path).startswith(_WIDER_DOCUMENTS)
+    if path.suffix not in CPP_SUFFIXES and not is_document:
         return
     for number, line in enumerate(lines, start=1):
+        if is_document and (line.startswith("|") or _UNBREAKABLE.fullmatch(line)):
+            continue
         if len(line) > LINE_COLUMNS_MAX:
             yield Problem(str(path), number, f"has {len(line)} columns; {LINE_COLUMNS_MAX} at most")
 
@@ -159,4 +171,4 @@ def _line(text: str, at: int) -> int:
 CHECKS = (check_spdx, check_lengths, check_words, check_functions)
 
 if __name__ == "__main__":
-    sys.exit(report(CHECKS, source_files()))
+    sys.exit(report((*CHECKS, *check_names.checks()), source_files()))

@@ -44,7 +44,7 @@ bool names_something(Engine& engine, std::span<const Access> accesses) {
 }  // namespace
 
 void Engines::watch_forks() {
-  g_watched.store(this);
+  if (g_watched.exchange(this) != nullptr) return;
   pthread_atfork(&lock_watched, &unlock_watched, &unlock_watched);
 }
 

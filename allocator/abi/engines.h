@@ -58,7 +58,7 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// From now on forks leave the lock free. Once; the object lives as long as the process.
+  /// From now on forks leave the lock free. The object lives as long as the process.
   void watch_forks();
   /// The stream that a GPU's ops queue their work on; until it is set, the default stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }

@@ -91,9 +91,9 @@ Status Runtime::start() {
   if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
+  engines_.watch_forks();
   // GPUs are opened when they are used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
-  engines_.watch_forks();
   start_ns_.store(now_ns());
   is_started_.store(true, std::memory_order_release);
   return Status::ok();

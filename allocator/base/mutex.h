@@ -10,12 +10,14 @@
 //   2. Migrator, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
 //   3. CpuHeap, CudaHeap::mutex_  lists of extents: cached, live; address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
-//   5. leaf locks                 log, recorder registry, operator names, retired slots, frames,
-//                                 marks and numbers of streams, what waits for streams, small
-//                                 blocks, staging buffers, flights, turns of demotions; and last,
-//                                 with one of these held, what the program uses
-// Held from before a fork until after it, and so in front of all of these: the list of engines, and
-// after it that of GPUs.
+//   5. leaf locks                 permits of migrations, recorder registry, names and times of ops,
+//                                 waits, frames, marks and numbers of streams, what waits for
+//                                 streams, blocks, private pools, pinned memory, staging buffers,
+//                                 hashes, direct reads, flights, turns of demotions; and last, with
+//                                 one of these held, what the program uses
+// Held from before a fork until after it, and so in front of all of these: the list of engines that
+// fork handlers serve, and after it Engines::mutex_. In front of both: Runtime::mutex_, held while
+// options change and while an engine is opened.
 // DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow
 // the tier and is the exception: it is held across fallocate, or while memory is mapped and pinned.
 #pragma once

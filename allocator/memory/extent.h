@@ -95,7 +95,7 @@ class Extent {
   std::atomic<bool> slot_is_written{false};  // read by anyone as a guess
   uint32_t mapping_count = 1;  // on the cpu: of the kernel, that its pages lie in; owned likewise
 
-  // Membership in Heap's lists of cached extents, guarded by Heap::mutex_.
+  // Membership in Heap's lists of cached extents, guarded by the heap's mutex_.
   ListHook<Extent> age_hook;
   ListHook<Extent> size_hook;
   uint64_t retired_at = 0;

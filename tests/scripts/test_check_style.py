@@ -41,6 +41,17 @@ def test_columns() -> None:
     assert problems("a.cpp", HEADER + "x" * 101 + "\n") == ["a.cpp:2: has 101 columns; 100 at most"]
 
 
+def test_columns_of_documents() -> None:
+    assert problems("docs/a.md", "word " * 20 + "\n") == []
+    assert problems("docs/a.md", "word " * 21 + "\n") == [
+        "docs/a.md:1: has 105 columns; 100 at most"
+    ]
+    row, link = "| a | " + "b " * 60 + "|", "- [a name](https://a.org/" + "b" * 100 + ")."
+    assert problems("docs/a.md", f"{row}\n{link}\n!{link[2:]}\n") == []
+    assert problems("docs/a.md", f"see {link}\n") != []
+    assert problems("benchmarks/results/a.md", "word " * 21 + "\n") == []
+
+
 def test_lines_of_a_file() -> None:
     assert problems("a.cpp", HEADER + "int x;\n" * 599) == []
     assert "has 601 lines" in problems("a.cpp", HEADER + "int x;\n" * 600)[0]

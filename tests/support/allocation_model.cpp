@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The steps of the model. A system call on an extent that is inside a protected window is refused
-// with EFAULT (DESIGN.md); the model repeats it, as a program would have to.
+// with EFAULT (docs/cpu.md); the model repeats it, as a program would have to.
 #include "support/allocation_model.h"
 
 #include <malloc.h>
