@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "base/units.h"
-#include "engine/headroom.h"
+#include "memory/budget.h"
 #include "support/cuda/trace_replay.h"
 #include "support/period_file.h"
 

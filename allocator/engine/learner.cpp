@@ -8,10 +8,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/service_thread.h"
-#include "engine/headroom.h"
 #include "engine/machine_meter.h"
 #include "engine/op_timer.h"
 #include "learn/stall_free_budget.h"
+#include "memory/budget.h"
 
 namespace tencache {
 namespace {

@@ -7,10 +7,10 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/gate.h"
-#include "engine/headroom.h"
 #include "engine/migration_permit.h"
 #include "engine/plan_cursor.h"
 #include "engine/prefetcher.h"
+#include "memory/budget.h"
 
 namespace tencache {
 namespace {
@@ -257,12 +257,7 @@ std::vector<ListedExtent> Migrator::victims(uint64_t wanted_bytes) const {
     candidates.push_back({known != next_uses.end() ? known->second : ~uint64_t{0},
                           listed.extent->last_use_ticks.load(std::memory_order_relaxed), listed});
   }
-  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    if (a.ticks_to_next_use != b.ticks_to_next_use) {
-      return a.ticks_to_next_use > b.ticks_to_next_use;
-    }
-    return a.last_use_ticks < b.last_use_ticks;
-  });
+  std::ranges::sort(candidates, leaves_before<Candidate>);
   std::vector<ListedExtent> chosen;
   chosen.reserve(candidates.size());
   for (const Candidate& candidate : candidates) chosen.push_back(candidate.listed);

@@ -51,4 +51,12 @@ class OrderSource {
   virtual void put_back(const Order& order) = 0;
 };
 
+/// Whether `a` is to leave before `b`: what is needed last goes first, and of what is needed at the
+/// same time that which was used longest ago.
+template <typename Candidate>
+bool leaves_before(const Candidate& a, const Candidate& b) {
+  if (a.ticks_to_next_use != b.ticks_to_next_use) return a.ticks_to_next_use > b.ticks_to_next_use;
+  return a.last_use_ticks < b.last_use_ticks;
+}
+
 }  // namespace tencache

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/headroom.h"
 #include "learn/bound.h"
+#include "memory/budget.h"
 
 namespace tencache {
 namespace {

@@ -7,13 +7,18 @@
 //
 // attention() is the mark above which the owner of the budget wants to hear about it: the watermark
 // at which hooks arm, later the mark at which the migrator starts to make room. Lock-free.
+//
+// Headroom is the part of a budget that the migrator keeps free for the allocations to come, so
+// that they need not wait, and that plans therefore do not count with.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
 #include "base/check.h"
 #include "base/stats.h"
+#include "base/units.h"
 
 namespace tencache {
 
@@ -70,5 +75,17 @@ class Budget {
   std::atomic<uint64_t> attention_bytes_;
   Counter& peak_bytes_;
 };
+
+inline constexpr uint64_t kHeadroomShare = 32;
+inline constexpr uint64_t kHeadroomBytesMax = kGiB;
+
+constexpr uint64_t headroom_of(uint64_t budget_bytes) {
+  return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
+}
+
+/// A budget of which `bytes` are left besides its headroom.
+constexpr uint64_t budget_with_headroom(uint64_t bytes) {
+  return bytes + std::min(bytes / (kHeadroomShare - 1), kHeadroomBytesMax);
+}
 
 }  // namespace tencache

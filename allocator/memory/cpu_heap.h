@@ -28,11 +28,11 @@
 #include "backend/address_arena.h"
 #include "backend/page_map.h"
 #include "base/mutex.h"
+#include "base/range_allocator.h"
 #include "base/status.h"
 #include "memory/heap.h"
 #include "memory/small_blocks.h"
 #include "tier/disk_tier.h"
-#include "tier/range_allocator.h"
 
 namespace tencache {
 

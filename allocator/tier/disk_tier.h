@@ -28,9 +28,9 @@
 
 #include "base/mutex.h"
 #include "base/options.h"
+#include "base/range_allocator.h"
 #include "base/status.h"
 #include "tier/io_channel.h"
-#include "tier/range_allocator.h"
 
 namespace tencache {
 

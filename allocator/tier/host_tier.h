@@ -45,10 +45,10 @@
 #include "backend/host_memory.h"
 #include "backend/host_pinner.h"
 #include "base/mutex.h"
+#include "base/range_allocator.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "tier/io_channel.h"
-#include "tier/range_allocator.h"
 
 namespace tencache {
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/headroom.h"
-
 #include <gtest/gtest.h>
 
+#include "memory/budget.h"
 #include "support/random.h"
 
 namespace tencache {

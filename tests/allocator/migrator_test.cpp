@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/headroom.h"
+#include "memory/budget.h"
 #include "support/eventually.h"
 #include "support/test_engine.h"
 

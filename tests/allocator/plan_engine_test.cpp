@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "engine/headroom.h"
 #include "learn/planner.h"
 #include "learn/stall_free_budget.h"
+#include "memory/budget.h"
 #include "support/eventually.h"
 #include "support/test_engine.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RangeAllocator: its policy in small cases, and a long random run against a bitmap.
-#include "tier/range_allocator.h"
+#include "base/range_allocator.h"
 
 #include <gtest/gtest.h>
 

@@ -11,6 +11,7 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/migration_permit.h"
+#include "engine/order.h"
 #include "learn/host_model.h"
 #include "tier/content_hash.h"
 
@@ -164,12 +165,7 @@ std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
 
 std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
   std::vector<Candidate> coldest_first = cold_extents();
-  std::ranges::sort(coldest_first, [](const Candidate& a, const Candidate& b) {
-    if (a.ticks_to_next_use != b.ticks_to_next_use) {
-      return a.ticks_to_next_use > b.ticks_to_next_use;
-    }
-    return a.last_use_ticks < b.last_use_ticks;
-  });
+  std::ranges::sort(coldest_first, leaves_before<Candidate>);
   std::vector<Demotion> demotions;
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : coldest_first) {

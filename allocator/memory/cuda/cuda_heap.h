@@ -35,6 +35,7 @@
 #include "backend/cuda/frame_pool.h"
 #include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
+#include "base/range_allocator.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
 #include "memory/cuda/heap_observer.h"
@@ -46,7 +47,6 @@
 #include "memory/intrusive_list.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
-#include "tier/range_allocator.h"
 
 namespace tencache {
 

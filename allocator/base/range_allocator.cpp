@@ -2,7 +2,7 @@
 //
 // Two indexes over the free ranges, by offset for coalescing and by length for best fit, are kept
 // equal by insert_free and erase_free alone. All operations cost O(log ranges). Not thread-safe.
-#include "tier/range_allocator.h"
+#include "base/range_allocator.h"
 
 #include <algorithm>
 #include <iterator>
