@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "collectives.h"
@@ -59,53 +60,24 @@ int install(tencache_error* error) {
   return TENCACHE_OK;
 }
 
-void append_quoted(const std::string& text, std::string* json) {
-  json->push_back('"');
-  for (const char letter : text) {
-    if (letter == '"' || letter == '\\') json->push_back('\\');
-    json->push_back(letter);
-  }
-  json->push_back('"');
-}
-
-void append_number(const char* name, size_t number, std::string* json) {
-  json->append(", \"").append(name).append("\": ").append(std::to_string(number));
-}
-
 std::string describe() {
-  std::string json = "{\"torch\": ";
-  append_quoted(TENCACHE_TORCH_VERSION, &json);
-  json.append(", \"backend\": ");
-  append_quoted(tencache_backend(), &json);
+  nlohmann::ordered_json json = {{"torch", TENCACHE_TORCH_VERSION},
+                                 {"backend", tencache_backend()}};
   {
     const std::lock_guard lock(install_mutex);
-    json.append(", \"installed\": ").append(is_installed ? "true" : "false");
+    json["installed"] = is_installed;
   }
-  json.append(", \"split\": [");
-  const char* separator = "";
-  for (const std::string& name : split_operators()) {
-    json.append(separator);
-    append_quoted(name, &json);
-    separator = ", ";
-  }
-  json.append("], \"left_alone\": [");
-  separator = "";
+  json["split"] = split_operators();
+  json["left_alone"] = nlohmann::ordered_json::array();
   for (const LeftAlone& each : operators_left_alone()) {
-    json.append(separator).append("{\"name\": ");
-    append_quoted(each.name, &json);
-    json.append(", \"reason\": ");
-    append_quoted(each.reason, &json);
-    json.push_back('}');
-    separator = ", ";
+    json["left_alone"].push_back({{"name", each.name}, {"reason", each.reason}});
   }
-  json.push_back(']');
-  append_number("split_calls", split_counts().calls, &json);
-  append_number("split_runs", split_counts().runs, &json);
-  append_number("collectives", collective_count(), &json);
-  append_number("pending_collectives", pending_collectives(), &json);
-  append_number("known_operators", operator_count(), &json);
-  json.push_back('}');
-  return json;
+  json["split_calls"] = split_counts().calls;
+  json["split_runs"] = split_counts().runs;
+  json["collectives"] = collective_count();
+  json["pending_collectives"] = pending_collectives();
+  json["known_operators"] = operator_count();
+  return json.dump();
 }
 
 }  // namespace
