@@ -315,8 +315,10 @@ TEST_F(SimulatedStreamsTest, StreamTellsWhatBecameOfItsTime) {
   EXPECT_NEAR(static_cast<double>(times.stalled_ns) * 1e-6, stalled_ms, 1e-3);
   EXPECT_EQ(times.starved_ns, 0u);
   EXPECT_GE(times.busy_ns, 20'000'000u);
-  launch(consumer, milliseconds(1), [] {});
+  std::latch is_recorded(1);  // behind the kernel, however slow this thread is
+  launch(consumer, milliseconds(1), [&is_recorded] { is_recorded.wait(); });
   const CUevent last = record(consumer);
+  is_recorded.count_down();
   synchronize(consumer);
   times = streams.times(consumer);
   EXPECT_EQ(times.kernels, 3u);
