@@ -520,3 +520,37 @@ assert runtime.cudaDeviceEnablePeerAccess(1, 0) == 101  # since it cannot be rea
 """,
         gpus=2,
     )
+
+
+def test_gpus_have_a_null_stream_each() -> None:
+    run_alone(
+        """
+import threading
+HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
+is_over, waited = threading.Event(), []
+wait = HostFunction(lambda _: waited.append(is_over.wait(20)))
+size = c_size_t(4096)
+memory = []
+for device in range(2):
+    call("cudaSetDevice", device)
+    memory.append(allocate(4096))
+call("cudaSetDevice", 0)
+call("cudaLaunchHostFunc", None, wait, None)
+call("cudaMemsetAsync", memory[0], 7, size, None)
+assert runtime.cudaStreamQuery(None) == 600
+call("cudaSetDevice", 1)
+call("cudaStreamQuery", None)
+call("cudaMemset", memory[1], 9, size)
+call("cudaDeviceSynchronize")
+host = ctypes.create_string_buffer(4096)
+call("cudaMemcpy", host, memory[1], size, 4)
+assert host.raw == b"\\x09" * 4096
+is_over.set()
+call("cudaSetDevice", 0)
+call("cudaDeviceSynchronize")
+assert waited == [True]
+call("cudaMemcpy", host, memory[0], size, 4)
+assert host.raw == b"\\x07" * 4096
+""",
+        gpus=2,
+    )

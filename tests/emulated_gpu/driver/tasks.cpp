@@ -43,12 +43,14 @@ class FunctionNames {
 // How many tasks each stream holds.
 class Room {
  public:
-  void take(CUstream stream) TENCACHE_EXCLUDES(mutex_) {
+  using Stream = std::pair<int, CUstream>;  // the current device, whose NULL stream may be meant
+
+  void take(const Stream& stream) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (tasks_[stream] == kTasksMax) changed_.wait(mutex_);
     ++tasks_[stream];
   }
-  void give_back(CUstream stream) TENCACHE_EXCLUDES(mutex_) {
+  void give_back(const Stream& stream) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     size_t& tasks = tasks_[stream];
     if (tasks-- == kTasksMax) changed_.notify_all();
@@ -58,7 +60,7 @@ class Room {
  private:
   Mutex mutex_;
   CondVar changed_;
-  std::map<CUstream, size_t> tasks_ TENCACHE_GUARDED_BY(mutex_);  // without the empty ones
+  std::map<Stream, size_t> tasks_ TENCACHE_GUARDED_BY(mutex_);  // without the empty ones
 };
 
 // Both live for ever, as the driver does, whose streams work while the process exits.
@@ -74,7 +76,7 @@ Room& room() {
 // A task in its stream, from its launch until it ran or was dropped.
 class QueuedTask {
  public:
-  QueuedTask(const EmulatedParameters& parameters, CUstream stream)
+  QueuedTask(const EmulatedParameters& parameters, const Room::Stream& stream)
       : task_(parameters.task), stream_(stream) {
     room().take(stream_);
     for (uint64_t index = 0; index < parameters.count; ++index) {
@@ -105,7 +107,7 @@ class QueuedTask {
       if (place.is_accessible) continue;
       fprintf(stderr,
               "emulated GPU: ILLEGAL ADDRESS: %s in stream %p %s [0x%llx, +%llu), which is %s\n",
-              task_.name, static_cast<void*>(stream_), range.is_written ? "writes" : "reads",
+              task_.name, static_cast<void*>(stream_.second), range.is_written ? "writes" : "reads",
               static_cast<unsigned long long>(range.address),
               static_cast<unsigned long long>(range.bytes),
               place.is_reserved ? "reserved but not (all) mapped" : "no device memory");
@@ -114,7 +116,7 @@ class QueuedTask {
 
  private:
   const EmulatedTask task_;
-  const CUstream stream_;
+  const Room::Stream stream_;
   std::vector<DeviceRange> ranges_;
 };
 
@@ -127,7 +129,8 @@ const char* name_of_emulated(CUfunction function) { return function_names().name
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream) {
   // std::function copies what it holds.
-  const auto task = std::make_shared<QueuedTask>(parameters, stream);
+  const Room::Stream room_of = {driver.parts().devices.current_device(), stream};
+  const auto task = std::make_shared<QueuedTask>(parameters, room_of);
   const SimulatedMemory& memory = driver.parts().memory;
   return driver.parts().streams.launch(
       stream, {.touches = task->ranges(),

@@ -48,6 +48,12 @@ const char* name_of(const Task& task) {
   return is_one ? task[0].operations[0].name : "ncclGroupEnd";
 }
 
+// Each device has a NULL stream of its own.
+bool is_one_stream(const Batch& first, const Batch& second) {
+  return first.stream == second.stream &&
+         first.communicator->device() == second.communicator->device();
+}
+
 ncclResult_t launch_task(Task task) {
   const cudaStream_t stream = task[0].stream;
   std::vector<EmulatedRange> ranges;
@@ -84,7 +90,7 @@ ncclResult_t launch(std::vector<Batch> batches) {
   std::vector<Task> tasks;
   for (Batch& batch : batches) {
     auto task = tasks.begin();
-    while (task != tasks.end() && task->front().stream != batch.stream) ++task;
+    while (task != tasks.end() && !is_one_stream(task->front(), batch)) ++task;
     if (task == tasks.end()) task = tasks.emplace(task);
     task->push_back(std::move(batch));
   }

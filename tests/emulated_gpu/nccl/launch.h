@@ -2,9 +2,9 @@
 //
 // Operations as tasks of streams. What a call or a group gives one stream is one task, which
 // declares all device memory that its operations touch. Where it belongs to several communicators
-// (the NULL streams of all devices are one stream of the emulated driver) they run side by side,
-// since they may wait for each other. An error fails the context, because what the task should have
-// written is not there. Any thread may call; tasks run on the streams' threads.
+// of one device they run side by side, since they may wait for each other. An error fails the
+// context, because what the task should have written is not there. Any thread may call; tasks run
+// on the streams' threads.
 #pragma once
 
 #include <memory>

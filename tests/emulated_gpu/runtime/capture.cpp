@@ -54,9 +54,10 @@ cudaError_t Captures::obstacle(CUstream stream) {
     return member != nullptr && member->capture->is_invalid ? cudaErrorStreamCaptureInvalidated
                                                             : cudaSuccess;
   }
+  CUcontext context = current_context();
   cudaError_t found = cudaSuccess;
   for (const auto& [other, member] : members_) {
-    if (!StreamKinds::instance().is_blocking(other)) continue;
+    if (member.capture->context != context || !StreamKinds::instance().is_blocking(other)) continue;
     member.capture->is_invalid = true;
     found = cudaErrorStreamCaptureImplicit;
   }

@@ -33,7 +33,7 @@ struct SimulatedDriver::Parts {
         memory(config, devices, failure),
         host(config),
         modules(config, devices, host, failure, streams),
-        streams(config, memory, host, failure) {}
+        streams(config, devices, memory, host, failure) {}
 
   /// Whether a call of that kind may happen now.
   CUresult check(CallKind kind) const {

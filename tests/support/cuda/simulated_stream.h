@@ -77,11 +77,13 @@ class SimulatedStream {
   /// Does the work, which the device begins at `begin_ns`; returns when the device ended it.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
-  explicit SimulatedStream(const StickyFailure& failure);
+  SimulatedStream(const StickyFailure& failure, int device);
   /// Stops, and waits for the work that is running.
   ~SimulatedStream();
   SimulatedStream(const SimulatedStream&) = delete;
   SimulatedStream& operator=(const SimulatedStream&) = delete;
+
+  int device() const { return device_; }
 
   /// The marker is complete once the action and all before it have ended. An empty action is none.
   void push(Action action, std::shared_ptr<Marker> marker = nullptr,
@@ -122,6 +124,7 @@ class SimulatedStream {
   bool is_dropping() const TENCACHE_REQUIRES(mutex_) { return is_stopped_ || failure_.is_set(); }
 
   const StickyFailure& failure_;
+  const int device_;
   mutable Mutex mutex_;
   CondVar changed_;  // work came, or the stream is stopped
   CondVar idle_;

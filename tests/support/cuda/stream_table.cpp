@@ -27,9 +27,11 @@ Handle handle_of(uint64_t name) {
 
 }  // namespace
 
-StreamTable::StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& memory,
-                         const HostRegistrations& host, StickyFailure& failure)
-    : memory_(memory),
+StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDevices& devices,
+                         SimulatedMemory& memory, const HostRegistrations& host,
+                         StickyFailure& failure)
+    : devices_(devices),
+      memory_(memory),
       host_(host),
       failure_(failure),
       reads_may_race_(config.reads_may_race),
@@ -37,8 +39,9 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& m
       to_device_(config.to_device_bytes_per_s, config.copy_latency_ns),
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
       on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
-  MutexLock lock(mutex_);
-  streams_[nullptr] = std::make_shared<SimulatedStream>(failure);
+  for (int device = 0; device < config.device_count; ++device) {
+    null_streams_.push_back(std::make_shared<SimulatedStream>(failure, device));
+  }
 }
 
 StreamTable::~StreamTable() {
@@ -48,15 +51,23 @@ StreamTable::~StreamTable() {
   for (const StreamPointer& stream : all_streams()) stream->stop();
 }
 
+int StreamTable::current_device() const {
+  return devices_.has_current() ? devices_.current_device() : 0;
+}
+
 StreamTable::StreamPointer StreamTable::find(CUstream stream) const {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY) {
+    return null_streams_[static_cast<size_t>(current_device())];
+  }
   MutexLock lock(mutex_);
-  const auto found = streams_.find(stream == CU_STREAM_LEGACY ? nullptr : stream);
+  const auto found = streams_.find(stream);
   return found != streams_.end() ? found->second : nullptr;
 }
 
 std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
   MutexLock lock(mutex_);
-  std::vector<StreamPointer> all = destroyed_;
+  std::vector<StreamPointer> all = null_streams_;
+  all.insert(all.end(), destroyed_.begin(), destroyed_.end());
   for (const auto& [handle, stream] : streams_) all.push_back(stream);
   return all;
 }
@@ -66,7 +77,7 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
     return CUDA_ERROR_INVALID_VALUE;
   }
   forget_finished();
-  auto made = std::make_shared<SimulatedStream>(failure_);
+  auto made = std::make_shared<SimulatedStream>(failure_, current_device());
   MutexLock lock(mutex_);
   *stream = handle_of<CUstream>(++last_name_);
   streams_[*stream] = std::move(made);
@@ -77,7 +88,7 @@ CUresult StreamTable::destroy_stream(CUstream stream) {
   forget_finished();
   MutexLock lock(mutex_);
   const auto found = streams_.find(stream);
-  if (stream == nullptr || found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
+  if (found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
   destroyed_.push_back(std::move(found->second));
   capturing_.erase(stream);
   streams_.erase(found);
@@ -275,7 +286,9 @@ void StreamTable::reset_times() {
 }
 
 CUresult StreamTable::synchronize() {
-  wait_until_idle();
+  for (const StreamPointer& stream : all_streams()) {
+    if (stream->device() == current_device()) stream->wait_until_idle();
+  }
   return failure_.result();
 }
 
@@ -287,9 +300,7 @@ std::string StreamTable::leaks() const {
     snprintf(line, sizeof(line), "%s %p\n", what, handle);
     text += line;
   };
-  for (const auto& [handle, stream] : streams_) {
-    if (handle != nullptr) add("stream", handle);
-  }
+  for (const auto& [handle, stream] : streams_) add("stream", handle);
   for (const auto& [handle, event] : events_) add("event", handle);
   return text;
 }

@@ -4,7 +4,8 @@
 // copies, kernels, host functions, waits and writes of values. The methods of the driver have its
 // parameters.
 //
-//   - The NULL stream is an ordinary stream of its own: it waits for no other and none for it.
+//   - Each device has a NULL stream of its own: that of the calling thread's current device is
+//     meant. It is an ordinary stream: it waits for no other and none for it.
 //   - An event stands for the last moment that was recorded; recording it again, or destroying it,
 //     changes nothing for who waits already.
 //   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
@@ -31,6 +32,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_devices.h"
 #include "support/cuda/simulated_driver_config.h"
 #include "support/cuda/simulated_memory.h"
 #include "support/cuda/simulated_stream.h"
@@ -46,8 +48,8 @@ struct Kernel {
 
 class StreamTable {
  public:
-  StreamTable(const SimulatedDriverConfig& config, SimulatedMemory& memory,
-              const HostRegistrations& host, StickyFailure& failure);
+  StreamTable(const SimulatedDriverConfig& config, const SimulatedDevices& devices,
+              SimulatedMemory& memory, const HostRegistrations& host, StickyFailure& failure);
   ~StreamTable();
   StreamTable(const StreamTable&) = delete;
   StreamTable& operator=(const StreamTable&) = delete;
@@ -103,7 +105,7 @@ class StreamTable {
   /// The same in all, those that were destroyed included.
   size_t unfinished() const;
   void wait_until_idle();
-  /// Waits for all streams, as cuCtxSynchronize.
+  /// Waits for the streams of the current device, as cuCtxSynchronize.
   CUresult synchronize();
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
@@ -124,6 +126,8 @@ class StreamTable {
     std::shared_ptr<const Marker> last;  // null before the first record
   };
 
+  // The device whose streams the calling thread means: the first one, where it has no context.
+  int current_device() const;
   // Null when there is none of that name.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
@@ -155,6 +159,7 @@ class StreamTable {
   void note_lag(uint64_t lag_ns);
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
 
+  const SimulatedDevices& devices_;
   SimulatedMemory& memory_;
   const HostRegistrations& host_;
   StickyFailure& failure_;
@@ -170,8 +175,10 @@ class StreamTable {
   std::atomic<uint64_t> copies_held_until_ = 0;
   std::atomic<int64_t> copies_let_through_ = 0;
 
+  std::vector<StreamPointer> null_streams_;  // by device; constant
+
   mutable Mutex mutex_;
-  std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without those
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::set<CUstream> capturing_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
