@@ -40,9 +40,6 @@ pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
 CHAOS_SEED = 20261122
 # Kernels that a GPU does not have.
 CPU_ONLY = {"quantized"}
-if IS_EMULATED:
-    # Products of sparse matrices launch kernels inside composite code.
-    CPU_ONLY |= {"sparse_embedding"}
 
 
 def programs() -> list[object]:
