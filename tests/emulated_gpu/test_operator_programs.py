@@ -160,6 +160,31 @@ def test_sparse_gradients() -> None:
     assert_as_cpu(sparse_training)
 
 
+def test_operators_of_sparse_tensors() -> None:
+    def program(device: str) -> Tensors:
+        torch.manual_seed(3)
+        dense, other = (torch.randn(4, 4).to(device) for _ in range(2))
+        a, b = dense.relu().to_sparse(), other.relu().to_sparse()
+        stacked = torch.stack([dense, other.tril()]).to_sparse()
+        made = [torch.hspmm(a, dense), torch.sspaddmm(a, b, dense), a * b, torch.cat([a, b])]
+        made += [a.index_select(1, torch.tensor([2, 0]).to(device)), dense.sparse_mask(b)]
+        made += [torch.addmm(dense, a, other, beta=0.5), torch.bmm(stacked, stacked.to_dense())]
+        for function in (
+            lambda x: torch.sparse.mm(x, b),
+            lambda x: torch.sparse.softmax(x, 1),
+            lambda x: torch.sparse.log_softmax(x, 0),
+            lambda x: torch.sparse.sum(x, 1),
+            lambda x: x + b,
+        ):
+            x = a.clone().requires_grad_()
+            out = function(x)
+            torch.sparse.sum(out * 2).backward()
+            made += [out, x.grad]
+        return on_host([t.to_dense() for t in made])
+
+    assert_as_cpu(program)
+
+
 def test_attention() -> None:
     def program(device: str) -> Tensors:
         result = []

@@ -99,6 +99,7 @@ constexpr std::string_view kSparse[] = {
     "aten::_coalesce",
     "aten::_sparse_log_softmax",
     "aten::_sparse_log_softmax_backward_data",
+    "aten::_sparse_mask_projection",
     "aten::_sparse_softmax",
     "aten::_sparse_softmax_backward_data",
     "aten::_sparse_sparse_matmul",
@@ -111,7 +112,9 @@ constexpr std::string_view kSparse[] = {
     "aten::bmm.out",
     "aten::hspmm",
     "aten::hspmm.out",
+    "aten::index_select",
     "aten::mul.out",
+    "aten::sparse_mask",
     "aten::sspaddmm.out",
 };
 

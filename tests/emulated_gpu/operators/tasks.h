@@ -32,9 +32,10 @@ class Ranges {
 };
 
 /// The program's hooks do not see what happens inside an operator, and autograd does not record it.
+/// What the operator calls makes no views for autograd either: it resizes parts of sparse tensors.
 struct InsideOperator {
   at::RecordFunctionGuard no_hooks{false};
-  at::AutoDispatchBelowAutograd below_autograd;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
 };
 
 /// The name must live for ever.
