@@ -26,7 +26,7 @@ struct EmulatedRange {
 struct EmulatedTask {
   const char* name;              // lives for ever
   void (*run)(void* state);      // must not call CUDA
-  void (*destroy)(void* state);  // after it ran, or was dropped because the context failed
+  void (*destroy)(void* state);  // after it ran, or was refused, or dropped as the context failed
   void* state;
 };
 
@@ -89,8 +89,8 @@ void emulated_gpu_reset_times(void);
 /// the run time's from then on, also where it is refused.
 CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task, const EmulatedRange* ranges,
                              size_t count);
-/// A kernel failed, and so does the context.
-void emulated_gpu_device_failed(void);
+/// A kernel failed, and so does the context, for the reason that is given.
+void emulated_gpu_device_failed(const char* why);
 
 // ---- libemulated_operators.so
 

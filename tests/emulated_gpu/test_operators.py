@@ -12,6 +12,9 @@ rounds differently: the suite is for tests/emulated_gpu/run, and skips where tor
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+import textwrap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,6 +228,31 @@ def test_operator_without_cpu_kernel_names_itself() -> None:
 def test_quantized_tensors_are_refused_by_name() -> None:
     with pytest.raises(NotImplementedError, match="aten::quantize_per_tensor has no stand-in"):
         torch.quantize_per_tensor(torch.ones(3, device="cuda"), 0.1, 0, torch.qint8)
+
+
+def test_kernels_that_nobody_checks_raise_when_their_results_are_waited_for() -> None:
+    """Padding a nested tensor launches a kernel by itself, and asks for no error."""
+    program = """
+    import torch
+
+    pieces = [torch.ones(size, device="cuda") for size in (3, 5)]
+    padded = torch.nested.as_nested_tensor(pieces).to_padded_tensor(-1.0)
+    try:
+        padded.cpu()
+    except RuntimeError as error:
+        assert "add_padding" in str(error), error
+        assert "is not emulated" in str(error), error
+    else:
+        raise AssertionError(padded)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_mixed_devices_raise() -> None:

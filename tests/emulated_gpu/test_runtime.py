@@ -554,3 +554,47 @@ assert host.raw == b"\\x07" * 4096
 """,
         gpus=2,
     )
+
+
+def test_a_kernel_without_a_stand_in_fails_the_context_and_is_named() -> None:
+    """PyTorch does not check every launch, and what the kernel should have written is not there."""
+    run_alone(
+        """
+class Size(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
+
+runtime.cudaGetErrorString.restype = ctypes.c_char_p
+assert runtime.cudaGetErrorString(719) == b"unspecified launch failure"
+one = Size(1, 1, 1)
+assert runtime.cudaLaunchKernel(None, one, one, None, c_size_t(0), None) == 719
+assert runtime.cudaGetLastError() == 719
+assert runtime.cudaStreamSynchronize(None) == 719
+assert runtime.cudaMalloc(byref(c_void_p()), c_size_t(1)) == 719
+assert b"the kernel of unknown name is not emulated" in runtime.cudaGetErrorString(719)
+""",
+        gpus=1,
+    )
+
+
+def test_a_task_that_is_refused_is_destroyed_once() -> None:
+    run_alone(
+        """
+Function = ctypes.CFUNCTYPE(None, c_void_p)
+class Task(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("run", Function), ("destroy", Function),
+                ("state", c_void_p)]
+
+ran, destroyed = [], []
+run, destroy = Function(ran.append), Function(destroyed.append)
+launch = lambda stream, state: runtime.emulated_gpu_launch(
+    stream, byref(Task(b"task", run, destroy, state)), None, c_size_t(0))
+assert launch(None, 1) == 0
+call("cudaStreamSynchronize", None)
+assert (ran, destroyed) == ([1], [1])
+assert launch(c_void_p(0x123450), 2) == 400  # no such stream
+ctypes.CDLL("libcuda.so.1").emulated_gpu_fail(719)
+assert launch(None, 3) == 719
+assert (ran, destroyed) == ([1], [1, 2, 3])
+""",
+        gpus=1,
+    )

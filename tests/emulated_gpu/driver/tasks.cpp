@@ -73,7 +73,8 @@ Room& room() {
   return *made;
 }
 
-// A task in its stream, from its launch until it ran or was dropped.
+// A task in its stream, from its launch until it ran or was dropped. One that was not queued stays
+// the caller's.
 class QueuedTask {
  public:
   QueuedTask(const EmulatedParameters& parameters, const Room::Stream& stream)
@@ -86,11 +87,13 @@ class QueuedTask {
     }
   }
   ~QueuedTask() {
-    if (task_.destroy != nullptr) task_.destroy(task_.state);
+    if (is_owned_) task_.destroy(task_.state);
     room().give_back(stream_);
   }
   QueuedTask(const QueuedTask&) = delete;
   QueuedTask& operator=(const QueuedTask&) = delete;
+
+  void leave_to_caller() { is_owned_ = false; }
 
   const std::vector<DeviceRange>& ranges() const { return ranges_; }
   uint64_t duration_ns() const {
@@ -117,6 +120,7 @@ class QueuedTask {
  private:
   const EmulatedTask task_;
   const Room::Stream stream_;
+  bool is_owned_ = true;
   std::vector<DeviceRange> ranges_;
 };
 
@@ -132,11 +136,13 @@ CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& paramete
   const Room::Stream room_of = {driver.parts().devices.current_device(), stream};
   const auto task = std::make_shared<QueuedTask>(parameters, room_of);
   const SimulatedMemory& memory = driver.parts().memory;
-  return driver.parts().streams.launch(
+  const CUresult result = driver.parts().streams.launch(
       stream, {.touches = task->ranges(),
                .run = [task] { task->run(); },
                .duration_ns = task->duration_ns(),
                .explain = [task, &memory] { task->report_illegal_ranges(memory); }});
+  if (result != CUDA_SUCCESS) task->leave_to_caller();
+  return result;
 }
 
 }  // namespace tencache

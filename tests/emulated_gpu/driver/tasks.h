@@ -21,7 +21,8 @@ CUfunction emulated_function(const char* name);
 /// Null where the handle is no kernel of the emulation.
 const char* name_of_emulated(CUfunction function);
 
-/// Queues the task of the block.
+/// Queues the task of the block, which is the driver's from then on; the caller's where it fails.
+/// REQUIRES: a current context.
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream);
 

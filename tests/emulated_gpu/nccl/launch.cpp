@@ -3,6 +3,7 @@
 // Batches sorted by streams, and the tasks.
 #include "launch.h"
 
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -31,6 +32,11 @@ class DeviceScope {
 // All batches are of one stream.
 using Task = std::vector<Batch>;
 
+const char* name_of(const Task& task) {
+  const bool is_one = task.size() == 1 && task[0].operations.size() == 1;
+  return is_one ? task[0].operations[0].name : "ncclGroupEnd";
+}
+
 void run_task(const Task& task) {
   std::vector<std::thread> others;
   for (size_t i = 1; i < task.size(); ++i) {
@@ -39,13 +45,9 @@ void run_task(const Task& task) {
   task[0].communicator->run(task[0].operations);
   for (std::thread& other : others) other.join();
   for (const Batch& batch : task) {
-    if (batch.communicator->has_failed()) emulated_gpu_device_failed();
+    if (!batch.communicator->has_failed()) continue;
+    emulated_gpu_device_failed((std::string(name_of(task)) + " failed").c_str());
   }
-}
-
-const char* name_of(const Task& task) {
-  const bool is_one = task.size() == 1 && task[0].operations.size() == 1;
-  return is_one ? task[0].operations[0].name : "ncclGroupEnd";
 }
 
 // Each device has a NULL stream of its own.

@@ -10,6 +10,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <exception>
+#include <string>
 
 #include "operators/settings.h"
 
@@ -28,8 +29,8 @@ void run_work(void* state) {
     const InsideOperator inside;
     work->run();
   } catch (const std::exception& error) {
-    fprintf(stderr, "emulated GPU: %s failed on the device: %s\n", work->name, error.what());
-    emulated_gpu_device_failed();
+    const std::string why = std::string(work->name) + " failed on the device: " + error.what();
+    emulated_gpu_device_failed(why.c_str());
   }
 }
 

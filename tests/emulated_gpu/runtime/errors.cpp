@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "errors.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -88,6 +89,14 @@ const ErrorText& text_of(cudaError_t error) {
   return kUnknown;
 }
 
+// The text of cudaErrorLaunchFailure once the context has failed; for ever.
+std::atomic<const std::string*> failure_text = nullptr;
+
+void say_refused(const std::string& what) {
+  fprintf(stderr, "emulated GPU: %s is not emulated\n", what.c_str());
+  if (getenv("EMULATED_GPU_ABORT") != nullptr) abort();
+}
+
 }  // namespace
 
 cudaError_t note(cudaError_t error) {
@@ -97,9 +106,21 @@ cudaError_t note(cudaError_t error) {
 cudaError_t note(CUresult result) { return note(static_cast<cudaError_t>(result)); }
 
 cudaError_t refuse(const std::string& what) {
-  fprintf(stderr, "emulated GPU: %s is not emulated\n", what.c_str());
-  if (getenv("EMULATED_GPU_ABORT") != nullptr) abort();
+  say_refused(what);
   return note(cudaErrorNotSupported);
+}
+
+cudaError_t refuse_kernel(const std::string& what) {
+  say_refused(what);
+  fail_device(what + " is not emulated");
+  return note(cudaErrorLaunchFailure);
+}
+
+void fail_device(const std::string& why) {
+  auto* text = new std::string(std::string(text_of(cudaErrorLaunchFailure).text) + ": " + why);
+  const std::string* none = nullptr;
+  if (!failure_text.compare_exchange_strong(none, text)) delete text;
+  driver().fail(CUDA_ERROR_LAUNCH_FAILED);
 }
 
 }  // namespace emulated_gpu::runtime
@@ -109,4 +130,7 @@ using namespace emulated_gpu::runtime;
 EMULATED_PUBLIC cudaError_t cudaPeekAtLastError() { return last; }
 EMULATED_PUBLIC cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
 EMULATED_PUBLIC const char* cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
-EMULATED_PUBLIC const char* cudaGetErrorString(cudaError_t error) { return text_of(error).text; }
+EMULATED_PUBLIC const char* cudaGetErrorString(cudaError_t error) {
+  const std::string* failed = error == cudaErrorLaunchFailure ? failure_text.load() : nullptr;
+  return failed != nullptr ? failed->c_str() : text_of(error).text;
+}

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Kernels and device variables: registered while libraries load, and refused by name, because their
-// code cannot run here. What an operator's stand-in does runs through emulated_gpu_launch, as a
-// task on the stream; a graph that captured the task runs it once a launch. Any thread may call.
+// code cannot run here; to launch such a kernel fails the context. What an operator's stand-in does
+// runs through emulated_gpu_launch, as a task on the stream; a graph that captured the task runs it
+// once a launch. Any thread may call.
 #include <cxxabi.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -47,8 +49,8 @@ class DeviceNames {
   std::unordered_map<const void*, const char*> names_;
 };
 
-cudaError_t refuse_kernel(const void* function) {
-  return refuse("the kernel " + DeviceNames::instance().find(function));
+cudaError_t refuse_launch(const void* function) {
+  return refuse_kernel("the kernel " + DeviceNames::instance().find(function));
 }
 cudaError_t refuse_about_kernel(const char* what, const void* function) {
   return refuse(what + (" of the kernel " + DeviceNames::instance().find(function)));
@@ -60,6 +62,7 @@ struct KeptTask {
   ~KeptTask() { task.destroy(task.state); }
 };
 
+// The task is destroyed where it is refused.
 CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
                     size_t count) {
   const Driver& d = ready();
@@ -73,7 +76,10 @@ CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRan
   size_t size = bytes;
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
                    CU_LAUNCH_PARAM_END};
-  return d.cuLaunchKernel(d.function(task.name), 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra);
+  const CUresult result =
+      d.cuLaunchKernel(d.function(task.name), 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra);
+  if (result != CUDA_SUCCESS) task.destroy(task.state);
+  return result;
 }
 
 CUresult launch_again(CUstream stream, const std::shared_ptr<KeptTask>& kept) {
@@ -114,7 +120,10 @@ EMULATED_PUBLIC CUresult emulated_gpu_launch(void* stream, const EmulatedTask* t
   return static_cast<CUresult>(error);
 }
 
-EMULATED_PUBLIC void emulated_gpu_device_failed() { driver().fail(CUDA_ERROR_LAUNCH_FAILED); }
+EMULATED_PUBLIC void emulated_gpu_device_failed(const char* why) {
+  fprintf(stderr, "emulated GPU: %s\n", why);
+  fail_device(why);
+}
 
 // ---- What nvcc's code calls when a library is loaded and left. Nothing is kept of a fat binary.
 
@@ -158,20 +167,20 @@ EMULATED_PUBLIC cudaError_t __cudaGetKernel(void** kernel, const void* function)
 }
 EMULATED_PUBLIC cudaError_t __cudaLaunchKernel(void* kernel, dim3, dim3, void**, size_t,
                                                cudaStream_t) {
-  return refuse_kernel(kernel);
+  return refuse_launch(kernel);
 }
 
 EMULATED_PUBLIC cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t,
                                              cudaStream_t) {
-  return refuse_kernel(function);
+  return refuse_launch(function);
 }
 EMULATED_PUBLIC cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim3, void**,
                                                         size_t, cudaStream_t) {
-  return refuse_kernel(function);
+  return refuse_launch(function);
 }
 EMULATED_PUBLIC cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* function,
                                                 void**) {
-  return refuse_kernel(function);
+  return refuse_launch(function);
 }
 EMULATED_PUBLIC cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* function) {
   return refuse_about_kernel("cudaFuncGetAttributes", function);
