@@ -41,6 +41,11 @@ Status CopyStream::to_device(CUdeviceptr device, const void* host, uint64_t byte
 }
 
 Status CopyStream::wait_until_idle() {
+  const Status status = try_wait();
+  return status.is_ok() ? status : try_wait();
+}
+
+Status CopyStream::try_wait() {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());

@@ -36,7 +36,8 @@ class CopyStream {
   /// that is made afterwards is reached.
   Status to_host(void* host, CUdeviceptr device, uint64_t bytes);
   Status to_device(CUdeviceptr device, const void* host, uint64_t bytes);
-  /// Blocks the calling thread until all copies so far have arrived.
+  /// Blocks the calling thread until all copies so far have arrived. A wait that is refused is
+  /// asked for once more: what the copies use goes to others afterwards.
   Status wait_until_idle();
   /// Reached when all copies so far have arrived.
   Result<StreamMark> mark() { return marks_.make(stream_); }
@@ -44,6 +45,8 @@ class CopyStream {
  private:
   CopyStream(const Gpu& gpu, StreamMarks& marks, CUstream stream)
       : gpu_(gpu), marks_(marks), stream_(stream) {}
+
+  Status try_wait();
 
   const Gpu& gpu_;
   StreamMarks& marks_;

@@ -188,6 +188,21 @@ TEST_F(CopyStreamTest, EveryRefusedCallIsAStatus) {
           [&] { return up_->to_device(device_->address(), host_->data(), kBytes); });
 }
 
+// Else memory went to others while a copy is under way.
+TEST_F(CopyStreamTest, AWaitThatIsRefusedOnceIsAskedForAgain) {
+  start();
+  for (const char* name : {"cuStreamSynchronize", "cuCtxGetCurrent"}) {
+    SCOPED_TRACE(name);
+    ASSERT_TRUE(up_->to_device(device_->address(), host_->data(), kBytes).is_ok());
+    driver_->fail(name, 1, CUDA_ERROR_UNKNOWN);
+    EXPECT_TRUE(up_->wait_until_idle().is_ok());
+    EXPECT_EQ(driver_->unfinished(up_->handle()), 0u);
+  }
+  driver_->fail("cuStreamSynchronize", 1, CUDA_ERROR_UNKNOWN);
+  driver_->fail("cuStreamSynchronize", 2, CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(up_->wait_until_idle().code(), StatusCode::kIoError);
+}
+
 // Threads hand one counter on the device from stream to stream; with each mark kept, none is lost.
 TEST_F(CopyStreamTest, MarksKeepTheOrderOfManyStreams) {
   start();
