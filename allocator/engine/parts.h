@@ -29,11 +29,14 @@ struct Script;
 struct Stats;
 
 struct EngineHooks {
-  std::function<void()> on_arm;  // once, from an allocating thread, no lock held
-  std::function<void()>
-      before_pass;  // often, from the migrator: give up pins that outlived their op
-  std::function<void()> on_first_spill;          // once, from the migrator
-  std::function<void(const Script&)> on_script;  // for every plan, from the learner
+  /// Once, from an allocating thread, with no lock held.
+  std::function<void()> on_arm;
+  /// Often, from the migrator: pins that outlived their op may be given up now.
+  std::function<void()> before_pass;
+  /// Once, from the migrator.
+  std::function<void()> on_first_spill;
+  /// For every plan, from the learner.
+  std::function<void(const Script&)> on_script;
 };
 
 struct Parts {
