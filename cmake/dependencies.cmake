@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash,
-# tencache::json and tencache::cuda_headers. liburing's static archive is taken where it is position independent, so that the
-# installed library needs no system package at run time; else the shared one.
+# tencache::json and tencache::cuda_headers. liburing's static archive is taken where it is position
+# independent, so that the installed library needs no system package at run time; else the shared one.
 find_package(Threads REQUIRED)
 
 # tencache_add_headers(<name> <header> <Debian package>): the target tencache::<name>, for one header.

@@ -2,12 +2,12 @@
 //
 // OpTimer: times ops on a device that only queues them, where the host's clock says nothing. The
 // gate picks some ticks (engine/op_sampling.h) and has the moments noted between which the op's
-// streams do its work; the learner asks later how far they lay apart.
+// streams do its work (engine/op_timing.h); the learner asks later how far they lay apart.
 //
-// A span is noted by one thread, and is the timer's again once it is finished or dropped; the timer
-// outlives its spans. Where noting a moment fails, the op simply is not timed.
+// A span is the timer's again once it is finished or dropped; the timer outlives its spans. Where
+// noting a moment fails, the op simply is not timed.
 //
-// Threads: a span's own; take_finished() by any one.
+// Threads: any; a span has one at a time, and another one may end it than began it.
 #pragma once
 
 #include <cstdint>

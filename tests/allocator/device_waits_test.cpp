@@ -127,11 +127,7 @@ TEST(DeviceWaitsOfAGateTest, FetchesAndRoomAreTimedInTheStreamOfTheOp) {
   timer.device_ns = kLongNs;
   Stats stats;
   Recorder recorder;
-  Parts parts;
-  parts.heap = &engine->heap();
-  parts.migrations = engine->migrations();
-  parts.recorder = &recorder;
-  parts.stats = &stats;
+  Parts parts = gate_parts(engine, recorder, stats);
   parts.wait_timer = &timer;
   Gate gate(parts);
   const std::vector<Access> accesses = {{tensor, AccessMode::kRead}};

@@ -51,11 +51,7 @@ class FakeTimer final : public OpTimer {
 class OpTimingTest : public ::testing::Test {
  protected:
   OpTimingTest() {
-    Parts parts;
-    parts.heap = &engine_->heap();
-    parts.migrations = engine_->migrations();
-    parts.recorder = &recorder_;
-    parts.stats = &stats_;
+    Parts parts = gate_parts(engine_, recorder_, stats_);
     parts.op_timer = &timer_;
     gate_.emplace(parts);
     tensor_ = engine_.allocate(kBytes);

@@ -99,6 +99,15 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
 }
 
+Parts gate_parts(TestEngine& engine, Recorder& recorder, Stats& stats) {
+  Parts parts;
+  parts.heap = &engine->heap();
+  parts.migrations = engine->migrations();
+  parts.recorder = &recorder;
+  parts.stats = &stats;
+  return parts;
+}
+
 GateScope::GateScope(TestEngine& engine, std::initializer_list<const void*> addresses,
                      AccessMode mode, uint32_t op)
     : engine_(&*engine) {

@@ -18,6 +18,7 @@
 #include "base/sanitizers.h"
 #include "base/units.h"
 #include "engine/cpu_engine.h"
+#include "engine/parts.h"
 #include "support/faulty_channel.h"
 #include "support/test_directory.h"
 
@@ -64,6 +65,10 @@ class TestEngine {
   std::optional<TestDirectory> directory_;  // unless `adjust` chose one
   std::unique_ptr<CpuEngine> engine_;
 };
+
+/// What a gate over the engine's memory needs that records and counts for itself; a test adds the
+/// timers.
+Parts gate_parts(TestEngine& engine, Recorder& recorder, Stats& stats);
 
 /// An op that is open for as long as the object lives.
 class GateScope {
