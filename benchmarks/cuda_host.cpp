@@ -21,7 +21,7 @@
 #include "abi/engines.h"
 #include "abi/launch_gate.h"
 #include "base/units.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
 #include "guard/hooks.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"

@@ -120,7 +120,7 @@ void run(const Job& job) {
   std::printf("{");
   print("ops", trace.ops.size());
   print("tensors", trace.tensors.size());
-  print("idle_periods", idle_periods(trace).size());
+  print("gaps", gaps_of(trace).size());
   print("peak_bytes", peak_bytes);
   print("budget_bytes", machine.budget_bytes);
   print("rss_growth_bytes", rss_most - std::min(rss_most, rss_before));

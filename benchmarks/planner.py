@@ -94,7 +94,7 @@ def planning_s(runs: Runs) -> Spread:
 def time_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
     table = Table(
         "Planning",
-        ["model", "budget", "ops", "tensors", "idle periods", "seconds", "range", "memory"],
+        ["model", "budget", "ops", "tensors", "gaps", "seconds", "range", "memory"],
     )
     for name, by_budget in results.items():
         for budget, runs in by_budget.items():
@@ -103,7 +103,7 @@ def time_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
                 [
                     name,
                     f"{budget} %",
-                    *(str(runs[0][key]) for key in ("ops", "tensors", "idle_periods")),
+                    *(str(runs[0][key]) for key in ("ops", "tensors", "gaps")),
                     f"{spread.median:.2f}",
                     f"{spread.low:.2f} to {spread.high:.2f}",
                     support.format_bytes(max(run["rss_growth_bytes"] for run in runs)),

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that each layer includes only what stands below it.
 
-    base < backend < tier < memory < learn < engine < abi          (allocator/)
+    base < platform < tier < memory < learn < engine < abi          (allocator/)
+    move < move/disk, move/gpu;  move < plan, gate < what stands in engine/ itself
 
 allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
-backend/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h,
+platform/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h,
 abi/tencache_gpu.h and abi/tencache_pinned.h, alone. guard/ includes <cuda.h>, its own headers and
 abi/tencache_guard.h. Suites and benchmarks of the core may include every layer, and no torch.
 
@@ -21,10 +22,21 @@ from pathlib import PurePosixPath
 
 from repository import CPP_SUFFIXES, Problem, report, source_files, without_comments
 
-LAYERS = ("base", "backend", "tier", "memory", "learn", "engine", "abi")
+LAYERS = ("base", "platform", "tier", "memory", "learn", "engine", "abi")
 CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h", "abi/tencache_pinned.h")
 GUARD_HEADER = "abi/tencache_guard.h"
-CUDA_BACKEND = PurePosixPath("allocator/backend/cuda")
+CUDA_PLATFORM = PurePosixPath("allocator/platform/cuda")
+
+# Each room of engine/ with the rooms it includes. plan and gate, which share the parts of one
+# engine by reference, know each other; the parts' names stand in PARTS.
+ROOMS = {
+    "move": ("move",),
+    "move/disk": ("move", "move/disk"),
+    "move/gpu": ("move", "move/gpu"),
+    "plan": ("move", "plan", "gate"),
+    "gate": ("move", "plan", "gate"),
+}
+PARTS = "engine/parts.h"
 
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?P<open>["<])(?P<path>[^">]+)[">]', re.MULTILINE
@@ -71,7 +83,7 @@ def _foreign(included: str, *patterns: tuple[re.Pattern[str], str]) -> str | Non
 
 def _core_problem(path: PurePosixPath, quoted: bool, included: str) -> str | None:
     if not quoted:
-        if included == "cuda.h" and path.parent == CUDA_BACKEND:
+        if included == "cuda.h" and path.parent == CUDA_PLATFORM:
             return None
         return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
     own, other = path.parts[1], included.split("/")[0]
@@ -79,7 +91,19 @@ def _core_problem(path: PurePosixPath, quoted: bool, included: str) -> str | Non
         return f'includes "{included}"; name it from allocator/, as in "base/status.h"'
     if LAYERS.index(other) > LAYERS.index(own):
         return f"layer {own} includes {included} of layer {other}, which stands above it"
-    return None
+    return _room_problem(path, included) if (own, other) == ("engine", "engine") else None
+
+
+def _room_problem(path: PurePosixPath, included: str) -> str | None:
+    own = "/".join(path.parts[2:-1])
+    other = "/".join(included.split("/")[1:-1])
+    if own == "":
+        return None
+    if own not in ROOMS:
+        return f"stands in no room of engine/; move it into one of {', '.join(ROOMS)}"
+    if other in ROOMS[own] or (included == PARTS and "plan" in ROOMS[own]):
+        return None
+    return f"room engine/{own} includes {included}, which is not below it"
 
 
 def _shim_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | None:

@@ -26,7 +26,24 @@ from repository import CPP_SUFFIXES, ROOT, Check, Problem, source_files, without
 
 # Retired word -> the one that is used today. Both are whole words; a word that ends in "(" is
 # retired as a function only.
-RETIRED: Mapping[str, str] = {}
+RETIRED: Mapping[str, str] = {
+    "CpuBackend": "CpuDevice",
+    "CudaBackend": "CudaDevice",
+    "IdlePeriod": "Gap",
+    "KeptEviction": "ParkedEviction",
+    "MigrationGate": "ForkLatch",
+    "Migrator": "Evictor",
+    "OrderSource": "RequestSource",
+    "SlotMigrations": "SlotMover",
+    "SlotTimeline": "BinTimeline",
+    "SmallBlocks": "MallocUse",
+    "StreamMigrations": "StreamMover",
+    "TickConverter": "TimestampConverter",
+    "keeper": "parking extent",
+    "last_use_ticks": "last_use_at",
+    "migrator": "evictor",
+    "slot_is_written": "has_copy_below",
+}
 
 # Who may say a retired word: the table itself and its tests, and what tells of the past.
 _MAY_SAY_RETIRED = (

@@ -55,7 +55,7 @@ CONTAINER_LIMITS = (
 PACKAGE_SOURCES = ("allocator", "shim", "cmake", "python")
 EMULATED_GPU_SOURCES = (
     "allocator/base",
-    "allocator/backend",
+    "allocator/platform",
     "cmake",
     "tests/emulated_gpu",
     "tests/support/cuda",

@@ -60,7 +60,7 @@ struct Pending {
   // Weak, so that the Work counts as finished once nobody else refers to it. Its destructor, and
   // the tensors it holds, wait for this reference too: until the next collective looks at the list.
   c10::weak_intrusive_ptr<Work> work;
-  // A reference that the migrator's thread took to ask, and must not drop; NCCL's from the
+  // A reference that the evictor's thread took to ask, and must not drop; NCCL's from the
   // beginning: a stream goes on with the work when nobody refers to it any more.
   WorkPointer kept;
   tencache_hold* hold;

@@ -13,7 +13,7 @@
 // that stream.
 //
 // Whether holds can be given up is looked at when another collective is held, at each optimizer
-// step, and by the migrator before it looks for victims. The migrator must not run Python (an
+// step, and by the evictor before it looks for victims. The evictor must not run Python (an
 // allocation that waits for it may hold the GIL), so there a Work is neither destroyed nor, when it
 // is implemented in Python, asked.
 //
@@ -31,10 +31,10 @@ void install_collectives();
 /// How many ops have such a kernel.
 size_t collective_count();
 
-/// Gives up what is held for completed collectives. Not on the migrator's thread.
+/// Gives up what is held for completed collectives. Not on the evictor's thread.
 void release_completed_collectives();
 
-/// The same for the migrator's thread: the poll callback of the runtime.
+/// The same for the evictor's thread: the poll callback of the runtime.
 void poll_collectives();
 
 /// For fork_guard.h: the list's lock around a fork, and the list emptied in the child (lock held).

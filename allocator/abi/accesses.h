@@ -9,7 +9,7 @@
 #include <span>
 
 #include "abi/tencache.h"
-#include "engine/gate.h"
+#include "engine/gate/gate.h"
 
 namespace tencache {
 

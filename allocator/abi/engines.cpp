@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Note [Depth]: each thread counts the frames that it has open, and keeps for each engine the depth
-// of the outermost one that this engine was told of. An engine that is added while two frames are
+// Note [Depth]: each thread counts the ops that it has open, and keeps for each engine the depth
+// of the outermost one that this engine was told of. An engine that is added while two open ops are
 // open is told of the third, so that depth is 2, and the ends of the first two are not for it. When
 // the thread falls below that depth, the depth falls with it: what is opened next is told. So a
-// frame costs no memory, however deep they are nested, and the common case is a comparison.
+// open op costs no memory, however deep they are nested, and the common case is a comparison.
 #include "abi/engines.h"
 
 #include <pthread.h>
@@ -26,8 +26,8 @@ thread_local constinit ThreadDepth t_depth;
 // For the handlers of fork, which have no argument.
 std::atomic<Engines*> g_watched{nullptr};
 
-// One frame more on this thread, of which so many engines are told.
-void push_frame(size_t engine_count) {
+// One open op more on this thread, of which so many engines are told.
+void note_open(size_t engine_count) {
   ThreadDepth& thread = t_depth;
   while (thread.known_count < engine_count) {
     thread.first_depth[thread.known_count++] = thread.depth;
@@ -126,7 +126,7 @@ void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Acc
 
 void Engines::open(uint32_t op, std::span<const Access> accesses) {
   const size_t told_count = count();
-  push_frame(told_count);
+  note_open(told_count);
   for (size_t index = 0; index < told_count; ++index) {
     if (entries_[index].engine != nullptr) open_on(entries_[index], op, accesses);
   }
@@ -134,10 +134,10 @@ void Engines::open(uint32_t op, std::span<const Access> accesses) {
 
 void Engines::close() {
   ThreadDepth& thread = t_depth;
-  const uint32_t frame = --thread.depth;
+  const uint32_t level = --thread.depth;
   for (size_t index = 0; index < thread.known_count; ++index) {
-    if (thread.first_depth[index] > frame) [[unlikely]] {
-      thread.first_depth[index] = frame;  // it was added later
+    if (thread.first_depth[index] > level) [[unlikely]] {
+      thread.first_depth[index] = level;  // it was added later
     } else if (entries_[index].engine != nullptr) {
       entries_[index].engine->gate().close();
     }
@@ -181,7 +181,7 @@ Extent* Engines::find(const void* address) const {
 bool Engines::is_armed() const {
   for (size_t index = 0; index < count(); ++index) {
     Engine* const engine = entries_[index].engine;
-    if (engine != nullptr && !engine->is_passive() && engine->migrator().is_armed()) return true;
+    if (engine != nullptr && !engine->is_passive() && engine->evictor().is_armed()) return true;
   }
   return false;
 }
@@ -189,7 +189,7 @@ bool Engines::is_armed() const {
 uint64_t Engines::evict_all() const {
   uint64_t evicted_count = 0;
   for (const EngineEntry& entry : all()) {
-    if (!entry.engine->is_passive()) evicted_count += entry.engine->migrator().evict_all();
+    if (!entry.engine->is_passive()) evicted_count += entry.engine->evictor().evict_all();
   }
   return evicted_count;
 }

@@ -8,7 +8,8 @@
 // Invariants
 //   1. An op has the same number in every engine: names are registered everywhere in one order, and
 //      those registered before a GPU is opened are registered with it then.
-//   2. A frame is closed on exactly those engines on which it was opened. Engines are added while
+//   2. An open op is closed on exactly those engines on which it was opened. Engines are added
+//   while
 //      threads have ops open, so each thread knows for each engine from which depth on it was told
 //      (Note [Depth] in the source).
 //   3. What a capturing stream's op names is kept resident from then on: the graph is replayed

@@ -30,7 +30,7 @@ void pin_until_queued(Extent* extent) {
 
 void unpin_what_is_queued() {
   for (Extent* const extent : *t_pins) {
-    raise_to(extent->last_use_ticks, ticks());
+    raise_to(extent->last_use_at, timestamp());
     extent->unpin();
   }
   delete std::exchange(t_pins, nullptr);
@@ -42,7 +42,7 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
   uint32_t opened = 0;
   for (size_t index = 0; index < engines_.count(); ++index) {
     Engine* const engine = engines_.engine_at(index);
-    if (engine == nullptr || engine->is_passive() || !engine->migrator().is_armed()) continue;
+    if (engine == nullptr || engine->is_passive() || !engine->evictor().is_armed()) continue;
     if (open_on(*engine, name, stream, accesses)) opened |= uint32_t{1} << index;
   }
   if (opened != 0) unannounced_.fetch_add(1, std::memory_order_relaxed);
@@ -98,7 +98,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     }
     unannounced.push_back(access);
   }
-  if (!arriving.empty()) engine.migrations()->fetch(arriving, stream.set);
+  if (!arriving.empty()) engine.mover()->fetch(arriving, stream.set);
   if (unannounced.empty()) return false;
   gate.open(engines_.register_op(name), unannounced, stream.set);
   return true;

@@ -26,7 +26,7 @@
 #include <string_view>
 
 #include "abi/engines.h"
-#include "engine/gate.h"
+#include "engine/gate/gate.h"
 
 namespace tencache {
 

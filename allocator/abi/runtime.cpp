@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/machine.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "learn/period_writer.h"
+#include "platform/machine.h"
 
 namespace tencache {
 namespace {
@@ -33,8 +33,8 @@ std::vector<std::string> environment_names() {
   return names;
 }
 
-void record_period(const Script& script, const std::string& path) {
-  const Status status = write_period(script.period->trace, script.machine, path);
+void record_period(const LearnedPlan& learned, const std::string& path) {
+  const Status status = write_period(learned.period->trace, learned.machine, path);
   if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
 }
 
@@ -154,12 +154,12 @@ EngineConfig Runtime::wiring() {
   };
   config.hooks.on_first_spill = [this] { announce_first_spill(); };
   if (!options_.record_path.empty()) {
-    config.hooks.on_script = [path = options_.record_path,
-                              peak_bytes = uint64_t{0}](const Script& script) mutable {
+    config.hooks.on_learned_plan = [path = options_.record_path,
+                                    peak_bytes = uint64_t{0}](const LearnedPlan& learned) mutable {
       // Of several kinds the one that needs the most memory is the one to plan for.
-      if (script.period->trace.peak_bytes() < peak_bytes) return;
-      peak_bytes = script.period->trace.peak_bytes();
-      record_period(script, path);
+      if (learned.period->trace.peak_bytes() < peak_bytes) return;
+      peak_bytes = learned.period->trace.peak_bytes();
+      record_period(learned, path);
     };
   }
   return config;

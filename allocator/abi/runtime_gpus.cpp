@@ -10,10 +10,10 @@
 #include "abi/accesses.h"
 #include "abi/runtime.h"
 #include "abi/tencache_guard.h"
-#include "backend/machine.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
+#include "platform/machine.h"
 
 namespace tencache {
 namespace {

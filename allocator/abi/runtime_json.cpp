@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "abi/runtime.h"
-#include "backend/access_barrier.h"
-#include "backend/gpu_probe.h"
-#include "backend/machine.h"
-#include "backend/page_map.h"
 #include "base/clock.h"
 #include "base/units.h"
+#include "platform/access_barrier.h"
+#include "platform/gpu_probe.h"
+#include "platform/machine.h"
+#include "platform/page_map.h"
 
 namespace tencache {
 namespace {
@@ -67,31 +67,31 @@ Json probe_json(const DiskProbe& probe) {
           {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
-// What was learned, and of the script that was learned last what the simulator says of one period.
+// What was learned, and of the plan that was learned last what the simulator says of one period.
 Json plan_json(Learner* learner) {
   if (learner == nullptr) return nullptr;
   const LearnerSummary summary = learner->summary();
   const Following& following = summary.following;
   const double seen = static_cast<double>(std::max<uint64_t>(following.ticks_seen, 1));
   Json json = {{"kinds", summary.kinds},
-               {"kind", following.script_number},
+               {"kind", following.plan_number},
                {"periods", following.periods},
                {"coverage", static_cast<double>(following.ticks_followed) / seen},
                {"replans", summary.replans},
                {"planning_s", seconds(summary.planning_ns)},
                {"step_s", 0.0}};
-  if (summary.script == nullptr) return json;
-  if (following.last_period_script == summary.script->number) {
+  if (summary.learned == nullptr) return json;
+  if (following.last_period_plan == summary.learned->number) {
     json["step_s"] = seconds(following.last_period_ns);
   }
-  const Simulation& simulation = summary.script->planned.simulation;
+  const Simulation& simulation = summary.learned->planned.simulation;
   json["ideal_step_s"] = seconds(simulation.compute_ns);
-  json["bound_step_s"] = seconds(summary.script->bound_ns);
-  json["bound_bytes_read"] = summary.script->bound_bytes_read;
+  json["bound_step_s"] = seconds(summary.learned->bound_ns);
+  json["bound_bytes_read"] = summary.learned->bound_bytes_read;
   json["predicted_step_s"] = seconds(simulation.step_ns);
   json["stall_free_budget_bytes"] = summary.stall_free_budget_bytes;
-  json["simulated"] = {{"ticks", summary.script->tick_count()},
-                       {"tensors", summary.script->period->trace.tensors.size()},
+  json["simulated"] = {{"ticks", summary.learned->tick_count()},
+                       {"tensors", summary.learned->period->trace.tensors.size()},
                        {"moves", simulation.moves.size()},
                        {"stall_s", seconds(simulation.total_stall_ns())},
                        {"work_s", seconds(simulation.work_ns)},
@@ -99,9 +99,9 @@ Json plan_json(Learner* learner) {
                        {"bytes_late", simulation.bytes_late},
                        {"bytes_written", simulation.bytes_written},
                        {"bytes_dropped", simulation.bytes_dropped},
-                       {"peak_bytes", summary.script->period->trace.peak_bytes()},
-                       {"read_bytes_per_s", summary.script->machine.read_bytes_per_s},
-                       {"write_bytes_per_s", summary.script->machine.write_bytes_per_s}};
+                       {"peak_bytes", summary.learned->period->trace.peak_bytes()},
+                       {"read_bytes_per_s", summary.learned->machine.read_bytes_per_s},
+                       {"write_bytes_per_s", summary.learned->machine.write_bytes_per_s}};
   return json;
 }
 
@@ -245,7 +245,7 @@ std::string Runtime::cpu_stats_json(CpuEngine& engine) const {
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(Counters({&engine.stats()}), cold));
   json["plan"] = is_live ? plan_json(engine.learner()) : Json(nullptr);
-  json["armed"] = engine.migrator().is_armed();
+  json["armed"] = engine.evictor().is_armed();
   json["wall_s"] = seconds(now_ns() - start_ns_.load());
   json["versions"] = {{"tencache", kVersion}};
   return dump(json);

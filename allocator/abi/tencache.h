@@ -71,7 +71,7 @@ TENCACHE_API size_t tencache_option_text(const char* name, char* buffer, size_t 
 /* The size that a text such as "1.5GiB" names, as options take it. 0, or an error code. */
 TENCACHE_API int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* error);
 
-/* Probes the machine, opens the tiers, starts the migrator. A second call is a no-op (0). */
+/* Probes the machine, opens the tiers, starts the evictor. A second call is a no-op (0). */
 TENCACHE_API int tencache_start(tencache_error* error);
 TENCACHE_API int tencache_is_started(void);
 /* The backend in force, "cpu" or "cuda"; "" before start. */
@@ -143,7 +143,7 @@ TENCACHE_API void tencache_mark_step(void);
  * or once for each GPU, from inside an allocation, with no lock held. Set before start; if it is
  * NULL nothing is ever evicted. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
-/* Called by the migrator before it looks for victims: time to unhold what has completed. */
+/* Called by the evictor before it looks for victims: time to unhold what has completed. */
 TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));
 /* On the cuda backend: the stream on which the calling thread's ops queue their work on that GPU.
  * Until it is set, and where it returns NULL, the default stream. */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clocks. ticks() is for the hot path: the processor's time stamp counter where there is one
+// Clocks. timestamp() is for the hot path: the processor's time stamp counter where there is one
 // (about 8 ns), comparable between threads, of unknown rate. now_ns() is CLOCK_MONOTONIC (about
-// 25 ns). TickConverter turns the first into the second. thread_work_ns() and process_work_ns() are
-// processor time (some 200 ns).
+// 25 ns). TimestampConverter turns the first into the second. thread_work_ns() and
+// process_work_ns() are processor time (some 200 ns).
 #pragma once
 
 #include <time.h>
@@ -29,7 +29,7 @@ inline uint64_t thread_work_ns() { return read_clock_ns(CLOCK_THREAD_CPUTIME_ID)
 /// The same of all threads of the process.
 inline uint64_t process_work_ns() { return read_clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
 
-inline uint64_t ticks() {
+inline uint64_t timestamp() {
 #if defined(__x86_64__)
   return __rdtsc();
 #else
@@ -38,33 +38,33 @@ inline uint64_t ticks() {
 }
 
 /// A straight line from ticks to nanoseconds.
-struct TickLine {
-  uint64_t start_ticks = 0;
-  double ns_per_tick = 0;
+struct TimestampLine {
+  uint64_t start = 0;
+  double ns_per_unit = 0;
 
   /// Nanoseconds since the start; 0 for ticks before it. Keeps the order of its arguments.
-  uint64_t ns_since_start(uint64_t at_ticks) const {
-    if (at_ticks <= start_ticks) return 0;
-    return static_cast<uint64_t>(static_cast<double>(at_ticks - start_ticks) * ns_per_tick);
+  uint64_t ns_since_start(uint64_t at) const {
+    if (at <= start) return 0;
+    return static_cast<uint64_t>(static_cast<double>(at - start) * ns_per_unit);
   }
 };
 
 /// Converts ticks by a straight line through two moments: its construction and the call of line().
 /// So it needs no calibration pause; it is exact to 1e-4 after some milliseconds of life.
-class TickConverter {
+class TimestampConverter {
  public:
-  TickConverter() : start_ticks_(ticks()), start_ns_(now_ns()) {}
+  TimestampConverter() : start_(timestamp()), start_ns_(now_ns()) {}
 
   /// Two lines differ in their slope by what the clocks drifted: use one for all that is compared.
-  TickLine line() const {
-    const uint64_t elapsed_ticks = ticks() - start_ticks_;
+  TimestampLine line() const {
+    const uint64_t elapsed = timestamp() - start_;
     const uint64_t elapsed_ns = now_ns() - start_ns_;
-    if (elapsed_ticks == 0) return {start_ticks_, 0};
-    return {start_ticks_, static_cast<double>(elapsed_ns) / static_cast<double>(elapsed_ticks)};
+    if (elapsed == 0) return {start_, 0};
+    return {start_, static_cast<double>(elapsed_ns) / static_cast<double>(elapsed)};
   }
 
  private:
-  const uint64_t start_ticks_;
+  const uint64_t start_;
   const uint64_t start_ns_;
 };
 

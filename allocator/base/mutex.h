@@ -6,8 +6,8 @@
 // Note [Locks]: the order in which locks may be taken, outermost first. None is held across a copy,
 // an I/O, a blocking system call or a callback into PyTorch.
 //   0. HostSpill::plan_mutex_     held while a cursor is asked which extents are needed last
-//   1. PlanCursor::mutex_         the place in a script; held while orders are given
-//   2. Migrator, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
+//   1. PlanCursor::mutex_         the place in a plan; held while orders are given
+//   2. Evictor, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
 //   3. CpuHeap, CudaHeap::mutex_  lists of extents: cached, live; address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 permits of migrations, recorder registry, names and times of ops,

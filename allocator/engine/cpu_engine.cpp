@@ -8,11 +8,11 @@ namespace tencache {
 Result<std::unique_ptr<CpuEngine>> CpuEngine::create(const CpuEngineConfig& config) {
   std::unique_ptr<CpuEngine> engine(new CpuEngine(config));
   const Status started =
-      engine->start([&](Budget& budget, Stats& stats) -> Result<std::unique_ptr<Backend>> {
-        Result<std::unique_ptr<CpuBackend>> backend = CpuBackend::open(config, budget, stats);
+      engine->start([&](Budget& budget, Stats& stats) -> Result<std::unique_ptr<Device>> {
+        Result<std::unique_ptr<CpuDevice>> backend = CpuDevice::open(config, budget, stats);
         if (!backend.is_ok()) return backend.status();
-        engine->backend_ = backend.value().get();
-        return std::unique_ptr<Backend>(std::move(backend).value());
+        engine->device_ = backend.value().get();
+        return std::unique_ptr<Device>(std::move(backend).value());
       });
   if (!started.is_ok()) return started;
   return engine;

@@ -24,20 +24,20 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
 
 Engine::~Engine() {
   // The backend outlives the cursor.
-  if (backend_ != nullptr && migrations() != nullptr) migrations()->set_next_uses(nullptr);
+  if (device_ != nullptr && mover() != nullptr) mover()->set_next_uses(nullptr);
   MutexLock lock(g_engines_mutex);
   std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
 
-Status Engine::start(const BackendOpener& open_backend) {
+Status Engine::start(const DeviceOpener& open_device) {
   const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
   budget_ = std::make_unique<Budget>(
       config_.budget_bytes,
       static_cast<uint64_t>(static_cast<double>(config_.budget_bytes) * arm_at),
       stats_.peak_device_bytes);
-  Result<std::unique_ptr<Backend>> backend = open_backend(*budget_, stats_);
+  Result<std::unique_ptr<Device>> backend = open_device(*budget_, stats_);
   if (!backend.is_ok()) return backend.status();
-  backend_ = std::move(backend).value();
+  device_ = std::move(backend).value();
   make_parts();
   return Status::ok();
 }
@@ -45,36 +45,36 @@ Status Engine::start(const BackendOpener& open_backend) {
 // Threads start when all parts are there.
 void Engine::make_parts() {
   parts_.heap = &heap();
-  parts_.migrations = migrations();
+  parts_.mover = mover();
   parts_.recorder = &recorder_;
   parts_.stats = &stats_;
-  parts_.wait_timer = backend_->wait_timer();
+  parts_.wait_timer = device_->wait_timer();
   parts_.hooks = &config_.hooks;
   if (config_.chaos) {
     chaos_ = std::make_unique<Chaos>(parts_, *config_.chaos);
     parts_.chaos = chaos_.get();
   }
-  if (migrations() != nullptr && config_.plans) make_planning_parts();
-  migrator_ = std::make_unique<Migrator>(parts_);
-  parts_.migrator = migrator_.get();
-  heap().set_room_maker(migrator_.get());
+  if (mover() != nullptr && config_.plans) make_planning_parts();
+  evictor_ = std::make_unique<Evictor>(parts_);
+  parts_.evictor = evictor_.get();
+  heap().set_room_maker(evictor_.get());
   gate_ = std::make_unique<Gate>(parts_);
   parts_.gate = gate_.get();
   list_for_forks();
-  if (migrations() != nullptr) migrator_->start();
+  if (mover() != nullptr) evictor_->start();
   if (prefetcher_) prefetcher_->start();
   if (learner_) learner_->start();
 }
 
 void Engine::make_planning_parts() {
-  parts_.op_timer = backend_->op_timer();
+  parts_.op_timer = device_->op_timer();
   machine_ = std::make_unique<MachineMeter>(parts_);
   parts_.machine = machine_.get();
-  prefetcher_ = std::make_unique<Prefetcher>(heap(), *migrations());
+  prefetcher_ = std::make_unique<Prefetcher>(heap(), *mover());
   parts_.prefetcher = prefetcher_.get();
   cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
   parts_.cursor = cursor_.get();
-  migrations()->set_next_uses(cursor_.get());
+  mover()->set_next_uses(cursor_.get());
   learner_ = std::make_unique<Learner>(
       parts_, LearnerConfig{config_.budget_bytes, config_.budget_bytes / 2});
   parts_.learner = learner_.get();
@@ -92,22 +92,22 @@ void Engine::list_for_forks() {
 
 // A child sees the bytes as of the fork and never writes the parent's tiers. No migration is under
 // way while the process is copied, the slots in use are frozen, and the child's engine is passive:
-// malloc from then on, no gate, no migrator (its thread is not copied).
+// malloc from then on, no gate, no evictor (its thread is not copied).
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   g_engines_mutex.lock();
   for (Engine* engine : g_engines) {
-    if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) continue;
-    engine->migrations()->gate().close();
-    engine->backend_->before_fork();
+    if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
+    engine->mover()->fork_latch().close();
+    engine->device_->before_fork();
     add(engine->stats_.forks, 1);
   }
 }
 
 void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   for (Engine* engine : g_engines) {
-    if (engine == nullptr || engine->is_passive() || engine->migrations() == nullptr) continue;
-    engine->backend_->after_fork_in_parent();
-    engine->migrations()->gate().reopen();
+    if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
+    engine->device_->after_fork_in_parent();
+    engine->mover()->fork_latch().reopen();
   }
   g_engines_mutex.unlock();
 }

@@ -19,35 +19,35 @@ class Gate;
 class Heap;
 class Learner;
 class MachineMeter;
-class Migrations;
-class Migrator;
+class Mover;
+class Evictor;
 class OpTimer;
 class PlanCursor;
 class Prefetcher;
 class Recorder;
-struct Script;
+struct LearnedPlan;
 struct Stats;
 
 struct EngineHooks {
   /// Once, from an allocating thread, with no lock held.
   std::function<void()> on_arm;
-  /// Often, from the migrator: pins that outlived their op may be given up now.
+  /// Often, from the evictor: pins that outlived their op may be given up now.
   std::function<void()> before_pass;
-  /// Once, from the migrator.
+  /// Once, from the evictor.
   std::function<void()> on_first_spill;
   /// For every plan, from the learner.
-  std::function<void(const Script&)> on_script;
+  std::function<void(const LearnedPlan&)> on_learned_plan;
 };
 
 struct Parts {
   Heap* heap = nullptr;
-  Migrations* migrations = nullptr;
+  Mover* mover = nullptr;
   Recorder* recorder = nullptr;
   Stats* stats = nullptr;
   OpTimer* op_timer = nullptr;
   OpTimer* wait_timer = nullptr;
   Gate* gate = nullptr;
-  Migrator* migrator = nullptr;
+  Evictor* evictor = nullptr;
   Prefetcher* prefetcher = nullptr;
   PlanCursor* cursor = nullptr;
   Learner* learner = nullptr;

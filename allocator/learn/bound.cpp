@@ -20,12 +20,12 @@ class FractionalBelady {
  public:
   FractionalBelady(const Trace& trace, uint64_t budget_bytes)
       : trace_(trace),
-        periods_(idle_periods(trace)),
+        gaps_(gaps_of(trace)),
         bytes_by_tick_(trace.bytes_by_tick()),
         starting_(trace.tick_count()),
         budget_bytes_(budget_bytes) {
-    for (uint32_t index = 0; index < periods_.size(); ++index) {
-      starting_[(periods_[index].after + 1) % trace.tick_count()].push_back(index);
+    for (uint32_t index = 0; index < gaps_.size(); ++index) {
+      starting_[(gaps_[index].after + 1) % trace.tick_count()].push_back(index);
     }
   }
 
@@ -41,27 +41,27 @@ class FractionalBelady {
   }
 
  private:
-  /// An idle period under way. Sorted by its end: the last tick of it, unrolled.
+  /// A gap under way. Sorted by its end: the last tick of it, unrolled.
   struct Running {
     uint64_t end_tick;
     uint32_t number;  // tells apart those with one end
-    uint32_t period;
+    uint32_t gap;
     bool operator<(const Running& other) const {
       return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
     }
   };
 
   void begin_period(uint64_t tick, uint32_t index) {
-    const IdlePeriod& period = periods_[index];
+    const Gap& gap = gaps_[index];
     const uint64_t count = trace_.tick_count();
-    const uint64_t length = (period.until + count - (period.after + 1) % count) % count + 1;
+    const uint64_t length = (gap.until + count - (gap.after + 1) % count) % count + 1;
     const Running running{tick + length - 1, next_number_++, index};
     gone_bytes_.push_back(0);
     all_.insert(running);
-    if (period.comes_back()) {
+    if (gap.comes_back()) {
       with_room_.insert(running);
     } else {
-      move_out(running, trace_.tensors[period.tensor].bytes);
+      move_out(running, trace_.tensors[gap.tensor].bytes);
     }
   }
 
@@ -73,14 +73,14 @@ class FractionalBelady {
       const uint64_t bytes = gone_bytes_[running.number];
       away_bytes_ -= bytes;
       const bool counts = tick >= uint64_t{trace_.tick_count()} * kWarmUpPeriods;
-      if (counts && periods_[running.period].comes_back()) read_bytes_ += bytes;
+      if (counts && gaps_[running.gap].comes_back()) read_bytes_ += bytes;
     }
   }
 
   void push_out(uint64_t bytes) {
     while (bytes > 0 && !with_room_.empty()) {
       const Running last = *with_room_.rbegin();
-      const uint64_t all = trace_.tensors[periods_[last.period].tensor].bytes;
+      const uint64_t all = trace_.tensors[gaps_[last.gap].tensor].bytes;
       const uint64_t moved = std::min(bytes, all - gone_bytes_[last.number]);
       move_out(last, moved);
       bytes -= moved;
@@ -94,7 +94,7 @@ class FractionalBelady {
   }
 
   const Trace& trace_;
-  const std::vector<IdlePeriod> periods_;
+  const std::vector<Gap> gaps_;
   const std::vector<uint64_t> bytes_by_tick_;
   std::vector<std::vector<uint32_t>> starting_;  // by tick
   const uint64_t budget_bytes_;

@@ -12,16 +12,16 @@ namespace {
 // Enough for a median that no single repetition decides; older ones may be of another time.
 constexpr uint64_t kRepetitionsMax = 16;
 
-uint64_t lasted_ns(const TickStream& stream, const TickLine& clock, uint64_t number) {
+uint64_t lasted_ns(const TickStream& stream, const TimestampLine& clock, uint64_t number) {
   const StreamTick& tick = stream.tick(number);
-  const uint64_t lasted = clock.ns_since_start(stream.tick(number + 1).begin_ticks) -
-                          clock.ns_since_start(tick.begin_ticks);
+  const uint64_t lasted =
+      clock.ns_since_start(stream.tick(number + 1).begun_at) - clock.ns_since_start(tick.begun_at);
   return lasted - std::min(lasted, tick.wait_ns);
 }
 
 // The newest tick of all has not ended yet; then the two before it tell. It is the one at whose end
 // a program does what it does between steps: read data, save a checkpoint.
-uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TickLine& clock,
+uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number) {
   const uint64_t newest = number + 1 == stream.end() ? number - place.length : number;
   const uint64_t newest_ns = lasted_ns(stream, clock, newest);
@@ -77,7 +77,7 @@ uint64_t bytes_named(const StreamTick& tick) {
 }  // namespace
 
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
-                                    const TickLine& clock) {
+                                    const TimestampLine& clock) {
   std::vector<std::optional<uint64_t>> measured;
   std::unordered_map<uint64_t, Measured> by_digest;
   std::unordered_map<uint32_t, Measured> by_name;

@@ -2,8 +2,8 @@
 //
 // HostModel: for the simulator, the host's memory between a GPU and a disk. It tells how long bytes
 // that leave the device wait for room there, and bytes that come back for the disk, and does what
-// the engine does (engine/cuda/host_spill.h): copies of what is on the device are given up first,
-// then who is needed last goes to disk, and what is needed next is read ahead of its fetch.
+// the engine does (engine/move/gpu/host_spill.h): copies of what is on the device are given up
+// first, then who is needed last goes to disk, and what is needed next is read ahead of its fetch.
 //
 // The model: one read and one write of the disk at a time, side by side. Copies fill what is not
 // kept free of host memory; the rest is room that writes free again while evictions go on, so an

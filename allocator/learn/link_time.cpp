@@ -5,45 +5,44 @@
 
 namespace tencache {
 
-LinkTime::LinkTime(const SlotTimeline& timeline)
+LinkTime::LinkTime(const BinTimeline& timeline)
     : timeline_(&timeline), block_ns_(timeline.block_count(), 0) {
   free_ns_.reserve(timeline.count());
-  for (uint32_t slot = 0; slot < timeline.count(); ++slot) {
-    free_ns_.push_back(timeline.duration_ns(slot));
-    block_ns_[slot / kBlockSlots] += free_ns_.back();
+  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
+    free_ns_.push_back(timeline.duration_ns(bin));
+    block_ns_[bin / kBlockBins] += free_ns_.back();
   }
 }
 
-std::optional<uint32_t> LinkTime::slots_forward(const SlotTimeline::Range& range,
-                                                uint64_t ns) const {
+std::optional<uint32_t> LinkTime::bins_forward(const BinTimeline::Range& range, uint64_t ns) const {
   uint32_t walked = 0;
-  for (const SlotTimeline::Span& span : timeline_->spans(range)) {
-    for (uint32_t slot = span.begin; slot < span.end;) {
-      const bool is_block = slot % kBlockSlots == 0 && span.end - slot >= kBlockSlots;
-      if (is_block && block_ns_[slot / kBlockSlots] < ns) {
-        ns -= block_ns_[slot / kBlockSlots];
-        slot += kBlockSlots;
-        walked += kBlockSlots;
+  for (const BinTimeline::Span& span : timeline_->spans(range)) {
+    for (uint32_t bin = span.begin; bin < span.end;) {
+      const bool is_block = bin % kBlockBins == 0 && span.end - bin >= kBlockBins;
+      if (is_block && block_ns_[bin / kBlockBins] < ns) {
+        ns -= block_ns_[bin / kBlockBins];
+        bin += kBlockBins;
+        walked += kBlockBins;
         continue;
       }
       ++walked;
-      if (free_ns_[slot] >= ns) return walked;
-      ns -= free_ns_[slot++];
+      if (free_ns_[bin] >= ns) return walked;
+      ns -= free_ns_[bin++];
     }
   }
   return std::nullopt;
 }
 
-std::optional<uint32_t> LinkTime::slots_backward(const SlotTimeline::Range& range,
-                                                 uint64_t ns) const {
+std::optional<uint32_t> LinkTime::bins_backward(const BinTimeline::Range& range,
+                                                uint64_t ns) const {
   uint32_t walked = 0;
-  for (const SlotTimeline::Span& span : timeline_->spans_backward(range)) {
+  for (const BinTimeline::Span& span : timeline_->spans_backward(range)) {
     for (uint32_t end = span.end; end > span.begin;) {
-      const bool is_block = end % kBlockSlots == 0 && end - span.begin >= kBlockSlots;
-      if (is_block && block_ns_[end / kBlockSlots - 1] < ns) {
-        ns -= block_ns_[end / kBlockSlots - 1];
-        end -= kBlockSlots;
-        walked += kBlockSlots;
+      const bool is_block = end % kBlockBins == 0 && end - span.begin >= kBlockBins;
+      if (is_block && block_ns_[end / kBlockBins - 1] < ns) {
+        ns -= block_ns_[end / kBlockBins - 1];
+        end -= kBlockBins;
+        walked += kBlockBins;
         continue;
       }
       ++walked;
@@ -54,23 +53,23 @@ std::optional<uint32_t> LinkTime::slots_backward(const SlotTimeline::Range& rang
   return std::nullopt;
 }
 
-void LinkTime::take_forward(const SlotTimeline::Range& range, uint64_t ns) {
-  for (const SlotTimeline::Span& span : timeline_->spans(range)) {
-    for (uint32_t slot = span.begin; slot < span.end && ns > 0; ++slot) ns -= take(slot, ns);
+void LinkTime::take_forward(const BinTimeline::Range& range, uint64_t ns) {
+  for (const BinTimeline::Span& span : timeline_->spans(range)) {
+    for (uint32_t bin = span.begin; bin < span.end && ns > 0; ++bin) ns -= take(bin, ns);
   }
 }
 
-void LinkTime::take_backward(const SlotTimeline::Range& range, uint64_t ns) {
-  for (const SlotTimeline::Span& span : timeline_->spans_backward(range)) {
+void LinkTime::take_backward(const BinTimeline::Range& range, uint64_t ns) {
+  for (const BinTimeline::Span& span : timeline_->spans_backward(range)) {
     for (uint32_t end = span.end; end > span.begin && ns > 0; --end) ns -= take(end - 1, ns);
   }
 }
 
-// How much the slot gave.
-uint64_t LinkTime::take(uint32_t slot, uint64_t ns) {
-  const uint64_t taken = std::min(ns, free_ns_[slot]);
-  free_ns_[slot] -= taken;
-  block_ns_[slot / kBlockSlots] -= taken;
+// How much the bin gave.
+uint64_t LinkTime::take(uint32_t bin, uint64_t ns) {
+  const uint64_t taken = std::min(ns, free_ns_[bin]);
+  free_ns_[bin] -= taken;
+  block_ns_[bin / kBlockBins] -= taken;
   return taken;
 }
 

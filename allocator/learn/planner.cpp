@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "learn/bin_timeline.h"
 #include "learn/excess_bytes.h"
 #include "learn/link_time.h"
-#include "learn/slot_timeline.h"
 
 namespace tencache {
 namespace {
@@ -24,38 +24,38 @@ constexpr int kTimedRounds = 2;
 constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 3;
 
-/// What the choice of idle periods works on: how far each slot is over the budget, and the links.
+/// What the choice of gaps works on: how far each bin is over the budget, and the links.
 class Selection {
  public:
-  Selection(const Trace& trace, const Machine& machine, const SlotTimeline& timeline,
-            const std::vector<IdlePeriod>& periods)
+  Selection(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
+            const std::vector<Gap>& gaps)
       : trace_(trace),
         machine_(machine),
         timeline_(timeline),
-        periods_(periods),
+        gaps_(gaps),
         excess_(timeline, trace, machine.budget_bytes),
         read_link_(timeline),
         write_link_(timeline) {
-    chosen_.assign(periods_.size(), false);
-    away_.resize(periods_.size());
+    chosen_.assign(gaps_.size(), false);
+    away_.resize(gaps_.size());
   }
 
   /// First what the links can hide, then whatever takes most excess away for its cost.
-  std::vector<IdlePeriod> choose() {
+  std::vector<Gap> choose() {
     choose_by_value(true);
     choose_by_value(false);
     give_up_needless();
-    std::vector<IdlePeriod> result;
-    for (size_t index = 0; index < periods_.size(); ++index) {
-      if (chosen_[index]) result.push_back(periods_[index]);
+    std::vector<Gap> result;
+    for (size_t index = 0; index < gaps_.size(); ++index) {
+      if (chosen_[index]) result.push_back(gaps_[index]);
     }
     return result;
   }
 
  private:
-  /// The slots in which the tensor is away, and what its moves take.
+  /// The bins in which the tensor is away, and what its moves take.
   struct Candidate {
-    SlotTimeline::Range away;
+    BinTimeline::Range away;
     uint64_t write_ns = 0;
     uint64_t read_ns = 0;
     uint64_t work_ns = 0;
@@ -63,7 +63,7 @@ class Selection {
   };
   struct Entry {
     double value;
-    uint32_t period;
+    uint32_t gap;
     bool operator<(const Entry& other) const { return value < other.value; }
   };
 
@@ -73,32 +73,32 @@ class Selection {
   // out anew is the largest of all.
   void choose_by_value(bool only_hidden) {
     std::priority_queue<Entry> queue;
-    for (uint32_t index = 0; index < periods_.size(); ++index) {
+    for (uint32_t index = 0; index < gaps_.size(); ++index) {
       if (chosen_[index]) continue;
-      const double value = evaluate(periods_[index], only_hidden).value;
+      const double value = evaluate(gaps_[index], only_hidden).value;
       if (value > 0) queue.push({value, index});
     }
     while (!queue.empty() && !excess_.is_zero()) {
       const Entry top = queue.top();
       queue.pop();
-      const Candidate candidate = evaluate(periods_[top.period], only_hidden);
+      const Candidate candidate = evaluate(gaps_[top.gap], only_hidden);
       if (candidate.value <= 0) continue;
       if (!queue.empty() && candidate.value < queue.top().value) {
-        queue.push({candidate.value, top.period});
+        queue.push({candidate.value, top.gap});
         continue;
       }
-      take(top.period, candidate);
+      take(top.gap, candidate);
     }
   }
 
-  Candidate evaluate(const IdlePeriod& period, bool only_hidden) {
-    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
-    const SlotTimeline::Range idle = timeline_.inside(period);
+  Candidate evaluate(const Gap& gap, bool only_hidden) {
+    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+    const BinTimeline::Range idle = timeline_.inside(gap);
     Candidate candidate;
-    candidate.write_ns = period.was_written ? machine_.write_ns(bytes) : 0;
-    candidate.read_ns = period.comes_back() ? machine_.read_ns(bytes) : 0;
+    candidate.write_ns = gap.was_written ? machine_.write_ns(bytes) : 0;
+    candidate.read_ns = gap.comes_back() ? machine_.read_ns(bytes) : 0;
     candidate.work_ns =
-        machine_.work_ns(period.comes_back() ? bytes : 0, period.was_written ? bytes : 0, bytes);
+        machine_.work_ns(gap.comes_back() ? bytes : 0, gap.was_written ? bytes : 0, bytes);
     candidate.away = idle;
     if (only_hidden && !shrink_to_hidden(&candidate)) return candidate;
     candidate.value =
@@ -107,19 +107,19 @@ class Selection {
     return candidate;
   }
 
-  // Takes off the slots in which it is still leaving or already coming back. False when the links
+  // Takes off the bins in which it is still leaving or already coming back. False when the links
   // do not give the time.
   bool shrink_to_hidden(Candidate* candidate) {
-    SlotTimeline::Range& away = candidate->away;
+    BinTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
     if (candidate->write_ns > 0) {
-      const auto leaving = link_for_writes().slots_forward(away, candidate->write_ns);
+      const auto leaving = link_for_writes().bins_forward(away, candidate->write_ns);
       if (!leaving || *leaving >= away.count) return false;
       away.first = (away.first + *leaving) % timeline_.count();
       away.count -= *leaving;
     }
     if (candidate->read_ns > 0) {
-      const auto coming = read_link_.slots_backward(away, candidate->read_ns);
+      const auto coming = read_link_.bins_backward(away, candidate->read_ns);
       if (!coming || *coming >= away.count) return false;
       away.count -= *coming;
     }
@@ -127,11 +127,11 @@ class Selection {
   }
 
   void take(uint32_t index, const Candidate& candidate) {
-    const IdlePeriod& period = periods_[index];
+    const Gap& gap = gaps_[index];
     chosen_[index] = true;
     away_[index] = candidate.away;
-    excess_.take(candidate.away, trace_.tensors[period.tensor].bytes);
-    const SlotTimeline::Range idle = timeline_.inside(period);
+    excess_.take(candidate.away, trace_.tensors[gap.tensor].bytes);
+    const BinTimeline::Range idle = timeline_.inside(gap);
     link_for_writes().take_forward(idle, candidate.write_ns);
     read_link_.take_backward(idle, candidate.read_ns);
   }
@@ -141,34 +141,34 @@ class Selection {
   void give_up_needless() {
     std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
     std::vector<uint32_t> chosen;
-    for (uint32_t index = 0; index < periods_.size(); ++index) {
+    for (uint32_t index = 0; index < gaps_.size(); ++index) {
       if (!chosen_[index]) continue;
       chosen.push_back(index);
-      const uint64_t bytes = trace_.tensors[periods_[index].tensor].bytes;
-      timeline_.for_each(away_[index], [&](uint32_t slot) { used[slot] -= bytes; });
+      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= bytes; });
     }
     std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
       return away_[left].count < away_[right].count;
     });
     for (const uint32_t index : chosen) {
-      const uint64_t bytes = trace_.tensors[periods_[index].tensor].bytes;
+      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
       bool is_needless = true;
-      timeline_.for_each(away_[index], [&](uint32_t slot) {
-        is_needless &= used[slot] + bytes <= machine_.budget_bytes;
+      timeline_.for_each(away_[index], [&](uint32_t bin) {
+        is_needless &= used[bin] + bytes <= machine_.budget_bytes;
       });
       if (!is_needless) continue;
       chosen_[index] = false;
-      timeline_.for_each(away_[index], [&](uint32_t slot) { used[slot] += bytes; });
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += bytes; });
     }
   }
 
   const Trace& trace_;
   const Machine& machine_;
-  const SlotTimeline& timeline_;
-  const std::vector<IdlePeriod>& periods_;
+  const BinTimeline& timeline_;
+  const std::vector<Gap>& gaps_;
   ExcessBytes excess_;
   std::vector<bool> chosen_;
-  std::vector<SlotTimeline::Range> away_;  // of what is chosen: where its room counts as free
+  std::vector<BinTimeline::Range> away_;  // of what is chosen: where its room counts as free
   LinkTime read_link_;
   LinkTime write_link_;
 };
@@ -176,8 +176,8 @@ class Selection {
 /// Gives every chosen period the op at which its fetch may start.
 class FetchSchedule {
  public:
-  FetchSchedule(const Trace& trace, const Machine& machine, const SlotTimeline& timeline,
-                std::vector<IdlePeriod> chosen)
+  FetchSchedule(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
+                std::vector<Gap> chosen)
       : trace_(trace), machine_(machine), timeline_(timeline), chosen_(std::move(chosen)) {
     leads_.assign(chosen_.size(), 1.0);
     // From the last deadline backwards, so that each takes the latest time that is left.
@@ -185,9 +185,9 @@ class FetchSchedule {
       return left.before > right.before;
     });
     used_ = timeline_.maxima(trace_.bytes_by_tick());
-    for (const IdlePeriod& period : chosen_) {
-      const uint64_t bytes = trace_.tensors[period.tensor].bytes;
-      timeline_.for_each(timeline_.inside(period), [&](uint32_t slot) { used_[slot] -= bytes; });
+    for (const Gap& gap : chosen_) {
+      const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+      timeline_.for_each(timeline_.inside(gap), [&](uint32_t bin) { used_[bin] -= bytes; });
     }
   }
 
@@ -197,9 +197,9 @@ class FetchSchedule {
     Plan plan;
     plan.moves.reserve(chosen_.size());
     for (size_t index = 0; index < chosen_.size(); ++index) {
-      const IdlePeriod& period = chosen_[index];
-      PlannedMove move{period.tensor, period.after, kNoTick, period.before};
-      if (period.comes_back()) move.fetch_at = place(period, lead * leads_[index], &used, &link);
+      const Gap& gap = chosen_[index];
+      PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
+      if (gap.comes_back()) move.fetch_at = place(gap, lead * leads_[index], &used, &link);
       plan.moves.push_back(move);
     }
     return plan;
@@ -209,8 +209,8 @@ class FetchSchedule {
   bool learn(const Simulation& simulation) {
     bool was_late = false;
     for (size_t index = 0; index < chosen_.size(); ++index) {
-      const IdlePeriod& period = chosen_[index];
-      if (!period.comes_back() || simulation.stall_ns[period.before] == 0) continue;
+      const Gap& gap = chosen_[index];
+      if (!gap.comes_back() || simulation.stall_ns[gap.before] == 0) continue;
       leads_[index] *= 2;
       was_late = true;
     }
@@ -218,21 +218,20 @@ class FetchSchedule {
   }
 
  private:
-  // Walks back from the deadline as far as the link needs, never into a slot without room.
-  Tick place(const IdlePeriod& period, double lead, std::vector<uint64_t>* used,
-             LinkTime* link) const {
-    const uint64_t bytes = trace_.tensors[period.tensor].bytes;
-    const SlotTimeline::Range idle = timeline_.inside(period);
-    if (idle.count == 0) return period.before;
+  // Walks back from the deadline as far as the link needs, never into a bin without room.
+  Tick place(const Gap& gap, double lead, std::vector<uint64_t>* used, LinkTime* link) const {
+    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+    const BinTimeline::Range idle = timeline_.inside(gap);
+    if (idle.count == 0) return gap.before;
     const auto read_ns = static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(bytes)));
-    const uint32_t slots = link->slots_backward(idle, read_ns).value_or(idle.count);
-    uint32_t slot = (idle.first + idle.count - 1) % timeline_.count();
-    Tick fetch_at = period.before;
-    for (uint32_t walked = 0; walked < slots; ++walked) {
-      if ((*used)[slot] + bytes > machine_.budget_bytes) break;
-      (*used)[slot] += bytes;
-      fetch_at = timeline_.first_tick(slot);
-      slot = timeline_.previous(slot);
+    const uint32_t bins = link->bins_backward(idle, read_ns).value_or(idle.count);
+    uint32_t bin = (idle.first + idle.count - 1) % timeline_.count();
+    Tick fetch_at = gap.before;
+    for (uint32_t walked = 0; walked < bins; ++walked) {
+      if ((*used)[bin] + bytes > machine_.budget_bytes) break;
+      (*used)[bin] += bytes;
+      fetch_at = timeline_.first_tick(bin);
+      bin = timeline_.previous(bin);
     }
     link->take_backward(idle, read_ns);
     return fetch_at;
@@ -240,10 +239,10 @@ class FetchSchedule {
 
   const Trace& trace_;
   const Machine& machine_;
-  const SlotTimeline& timeline_;
-  std::vector<IdlePeriod> chosen_;
+  const BinTimeline& timeline_;
+  std::vector<Gap> chosen_;
   std::vector<double> leads_;
-  std::vector<uint64_t> used_;  // by slot, while everything chosen is away
+  std::vector<uint64_t> used_;  // by bin, while everything chosen is away
 };
 
 bool is_better(const Simulation& left, const Simulation& right) {
@@ -273,29 +272,26 @@ bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule sche
   return is_improved;
 }
 
-// The idle periods that somebody used who did not plan.
-std::vector<IdlePeriod> periods_of(std::vector<IdlePeriod> periods,
-                                   const std::vector<PlannedMove>& moves) {
+// The gaps that somebody used who did not plan.
+std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>& moves) {
   std::vector<std::pair<uint32_t, Tick>> used;
   used.reserve(moves.size());
   for (const PlannedMove& move : moves) used.emplace_back(move.tensor, move.evict_after);
   std::sort(used.begin(), used.end());
-  std::erase_if(periods, [&](const IdlePeriod& period) {
-    return !std::binary_search(used.begin(), used.end(), std::pair(period.tensor, period.after));
+  std::erase_if(gaps, [&](const Gap& gap) {
+    return !std::binary_search(used.begin(), used.end(), std::pair(gap.tensor, gap.after));
   });
-  return periods;
+  return gaps;
 }
 
-/// Makes plans with two choices of idle periods, the greedy one and that of the best so far.
+/// Makes plans with two choices of gaps, the greedy one and that of the best so far.
 /// Whether there is a new best.
-bool try_timeline(const Trace& trace, const Machine& machine,
-                  const std::vector<IdlePeriod>& periods, const SlotTimeline& timeline,
-                  Planned* best) {
-  const std::array<std::vector<IdlePeriod>, 2> choices = {
-      Selection(trace, machine, timeline, periods).choose(),
-      periods_of(periods, best->simulation.moves)};
+bool try_timeline(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
+                  const BinTimeline& timeline, Planned* best) {
+  const std::array<std::vector<Gap>, 2> choices = {
+      Selection(trace, machine, timeline, gaps).choose(), gaps_used(gaps, best->simulation.moves)};
   bool is_improved = false;
-  for (const std::vector<IdlePeriod>& chosen : choices) {
+  for (const std::vector<Gap>& chosen : choices) {
     for (const double lead : kLeads) {
       is_improved |=
           try_schedule(trace, machine, FetchSchedule(trace, machine, timeline, chosen), lead, best);
@@ -315,15 +311,15 @@ Planned make_plan(const Trace& trace, const Machine& machine) {
   const Plan by_last_use = {{}, Victim::kLeastRecentlyUsed};
   Planned best = {by_next_use, simulate(trace, by_next_use, machine)};
   if (best.simulation.moves.empty()) return best;  // everything fits
-  const std::vector<IdlePeriod> periods = idle_periods(trace);
-  try_timeline(trace, machine, periods, SlotTimeline(trace), &best);
+  const std::vector<Gap> gaps = gaps_of(trace);
+  try_timeline(trace, machine, gaps, BinTimeline(trace), &best);
   Simulation reactive = simulate(trace, by_last_use, machine);
   if (is_better(reactive, best.simulation)) best = {by_last_use, std::move(reactive)};
   // While the program waits the links go on, and what comes later comes later still. Where waiting
   // cannot be helped, a plan for the time that it really takes is a better one.
   for (int round = 0; round < kTimedRounds && has_stalls(best.simulation); ++round) {
-    const SlotTimeline timed(trace, best.simulation.stall_ns);
-    if (!try_timeline(trace, machine, periods, timed, &best)) break;
+    const BinTimeline timed(trace, best.simulation.stall_ns);
+    if (!try_timeline(trace, machine, gaps, timed, &best)) break;
   }
   return best;
 }

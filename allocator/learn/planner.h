@@ -3,7 +3,7 @@
 // Planner: from a trace and a machine to a plan. A pure function. It makes several plans, lets the
 // simulator play each, and returns the one that takes the least time.
 //
-//   1. Which idle periods to use. Greedy by benefit over cost, on a timeline of link time that is
+//   1. Which gaps to use. Greedy by benefit over cost, on a timeline of link time that is
 //      reserved pick by pick (TERAIO, section 3.2): the benefit of a period is the excess of bytes
 //      over the budget that it takes away, times how long; its cost is the time on the links. What
 //      cannot be hidden behind compute is used only when nothing else is left. Or by Belady's rule:
@@ -12,8 +12,8 @@
 //      a margin where there is room.
 //   3. Feedback (Capuchin, section 5): what came late in the simulation is fetched earlier.
 //
-// The time of one call grows with ticks and idle periods about linearly: intervals are looked at
-// through at most kSlotsMax slots of time, most of them kBlockSlots at once. Memory is linear.
+// The time of one call grows with ticks and gaps about linearly: intervals are looked at
+// through at most kBinsMax bins of time, most of them kBlockBins at once. Memory is linear.
 #pragma once
 
 #include <cstdint>

@@ -108,10 +108,10 @@ class Recorder {
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
   /// What was recorded since `positions` (by ring; it grows with the rings), which move on.
   std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const TENCACHE_EXCLUDES(mutex_);
-  const TickConverter& clock() const { return clock_; }
+  const TimestampConverter& clock() const { return clock_; }
 
  private:
-  const TickConverter clock_;
+  const TimestampConverter clock_;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<EventRing>> rings_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<EventRing*> idle_rings_ TENCACHE_GUARDED_BY(mutex_);

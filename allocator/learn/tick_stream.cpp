@@ -36,12 +36,11 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
 // op will come.
 void TickStream::append_times(std::span<const OpTime> times) {
   for (const OpTime& time : times) {
-    auto found = std::ranges::lower_bound(ticks_, time.begin_ticks, {}, &StreamTick::begin_ticks);
-    while (found != ticks_.end() && found->begin_ticks == time.begin_ticks &&
-           found->op != time.op) {
+    auto found = std::ranges::lower_bound(ticks_, time.begun_at, {}, &StreamTick::begun_at);
+    while (found != ticks_.end() && found->begun_at == time.begun_at && found->op != time.op) {
       ++found;
     }
-    if (found == ticks_.end() || found->begin_ticks != time.begin_ticks) continue;
+    if (found == ticks_.end() || found->begun_at != time.begun_at) continue;
     found->device_ns = found->device_ns.value_or(0) + time.ns;
   }
 }
@@ -89,7 +88,7 @@ void TickStream::take_access(OpenOp& open, const Event& event) {
     if (ticks_.size() == kTicksMax) forget_oldest();
     open.is_tick = true;
     open.number = end();
-    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begin_ticks, 0, {}, {}});
+    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begun_at, 0, {}, {}});
     births_.emplace_back();
     deaths_.emplace_back();
   }

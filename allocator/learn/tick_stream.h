@@ -34,7 +34,7 @@ struct StreamAccess {
 struct StreamTick {
   uint64_t digest = 0;  // TickDigest
   uint32_t op = 0;
-  uint64_t begin_ticks = 0;                // of the clock
+  uint64_t begun_at = 0;                   // of the clock
   uint64_t wait_ns = 0;                    // waited for fetches and room from here to the next tick
   std::optional<uint64_t> device_ns = {};  // what the device computed, where that was measured
   std::vector<StreamAccess> accesses;
@@ -42,7 +42,7 @@ struct StreamTick {
 
 /// What the device computed from an op to the next one of its thread, without waiting for memory.
 struct OpTime {
-  uint64_t begin_ticks = 0;  // of the op, by the host's clock: which one it was
+  uint64_t begun_at = 0;  // of the op, by the host's clock: which one it was
   uint32_t op = 0;
   uint64_t ns = 0;
 };
@@ -77,7 +77,7 @@ class TickStream {
  private:
   struct OpenOp {
     uint32_t op = 0;
-    uint64_t begin_ticks = 0;
+    uint64_t begun_at = 0;
     bool is_tick = false;  // its tick is there already
     uint64_t number = 0;
   };

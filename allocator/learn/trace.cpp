@@ -135,9 +135,9 @@ std::vector<uint64_t> Trace::begin_ns() const {
   return begin;
 }
 
-std::vector<IdlePeriod> idle_periods(const Trace& trace) {
+std::vector<Gap> gaps_of(const Trace& trace) {
   const Tick count = trace.tick_count();
-  std::vector<IdlePeriod> periods;
+  std::vector<Gap> periods;
   if (count == 1) return periods;  // the only op follows itself
   std::vector<std::vector<Use>> all_uses = collect_uses(trace);
   for (uint32_t index = 0; index < all_uses.size(); ++index) {
@@ -150,7 +150,7 @@ std::vector<IdlePeriod> idle_periods(const Trace& trace) {
     for (size_t use = 0; use < uses.size(); ++use) {
       was_written |= uses[use].is_write;
       const bool is_last = use + 1 == uses.size();
-      IdlePeriod period{index, uses[use].tick, kNoTick, 0, was_written};
+      Gap period{index, uses[use].tick, kNoTick, 0, was_written};
       if (!is_last || tensor.is_persistent()) {
         period.before = uses[is_last ? 0 : use + 1].tick;
         period.until = (period.before + count - 1) % count;

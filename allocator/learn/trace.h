@@ -65,19 +65,19 @@ struct Trace {
 
 /// A time in which a tensor is there and no op names it: from the end of op `after` to the begin of
 /// op `before`, which is in the next repetition when before <= after. It could be elsewhere then.
-struct IdlePeriod {
+struct Gap {
   uint32_t tensor = 0;
   Tick after = 0;
   Tick before = kNoTick;     // kNoTick: it is freed without having been used again, after `until`
   Tick until = 0;            // the last tick of the period
-  bool was_written = false;  // between the tensor's previous idle period and this one
+  bool was_written = false;  // between the tensor's previous gap and this one
 
   bool comes_back() const { return before != kNoTick; }
   bool wraps() const { return until < after; }
 };
 
-/// Every idle period of at least one tick, tensor by tensor, in order of time.
-std::vector<IdlePeriod> idle_periods(const Trace& trace);
+/// Every gap of at least one tick, tensor by tensor, in order of time.
+std::vector<Gap> gaps_of(const Trace& trace);
 
 /// The ticks at which each tensor is named or allocated, ascending, without repetition.
 std::vector<std::vector<Tick>> uses_by_tensor(const Trace& trace);

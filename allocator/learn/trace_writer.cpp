@@ -16,7 +16,7 @@ struct ThreadEvent {
 
 bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == EventKind::kOpEnd; }
 
-nlohmann::ordered_json to_json(const ThreadEvent& entry, const TickLine& clock,
+nlohmann::ordered_json to_json(const ThreadEvent& entry, const TimestampLine& clock,
                                const Recorder& recorder) {
   const Event& event = entry.event;
   nlohmann::ordered_json line = {{"ns", clock.ns_since_start(event.ticks)},
@@ -46,7 +46,7 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
   std::stable_sort(entries.begin(), entries.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
     return a.event.ticks < b.event.ticks;
   });
-  const TickLine clock = recorder.clock().line();
+  const TimestampLine clock = recorder.clock().line();
   return replace_json_lines(path, "the trace", [&](JsonLines& lines) {
     lines.add({{"format", "tencache-events"},
                {"version", 1},

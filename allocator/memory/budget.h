@@ -6,9 +6,9 @@
 // the working set of one op), and its callers count it.
 //
 // attention() is the mark above which the owner of the budget wants to hear about it: the watermark
-// at which hooks arm, later the mark at which the migrator starts to make room. Lock-free.
+// at which hooks arm, later the mark at which the evictor starts to make room. Lock-free.
 //
-// Headroom is the part of a budget that the migrator keeps free for the allocations to come, so
+// Headroom is the part of a budget that the evictor keeps free for the allocations to come, so
 // that they need not wait, and that plans therefore do not count with.
 #pragma once
 

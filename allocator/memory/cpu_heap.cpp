@@ -202,7 +202,7 @@ void CpuHeap::free_granules(const char* address, uint64_t bytes) {
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must
 // never be presumed equal to one: its next owner may happen to have the same bytes and hash.
 Slot CpuHeap::take_slot_of(Extent* extent) {
-  extent->slot_is_written.store(false, std::memory_order_relaxed);
+  extent->has_copy_below.store(false, std::memory_order_relaxed);
   return std::exchange(extent->slot, Slot{});
 }
 

@@ -25,13 +25,13 @@
 #include <string>
 #include <vector>
 
-#include "backend/address_arena.h"
-#include "backend/page_map.h"
 #include "base/mutex.h"
 #include "base/range_allocator.h"
 #include "base/status.h"
 #include "memory/heap.h"
-#include "memory/small_blocks.h"
+#include "memory/malloc_use.h"
+#include "platform/address_arena.h"
+#include "platform/page_map.h"
 #include "tier/disk_tier.h"
 
 namespace tencache {
@@ -65,10 +65,10 @@ class CpuHeap final : public Heap {
 
   /// A place for the pages of an extent that leaves: Vacant, with addresses and without room. Null
   /// where there is none.
-  Extent* make_keeper(uint64_t bytes);
+  Extent* make_parking(uint64_t bytes);
   /// What it was given, pages and room, is cached from now on.
-  void keep(Extent* keeper) TENCACHE_EXCLUDES(mutex_);
-  void drop_keeper(Extent* keeper) { give_back(keeper); }
+  void cache_parked(Extent* parking) TENCACHE_EXCLUDES(mutex_);
+  void drop_parking(Extent* parking) { give_back(parking); }
 
   /// Notes in how many mappings an extent lies now. REQUIRES: the caller migrates or recycles it.
   void set_mapping_count(Extent* extent, uint64_t count);
@@ -86,7 +86,7 @@ class CpuHeap final : public Heap {
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
   AddressArena& arena() { return arena_; }
-  const SmallBlocks& small_blocks() const { return small_blocks_; }
+  const MallocUse& small_blocks() const { return small_blocks_; }
 
  private:
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
@@ -117,7 +117,7 @@ class CpuHeap final : public Heap {
   AddressArena& arena_;
   const PageMap* const page_map_;
   DiskTier* const disk_;
-  SmallBlocks small_blocks_;
+  MallocUse small_blocks_;
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each

@@ -158,15 +158,15 @@ bool CpuHeap::take_off(char* address, uint64_t bytes) {
   return bytes == 0 || arena_.decommit(address, bytes).is_ok();
 }
 
-Extent* CpuHeap::make_keeper(uint64_t bytes) {
-  const Result<Extent*> keeper = make_extent(bytes);
-  return keeper.is_ok() ? keeper.value() : nullptr;
+Extent* CpuHeap::make_parking(uint64_t bytes) {
+  const Result<Extent*> parking = make_extent(bytes);
+  return parking.is_ok() ? parking.value() : nullptr;
 }
 
-void CpuHeap::keep(Extent* keeper) {
-  keeper->commit();
-  (void)keeper->retire();
-  cache(keeper);
+void CpuHeap::cache_parked(Extent* parking) {
+  parking->commit();
+  (void)parking->retire();
+  cache(parking);
 }
 
 void CpuHeap::set_mapping_count(Extent* extent, uint64_t count) {

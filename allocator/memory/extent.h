@@ -37,9 +37,9 @@
 #include <atomic>
 #include <cstdint>
 
-#include "backend/stream_set.h"
 #include "base/check.h"
 #include "memory/intrusive_list.h"
+#include "platform/stream_set.h"
 #include "tier/content_hash.h"
 #include "tier/disk_tier.h"
 
@@ -84,7 +84,7 @@ class Extent {
 
   /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
   /// a stale value only makes a worse victim.
-  std::atomic<uint64_t> last_use_ticks{0};
+  std::atomic<uint64_t> last_use_at{0};
 
   /// The streams whose queued work may use it. Grows while it is in use; see note_streams().
   std::atomic<StreamSet> used_by{kNoStreams};
@@ -92,7 +92,7 @@ class Extent {
   // The copy below, owned as invariant 3 says. slot_hash is the hash of what the slot holds.
   Slot slot;
   ContentHash slot_hash;
-  std::atomic<bool> slot_is_written{false};  // read by anyone as a guess
+  std::atomic<bool> has_copy_below{false};  // read by anyone as a guess
   uint32_t mapping_count = 1;  // on the cpu: of the kernel, that its pages lie in; owned likewise
 
   // Membership in Heap's lists of cached extents, guarded by the heap's mutex_.
@@ -136,7 +136,7 @@ class Extent {
   }
   /// A guess, for choosing victims: the slot was written and no op announced a write since.
   bool is_presumed_clean() const {
-    return slot_is_written.load(std::memory_order_relaxed) && !has(kFlagDirty);
+    return has_copy_below.load(std::memory_order_relaxed) && !has(kFlagDirty);
   }
 
   bool claim_for_eviction();
@@ -160,10 +160,10 @@ class Extent {
   /// Takes `busy` of a cold extent, whose copy then moves to a lower tier or is looked at.
   bool claim_for_demotion();
   /// Whether somebody has asked for a claimed extent since: an op, an order of a plan, a free.
-  bool is_wanted_since(uint64_t claimed_at_ticks) const {
+  bool is_wanted_since(uint64_t claimed_at) const {
     const uint64_t word = load();
     return pins_of(word) > 0 || state_of(word) != ExtentState::kCold ||
-           last_use_ticks.load(std::memory_order_relaxed) > claimed_at_ticks;
+           last_use_at.load(std::memory_order_relaxed) > claimed_at;
   }
   /// Gives up `busy`. False, and busy still, when it was freed meanwhile: it is the caller's to
   /// end.

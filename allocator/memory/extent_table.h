@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "backend/address_arena.h"
 #include "base/status.h"
 #include "memory/extent.h"
+#include "platform/address_arena.h"
 
 namespace tencache {
 

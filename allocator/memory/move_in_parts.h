@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backend/address_arena.h"
 #include "base/status.h"
+#include "platform/address_arena.h"
 
 namespace tencache {
 

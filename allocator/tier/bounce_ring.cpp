@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <string>
 
-#include "backend/host_memory.h"
 #include "base/check.h"
 #include "base/units.h"
+#include "platform/host_memory.h"
 
 namespace tencache {
 

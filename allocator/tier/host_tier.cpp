@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "backend/machine.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "platform/machine.h"
 
 namespace tencache {
 namespace {

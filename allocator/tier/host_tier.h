@@ -5,9 +5,10 @@
 // kIoAlignment and has that much to itself; nothing else is rounded.
 //
 // The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
-// no room (backend/host_memory.h), kept and used again until somebody asks for them (trim()),
+// no room (platform/host_memory.h), kept and used again until somebody asks for them (trim()),
 // because to unpin may stop the device. A chunk that cannot be pinned stays, as pageable memory,
-// and its blocks say so; copies of those go through a StagingRing (engine/cuda/staged_copies.h).
+// and its blocks say so; copies of those go through a StagingRing
+// (engine/move/gpu/staged_copies.h).
 //
 // A block beyond the budget is for bytes that must come through whatever the budget says: an op
 // waits for them, and all of it is taken. It is pageable memory of its own, unmapped when it is
@@ -30,7 +31,7 @@
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
 // growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first
 // looks for room again. A forked child has no host tier: the chunks are not mapped there (Note
-// [Fork] in backend/host_memory.h), allocate() and take() refuse, release() does nothing; stats()
+// [Fork] in platform/host_memory.h), allocate() and take() refuse, release() does nothing; stats()
 // is for the parent alone.
 #pragma once
 
@@ -42,12 +43,12 @@
 #include <memory>
 #include <vector>
 
-#include "backend/host_memory.h"
-#include "backend/host_pinner.h"
 #include "base/mutex.h"
 #include "base/range_allocator.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "platform/host_memory.h"
+#include "platform/host_pinner.h"
 #include "tier/io_channel.h"
 
 namespace tencache {

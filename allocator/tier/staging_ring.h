@@ -16,7 +16,7 @@
 // plain memory, is_pinned() says so and pin_refusal() why: copies are correct, and slower.
 //
 // Invariant: a buffer is free or with one holder. Threads: any may acquire and release; mutex_ is
-// held for bookkeeping only. A forked child has no buffers (Note [Fork] in backend/host_memory.h).
+// held for bookkeeping only. A forked child has no buffers (Note [Fork] in platform/host_memory.h).
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/host_memory.h"
-#include "backend/host_pinner.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "platform/host_memory.h"
+#include "platform/host_pinner.h"
 
 namespace tencache {
 

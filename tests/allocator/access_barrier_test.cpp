@@ -2,7 +2,7 @@
 //
 // The access barrier over a range whose pages move away and come back: who touches it waits, user
 // and kernel, and then sees the right bytes. Skipped where the kernel does not allow userfaultfd.
-#include "backend/access_barrier.h"
+#include "platform/access_barrier.h"
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/address_arena.h"
+#include "platform/address_arena.h"
 #include "support/accessible.h"
 #include "support/child_process.h"
 #include "support/eventually.h"

@@ -2,7 +2,7 @@
 //
 // The operations of the address arena, and that the two which replace what stands behind an address
 // show a reader nothing in between.
-#include "backend/address_arena.h"
+#include "platform/address_arena.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

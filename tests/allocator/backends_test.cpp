@@ -16,7 +16,7 @@
 #include "base/check.h"
 #include "support/cpu_driver.h"
 #include "support/cuda/cuda_driver.h"
-#include "support/listed_orders.h"
+#include "support/listed_requests.h"
 
 namespace tencache {
 namespace {
@@ -70,15 +70,15 @@ class BackendsTest : public ::testing::Test {
   bool evict(char* tensor) {
     Extent* extents[] = {extent(tensor)};
     extents[0]->set_flags(kFlagSeen);
-    return engine().migrations()->evict(extents).count == 1;
+    return engine().mover()->evict(extents).count == 1;
   }
   size_t prefetch(const std::vector<char*>& tensors) {
-    std::vector<Order> orders;
+    std::vector<MoveRequest> requests;
     for (const char* tensor : tensors) {
       Extent* const wanted = extent(tensor);
-      orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
+      requests.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
     }
-    const size_t done = tencache::prefetch(*engine().migrations(), orders);
+    const size_t done = tencache::prefetch(*engine().mover(), requests);
     driver_->settle();
     return done;
   }
@@ -148,10 +148,10 @@ TYPED_TEST(BackendsTest, PinnedUnseenAndKeptTensorsStay) {
   this->engine().gate().keep_resident(std::vector<Access>{{kept, AccessMode::kRead}});
   this->driver_->open({{pinned, AccessMode::kRead}});
   Extent* all[] = {this->extent(pinned), this->extent(unseen), this->extent(kept)};
-  EXPECT_EQ(this->engine().migrations()->evict(all).count, 0u);
+  EXPECT_EQ(this->engine().mover()->evict(all).count, 0u);
   this->engine().gate().close();
   this->driver_->settle();
-  EXPECT_EQ(this->engine().migrations()->evict(all).count, 1u) << "the pin is gone";
+  EXPECT_EQ(this->engine().mover()->evict(all).count, 1u) << "the pin is gone";
   EXPECT_TRUE(this->is_cold(pinned));
 }
 
@@ -239,13 +239,13 @@ TYPED_TEST(BackendsTest, FiguresAddUp) {
   for (uint64_t seed = 0; seed < tensors.size(); seed += 3) this->check(tensors[seed], seed);
   this->driver_->settle();
   ASSERT_EQ(this->driver_->check_books(), "");  // nothing is under way behind it
-  this->engine().migrations()->gate().close();
+  this->engine().mover()->fork_latch().close();
   uint64_t cold_bytes = 0;
   for (char* tensor : tensors) cold_bytes += this->is_cold(tensor) ? this->kBytes : 0;
   const Stats& stats = this->stats();
   EXPECT_EQ(stats.evicted_bytes - stats.fetched_bytes, cold_bytes);
   EXPECT_GE(cold_bytes, 8 * this->kBytes);
-  this->engine().migrations()->gate().reopen();
+  this->engine().mover()->fork_latch().reopen();
   EXPECT_EQ(stats.ops, 24u + 8u);
   EXPECT_EQ(stats.extents_allocated, 24u);
   EXPECT_GE(stats.evicted_bytes, stats.clean_dropped_bytes);
@@ -275,7 +275,7 @@ TYPED_TEST(BackendsTest, StrictIsAnErrorAtTheBudget) {
   EXPECT_NE(text.find("out of memory."), std::string::npos) << text;
   EXPECT_NE(text.find(format_bytes(this->budget_bytes())), std::string::npos) << text;
   EXPECT_NE(text.find("--strict"), std::string::npos) << text;
-  EXPECT_EQ(this->engine().migrations(), nullptr);
+  EXPECT_EQ(this->engine().mover(), nullptr);
   EXPECT_EQ(this->stats().evicted_bytes, 0u);
 }
 
@@ -312,7 +312,7 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
 // A loop is learned, and what it needs next comes before it is asked for.
 TYPED_TEST(BackendsTest, PlansFetchEarly) {
   this->start({.budget_tensors = 7});
-  this->engine().migrator().on_attention();
+  this->engine().evictor().on_attention();
   const std::vector<char*> tensors = this->written(12);
   // The work of an op, in which others can be fetched, however slow the disk of this machine is.
   std::chrono::nanoseconds work = std::chrono::milliseconds(2);

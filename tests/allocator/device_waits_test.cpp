@@ -3,14 +3,14 @@
 // DeviceWaits: what the device has waited for, which fetches were late for it, and what is counted
 // where it cannot tell. The timer is a fake whose device takes as long as the test says. Then the
 // gate: which streams' waits it has timed, and that threads' waits are counted beside them.
-#include "engine/device_waits.h"
+#include "engine/gate/device_waits.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
 
-#include "engine/gate.h"
+#include "engine/gate/gate.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -24,14 +24,14 @@ constexpr StreamSet kTwoStreams = 6;
 
 class FakeTimer final : public OpTimer {
  public:
-  Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) override {
+  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override {
     if (under_way == spans_max) return nullptr;
     ++under_way;
-    return new Span{streams, op, begin_ticks};
+    return new Span{streams, op, begun_at};
   }
   bool end(Span&) override { return !refuses_end; }
   void finish(Span* span) override {
-    finished.push_back({span->begin_ticks, span->op, device_ns});
+    finished.push_back({span->begun_at, span->op, device_ns});
     drop(span);
     ++under_way;
   }

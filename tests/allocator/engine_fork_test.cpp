@@ -183,7 +183,7 @@ TEST(EngineForkPressureTest, ForksDuringHeavyMigrationShowRightBytes) {
         const uint64_t index = random.between(0, kCount - 1);
         const GateScope op(engine, {addresses[index]}, AccessMode::kRead);
         if (!has_pattern(addresses[index], kBytes, index)) ADD_FAILURE() << index;
-        if (random.chance(0.1)) engine->migrator().evict_all();
+        if (random.chance(0.1)) engine->evictor().evict_all();
       }
     });
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random programs on a small engine against a model that keeps a plain copy of every byte
-// (support/allocation_model.h). The migrator works under pressure all the time, the disk is small
+// (support/allocation_model.h). The evictor works under pressure all the time, the disk is small
 // and fails now and then. All of it with pages of what leaves given back, and kept (userfaultfd).
 // TENCACHE_TEST_SEED repeats a run, TENCACHE_TEST_STEPS makes it longer.
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/access_barrier.h"
+#include "platform/access_barrier.h"
 #include "support/allocation_model.h"
 #include "support/random.h"
 #include "support/test_engine.h"

@@ -331,7 +331,7 @@ TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
 TEST(ExtentTest, PinsOrdersAndFreesWantADemotedExtent) {
   Extent extent;
   lead_to(extent, kCold);
-  extent.last_use_ticks = 100;
+  extent.last_use_at = 100;
   ASSERT_TRUE(extent.claim_for_demotion());
   EXPECT_FALSE(extent.is_wanted_since(100));
   EXPECT_TRUE(extent.is_wanted_since(99));
@@ -357,7 +357,7 @@ TEST(ExtentTest, PresumedCleanNeedsAWrittenSlotAndNoWriteSince) {
   Extent extent;
   extent.commit();
   EXPECT_FALSE(extent.is_presumed_clean());
-  extent.slot_is_written = true;
+  extent.has_copy_below = true;
   EXPECT_TRUE(extent.is_presumed_clean());
   extent.set_flags(kFlagDirty);
   EXPECT_FALSE(extent.is_presumed_clean());

@@ -2,7 +2,7 @@
 //
 // What is pinned between open and close, and for how long: inputs, inner allocations, holds; and
 // what becomes of a thread's state when the thread or the gate ends first.
-#include "engine/gate.h"
+#include "engine/gate/gate.h"
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ class GateTest : public ::testing::Test {
   void SetUp() override {
     a_ = engine_.allocate(kBytes);
     b_ = engine_.allocate(kBytes);
-    engine_->migrator().on_attention();  // arms: from here on allocations are told to the gate
-    ASSERT_TRUE(engine_->migrator().is_armed());
+    engine_->evictor().on_attention();  // arms: from here on allocations are told to the gate
+    ASSERT_TRUE(engine_->evictor().is_armed());
   }
   Gate& gate() { return engine_->gate(); }
   uint64_t pins(const void* address) const {
@@ -58,9 +58,9 @@ TEST_F(GateTest, TheLastUseIsNeverMadeEarlier) {
   constexpr uint64_t kLater = uint64_t{1} << 62;
   {
     const GateScope op(engine_, {a_});
-    engine_.extent(a_)->last_use_ticks.store(kLater);
+    engine_.extent(a_)->last_use_at.store(kLater);
   }
-  EXPECT_EQ(engine_.extent(a_)->last_use_ticks.load(), kLater);
+  EXPECT_EQ(engine_.extent(a_)->last_use_at.load(), kLater);
 }
 
 // One for each GPU: an op passes all of them, each has its own frames and pins.
@@ -97,11 +97,11 @@ TEST_F(GateTest, StatesOfGatesThatAreGoneAreDropped) {
 }
 
 TEST_F(GateTest, AccessesSetTheirFlags) {
-  engine_.extent(a_)->last_use_ticks = 0;
+  engine_.extent(a_)->last_use_at = 0;
   gate().open(0, std::vector<Access>{{a_, AccessMode::kName}});
   EXPECT_EQ(pins(a_), 0u) << "a view touches no byte";
   EXPECT_TRUE(has(a_, kFlagSeen));
-  EXPECT_GT(engine_.extent(a_)->last_use_ticks, 0u) << "who knows what used it before";
+  EXPECT_GT(engine_.extent(a_)->last_use_at, 0u) << "who knows what used it before";
   EXPECT_FALSE(has(a_, kFlagDirty));
   gate().close();
   engine_.use({a_});
@@ -132,9 +132,9 @@ TEST_F(GateTest, ColdInputsAreResidentWhenOpenReturns) {
 TEST_F(GateTest, UseIsTheMomentOfTheClose) {
   std::optional<GateScope> op;
   op.emplace(engine_, std::initializer_list<const void*>{a_});
-  const uint64_t opened = engine_.extent(a_)->last_use_ticks;
+  const uint64_t opened = engine_.extent(a_)->last_use_at;
   op.reset();
-  EXPECT_GT(engine_.extent(a_)->last_use_ticks, opened);
+  EXPECT_GT(engine_.extent(a_)->last_use_at, opened);
 }
 
 TEST_F(GateTest, InnerAllocationsArePinnedUntilTheOutermostOpEnds) {
@@ -174,9 +174,9 @@ TEST_F(GateTest, HoldOutlivesItsOp) {
   ASSERT_NE(hold, nullptr);
   EXPECT_TRUE(engine_.is_resident(a_));
   EXPECT_FALSE(engine_.evict(a_));
-  const uint64_t used = engine_.extent(a_)->last_use_ticks;
+  const uint64_t used = engine_.extent(a_)->last_use_at;
   std::jthread([&] { gate().unhold(hold); }).join();
-  EXPECT_GT(engine_.extent(a_)->last_use_ticks, used);
+  EXPECT_GT(engine_.extent(a_)->last_use_at, used);
   EXPECT_TRUE(engine_.evict(a_));
 }
 

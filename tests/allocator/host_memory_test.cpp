@@ -2,7 +2,7 @@
 //
 // Host memory that is there for good: what the kernel says of its pages, and kernels and containers
 // that refuse (played by seccomp filters and limits in a child process).
-#include "backend/host_memory.h"
+#include "platform/host_memory.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend/numa.h"
 #include "base/sanitizers.h"
 #include "base/units.h"
+#include "platform/numa.h"
 #include "support/child_process.h"
 
 namespace tencache {

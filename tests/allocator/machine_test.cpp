@@ -2,7 +2,7 @@
 //
 // What the machine tells, against the kernel's own numbers, and the default budget for machines and
 // containers of other sizes.
-#include "backend/machine.h"
+#include "platform/machine.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

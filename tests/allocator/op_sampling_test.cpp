@@ -2,7 +2,7 @@
 //
 // Which ticks are timed: those that are new first, all of a program in some repetitions, and never
 // more than the share of time that timing may take.
-#include "engine/op_sampling.h"
+#include "engine/gate/op_sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -18,12 +18,12 @@ constexpr uint64_t kCostTicks = 10'000;  // of one sample
 
 TEST(OpSamplingTest, WhatIsNewComesFirst) {
   OpSampling sampling;
-  uint64_t now_ticks = ticks();
+  uint64_t now = timestamp();
   // Many small ops of one kind, and now and then a large one of another.
   for (uint64_t tick = 0; tick < 3000; ++tick) {
     const bool is_large = tick % 1000 == 999;
-    now_ticks += is_large ? 100 * kCostTicks : kCostTicks;
-    const bool is_wanted = sampling.wants(is_large ? 1 : 2, now_ticks);
+    now += is_large ? 100 * kCostTicks : kCostTicks;
+    const bool is_wanted = sampling.wants(is_large ? 1 : 2, now);
     if (is_wanted) sampling.charge(kCostTicks);
     if (is_large && tick < 2000) {
       EXPECT_TRUE(is_wanted) << tick;
@@ -33,16 +33,16 @@ TEST(OpSamplingTest, WhatIsNewComesFirst) {
 
 TEST(OpSamplingTest, TakesNoMoreThanItsShare) {
   OpSampling sampling;
-  uint64_t now_ticks = ticks();
-  const uint64_t begin_ticks = now_ticks;
+  uint64_t now = timestamp();
+  const uint64_t begun_at = now;
   uint64_t samples = 0;
   for (uint64_t tick = 0; tick < 100'000; ++tick) {
-    now_ticks += kCostTicks;  // each is new, and takes no longer than timing it
-    if (!sampling.wants(tick * 0x9e3779b97f4a7c15u, now_ticks)) continue;
+    now += kCostTicks;  // each is new, and takes no longer than timing it
+    if (!sampling.wants(tick * 0x9e3779b97f4a7c15u, now)) continue;
     sampling.charge(kCostTicks);
     ++samples;
   }
-  const uint64_t share_ticks = (now_ticks - begin_ticks) / 32;
+  const uint64_t share_ticks = (now - begun_at) / 32;
   EXPECT_LE(samples * kCostTicks, share_ticks + 60 * kCostTicks);
   EXPECT_GE(samples * kCostTicks, share_ticks / 5) << "and uses it";
 }
@@ -51,11 +51,11 @@ TEST(OpSamplingTest, TakesNoMoreThanItsShare) {
 TEST(OpSamplingTest, EveryTickOfAProgramHasItsTurn) {
   for (const uint64_t length : {7u, 64u, 420u, 1024u}) {
     OpSampling sampling;
-    uint64_t now_ticks = ticks();
+    uint64_t now = timestamp();
     std::vector<uint64_t> samples(length, 0);
     for (uint64_t tick = 0; tick < 40 * length; ++tick) {
-      now_ticks += 40 * kCostTicks;
-      if (!sampling.wants(5, now_ticks)) continue;
+      now += 40 * kCostTicks;
+      if (!sampling.wants(5, now)) continue;
       sampling.charge(kCostTicks);
       ++samples[tick % length];
     }
@@ -65,10 +65,10 @@ TEST(OpSamplingTest, EveryTickOfAProgramHasItsTurn) {
 
 TEST(OpSamplingTest, ACallThatWaitedCostsLittle) {
   OpSampling sampling;
-  uint64_t now_ticks = ticks();
-  EXPECT_TRUE(sampling.wants(1, now_ticks));
+  uint64_t now = timestamp();
+  EXPECT_TRUE(sampling.wants(1, now));
   sampling.charge(uint64_t{1} << 40);
-  EXPECT_TRUE(sampling.wants(1, ++now_ticks));
+  EXPECT_TRUE(sampling.wants(1, ++now));
 }
 
 }  // namespace

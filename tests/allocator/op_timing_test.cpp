@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/gate.h"
+#include "engine/gate/gate.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -23,9 +23,9 @@ constexpr StreamSet kOtherStream = 4;
 
 class FakeTimer final : public OpTimer {
  public:
-  Span* begin(uint32_t op, uint64_t begin_ticks, StreamSet streams) override {
+  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override {
     note("begin", op);
-    return refuses ? nullptr : new Span{streams, op, begin_ticks};
+    return refuses ? nullptr : new Span{streams, op, begun_at};
   }
   bool end(Span& span) override {
     note("end", span.op);

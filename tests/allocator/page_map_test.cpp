@@ -2,7 +2,7 @@
 //
 // What the page map tells of a private file mapping: which pages were written, whether any was
 // read.
-#include "backend/page_map.h"
+#include "platform/page_map.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include <cerrno>
 
-#include "backend/address_arena.h"
+#include "platform/address_arena.h"
 #include "support/accessible.h"
 #include "support/aligned_buffer.h"
 #include "support/child_process.h"

@@ -73,7 +73,7 @@ class PeriodTest : public ::testing::Test {
     return build_period(stream_, *place, recorder_);
   }
 
-  uint64_t now_ = ticks();
+  uint64_t now_ = timestamp();
   uint64_t last_extent_ = 100;
   std::vector<uint64_t> gradients_;
   Recorder recorder_;

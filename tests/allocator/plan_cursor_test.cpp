@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Following scripts: orders at the right ticks and for the right extents, ticks too many and too
-// few, other programs, finding the place again, changing scripts while one is followed.
-#include "engine/plan_cursor.h"
+// Following plans: requests at the right ticks and for the right extents, ticks too many and too
+// few, other programs, finding the place again, changing plans while one is followed.
+#include "engine/plan/plan_cursor.h"
 
 #include <gtest/gtest.h>
 
@@ -31,17 +31,17 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
     cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
   }
 
-  void evict(std::span<const Order> orders) override {
-    evicted_.insert(evicted_.end(), orders.begin(), orders.end());
+  void evict(std::span<const MoveRequest> requests) override {
+    evicted_.insert(evicted_.end(), requests.begin(), requests.end());
   }
-  void fetch(std::span<const Order> orders) override {
-    fetched_.insert(fetched_.end(), orders.begin(), orders.end());
+  void fetch(std::span<const MoveRequest> requests) override {
+    fetched_.insert(fetched_.end(), requests.begin(), requests.end());
   }
   void forget_fetches() override { ++forgotten_; }
   void on_period() override { ++periods_; }
 
   // Ticks of a step: op 1 on each parameter, then op 2 in reverse order.
-  std::shared_ptr<const Script> script(uint64_t number, uint32_t first_op = 1) const {
+  std::shared_ptr<const LearnedPlan> learned(uint64_t number, uint32_t first_op = 1) const {
     auto period = std::make_shared<Period>();
     period->trace.op_names = {"op"};
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
@@ -56,7 +56,7 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
     Machine machine;
     machine.budget_bytes = 5 * kBytes;
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
-    return std::make_shared<const Script>(number, std::move(period), machine);
+    return std::make_shared<const LearnedPlan>(number, std::move(period), machine);
   }
 
   static size_t layer_of(size_t tick) { return tick < kLayers ? tick : 2 * kLayers - 1 - tick; }
@@ -74,11 +74,11 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
   void play_step(uint32_t first_op = 1) {
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) play(tick, first_op);
   }
-  bool is_following() const { return cursor_->following().script_number != 0; }
+  bool is_following() const { return cursor_->following().plan_number != 0; }
 
   std::array<Extent, kLayers> extents_;
-  std::vector<Order> evicted_;
-  std::vector<Order> fetched_;
+  std::vector<MoveRequest> evicted_;
+  std::vector<MoveRequest> fetched_;
   int forgotten_ = 0;
   int periods_ = 0;
   std::unique_ptr<PlanCursor> cursor_;
@@ -86,13 +86,13 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
 
 TEST_F(PlanCursorTest, IsIdleWithoutScripts) {
   EXPECT_FALSE(cursor_->is_active());
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   EXPECT_TRUE(cursor_->is_active());
   EXPECT_FALSE(is_following()) << "it does not know yet where the program is";
 }
 
 TEST_F(PlanCursorTest, GivesTheOrdersOfItsScript) {
-  const std::shared_ptr<const Script> followed = script(1);
+  const std::shared_ptr<const LearnedPlan> followed = learned(1);
   ASSERT_FALSE(followed->planned.plan.moves.empty());
   cursor_->install({followed});
   play_step();
@@ -106,12 +106,12 @@ TEST_F(PlanCursorTest, GivesTheOrdersOfItsScript) {
   }
   EXPECT_EQ(evicted_.size(), followed->planned.plan.moves.size());
   EXPECT_EQ(fetched_.size(), returning);
-  for (const Order& order : evicted_) EXPECT_TRUE(order.is_current());
+  for (const MoveRequest& request : evicted_) EXPECT_TRUE(request.is_current());
   EXPECT_GE(periods_, 1);
 }
 
 TEST_F(PlanCursorTest, EvictionsWaitForTheOutermostClose) {
-  const std::shared_ptr<const Script> followed = script(1);
+  const std::shared_ptr<const LearnedPlan> followed = learned(1);
   cursor_->install({followed});
   play_step();
   evicted_.clear();
@@ -125,7 +125,7 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheOutermostClose) {
 }
 
 TEST_F(PlanCursorTest, PassesOverTicksTooManyAndTooFew) {
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   play_step();
   play(0);
   play(0, 77);  // not of this program
@@ -136,7 +136,7 @@ TEST_F(PlanCursorTest, PassesOverTicksTooManyAndTooFew) {
 }
 
 TEST_F(PlanCursorTest, GetsLostInAnotherProgramAndFindsItsPlaceAgain) {
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   play_step();
   play_step(50);
   play_step(50);
@@ -150,19 +150,19 @@ TEST_F(PlanCursorTest, GetsLostInAnotherProgramAndFindsItsPlaceAgain) {
 }
 
 TEST_F(PlanCursorTest, TellsKindsApart) {
-  cursor_->install({script(1), script(2, 50)});
+  cursor_->install({learned(1), learned(2, 50)});
   play_step();
-  EXPECT_EQ(cursor_->following().script_number, 1u);
+  EXPECT_EQ(cursor_->following().plan_number, 1u);
   play_step(50);
   play_step(50);
-  EXPECT_EQ(cursor_->following().script_number, 2u);
+  EXPECT_EQ(cursor_->following().plan_number, 2u);
   play_step();
   play_step();
-  EXPECT_EQ(cursor_->following().script_number, 1u);
+  EXPECT_EQ(cursor_->following().plan_number, 1u);
 }
 
 TEST_F(PlanCursorTest, OtherExtentsInTheSamePlacesAreAnotherProgram) {
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   play_step();
   for (Extent& extent : extents_) extent.id = extent.id + 100;
   play_step();
@@ -172,10 +172,10 @@ TEST_F(PlanCursorTest, OtherExtentsInTheSamePlacesAreAnotherProgram) {
 }
 
 TEST_F(PlanCursorTest, ABetterPlanTakesOverWhileItIsFollowed) {
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   play_step();
   play(0);
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   EXPECT_TRUE(is_following());
   evicted_.clear();
   for (size_t tick = 1; tick < 2 * kLayers; ++tick) play(tick);
@@ -183,7 +183,7 @@ TEST_F(PlanCursorTest, ABetterPlanTakesOverWhileItIsFollowed) {
 }
 
 TEST_F(PlanCursorTest, KnowsTheNextUses) {
-  cursor_->install({script(1)});
+  cursor_->install({learned(1)});
   play_step();
   for (size_t tick = 0; tick < 4; ++tick) play(tick);
   const auto uses = cursor_->next_uses();

@@ -29,7 +29,7 @@ class PlanEngineTest : public ::testing::Test {
           config.budget_bytes = kLayers / 2 * kBytes;
           if (adjust) adjust(config);
         }) {
-    engine_->migrator().on_attention();
+    engine_->evictor().on_attention();
     for (size_t layer = 0; layer < kLayers; ++layer) add_layer();
   }
 
@@ -99,28 +99,28 @@ TEST_F(PlanEngineTest, LearnsAndFetchesAhead) {
                            [&] { return engine_.read(engine_.stats().early_fetches) > 20; }));
   EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 2; }));
   const LearnerSummary summary = engine_->learner()->summary();
-  ASSERT_NE(summary.script, nullptr);
+  ASSERT_NE(summary.learned, nullptr);
   EXPECT_EQ(summary.kinds, 1u);
-  EXPECT_EQ(summary.script->tick_count(), 5 * kLayers);
-  EXPECT_GT(summary.script->planned.simulation.bytes_read, 0u);
-  EXPECT_GE(summary.script->bound_ns, summary.script->planned.simulation.compute_ns);
+  EXPECT_EQ(summary.learned->tick_count(), 5 * kLayers);
+  EXPECT_GT(summary.learned->planned.simulation.bytes_read, 0u);
+  EXPECT_GE(summary.learned->bound_ns, summary.learned->planned.simulation.compute_ns);
   expect_bytes();
 }
 
 TEST_F(PlanEngineTest, KeepsAPlanForEachKind) {
   EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
-  const uint64_t training = following().script_number;
-  EXPECT_TRUE(repeat_until(
-      [&] { train_step(kBytes / 2); },
-      [&] { return following().script_number != training && following().periods >= 1; }))
+  const uint64_t training = following().plan_number;
+  EXPECT_TRUE(
+      repeat_until([&] { train_step(kBytes / 2); },
+                   [&] { return following().plan_number != training && following().periods >= 1; }))
       << "another batch shape";
   EXPECT_TRUE(repeat_until(
       [&] { evaluate(); },
-      [&] { return following().script_number > training + 1 && following().periods >= 1; }))
+      [&] { return following().plan_number > training + 1 && following().periods >= 1; }))
       << "evaluation has no steps";
-  EXPECT_TRUE(repeat_until(
-      [&] { train_step(); },
-      [&] { return following().script_number == training && following().periods >= 1; }))
+  EXPECT_TRUE(
+      repeat_until([&] { train_step(); },
+                   [&] { return following().plan_number == training && following().periods >= 1; }))
       << "the first kind is known still";
   expect_bytes();
 }
@@ -137,7 +137,7 @@ TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
   const uint64_t first = 1;
   EXPECT_TRUE(
       repeat_until([&] { train_step(); },
-                   [&] { return following().script_number > first && following().periods >= 1; }));
+                   [&] { return following().plan_number > first && following().periods >= 1; }));
   expect_bytes();
 }
 
@@ -154,17 +154,17 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
                              found = engine_->learner()->summary();
                              return found.stall_free_budget_bytes > 0;
                            }));
-  ASSERT_NE(found.script, nullptr);
+  ASSERT_NE(found.learned, nullptr);
   EXPECT_GE(found.replans, 1u) << "only with times that were measured while a plan was followed";
   const uint64_t bytes = found.stall_free_budget_bytes;
   EXPECT_GE(bytes, engine_->budget().limit());
-  EXPECT_LE(bytes, budget_with_headroom(found.script->period->trace.peak_bytes()));
-  if (is_stall_free(found.script->planned.simulation, 0.01)) {
+  EXPECT_LE(bytes, budget_with_headroom(found.learned->period->trace.peak_bytes()));
+  if (is_stall_free(found.learned->planned.simulation, 0.01)) {
     EXPECT_EQ(bytes, engine_->budget().limit());
   } else {
-    Machine machine = found.script->machine;
+    Machine machine = found.learned->machine;
     machine.budget_bytes = bytes - headroom_of(bytes);
-    const Planned planned = make_plan(found.script->period->trace, machine);
+    const Planned planned = make_plan(found.learned->period->trace, machine);
     EXPECT_TRUE(is_stall_free(planned.simulation, 0.01));
     EXPECT_GT(bytes, engine_->budget().limit());
   }

@@ -12,8 +12,8 @@
 #include <set>
 #include <string>
 
+#include "learn/bin_timeline.h"
 #include "learn/bound.h"
-#include "learn/slot_timeline.h"
 #include "support/random_trace.h"
 
 namespace tencache {
@@ -82,9 +82,9 @@ void expect_sound(const Trace& trace, const Machine& limits) {
     EXPECT_LE(rank(planned.simulation), rank(simulate(trace, Plan{{}, victim}, limits)));
   }
   std::set<std::pair<uint32_t, Tick>> idle;
-  for (const IdlePeriod& period : idle_periods(trace)) idle.emplace(period.tensor, period.after);
+  for (const Gap& period : gaps_of(trace)) idle.emplace(period.tensor, period.after);
   for (const PlannedMove& move : planned.plan.moves) {
-    EXPECT_EQ(idle.erase({move.tensor, move.evict_after}), 1u) << "no idle period, or used twice";
+    EXPECT_EQ(idle.erase({move.tensor, move.evict_after}), 1u) << "no gap, or used twice";
     EXPECT_EQ(move.fetch_at == kNoTick, move.needed_at == kNoTick);
   }
 }
@@ -144,8 +144,8 @@ TEST(PlannerTest, CopesWithOpsThatTakeNoTime) {
 
 TEST(PlannerTest, CopesWithSeveralOpsPerSlot) {
   Random random;
-  // A few tensors that nearly every slot names, and some that hardly any does.
-  Trace trace = random_trace(random, {.ops = 3 * kSlotsMax + 1, .tensors = 20, .bytes_max = 1000});
+  // A few tensors that nearly every bin names, and some that hardly any does.
+  Trace trace = random_trace(random, {.ops = 3 * kBinsMax + 1, .tensors = 20, .bytes_max = 1000});
   for (TraceOp& op : trace.ops) op.accesses.push_back({0, random.chance(0.5)});
   trace.tensors[0] = {500, kNoTick, kNoTick};
   expect_sound_plans(trace);
@@ -219,15 +219,15 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
   }
 }
 
-/// Every plan that uses any of the idle periods, with every op at which a fetch may start.
+/// Every plan that uses any of the gaps, with every op at which a fetch may start.
 class Exhaustive {
  public:
   Exhaustive(const Trace& trace, const Machine& limits)
-      : trace_(trace), limits_(limits), periods_(idle_periods(trace)) {}
+      : trace_(trace), limits_(limits), periods_(gaps_of(trace)) {}
 
   uint64_t plan_count() const {
     uint64_t count = 1;
-    for (const IdlePeriod& period : periods_) count *= 1 + choices(period);
+    for (const Gap& period : periods_) count *= 1 + choices(period);
     return count;
   }
   Simulation best() {
@@ -237,7 +237,7 @@ class Exhaustive {
   }
 
  private:
-  uint64_t choices(const IdlePeriod& period) const {
+  uint64_t choices(const Gap& period) const {
     if (!period.comes_back()) return 1;
     const Tick count = trace_.tick_count();
     return (period.before + count - period.after - 1) % count + 1;
@@ -252,7 +252,7 @@ class Exhaustive {
       return;
     }
     extend(index + 1);
-    const IdlePeriod& period = periods_[index];
+    const Gap& period = periods_[index];
     for (uint64_t choice = 1; choice <= choices(period); ++choice) {
       PlannedMove move{period.tensor, period.after, kNoTick, period.before};
       if (period.comes_back()) {
@@ -266,7 +266,7 @@ class Exhaustive {
 
   const Trace& trace_;
   const Machine& limits_;
-  const std::vector<IdlePeriod> periods_;
+  const std::vector<Gap> periods_;
   Plan plan_;
   Simulation best_;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fetches ahead of use: room is taken only where there is some, orders that have become pointless
+// Fetches ahead of use: room is taken only where there is some, requests that have become pointless
 // are dropped, and the worker does all of it in order, waits for room, and forgets when told to.
-#include "engine/prefetcher.h"
+#include "engine/plan/prefetcher.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "support/eventually.h"
 #include "support/faulty_channel.h"
-#include "support/listed_orders.h"
+#include "support/listed_requests.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -32,7 +32,7 @@ class PrefetcherTest : public ::testing::Test {
           config.budget_bytes = 8 * kBytes;
           config.disk->channel_factory = faulty_channel_factory(faults_);
         }) {
-    engine_->migrator().on_attention();
+    engine_->evictor().on_attention();
   }
 
   /// Calls it while the first piece is read.
@@ -53,10 +53,10 @@ class PrefetcherTest : public ::testing::Test {
     EXPECT_TRUE(engine_.evict(address));
     return address;
   }
-  Order order(const void* address) const {
+  MoveRequest request(const void* address) const {
     Extent* extent = engine_.extent(address);
     TENCACHE_CHECK(extent != nullptr, "%p", address);
-    return {extent, extent->id, extent->bytes, ticks()};
+    return {extent, extent->id, extent->bytes, timestamp()};
   }
 
   std::shared_ptr<FaultPlan> faults_ = std::make_shared<FaultPlan>();
@@ -67,9 +67,9 @@ TEST_F(PrefetcherTest, TakesOnlyTheRoomThereIs) {
   const char* first = cold(1);
   const char* second = cold(2);
   char* filler = engine_.allocate(7 * kBytes);
-  const std::vector<Order> orders = {order(first), order(second)};
+  const std::vector<MoveRequest> requests = {request(first), request(second)};
   uint64_t lacking_bytes = 0;
-  EXPECT_EQ(prefetch(*engine_->migrations(), orders, &lacking_bytes), 1u);
+  EXPECT_EQ(prefetch(*engine_->mover(), requests, &lacking_bytes), 1u);
   EXPECT_EQ(lacking_bytes, kBytes);
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_TRUE(engine_.is_cold(second));
@@ -81,11 +81,11 @@ TEST_F(PrefetcherTest, TakesOnlyTheRoomThereIs) {
 TEST_F(PrefetcherTest, DropsOrdersThatHaveBecomePointless) {
   char* freed = cold(1);
   char* resident = cold(2);
-  const std::vector<Order> orders = {order(freed), order(resident)};
+  const std::vector<MoveRequest> requests = {request(freed), request(resident)};
   engine_.free(freed);
   engine_.use({resident});
   uint64_t lacking_bytes = 0;
-  EXPECT_EQ(prefetch(*engine_->migrations(), orders, &lacking_bytes), 2u);
+  EXPECT_EQ(prefetch(*engine_->mover(), requests, &lacking_bytes), 2u);
   EXPECT_EQ(lacking_bytes, 0u);
   EXPECT_EQ(engine_.read(engine_.stats().fetched_bytes), kBytes) << "by the use alone";
 }
@@ -93,29 +93,29 @@ TEST_F(PrefetcherTest, DropsOrdersThatHaveBecomePointless) {
 TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
   char* address = engine_.allocate(kBytes);
   engine_.use({address}, AccessMode::kWrite);
-  const std::vector<Order> eviction = {order(address)};
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
-  const std::vector<Order> fetch = {order(address)};
-  prefetcher.order(fetch);
+  const std::vector<MoveRequest> eviction = {request(address)};
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  const std::vector<MoveRequest> fetch = {request(address)};
+  prefetcher.request(fetch);
   EXPECT_TRUE(eviction[0].is_outdated());
-  engine_->migrator().order(eviction);
+  engine_->evictor().request(eviction);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_resident(address));
-  const std::vector<Order> later = {order(address)};
-  engine_->migrator().order(later);
+  const std::vector<MoveRequest> later = {request(address)};
+  engine_->evictor().request(later);
   EXPECT_TRUE(eventually([&] { return engine_.is_cold(address); }));
 }
 
 TEST_F(PrefetcherTest, WorksThroughItsOrders) {
   std::vector<char*> addresses;
-  std::vector<Order> orders;
+  std::vector<MoveRequest> requests;
   for (uint64_t seed = 0; seed < 6; ++seed) {
     addresses.push_back(cold(seed));
-    orders.push_back(order(addresses.back()));
+    requests.push_back(request(addresses.back()));
   }
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
   prefetcher.start();
-  prefetcher.order(orders);
+  prefetcher.request(requests);
   for (char* address : addresses) {
     EXPECT_TRUE(eventually([&] { return engine_.is_resident(address); }));
   }
@@ -128,11 +128,11 @@ TEST_F(PrefetcherTest, WorksThroughItsOrders) {
 TEST_F(PrefetcherTest, WhatIsOrderedMeanwhileJoinsTheTransfer) {
   const char* first = cold(1);
   const char* second = cold(2);
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
-  const std::vector<Order> later = {order(second)};
-  while_reading([&] { prefetcher.order(later); });
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  const std::vector<MoveRequest> later = {request(second)};
+  while_reading([&] { prefetcher.request(later); });
   prefetcher.start();
-  prefetcher.order(std::vector<Order>{order(first)});
+  prefetcher.request(std::vector<MoveRequest>{request(first)});
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(second); }));
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 1u);
@@ -144,29 +144,29 @@ TEST_F(PrefetcherTest, WhatIsOrderedMeanwhileJoinsTheTransfer) {
 TEST_F(PrefetcherTest, WhatIsForgottenDoesNotJoinIt) {
   const char* first = cold(1);
   const char* second = cold(2);
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
   while_reading([&] { prefetcher.forget(); });
-  const std::vector<Order> orders = {order(first), order(second)};
-  prefetcher.order(orders);
+  const std::vector<MoveRequest> requests = {request(first), request(second)};
+  prefetcher.request(requests);
   prefetcher.start();
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
-  EXPECT_TRUE(eventually([&] { return !prefetcher.has_orders(); }));
+  EXPECT_TRUE(eventually([&] { return !prefetcher.has_requests(); }));
   EXPECT_TRUE(engine_.is_cold(second));
 }
 
 TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
   const char* first = cold(1);
   const char* second = cold(2);
-  Migrations& migrations = *engine_->migrations();
-  Prefetcher prefetcher(engine_->heap(), migrations);
-  while_reading([&] { migrations.begin_demand(); });
-  const std::vector<Order> orders = {order(first), order(second)};
-  prefetcher.order(orders);
+  Mover& mover = *engine_->mover();
+  Prefetcher prefetcher(engine_->heap(), mover);
+  while_reading([&] { mover.begin_demand(); });
+  const std::vector<MoveRequest> requests = {request(first), request(second)};
+  prefetcher.request(requests);
   prefetcher.start();
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_cold(second));
-  migrations.end_demand();
+  mover.end_demand();
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(second); }));
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
 }
@@ -175,15 +175,15 @@ TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
 TEST_F(PrefetcherTest, NothingJoinsItOnceTheGateIsClosed) {
   const char* first = cold(1);
   const char* second = cold(2);
-  MigrationGate& gate = engine_->migrations()->gate();
+  ForkLatch& gate = engine_->mover()->fork_latch();
   std::jthread closer;
   while_reading([&] {
     closer = std::jthread([&] { gate.close(); });
     EXPECT_TRUE(eventually([&] { return gate.is_closed(); }));
   });
-  const std::vector<Order> orders = {order(first), order(second)};
-  ListedOrders listed(orders);
-  EXPECT_EQ(engine_->migrations()->prefetch(listed), 0u);
+  const std::vector<MoveRequest> requests = {request(first), request(second)};
+  ListedRequests listed(requests);
+  EXPECT_EQ(engine_->mover()->prefetch(listed), 0u);
   closer.join();
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_TRUE(engine_.is_cold(second));
@@ -201,12 +201,12 @@ TEST_F(PrefetcherTest, WhatJoinedAndCannotBeReadStaysCold) {
   fault.first = 2;
   fault.count = 3;  // as often as a read is tried
   faults_->add(fault);
-  const std::vector<Order> orders = {order(first), order(second), order(third)};
-  ListedOrders listed(orders);
-  EXPECT_EQ(engine_->migrations()->prefetch(listed), 0u);
+  const std::vector<MoveRequest> requests = {request(first), request(second), request(third)};
+  ListedRequests listed(requests);
+  EXPECT_EQ(engine_->mover()->prefetch(listed), 0u);
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_TRUE(engine_.is_cold(second));
-  EXPECT_EQ(engine_->migrations()->bytes_ahead(), 0u);
+  EXPECT_EQ(engine_->mover()->bytes_ahead(), 0u);
   EXPECT_EQ(engine_.check_books(), "");
   engine_.use({second, third});
   EXPECT_TRUE(has_pattern(second, kBytes, 2));
@@ -216,10 +216,10 @@ TEST_F(PrefetcherTest, WhatJoinedAndCannotBeReadStaysCold) {
 TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {
   const char* wanted = cold(1);
   char* filler = engine_.allocate(8 * kBytes);
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
   prefetcher.start();
-  const std::vector<Order> orders = {order(wanted)};
-  prefetcher.order(orders);
+  const std::vector<MoveRequest> requests = {request(wanted)};
+  prefetcher.request(requests);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_cold(wanted)) << "there is no room";
   engine_.free(filler);
@@ -229,10 +229,10 @@ TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {
 TEST_F(PrefetcherTest, ForgetsWhatItWasTold) {
   const char* wanted = cold(1);
   char* filler = engine_.allocate(8 * kBytes);
-  Prefetcher prefetcher(engine_->heap(), *engine_->migrations());
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
   prefetcher.start();
-  const std::vector<Order> orders = {order(wanted)};
-  prefetcher.order(orders);
+  const std::vector<MoveRequest> requests = {request(wanted)};
+  prefetcher.request(requests);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   prefetcher.forget();
   engine_.free(filler);

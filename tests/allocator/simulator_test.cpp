@@ -289,7 +289,7 @@ TEST(SimulatorTest, MovingTakesProcessorTime) {
 Plan random_plan(Random& random, const Trace& trace) {
   Plan plan;
   plan.otherwise = random.chance(0.5) ? Victim::kLeastRecentlyUsed : Victim::kFarthestNextUse;
-  for (const IdlePeriod& period : idle_periods(trace)) {
+  for (const Gap& period : gaps_of(trace)) {
     if (random.chance(0.5)) continue;
     PlannedMove move{period.tensor, period.after, kNoTick, period.before};
     if (period.comes_back()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trace: what is found wrong in one, bytes by tick, and idle periods, in small cases and against a
+// Trace: what is found wrong in one, bytes by tick, and gaps, in small cases and against a
 // walk through two repetitions of random traces.
 #include "learn/trace.h"
 
@@ -54,7 +54,7 @@ TEST(TraceTest, FindsWhatIsWrong) {
 TEST(TraceTest, IdlePeriodsOfATensorThatIsAlwaysThere) {
   Trace trace = ops_naming({{}, {{0, true}}, {}, {}, {{0, false}}, {{0, false}}, {}});
   trace.tensors = {{10, kNoTick, kNoTick}};
-  const std::vector<IdlePeriod> periods = idle_periods(trace);
+  const std::vector<Gap> periods = gaps_of(trace);
   ASSERT_EQ(periods.size(), 2u);
   EXPECT_EQ(periods[0].after, 1u);
   EXPECT_EQ(periods[0].before, 4u);
@@ -71,7 +71,7 @@ TEST(TraceTest, IdlePeriodsOfATensorThatIsAlwaysThere) {
 TEST(TraceTest, IdlePeriodsOfATensorThatComesAndGoes) {
   Trace trace = ops_naming({{{0, false}}, {}, {}, {}, {}, {{0, false}}});
   trace.tensors = {{10, 3, 2}};  // allocated at 3, named at 5 and, in the next repetition, at 0
-  const std::vector<IdlePeriod> periods = idle_periods(trace);
+  const std::vector<Gap> periods = gaps_of(trace);
   ASSERT_EQ(periods.size(), 2u);
   EXPECT_EQ(periods[0].after, 3u);
   EXPECT_EQ(periods[0].before, 5u);
@@ -88,7 +88,7 @@ TEST(TraceTest, IdlePeriodsAreTheTicksWithoutUse) {
     ASSERT_TRUE(trace.validate().is_ok()) << trace.validate().message();
     const std::vector<std::vector<Tick>> uses = uses_by_tensor(trace);
     std::vector<std::multiset<Tick>> idle(trace.tensors.size());
-    for (const IdlePeriod& period : idle_periods(trace)) {
+    for (const Gap& period : gaps_of(trace)) {
       for (Tick tick = (period.after + 1) % 10;; tick = (tick + 1) % 10) {
         idle[period.tensor].insert(tick);
         if (tick == period.until) break;

@@ -37,7 +37,7 @@ class TraceWriterTest : public ::testing::Test {
 TEST_F(TraceWriterTest, WritesWhatTheHeaderDescribes) {
   const uint32_t mm = recorder_.register_op("aten::mm");
   EventRing* ring = recorder_.acquire_ring();
-  const uint64_t now = ticks();
+  const uint64_t now = timestamp();
   ring->append({now, 0, 0, mm, EventKind::kOpBegin});
   ring->append({now, 17, 4096, mm, EventKind::kRead});
   ring->append({now + 1000, 0, 0, mm, EventKind::kOpEnd});
@@ -65,7 +65,7 @@ TEST_F(TraceWriterTest, ThreadsAreMergedInOrderOfTime) {
   std::vector<EventRing*> rings;
   for (int index = 0; index < 3; ++index) rings.push_back(recorder_.acquire_ring());
   for (int round = 0; round < 1000; ++round) {
-    for (EventRing* ring : rings) ring->append({ticks(), 0, 0, op, EventKind::kOpBegin});
+    for (EventRing* ring : rings) ring->append({timestamp(), 0, 0, op, EventKind::kOpBegin});
   }
   const std::vector<Json> lines = write_and_read();
   ASSERT_EQ(lines.size(), 3001u);
@@ -80,7 +80,7 @@ TEST_F(TraceWriterTest, ThreadsAreMergedInOrderOfTime) {
 TEST_F(TraceWriterTest, CountsWhatTheRingsNoLongerHold) {
   EventRing* ring = recorder_.acquire_ring();
   for (uint64_t index = 0; index < kRingEvents + 10; ++index) {
-    ring->append({ticks(), 0, 0, 0, EventKind::kStep});
+    ring->append({timestamp(), 0, 0, 0, EventKind::kStep});
   }
   ASSERT_TRUE(write_trace(recorder_, path_).is_ok());
   std::ifstream file(path_);

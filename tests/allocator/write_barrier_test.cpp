@@ -3,7 +3,7 @@
 // The write barrier: alone over a page with a judge of the test's, and in an engine whose windows
 // are hit by a thread that writes without a gate. What is not ours reaches the handler that was
 // there before, and kills where there was none.
-#include "backend/write_barrier.h"
+#include "platform/write_barrier.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,9 +15,9 @@
 #include <cstring>
 #include <thread>
 
-#include "backend/address_arena.h"
 #include "base/racy_access.h"
 #include "base/sanitizers.h"
+#include "platform/address_arena.h"
 #include "support/test_engine.h"
 
 // The sanitizers' own handler would turn the deaths below, which are what is tested, into reports.

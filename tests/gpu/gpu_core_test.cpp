@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/call_scope.h"
-#include "backend/cuda/device_hash.h"
-#include "backend/cuda/device_hasher.h"
-#include "backend/cuda/driver_api.h"
-#include "backend/cuda/nvrtc_api.h"
-#include "backend/cuda/stream_mark.h"
 #include "base/units.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
+#include "platform/cuda/call_scope.h"
+#include "platform/cuda/device_hash.h"
+#include "platform/cuda/device_hasher.h"
+#include "platform/cuda/driver_api.h"
+#include "platform/cuda/nvrtc_api.h"
+#include "platform/cuda/stream_mark.h"
 #include "support/random.h"
 
 namespace tencache {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "backend/cuda/driver_api.h"
+#include "platform/cuda/driver_api.h"
 
 #undef cuGetProcAddress
 

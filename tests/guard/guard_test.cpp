@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "abi/tencache_guard.h"
-#include "backend/cuda/driver_api.h"
 #include "guard/fake_driver.h"
+#include "platform/cuda/driver_api.h"
 
 #undef cuGetProcAddress
 

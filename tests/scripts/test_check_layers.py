@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from check_layers import LAYERS, check_layers
+from check_layers import LAYERS, ROOMS, check_layers
 
 
 def problems(path: str, text: str) -> list[str]:
@@ -44,10 +44,10 @@ def test_the_core_includes_no_foreign_header(include: str, owner: str) -> None:
     assert owner in found[0]
 
 
-def test_the_cuda_backend_alone_includes_the_header_of_the_driver() -> None:
-    assert problems("allocator/backend/cuda/a.h", "#include <cuda.h>\n") == []
-    assert "CUDA" in problems("allocator/backend/cuda/a.h", "#include <cuda_runtime_api.h>\n")[0]
-    assert "CUDA" in problems("allocator/backend/a.h", "#include <cuda.h>\n")[0]
+def test_the_cuda_platform_alone_includes_the_header_of_the_driver() -> None:
+    assert problems("allocator/platform/cuda/a.h", "#include <cuda.h>\n") == []
+    assert "CUDA" in problems("allocator/platform/cuda/a.h", "#include <cuda_runtime_api.h>\n")[0]
+    assert "CUDA" in problems("allocator/platform/a.h", "#include <cuda.h>\n")[0]
 
 
 def test_the_core_names_headers_from_its_root() -> None:
@@ -91,3 +91,26 @@ def test_suites_of_the_core_do_without_torch() -> None:
     assert problems("tests/emulated_gpu/operators/a.cpp", "#include <ATen/ATen.h>") == []
     assert "torch" in problems("tests/emulated_gpu/driver/a.cpp", "#include <ATen/ATen.h>")[0]
     assert "torch" in problems("benchmarks/a.cpp", "#include <c10/util/Half.h>")[0]
+
+
+@pytest.mark.parametrize("own", [*ROOMS, ""])
+@pytest.mark.parametrize("other", [*ROOMS, ""])
+def test_a_room_of_the_engine_includes_what_is_below_it(own: str, other: str) -> None:
+    path = "/".join(part for part in ("allocator/engine", own, "a.cpp") if part)
+    included = "/".join(part for part in ("engine", other, "b.h") if part)
+    found = problems(path, f'#include "{included}"\n')
+    if own == "" or other in ROOMS[own]:
+        assert found == []
+    else:
+        assert found == [f"{path}:1: room engine/{own} includes {included}, which is not below it"]
+
+
+def test_planning_and_the_gate_know_the_parts_of_their_engine() -> None:
+    assert problems("allocator/engine/plan/a.h", '#include "engine/parts.h"\n') == []
+    assert problems("allocator/engine/gate/a.h", '#include "engine/parts.h"\n') == []
+    assert "below" in problems("allocator/engine/move/a.h", '#include "engine/parts.h"\n')[0]
+
+
+def test_a_source_in_a_folder_of_the_engine_stands_in_a_room() -> None:
+    found = problems("allocator/engine/other/a.h", '#include "engine/engine.h"\n')
+    assert "stands in no room" in found[0]

@@ -82,13 +82,21 @@ def test_code_and_strings_are_the_compiler_s() -> None:
 
 
 def test_paths_in_documents() -> None:
-    files = ("allocator/engine/gate.h", "docs/a.md", "docs/b.md", "shim/hooks.cpp", "README.md")
+    files = (
+        "allocator/engine/gate/gate.h",
+        "docs/a.md",
+        "docs/b.md",
+        "shim/hooks.cpp",
+        "README.md",
+    )
     check = check_names.check_paths(PurePosixPath(file) for file in files)
 
     def found(text: str) -> list[str]:
         return [str(problem) for problem in check(PurePosixPath("docs/a.md"), text)]
 
-    assert found("`engine/gate`, `engine/gate.h`, `allocator/engine/`, `shim/hooks`\n") == []
+    assert (
+        found("`engine/gate/gate`, `engine/gate/gate.h`, `allocator/engine/`, `shim/hooks`\n") == []
+    )
     assert found("[b](b.md#there), [top](../README.md), [c](https://a.org/c.md), [d](#d)\n") == []
     assert found("`torch/nn.py`, `pread/pwrite`, `build/debug`\n") == []  # not ours
     assert found("`engine/portal.h`\n") == [

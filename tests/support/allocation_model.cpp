@@ -69,7 +69,7 @@ std::string AllocationModel::step() {
     draw -= weight;
   }
   if (draw < weights.evict_all) {
-    engine_->migrator().evict_all();
+    engine_->evictor().evict_all();
   } else if (draw < weights.evict_all + weights.drop_cached) {
     engine_->heap().drop_cached(random_.between(1, 8 * kMiB));
   } else {

@@ -13,8 +13,8 @@
 #include <map>
 #include <vector>
 
-#include "backend/host_pinner.h"
 #include "base/mutex.h"
+#include "platform/host_pinner.h"
 
 namespace tencache {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FunctionUses: a plan's knowledge of what is needed when (engine/next_uses.h), as a test says it.
-// The function is called from any thread of the engine.
+// FunctionUses: a plan's knowledge of what is needed when (engine/move/next_uses.h), as a test says
+// it. The function is called from any thread of the engine.
 #pragma once
 
 #include <functional>
 #include <unordered_map>
 #include <utility>
 
-#include "engine/next_uses.h"
+#include "engine/move/next_uses.h"
 
 namespace tencache {
 

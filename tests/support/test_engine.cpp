@@ -42,17 +42,17 @@ void TestEngine::use(std::initializer_list<const void*> addresses, AccessMode mo
 bool TestEngine::evict(const void* address) {
   Extent* extents[] = {extent(address)};
   extents[0]->set_flags(kFlagSeen);
-  return engine_->migrations()->evict(extents).count == 1;
+  return engine_->mover()->evict(extents).count == 1;
 }
 
 std::string TestEngine::check_books(uint64_t small_bytes) {
-  // The migrator drops cached extents without a permit, so its books may be between two lines for
+  // The evictor drops cached extents without a permit, so its books may be between two lines for
   // a moment.
   std::string fault;
   eventually([&] {
-    if (engine_->migrations() != nullptr) engine_->migrations()->gate().close();
+    if (engine_->mover() != nullptr) engine_->mover()->fork_latch().close();
     fault = check_books_once(small_bytes);
-    if (engine_->migrations() != nullptr) engine_->migrations()->gate().reopen();
+    if (engine_->mover() != nullptr) engine_->mover()->fork_latch().reopen();
     return fault.empty();
   });
   return fault;
@@ -73,7 +73,7 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
     }
     ++count;
     slot_bytes += extent->slot.bytes;
-    if (extent->slot_is_written && !extent->slot.is_valid()) return "no slot, yet written";
+    if (extent->has_copy_below && !extent->slot.is_valid()) return "no slot, yet written";
     if (state == ExtentState::kCold && !extent->slot.is_valid()) return "cold without a slot";
     if (state == ExtentState::kCached) cached_bytes += listed.bytes;
     if (state != ExtentState::kCold) device_bytes += listed.bytes;
@@ -102,7 +102,7 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
 Parts gate_parts(TestEngine& engine, Recorder& recorder, Stats& stats) {
   Parts parts;
   parts.heap = &engine->heap();
-  parts.migrations = engine->migrations();
+  parts.mover = engine->mover();
   parts.recorder = &recorder;
   parts.stats = &stats;
   return parts;

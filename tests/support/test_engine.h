@@ -3,7 +3,7 @@
 // TestEngine: a whole allocator with small figures, spilling into a TestDirectory of its own, and
 // the few things that tests do with one: name extents, evict and fetch one of them, look at its
 // state. The arena is small enough for sanitizers, extents begin at one page, and the budget is so
-// large that the migrator stays asleep unless a test lowers it. GateScope opens and closes the gate
+// large that the evictor stays asleep unless a test lowers it. GateScope opens and closes the gate
 // as an op would. Threads: as Engine; make and destroy it on one thread.
 #pragma once
 

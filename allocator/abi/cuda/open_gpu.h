@@ -8,10 +8,10 @@
 #include <optional>
 
 #include "abi/tencache_gpu.h"
-#include "backend/cuda/driver_api.h"
-#include "backend/cuda/nvrtc_api.h"
 #include "base/status.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
+#include "platform/cuda/driver_api.h"
+#include "platform/cuda/nvrtc_api.h"
 
 struct tencache_gpu {
   std::unique_ptr<tencache::DriverApi> own_driver;   // null where the caller brought one

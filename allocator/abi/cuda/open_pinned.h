@@ -5,8 +5,8 @@
 #pragma once
 
 #include "abi/tencache_pinned.h"
-#include "backend/cuda/driver_api.h"
 #include "base/status.h"
+#include "platform/cuda/driver_api.h"
 
 namespace tencache {
 

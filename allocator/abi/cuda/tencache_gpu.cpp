@@ -10,9 +10,9 @@
 
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
-#include "backend/cuda/call_scope.h"
 #include "base/units.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
+#include "platform/cuda/call_scope.h"
 
 namespace tencache {
 namespace {
@@ -137,8 +137,8 @@ uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
 }
 
 void tencache_gpu_watch_ops(tencache_gpu* gpu) {
-  tencache::Migrator& migrator = gpu->engine->migrator();
-  if (!migrator.is_armed()) migrator.on_attention();
+  tencache::Evictor& evictor = gpu->engine->evictor();
+  if (!evictor.is_armed()) evictor.on_attention();
 }
 
 void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes, void* stream,

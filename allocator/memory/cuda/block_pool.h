@@ -30,14 +30,14 @@
 #include <optional>
 #include <vector>
 
-#include "backend/cuda/stream_mark.h"
-#include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "memory/cuda/block_table.h"
 #include "memory/cuda/program_use.h"
 #include "memory/cuda/segment_source.h"
 #include "memory/cuda/stream_quarantine.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/cuda/stream_numbers.h"
 
 namespace tencache {
 

@@ -26,9 +26,9 @@
 #include <set>
 #include <vector>
 
-#include "backend/cuda/stream_numbers.h"
 #include "base/units.h"
 #include "memory/intrusive_list.h"
+#include "platform/cuda/stream_numbers.h"
 
 namespace tencache {
 

@@ -8,10 +8,10 @@
 
 #include <atomic>
 
-#include "backend/cuda/device_hash.h"
-#include "backend/cuda/frame_pool.h"
 #include "memory/cuda/block_table.h"
 #include "memory/extent.h"
+#include "platform/cuda/device_hash.h"
+#include "platform/cuda/frame_pool.h"
 #include "tier/host_tier.h"
 
 namespace tencache {
@@ -25,7 +25,7 @@ struct CudaExtent : Extent {
   /// The program has said that a stream uses it (record_stream), perhaps before it queues that use.
   std::atomic<bool> is_recorded{false};
   /// The copy below as far as it is in host memory, and the hash of what the copy holds, wherever
-  /// it is, once there is one (slot_is_written); owned as the slot is (memory/extent.h, invariant
+  /// it is, once there is one (has_copy_below); owned as the slot is (memory/extent.h, invariant
   /// 3).
   HostBlock host_block;
   DeviceHash copy_hash;

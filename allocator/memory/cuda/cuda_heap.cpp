@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <span>
 
-#include "backend/cuda/driver_use.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/stats.h"
 #include "base/units.h"
+#include "platform/cuda/driver_use.h"
 
 namespace tencache {
 namespace {
@@ -319,7 +319,7 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
     of_cuda(extent)->is_recorded.store(true, std::memory_order_relaxed);
-    raise_to(extent->last_use_ticks, ticks());  // what was marked before does not cover it
+    raise_to(extent->last_use_at, timestamp());  // what was marked before does not cover it
     return;
   }
   const auto device_address = reinterpret_cast<CUdeviceptr>(address);

@@ -31,9 +31,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/device_arena.h"
-#include "backend/cuda/frame_pool.h"
-#include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
 #include "base/range_allocator.h"
 #include "memory/cuda/block_pool.h"
@@ -45,6 +42,9 @@
 #include "memory/cuda/stream_quarantine.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
+#include "platform/cuda/device_arena.h"
+#include "platform/cuda/frame_pool.h"
+#include "platform/cuda/stream_numbers.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
 

@@ -9,7 +9,7 @@
 namespace tencache {
 
 void CudaHeap::release_copy(CudaExtent* extent) {
-  extent->slot_is_written.store(false, std::memory_order_relaxed);
+  extent->has_copy_below.store(false, std::memory_order_relaxed);
   release_block(extent);
   release_slot(extent);
 }

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/driver_api.h"
+#include "platform/cuda/driver_api.h"
 
 namespace tencache {
 

@@ -16,10 +16,10 @@
 #include <memory>
 #include <unordered_map>
 
-#include "backend/cuda/stream_mark.h"
-#include "backend/cuda/stream_numbers.h"
-#include "backend/stream_set.h"
 #include "base/mutex.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/cuda/stream_numbers.h"
+#include "platform/stream_set.h"
 
 namespace tencache {
 

@@ -17,15 +17,15 @@
 #include <map>
 #include <memory>
 
-#include "backend/cuda/gpu.h"
-#include "backend/cuda/host_pinner.h"
-#include "backend/cuda/stream_mark.h"
-#include "backend/cuda/stream_numbers.h"
-#include "backend/machine.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/use_count.h"
 #include "memory/cuda/pinned_pool.h"
+#include "platform/cuda/gpu.h"
+#include "platform/cuda/host_pinner.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/cuda/stream_numbers.h"
+#include "platform/machine.h"
 #include "tier/host_tier.h"
 
 namespace tencache {

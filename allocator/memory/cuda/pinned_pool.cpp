@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "backend/cuda/driver_use.h"
 #include "base/check.h"
+#include "platform/cuda/driver_use.h"
 
 namespace tencache {
 

@@ -31,11 +31,11 @@
 #include <map>
 #include <vector>
 
-#include "backend/cuda/stream_numbers.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/use_count.h"
 #include "memory/cuda/stream_quarantine.h"
+#include "platform/cuda/stream_numbers.h"
 #include "tier/host_tier.h"
 
 namespace tencache {

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/driver_api.h"
 #include "base/status.h"
+#include "platform/cuda/driver_api.h"
 
 namespace tencache {
 

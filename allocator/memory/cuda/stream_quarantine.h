@@ -20,11 +20,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/stream_mark.h"
-#include "backend/cuda/stream_numbers.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/cuda/stream_numbers.h"
 
 namespace tencache {
 
@@ -46,7 +46,7 @@ enum class Patience : uint8_t {
 /// What becomes of items whose streams fail.
 enum class OnFailure : uint8_t {
   kKeep,  // they stay, and one warning says so
-  kEnd,   // a broken context's work is over (StreamMark::is_over); its owner hears of it elsewhere
+  kEnd,   // a broken context's work is over (StreamMark::poll); its owner hears of it elsewhere
 };
 
 template <typename Item>
@@ -156,9 +156,13 @@ class StreamQuarantine {
   }
 
   Result<bool> is_reached(const StreamMark& mark, bool may_wait) const {
-    if (on_failure_ == OnFailure::kEnd) return mark.is_over(may_wait);
-    if (!may_wait) return mark.is_reached();
-    TENCACHE_RETURN_IF_ERROR(mark.wait());
+    const bool is_ended_by_failure = on_failure_ == OnFailure::kEnd;
+    if (!may_wait) return is_ended_by_failure ? mark.poll() : mark.is_reached();
+    if (is_ended_by_failure) {
+      mark.await();
+    } else {
+      TENCACHE_RETURN_IF_ERROR(mark.wait());
+    }
     return true;
   }
 

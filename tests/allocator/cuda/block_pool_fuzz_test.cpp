@@ -142,7 +142,7 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
 };
 
 // A refused call, or the beginning or end of a capture, on the last stream alone: work that a test
-// orders by events must not meet it.
+// requests by events must not meet it.
 void BlockPoolFuzzTest::disturb(Random& random) {
   if (random.chance(0.3)) {
     driver_->set_capturing(streams_.back(), random.chance(0.4));

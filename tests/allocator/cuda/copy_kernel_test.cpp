@@ -2,7 +2,7 @@
 //
 // CopyKernel over the simulated driver, whose kernel is the text of the real one compiled for the
 // host, and the engine's choice between it and the copy engines.
-#include "backend/cuda/copy_kernel.h"
+#include "platform/cuda/copy_kernel.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <memory>
 #include <optional>
 
-#include "backend/cuda/copy_stream.h"
 #include "base/units.h"
+#include "platform/cuda/copy_stream.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_driver.h"

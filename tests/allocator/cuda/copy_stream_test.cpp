@@ -3,7 +3,7 @@
 // StreamMark and CopyStream: copies wait for kernels and kernels for copies, on the device; the two
 // directions run side by side; events are used again; every refused call is a Status and leaves
 // nothing behind. At random, over several streams, against the order that the marks promise.
-#include "backend/cuda/copy_stream.h"
+#include "platform/cuda/copy_stream.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that is ahead of its GPU: what a plan orders to leave waits for what was queued until
+// A program that is ahead of its GPU: what a plan requests to leave waits for what was queued until
 // then and no longer, unless it was used since, and in parts; a thread that lacks room lets fetches
 // go first which are due earlier, as long as the device has work; and fetches arrive one after
 // another.
@@ -14,7 +14,7 @@
 
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
-#include "support/listed_orders.h"
+#include "support/listed_requests.h"
 
 namespace tencache {
 namespace {
@@ -49,36 +49,36 @@ class CudaAheadTest : public ::testing::Test {
     return allocated_.back();
   }
   /// That this tensor leave, given now.
-  std::vector<Order> order(const char* tensor) {
+  std::vector<MoveRequest> request(const char* tensor) {
     Extent* extent = engine_->extent(tensor);
-    std::vector<Order> orders = {{extent, extent->id.load(), extent->bytes, ticks()}};
-    orders[0].queued = migrations().queued_work(orders);
-    EXPECT_NE(orders[0].queued, nullptr);
-    return orders;
+    std::vector<MoveRequest> requests = {{extent, extent->id.load(), extent->bytes, timestamp()}};
+    requests[0].queued = mover().queued_work(requests);
+    EXPECT_NE(requests[0].queued, nullptr);
+    return requests;
   }
   /// How many left.
-  uint64_t evict_ordered(const std::vector<Order>& orders) {
+  uint64_t evict_requested(const std::vector<MoveRequest>& requests) {
     uint64_t count = 0;
-    migrations().evict_ordered(orders, [&](const EvictionResult& part) { count += part.count; });
+    mover().evict_requested(requests, [&](const EvictionResult& part) { count += part.count; });
     return count;
   }
-  Migrations& migrations() { return *(*engine_)->migrations(); }
+  Mover& mover() { return *(*engine_)->mover(); }
 
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
   std::vector<char*> allocated_;
 };
 
-// What a plan orders to leave is marked then: it need not wait for what was queued afterwards.
+// What a plan requests to leave is marked then: it need not wait for what was queued afterwards.
 TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
   start();
   char* tensor = allocate();
   char* other = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
-  const std::vector<Order> orders = order(tensor);
+  const std::vector<MoveRequest> requests = request(tensor);
   engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
   engine_->write(stream_, other, kBytes, 2);
-  EXPECT_EQ(evict_ordered(orders), 1u);
+  EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
   engine_->driver().let_go();
   engine_->check(stream_, tensor, kBytes, 1);
@@ -110,7 +110,7 @@ TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
   char* used = allocate();
   engine_->write(stream_, idle, kBytes, 1);
   engine_->write(stream_, used, kBytes, 2);
-  for (int count = 0; count < 200; ++count) (void)order(used);
+  for (int count = 0; count < 200; ++count) (void)request(used);
   engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
   engine_->check(stream_, used, kBytes, 2);
   EXPECT_TRUE(engine_->evict(idle));
@@ -124,13 +124,13 @@ TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
-  std::vector<Order> orders = order(tensor);
+  std::vector<MoveRequest> requests = request(tensor);
   const auto begin = std::chrono::steady_clock::now();
   const CUstream other = engine_->make_stream();
   engine_->order(stream_, other);
   engine_->write(other, tensor, kBytes, 2, milliseconds(50));
-  orders[0].given_at_ticks = ticks();
-  EXPECT_EQ(evict_ordered(orders), 1u);
+  requests[0].given_at = timestamp();
+  EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
   engine_->check(stream_, tensor, kBytes, 2);
 }
@@ -140,15 +140,15 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
-  std::vector<Order> orders = order(tensor);
+  std::vector<MoveRequest> requests = request(tensor);
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(engine_->driver().launch(
                 stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
                 [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(50)),
             CUDA_SUCCESS);
   (*engine_)->record_stream(tensor, stream_);
-  orders[0].given_at_ticks = ticks();
-  EXPECT_EQ(evict_ordered(orders), 1u);
+  requests[0].given_at = timestamp();
+  EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
   engine_->check(stream_, tensor, kBytes, 2);
 }
@@ -180,10 +180,10 @@ TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   char* idle = allocate();
   engine_->write(stream_, used, kBytes, 1);
   engine_->write(stream_, idle, kBytes, 2);
-  std::vector<Order> orders = order(used);
-  orders.push_back(order(idle)[0]);
+  std::vector<MoveRequest> requests = request(used);
+  requests.push_back(request(idle)[0]);
   engine_->check(stream_, used, kBytes, 1);
-  EXPECT_EQ(evict_ordered(orders), 1u);
+  EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_EQ(engine_->state(used), ExtentState::kResident);
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
@@ -196,11 +196,11 @@ TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
   ASSERT_TRUE(engine_->evict(tensor));
   engine_->driver().hold_copies();
   engine_->write(stream_, tensor, kBytes, 2);
-  const std::vector<Order> orders = order(tensor);
+  const std::vector<MoveRequest> requests = request(tensor);
   std::atomic<bool> has_begun{false};
   std::jthread evictor([&] {
     has_begun = true;
-    EXPECT_EQ(evict_ordered(orders), 1u);
+    EXPECT_EQ(evict_requested(requests), 1u);
   });
   ASSERT_TRUE(eventually([&] { return has_begun.load(); }));
   std::this_thread::sleep_for(milliseconds(20));
@@ -214,18 +214,18 @@ TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
 // Room is told in parts, and by then the next part is on its way.
 TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   start_slow();
-  std::vector<Order> orders;
+  std::vector<MoveRequest> requests;
   std::vector<char*> tensors;
   for (uint64_t seed = 0; seed < 3; ++seed) {
     tensors.push_back(allocate());
     engine_->write(stream_, tensors.back(), kBytes, seed);
-    orders.push_back(order(tensors.back())[0]);
+    requests.push_back(request(tensors.back())[0]);
   }
-  ASSERT_LE(migrations().bytes_at_once(), kBytes) << "a tensor is a part";
+  ASSERT_LE(mover().bytes_at_once(), kBytes) << "a tensor is a part";
   const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
   const uint64_t copies_before = copies();
   uint64_t told = 0;
-  migrations().evict_ordered(orders, [&](const EvictionResult& part) {
+  mover().evict_requested(requests, [&](const EvictionResult& part) {
     EXPECT_EQ(part.count, 1u);
     EXPECT_EQ(part.bytes, kBytes);
     EXPECT_EQ(engine_->state(tensors[told++]), ExtentState::kCold);
@@ -272,14 +272,14 @@ TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   start();
   char* tensor = allocate();
   const StreamSet streams = (*engine_)->backend().streams().set_of(stream_);
-  migrations().wait_while_ahead(streams, [] { return true; });  // nothing is queued
+  mover().wait_while_ahead(streams, [] { return true; });  // nothing is queued
   engine_->driver().hold(stream_);
   engine_->write(stream_, tensor, kBytes, 1);
   int asked = 0;
-  migrations().wait_while_ahead(streams, [&asked] { return ++asked < 3; });
+  mover().wait_while_ahead(streams, [&asked] { return ++asked < 3; });
   EXPECT_EQ(asked, 3) << "it is worth it no longer";
   asked = 0;
-  migrations().wait_while_ahead(streams, [&] {
+  mover().wait_while_ahead(streams, [&] {
     if (++asked == 3) engine_->driver().let_go();
     return true;
   });
@@ -294,12 +294,12 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   engine_->write(stream_, tensor, kBytes, 1);
   ASSERT_TRUE(engine_->evict(tensor));
   Extent* extent = engine_->extent(tensor);
-  const std::vector<Order> orders = {{extent, extent->id.load(), kBytes, ticks()}};
-  extent->last_use_ticks.store(ticks() + 1);
-  EXPECT_EQ(prefetch(migrations(), orders), 1u);
+  const std::vector<MoveRequest> requests = {{extent, extent->id.load(), kBytes, timestamp()}};
+  extent->last_use_at.store(timestamp() + 1);
+  EXPECT_EQ(prefetch(mover(), requests), 1u);
   EXPECT_EQ(extent->state(), ExtentState::kCold) << "used since, and given up again";
   extent->pin();
-  EXPECT_EQ(prefetch(migrations(), orders), 1u);
+  EXPECT_EQ(prefetch(mover(), requests), 1u);
   EXPECT_NE(extent->state(), ExtentState::kCold);
   extent->unpin();
   engine_->check(stream_, tensor, kBytes, 1);
@@ -375,7 +375,7 @@ TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   engine_->driver().hold_copies(1);
   EXPECT_EQ(engine_->prefetch({small, large}), 2u);
   EXPECT_TRUE(eventually([&] {
-    migrations().settle(false);
+    mover().settle(false);
     return engine_->state(small) == ExtentState::kResident;
   }));
   EXPECT_EQ(engine_->state(large), ExtentState::kArriving);

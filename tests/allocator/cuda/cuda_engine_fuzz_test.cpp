@@ -4,7 +4,7 @@
 // and fetches in any order, while another thread evicts and fetches what it likes, some with host
 // memory that is far too small and a disk below it. Every kernel
 // checks what it reads; one that touched memory which is not mapped would fail the context. The
-// model orders its own streams as a correct program does; all else is the allocator's affair.
+// model requests its own streams as a correct program does; all else is the allocator's affair.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@
 #include "support/cuda/simulated_cufile.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/function_uses.h"
-#include "support/listed_orders.h"
+#include "support/listed_requests.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 #include "support/test_engine.h"
@@ -128,7 +128,7 @@ class RandomProgram {
       Extent* extent = engine_.extent(tensor.address);
       if (extent != nullptr && random_.chance(0.4)) extents.push_back(extent);
     }
-    engine_->migrations()->evict(extents);
+    engine_->mover()->evict(extents);
   }
 
   void prefetch() {
@@ -160,32 +160,32 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
   std::unique_ptr<FunctionUses> followed;
   while (!is_done.load()) {
     std::vector<Extent*> some;
-    std::vector<Order> orders;
+    std::vector<MoveRequest> requests;
     for (const ListedExtent& listed : engine->heap().extents()) {
       if (!random.chance(0.3)) continue;
       some.push_back(listed.extent);
-      orders.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
+      requests.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
     }
     if (random.chance(0.2)) {  // as a plan that is followed; it decides what is on disk
       std::unordered_map<const Extent*, uint64_t> uses;
       for (const Extent* extent : some) uses[extent] = random.between(1, 1'000);
       auto next = std::make_unique<FunctionUses>([uses = std::move(uses)] { return uses; });
-      engine->migrations()->set_next_uses(next.get());
+      engine->mover()->set_next_uses(next.get());
       followed = std::move(next);
     }
     if (random.chance(0.5) && may_evict) {
       if (random.chance(0.5)) {
-        engine->migrations()->evict(some);
+        engine->mover()->evict(some);
       } else {
-        engine->migrations()->evict_ordered(orders, [](const EvictionResult&) {});
+        engine->mover()->evict_requested(requests, [](const EvictionResult&) {});
       }
-    } else if (!engine->migrations()->is_demanded()) {  // else it takes the room an op waits for
-      ListedOrders listed(orders);
-      engine->migrations()->prefetch(listed);
+    } else if (!engine->mover()->is_demanded()) {  // else it takes the room an op waits for
+      ListedRequests listed(requests);
+      engine->mover()->prefetch(listed);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));
   }
-  engine->migrations()->set_next_uses(nullptr);
+  engine->mover()->set_next_uses(nullptr);
 }
 
 class CudaEngineFuzzTest : public ::testing::TestWithParam<uint64_t> {};

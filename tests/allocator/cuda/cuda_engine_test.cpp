@@ -3,7 +3,7 @@
 // A whole allocator over the simulated driver: tensors leave the GPU and come back in time,
 // whatever streams use them; memory is used again only when the device is done with it; and no
 // thread waits for data. What holds over any backend is in backends_test.cpp.
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
 
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
       engine_->check(stream_, allocated_[index], kBytes, index);
     }
     engine_->wait_until_idle();
-    (*engine_)->migrations()->settle(false);
+    (*engine_)->mover()->settle(false);
     EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 16 * kMiB);
   }
 }
@@ -134,7 +134,7 @@ TEST_F(CudaEngineTest, WithoutACompilerEveryEvictionCopies) {
     EXPECT_TRUE(engine_->evict(tensor));
     engine_->check(stream_, tensor, kBytes, 1);
     engine_->wait_until_idle();
-    (*engine_)->migrations()->settle(false);
+    (*engine_)->mover()->settle(false);
     EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
   }
   EXPECT_EQ(engine_->stats().clean_dropped_bytes, 0u);
@@ -214,7 +214,7 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
     std::this_thread::sleep_for(held);
     engine_->driver().let_go();
     engine_->wait_until_idle();
-    (*engine_)->migrations()->settle(true);
+    (*engine_)->mover()->settle(true);
   }
   EXPECT_GT(engine_->stats().stall_ns, 0u);
   EXPECT_EQ(engine_->stats().early_fetches + engine_->stats().late_fetches, rounds);
@@ -228,10 +228,10 @@ TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   ASSERT_TRUE(engine_->evict(tensor));
   EXPECT_EQ(engine_->prefetch({tensor}), 1u);
   engine_->wait_until_idle();
-  (*engine_)->migrations()->settle(true);
+  (*engine_)->mover()->settle(true);
   Extent* const extents[] = {engine_->extent(tensor)};
   ASSERT_EQ(extents[0]->state(), ExtentState::kResident);
-  (*engine_)->migrations()->fetch(extents, kNoStreams);
+  (*engine_)->mover()->fetch(extents, kNoStreams);
   EXPECT_EQ(engine_->stats().early_fetches, 1u);
   EXPECT_EQ(engine_->stats().early_fetched_bytes, kBytes);
   ASSERT_TRUE(engine_->evict(tensor));
@@ -281,7 +281,7 @@ TEST_F(CudaEngineTest, CapturingStreamHoldsNoOtherTensor) {
   engine_->wait_until_idle();
   engine_->driver().set_capturing(capturing, true);
   Extent* both[] = {engine_->extent(captured), engine_->extent(free_to_go)};
-  EXPECT_EQ((*engine_)->migrations()->evict(both).count, 1u);
+  EXPECT_EQ((*engine_)->mover()->evict(both).count, 1u);
   EXPECT_EQ(engine_->state(captured), ExtentState::kResident);
   EXPECT_EQ(engine_->state(free_to_go), ExtentState::kCold);
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
@@ -316,7 +316,7 @@ TEST_F(CudaEngineTest, LinkThatCannotBeMeasuredIsNoError) {
     config.probe_bytes = 64 * kMiB;
     config.host->budget_bytes = kMiB;
   });
-  EXPECT_EQ((*engine_)->migrations()->read_speed().bytes_per_s(-1), -1);
+  EXPECT_EQ((*engine_)->mover()->read_speed().bytes_per_s(-1), -1);
 }
 
 TEST_F(CudaEngineTest, ForkedChildGetsNoMemory) {
@@ -489,8 +489,8 @@ TEST_F(CudaEngineTest, LargeBudgetsHaveSegmentsOfPyTorchsSize) {
 TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   start([](CudaEngineConfig& config) { config.probe_bytes = 32 * kMiB; },
         {.to_device_bytes_per_s = kGiB, .to_host_bytes_per_s = 2 * kGiB});
-  const double to_device = (*engine_)->migrations()->read_speed().bytes_per_s(0);
-  const double to_host = (*engine_)->migrations()->write_speed().bytes_per_s(0);
+  const double to_device = (*engine_)->mover()->read_speed().bytes_per_s(0);
+  const double to_host = (*engine_)->mover()->write_speed().bytes_per_s(0);
   EXPECT_GT(to_device, 0.0);
   EXPECT_LE(to_device, 1.01 * static_cast<double>(kGiB));
   EXPECT_GT(to_host, 0.0);

@@ -2,7 +2,7 @@
 //
 // Gpu and DeviceArena: what a GPU offers is found, frames are mapped under addresses that stay,
 // access is granted once for neighbours, and a call that the driver refuses leaves nothing mapped.
-#include "backend/cuda/device_arena.h"
+#include "platform/cuda/device_arena.h"
 
 #include <gtest/gtest.h>
 

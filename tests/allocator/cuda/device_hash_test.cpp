@@ -4,7 +4,7 @@
 // equals a plain reference, for every length near the borders; it does not depend on the shape of
 // the grid or the order of the blocks; whatever differs changes it, in each of its four words. What
 // is expected here of 32 bits holds but for one run in a million.
-#include "backend/cuda/device_hash.h"
+#include "platform/cuda/device_hash.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceHasher over the simulated driver, whose kernel is the text of the real one compiled for the
-// host: hashes come in the stream's order and wait for no thread; slots are used again and run out;
-// every refused call is a Status that leaves nothing behind; threads hash at once.
-#include "backend/cuda/device_hasher.h"
+// host: hashes come in the stream's order and wait for no thread; places are used again and run
+// out; every refused call is a Status that leaves nothing behind; threads hash at once.
+#include "platform/cuda/device_hasher.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/copy_stream.h"
-#include "backend/cuda/stream_mark.h"
 #include "base/units.h"
+#include "platform/cuda/copy_stream.h"
+#include "platform/cuda/stream_mark.h"
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_device_hash.h"
@@ -148,7 +148,7 @@ TEST_F(DeviceHasherTest, AHashTakesWhatTheMemoryTakes) {
 
 TEST_F(DeviceHasherTest, AHashAllocatesNothingAndRegistersNothing) {
   start();
-  const uint64_t launches = 3 * DeviceHasher::kSlotCount;
+  const uint64_t launches = 3 * DeviceHasher::kPlaceCount;
   for (uint64_t round = 0; round < launches; ++round) {
     const PendingHash pending = queue(64);
     ASSERT_TRUE(mark().wait().is_ok());
@@ -164,11 +164,11 @@ TEST_F(DeviceHasherTest, AHashAllocatesNothingAndRegistersNothing) {
 TEST_F(DeviceHasherTest, SlotsRunOutAndComeBack) {
   start();
   std::vector<PendingHash> pending;
-  while (pending.size() < DeviceHasher::kSlotCount) pending.push_back(queue());
+  while (pending.size() < DeviceHasher::kPlaceCount) pending.push_back(queue());
   const Status none = hasher_->hash(stream_, device_->address(), kBytes).status();
   EXPECT_EQ(none.code(), StatusCode::kUnavailable);
   EXPECT_THAT(none.message(),
-              HasSubstr(std::to_string(DeviceHasher::kSlotCount) + " hashes under way"));
+              HasSubstr(std::to_string(DeviceHasher::kPlaceCount) + " hashes under way"));
   ASSERT_TRUE(mark().wait().is_ok());
   const DeviceHash expected = hash_on_host(device_->data(), kBytes);
   for (const PendingHash& one : pending) EXPECT_EQ(one.value(), expected);
@@ -222,7 +222,7 @@ TEST_F(DeviceHasherTest, ARefusedHashGivesItsSlotBack) {
   start();
   for (const char* name :
        {"cuLaunchKernel", "cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode"}) {
-    for (unsigned round = 0; round < DeviceHasher::kSlotCount; ++round) {
+    for (unsigned round = 0; round < DeviceHasher::kPlaceCount; ++round) {
       driver_->fail(name, 1, CUDA_ERROR_UNKNOWN);
       const Status refused = hasher_->hash(stream_, device_->address(), kBytes).status();
       EXPECT_EQ(refused.code(), StatusCode::kIoError) << refused.message();

@@ -2,7 +2,7 @@
 //
 // From disk straight to the GPU, over a simulated cuFile, the simulated driver and a real file:
 // what arrives is what was written, and wherever that way cannot be gone the one by host memory is.
-#include "backend/cuda/direct_storage.h"
+#include "platform/cuda/direct_storage.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -212,7 +212,7 @@ class DirectFetchTest : public ::testing::Test {
   void check(uint64_t index) {
     engine_->check(stream_, tensors_[index], kBytes, index);
     engine_->wait_until_idle();
-    (*engine_)->migrations()->settle(true);
+    (*engine_)->mover()->settle(true);
   }
   void check_all() {
     for (uint64_t index = 0; index < kTensors; ++index) check(index);
@@ -239,7 +239,7 @@ TEST_F(DirectFetchTest, WhatTheDiskAloneHasNeedsNoHostMemory) {
 TEST_F(DirectFetchTest, AheadOfUseTooAndItsSlotIsASpareCopy) {
   start();
   EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[1]}), 2u);
-  (*engine_)->migrations()->settle(true);
+  (*engine_)->mover()->settle(true);
   EXPECT_EQ(engine_->state(tensors_[0]), ExtentState::kResident);
   check(0);
   EXPECT_EQ(engine_->stats().early_fetches, 1u);

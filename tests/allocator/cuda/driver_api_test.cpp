@@ -2,7 +2,7 @@
 //
 // The table of the driver's functions: what a machine without a driver says, and what a failed call
 // becomes. The calls themselves are proved with the simulated driver.
-#include "backend/cuda/driver_api.h"
+#include "platform/cuda/driver_api.h"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>

@@ -4,7 +4,7 @@
 // of the cuda backend is made, then used and destroyed there; the simulated driver counts the
 // calls. Exits and a driver that is shut down end the process, so they run in one of their own,
 // started anew. What a call scope leaves on its thread when it is refused.
-#include "backend/cuda/driver_use.h"
+#include "platform/cuda/driver_use.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,13 +14,13 @@
 #include <optional>
 #include <utility>
 
-#include "backend/cuda/call_scope.h"
-#include "backend/cuda/copy_stream.h"
-#include "backend/cuda/device_arena.h"
-#include "backend/cuda/frame_pool.h"
-#include "backend/cuda/host_pinner.h"
-#include "backend/cuda/stream_mark.h"
 #include "base/units.h"
+#include "platform/cuda/call_scope.h"
+#include "platform/cuda/copy_stream.h"
+#include "platform/cuda/device_arena.h"
+#include "platform/cuda/frame_pool.h"
+#include "platform/cuda/host_pinner.h"
+#include "platform/cuda/stream_mark.h"
 #include "support/child_process.h"
 #include "support/cuda/call_script.h"
 #include "support/cuda/simulated_driver.h"

@@ -4,7 +4,7 @@
 // moments; a stream that captures a graph, is gone or is refused a call is not timed and not
 // harmed; memory is bounded and events are used again. Then with a whole engine: ops that are only
 // queued have the device's times in the period that is learned, however fast the host is.
-#include "engine/cuda/event_timer.h"
+#include "engine/gate/event_timer.h"
 
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
   const std::vector<OpTime> times = timer_->take_finished();
   ASSERT_EQ(times.size(), 2u);
   EXPECT_EQ(times[0].op, 1u);
-  EXPECT_EQ(times[0].begin_ticks, 1u);
+  EXPECT_EQ(times[0].begun_at, 1u);
   EXPECT_NEAR(static_cast<double>(times[0].ns), 30e6, 3e6);
   EXPECT_EQ(times[1].op, 2u);
   EXPECT_NEAR(static_cast<double>(times[1].ns), 30e6, 3e6);
@@ -186,9 +186,9 @@ class OpTimesTest : public ::testing::Test {
   OpTimesTest() {
     engine_.emplace([this](CudaEngineConfig& config) {
       config.arm_at = 0.01;
-      config.hooks.on_script = [this](const Script& script) {
-        for (const TraceOp& op : script.period->trace.ops) compute_ns_.push_back(op.compute_ns);
-        has_script_ = true;
+      config.hooks.on_learned_plan = [this](const LearnedPlan& learned) {
+        for (const TraceOp& op : learned.period->trace.ops) compute_ns_.push_back(op.compute_ns);
+        has_plan_ = true;
       };
     });
     stream_ = engine_->make_stream();
@@ -201,15 +201,15 @@ class OpTimesTest : public ::testing::Test {
     for (char* tensor : tensors_) engine_->free(tensor);
   }
 
-  std::vector<uint64_t> compute_ns_;  // of the first script, before has_script_
-  std::atomic<bool> has_script_ = false;
+  std::vector<uint64_t> compute_ns_;  // of the first plan, before has_plan_
+  std::atomic<bool> has_plan_ = false;
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
   std::vector<char*> tensors_;
 };
 
 TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
-  for (int step = 0; step < 30 && !has_script_; ++step) {
+  for (int step = 0; step < 30 && !has_plan_; ++step) {
     for (size_t index = 0; index < kTensors; ++index) {
       engine_->op(stream_, {{tensors_[index], bytes(index), index, index == 0}},
                   milliseconds(2 + 3 * index));
@@ -218,7 +218,7 @@ TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
     (*engine_)->gate().on_step();
     engine_->wait_until_idle();
   }
-  ASSERT_TRUE(has_script_);
+  ASSERT_TRUE(has_plan_);
   ASSERT_EQ(compute_ns_.size(), kTensors);
   for (size_t index = 0; index < kTensors; ++index) {
     // Were it the host's, all but the last would have a millisecond.

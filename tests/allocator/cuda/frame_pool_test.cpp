@@ -3,7 +3,7 @@
 // FramePool: exact sizes come back, the limit and the GPU's own capacity are kept, what waited
 // longest goes first, and whatever the driver refuses leaves the pool as it was. Against a
 // reference model at random, and from several threads at once.
-#include "backend/cuda/frame_pool.h"
+#include "platform/cuda/frame_pool.h"
 
 #include <gtest/gtest.h>
 

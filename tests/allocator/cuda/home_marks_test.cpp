@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/gpu.h"
+#include "platform/cuda/gpu.h"
 #include "support/cuda/simulated_streams_fixture.h"
 #include "support/eventually.h"
 

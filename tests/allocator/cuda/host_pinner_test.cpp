@@ -2,7 +2,7 @@
 //
 // Pinning through a driver of six functions that write down what they are asked: which context and
 // capture mode a call finds, and what is left on the thread after it, also after each failure.
-#include "backend/cuda/host_pinner.h"
+#include "platform/cuda/host_pinner.h"
 
 #include <gtest/gtest.h>
 

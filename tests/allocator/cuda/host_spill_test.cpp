@@ -3,7 +3,7 @@
 // Disk below host memory, over the simulated driver and a real directory: the coldest goes further
 // down and comes back, what is on disk already is not written again, whoever wants a tensor that is
 // being written has it at once, and a disk that is full, fails or lies costs no bit.
-#include "engine/cuda/host_spill.h"
+#include "engine/move/gpu/host_spill.h"
 
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ class HostSpillTest : public ::testing::Test {
   }
   void settle() {
     engine_->wait_until_idle();
-    (*engine_)->migrations()->settle(true);
+    (*engine_)->mover()->settle(true);
   }
   /// The first `count` ones, one after another.
   void evict(uint64_t count) {
@@ -75,7 +75,7 @@ class HostSpillTest : public ::testing::Test {
   /// As a plan that tells so; null: none does any more.
   void follow(const FunctionUses::Function& function) {
     auto uses = function ? std::make_unique<FunctionUses>(function) : nullptr;
-    (*engine_)->migrations()->set_next_uses(uses.get());
+    (*engine_)->mover()->set_next_uses(uses.get());
     uses_ = std::move(uses);
   }
   /// As a plan that needs the first one first.
@@ -89,7 +89,7 @@ class HostSpillTest : public ::testing::Test {
   /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead:
   /// what is claimed only to be looked at would be left out by the batch of that moment.
   bool has_block(uint64_t index) {
-    MigrationGate& gate = (*engine_)->migrations()->gate();
+    ForkLatch& gate = (*engine_)->mover()->fork_latch();
     gate.close();
     const CudaExtent* found = extent(index);
     const bool has = found->state() == ExtentState::kCold && found->host_block.is_valid();
@@ -228,7 +228,7 @@ TEST_F(HostSpillTest, WhatFindsNoRoomFollowsWhatIsColdByThen) {
     all.push_back(extent(index));
     all.back()->set_flags(kFlagSeen);
   }
-  const EvictionResult result = (*engine_)->migrations()->evict(all);
+  const EvictionResult result = (*engine_)->mover()->evict(all);
   EXPECT_EQ(result.count, 12u);
   EXPECT_TRUE(result.failure.is_ok()) << result.failure.message();
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
@@ -283,7 +283,7 @@ TEST_F(HostSpillTest, DemotionWritesNothingTwice) {
   ASSERT_TRUE(extent(0)->host_block.is_valid());
   ASSERT_TRUE(extent(0)->slot.is_valid());
   // Everything else is hotter then.
-  for (uint64_t index = 1; index < 5; ++index) raise_to(extent(index)->last_use_ticks, ticks());
+  for (uint64_t index = 1; index < 5; ++index) raise_to(extent(index)->last_use_at, timestamp());
   const uint64_t written = written_bytes();
   allocate(1);
   ASSERT_TRUE(engine_->evict(tensors_[5]));
@@ -408,7 +408,7 @@ TEST_F(HostSpillTest, FailedReadAheadOfUseLeavesItCold) {
   faults_->add({.direction = IoDirection::kRead, .count = 3});
   EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[4]}), 2u);
   EXPECT_TRUE(is_on_disk_alone(0));
-  EXPECT_EQ((*engine_)->migrations()->bytes_ahead(), kBytes);  // of the other one
+  EXPECT_EQ((*engine_)->mover()->bytes_ahead(), kBytes);  // of the other one
   check_all();
 }
 
@@ -461,7 +461,7 @@ class SlowHostSpillTest : public HostSpillTest {
                   }});
     demotion_ = std::jthread([this] {
       Extent* next[] = {engine_->extent(other_)};
-      (*engine_)->migrations()->evict(next);
+      (*engine_)->mover()->evict(next);
     });
     ASSERT_TRUE(eventually([&] { return faults_->pieces(IoDirection::kWrite) >= 2; }));
   }
@@ -533,7 +533,7 @@ TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   // While each piece is written, all of them are asked for.
   faults_->add({.kind = FaultKind::kCall, .call = [this] {
                   for (uint64_t index = 0; index < kHostTensors; ++index) {
-                    extent(index)->last_use_ticks = ticks();
+                    extent(index)->last_use_at = timestamp();
                   }
                 }});
   EXPECT_FALSE(engine_->evict(tensors_[kHostTensors]));

@@ -268,7 +268,7 @@ TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
   EXPECT_FALSE(launch(passing, {{unnamed, kExtent, 2, true}}));
   engine_.wait_until_idle();
   ASSERT_EQ(engine_.api().cuStreamDestroy(passing), CUDA_SUCCESS);
-  engine_->migrations()->settle(true);  // the stream that brought it has a number
+  engine_->mover()->settle(true);  // the stream that brought it has a number
   EXPECT_EQ(extent(a).used_by & ~users, kNoStreams);
   EXPECT_TRUE(extent(a).has(kFlagKeepResident));
   EXPECT_TRUE(extent(unnamed).has(kFlagKeepResident));

@@ -3,7 +3,7 @@
 // NVRTC: what a machine without it says; what becomes of a refused call, with a simulated one; and
 // the real one, where it is installed, which must take the kernels of this project for each
 // generation of GPUs without a word. Nothing that it makes is run: there need be no GPU.
-#include "backend/cuda/nvrtc_api.h"
+#include "platform/cuda/nvrtc_api.h"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -17,8 +17,8 @@
 #include <cstring>
 #include <string>
 
-#include "backend/cuda/copy_kernel.h"
-#include "backend/cuda/device_hash.h"
+#include "platform/cuda/copy_kernel.h"
+#include "platform/cuda/device_hash.h"
 #include "support/child_process.h"
 #include "support/cuda/simulated_nvrtc.h"
 

@@ -3,7 +3,7 @@
 // Copies of pageable memory through pinned buffers: the same bytes both ways, in order with what
 // the stream does before and after, from several threads that share two buffers, and with each call
 // of the driver refused. And the whole engine where the driver pins no more than the buffers.
-#include "engine/cuda/staged_copies.h"
+#include "engine/move/gpu/staged_copies.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cuda/host_pinner.h"
 #include "base/units.h"
+#include "platform/cuda/host_pinner.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/test_cuda_engine.h"

@@ -3,7 +3,7 @@
 // StreamNumbers: every stream keeps its bit, those beyond the 63rd share the last one, a set is
 // marked as a whole or not at all, a stream that captures a graph is left alone, and every refused
 // call is a Status that leaves nothing behind. Threads that number the same streams agree.
-#include "backend/cuda/stream_numbers.h"
+#include "platform/cuda/stream_numbers.h"
 
 #include <gtest/gtest.h>
 

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/cuda/copy_kernel.h"
-#include "backend/cuda/device_hash.h"
 #include "driver/functions.h"
 #include "driver/tasks.h"
+#include "platform/cuda/copy_kernel.h"
+#include "platform/cuda/device_hash.h"
 #include "support/cuda/simulated_driver_parts.h"
 #include "support/cuda/simulated_test_kernels.h"
 

@@ -55,9 +55,9 @@ RUNS: dict[str, Run] = {
     "refused_calls": Run(),
 }
 
-EVICTIONS = "allocator/engine/cuda/stream_evictions.cpp"
-FETCHES = "allocator/engine/cuda/stream_fetches.cpp"
-COPY_STREAM = "allocator/backend/cuda/copy_stream.cpp"
+EVICTIONS = "allocator/engine/move/gpu/stream_evictions.cpp"
+FETCHES = "allocator/engine/move/gpu/stream_fetches.cpp"
+COPY_STREAM = "allocator/platform/cuda/copy_stream.cpp"
 
 MUTATIONS = [
     Mutation(
@@ -78,7 +78,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the gate does not note an operator's stream",
-        "allocator/engine/gate.cpp",
+        "allocator/engine/gate/gate.cpp",
         "    extent->note_streams(streams);\n    const bool writes",
         "    const bool writes",
         "behind_elsewhere",
@@ -107,7 +107,7 @@ MUTATIONS = [
     Mutation(
         "a fetch is taken for landed while it is under way",
         FETCHES,
-        "    if (!flight->mark.is_over(may_wait)) continue;\n",
+        "    if (!flight->mark.poll()) continue;\n",
         "",
         "fetched_elsewhere",
         ("wrong bits",),
@@ -151,10 +151,10 @@ MUTATIONS = [
     ),
     Mutation(
         "the pins of an op end before it has queued its work",
-        "allocator/engine/gate.cpp",
+        "allocator/engine/gate/gate.cpp",
         "    fetch_slow(thread, first_pin, streams);\n  }\n",
         "    fetch_slow(thread, first_pin, streams);\n  }\n"
-        "  unpin_down_to(thread.pins, first_pin, now_ticks);\n",
+        "  unpin_down_to(thread.pins, first_pin, now);\n",
         "large_result",
     ),
     Mutation(

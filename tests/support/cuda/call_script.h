@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/cuda/driver_api.h"
 #include "base/mutex.h"
+#include "platform/cuda/driver_api.h"
 
 namespace tencache {
 

@@ -49,7 +49,7 @@ class CudaDriver {
 
   void settle() {
     engine_.wait_until_idle();
-    if (engine_->migrations() != nullptr) engine_->migrations()->settle(true);
+    if (engine_->mover() != nullptr) engine_->mover()->settle(true);
   }
   /// Of what has run so far.
   uint64_t differences() const { return engine_.differences(); }

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "backend/cuda/driver_api.h"
 #include "base/check.h"
+#include "platform/cuda/driver_api.h"
 
 namespace tencache {
 

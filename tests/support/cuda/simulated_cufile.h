@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedCuFile: cuFile without a GPU, behind the same table (backend/cuda/cufile_api.h): reads a
-// file into the simulated driver's memory, as far as file and buffer were registered. Calls can
+// SimulatedCuFile: cuFile without a GPU, behind the same table (platform/cuda/cufile_api.h): reads
+// a file into the simulated driver's memory, as far as file and buffer were registered. Calls can
 // fail, and reads can lie. One is alive at a time; any thread may call the table.
 #pragma once
 
@@ -11,8 +11,8 @@
 #include <string>
 #include <string_view>
 
-#include "backend/cuda/cufile_api.h"
 #include "base/mutex.h"
+#include "platform/cuda/cufile_api.h"
 
 namespace tencache {
 

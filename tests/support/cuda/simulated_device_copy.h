@@ -7,9 +7,9 @@
 #include <cstring>
 #include <optional>
 
-#include "backend/cuda/copy_kernel.h"
 #include "base/check.h"
 #include "base/racy_access.h"
+#include "platform/cuda/copy_kernel.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_modules.h"
 

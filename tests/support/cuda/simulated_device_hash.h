@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernel that hashes, for the simulated driver. Its values are those of the text that NVRTC
-// compiles (backend/cuda/device_hash_kernel.h). Where the processor has AVX2 it makes them several
+// compiles (platform/cuda/device_hash_kernel.h). Where the processor has AVX2 it makes them several
 // times as fast, since programs on the emulated GPU hash all that they evict; elsewhere it runs
 // that very text. Any thread.
 #pragma once
 
-#include "backend/cuda/device_hash.h"
+#include "platform/cuda/device_hash.h"
 #include "support/cuda/simulated_driver.h"
 
 namespace tencache {

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cstdio>
 
-#include "backend/cuda/driver_api.h"
 #include "base/check.h"
+#include "platform/cuda/driver_api.h"
 #include "support/cuda/simulated_errors.h"
 
 namespace tencache {

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <utility>
 
-#include "backend/cuda/driver_use.h"
 #include "base/check.h"
+#include "platform/cuda/driver_use.h"
 #include "support/cuda/simulated_driver_parts.h"
 
 namespace tencache {

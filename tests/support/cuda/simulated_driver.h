@@ -34,7 +34,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/cuda/driver_api.h"
+#include "platform/cuda/driver_api.h"
 #include "support/cuda/simulated_driver_config.h"
 #include "support/cuda/simulated_modules.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/cuda/nvrtc_api.h"
+#include "platform/cuda/nvrtc_api.h"
 
 namespace tencache {
 

@@ -10,7 +10,7 @@
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/eventually.h"
-#include "support/listed_orders.h"
+#include "support/listed_requests.h"
 
 namespace tencache {
 namespace {
@@ -124,7 +124,7 @@ void TestCudaEngine::op(CUstream stream, const std::vector<KernelUse>& uses,
 bool TestCudaEngine::evict(const void* address) {
   Extent* extents[] = {extent(address)};
   extents[0]->set_flags(kFlagSeen);
-  return engine_->migrations()->evict(extents).count == 1;
+  return engine_->mover()->evict(extents).count == 1;
 }
 
 size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
@@ -134,21 +134,21 @@ size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
     TENCACHE_CHECK(wanted != nullptr, "%p is no extent", address);
     orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
   }
-  return tencache::prefetch(*engine_->migrations(), orders);
+  return tencache::prefetch(*engine_->mover(), orders);
 }
 
 std::string TestCudaEngine::check_books() {
-  // The migrator may be at work still, and between two lines of its books for a moment.
+  // The evictor may be at work still, and between two lines of its books for a moment.
   std::string fault;
   eventually([&] {
     driver_->wait_until_idle();
-    Migrations* migrations = engine_->migrations();
-    if (migrations != nullptr) {
-      migrations->settle(true);
-      migrations->gate().close();
+    Mover* mover = engine_->mover();
+    if (mover != nullptr) {
+      mover->settle(true);
+      mover->fork_latch().close();
     }
     fault = check_books_once();
-    if (migrations != nullptr) migrations->gate().reopen();
+    if (mover != nullptr) mover->fork_latch().reopen();
     return fault.empty();
   });
   return fault;

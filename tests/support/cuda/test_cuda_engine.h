@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_nvrtc.h"

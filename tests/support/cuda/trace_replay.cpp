@@ -105,7 +105,7 @@ void TraceReplay::start_engine() {
   config.host->bytes_left = [] { return 64 * kGiB; };
   config.probe_bytes = 16 * kMiB;
   config.nvrtc = nvrtc_.api();
-  config.hooks.on_script = [this](const Script& script) { note_script(script); };
+  config.hooks.on_learned_plan = [this](const Script& script) { note_script(script); };
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_.api(), config);
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();

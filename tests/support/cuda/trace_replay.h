@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "engine/cuda/cuda_engine.h"
+#include "engine/cuda_engine.h"
 #include "learn/simulator.h"
 #include "learn/trace.h"
 #include "support/cuda/device_buffer.h"

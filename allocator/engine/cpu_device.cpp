@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cpu_device.h"
+
+#include <atomic>
+#include <utility>
+
+#include "base/log.h"
+#include "platform/write_barrier.h"
+
+namespace tencache {
+namespace {
+
+// The newest backend's table, read inside a signal handler.
+std::atomic<const ExtentTable*> g_table{nullptr};
+
+FaultVerdict judge_fault(const void* address) {
+  const ExtentTable* table = g_table.load(std::memory_order_acquire);
+  const Extent* extent = table != nullptr ? table->find(address) : nullptr;
+  if (extent == nullptr) return FaultVerdict::kForeign;
+  switch (extent->state()) {
+    case ExtentState::kSealing:
+    case ExtentState::kMerging:
+      return FaultVerdict::kWait;
+    case ExtentState::kVacant:
+      return FaultVerdict::kForeign;
+    default:
+      return FaultVerdict::kRetry;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CpuDevice>> CpuDevice::open(const CpuDeviceConfig& config, Budget& budget,
+                                                   Stats& stats) {
+  std::unique_ptr<CpuDevice> backend(new CpuDevice());
+  TENCACHE_RETURN_IF_ERROR(backend->open_parts(config, budget, stats));
+  WriteBarrier::configure(backend->arena_->base(), backend->arena_->bytes(), &judge_fault);
+  g_table.store(backend->table_.get(), std::memory_order_release);
+  return backend;
+}
+
+CpuDevice::~CpuDevice() {
+  if (g_table.load() == table_.get()) g_table.store(nullptr);
+}
+
+Status CpuDevice::open_parts(const CpuDeviceConfig& config, Budget& budget, Stats& stats) {
+  Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(config.arena_bytes);
+  if (!arena.is_ok()) return arena.status();
+  arena_ = std::move(arena).value();
+  Result<std::unique_ptr<ExtentTable>> table = ExtentTable::create(arena_->base(), arena_->bytes());
+  if (!table.is_ok()) return table.status();
+  table_ = std::move(table).value();
+  if (config.disk) {
+    Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
+    if (!page_map.is_ok()) {
+      return Status(StatusCode::kUnavailable,
+                    "tensors cannot be spilled: " + page_map.status().message() +
+                        "; make /proc available or use --strict");
+    }
+    page_map_ = std::move(page_map).value();
+    Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
+    if (!disk.is_ok()) return disk.status();
+    disk_ = std::move(disk).value();
+    TENCACHE_RETURN_IF_ERROR(open_access_barrier(config.userfaultfd));
+  }
+  heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
+                                    budget, stats);
+  if (disk_) {
+    mover_ = std::make_unique<SlotMover>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats);
+  }
+  return Status::ok();
+}
+
+Status CpuDevice::open_access_barrier(Choice choice) {
+  if (choice == Choice::kOff) return Status::ok();
+  Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
+  if (barrier.is_ok()) {
+    access_barrier_ = std::move(barrier).value();
+  } else if (choice == Choice::kOn) {
+    return Status(StatusCode::kUnavailable, barrier.status().clause() +
+                                                "; or leave out --userfaultfd, which only saves "
+                                                "time");
+  } else {
+    TENCACHE_LOG_DEBUG("%s", barrier.status().message().c_str());
+  }
+  return Status::ok();
+}
+
+void CpuDevice::before_fork() {
+  if (disk_) disk_->freeze_before_fork();
+}
+
+void CpuDevice::after_fork_in_parent() {
+  if (disk_) disk_->after_fork_in_parent();
+}
+
+}  // namespace tencache

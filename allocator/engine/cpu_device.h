@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CpuDevice: extents in anonymous memory of this process, cold ones in slots of a spill file. The
+// fault handler of the process, which lets stray writes wait while a window is closed, serves the
+// newest backend.
+//
+// Threads: create and destroy on one thread; the rest as its parts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/options.h"
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/device.h"
+#include "engine/move/disk/slot_mover.h"
+#include "memory/cpu_heap.h"
+#include "platform/access_barrier.h"
+#include "platform/address_arena.h"
+#include "platform/page_map.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+struct CpuDeviceConfig {
+  uint64_t arena_bytes = uint64_t{16} << 40;
+  HeapConfig heap;
+  std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
+  Choice userfaultfd = Choice::kAuto;  // whether pages of what goes cold are kept
+};
+
+class CpuDevice final : public Device {
+ public:
+  /// `budget` and `stats` outlive the backend.
+  static Result<std::unique_ptr<CpuDevice>> open(const CpuDeviceConfig& config, Budget& budget,
+                                                 Stats& stats);
+  ~CpuDevice() override;
+
+  CpuHeap& heap() override { return *heap_; }
+  Mover* mover() override { return mover_.get(); }
+  DiskTier* disk() { return disk_.get(); }
+  const AddressArena& arena() const { return *arena_; }
+
+  void before_fork() override;
+  void after_fork_in_parent() override;
+
+ private:
+  CpuDevice() = default;
+  Status open_parts(const CpuDeviceConfig& config, Budget& budget, Stats& stats);
+  Status open_access_barrier(Choice choice);
+
+  std::unique_ptr<AddressArena> arena_;
+  std::unique_ptr<ExtentTable> table_;
+  std::unique_ptr<PageMap> page_map_;
+  std::unique_ptr<AccessBarrier> access_barrier_;  // null where the kernel or an option refuses it
+  std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<CpuHeap> heap_;
+  std::unique_ptr<SlotMover> mover_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda_device.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "platform/cuda/driver_use.h"
+
+namespace tencache {
+namespace {
+
+// Addresses cost nothing but table entries where they are used; freed ones of other sizes lie
+// between those in use.
+constexpr uint64_t kArenaPerGpuByte = 8;
+
+}  // namespace
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const DriverApi& driver,
+                                                     const CudaDeviceConfig& config, Budget& budget,
+                                                     Stats& stats) {
+  std::unique_ptr<CudaDevice> backend(new CudaDevice());
+  TENCACHE_RETURN_IF_ERROR(backend->open_parts(driver, config, budget, stats));
+  return backend;
+}
+
+// The members go from the last to the first, each before what it stands on.
+CudaDevice::~CudaDevice() = default;
+
+Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& config,
+                              Budget& budget, Stats& stats) {
+  Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver, config.ordinal);
+  if (!gpu.is_ok()) return gpu.status();
+  gpu_ = std::move(gpu).value();
+  pinner_ = std::make_unique<CudaHostPinner>(driver, gpu_->context());
+  marks_ = std::make_unique<StreamMarks>(*gpu_);
+  streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
+  op_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
+  wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
+  frames_ = std::make_unique<FramePool>(*gpu_, budget.limit());
+  const uint64_t arena_bytes =
+      config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;
+  Result<std::unique_ptr<DeviceArena>> arena =
+      DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes));
+  if (!arena.is_ok()) return arena.status();
+  arena_ = std::move(arena).value();
+  Result<std::unique_ptr<ExtentTable>> table =
+      ExtentTable::create(reinterpret_cast<const char*>(arena_->base()), arena_->bytes());
+  if (!table.is_ok()) return table.status();
+  table_ = std::move(table).value();
+  if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
+  if (config.host && config.disk) TENCACHE_RETURN_IF_ERROR(open_disk(config));
+  heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
+                                     disk_.get(), *table_, budget, stats);
+  if (!config.host) return Status::ok();
+  if (config.nvrtc) open_hasher(*config.nvrtc);
+  if (config.nvrtc) open_copy_kernel(*config.nvrtc);
+  return open_migrations(config, stats);
+}
+
+bool CudaDevice::is_current() {
+  CUcontext context = nullptr;
+  return may_call_driver() && gpu_->driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS &&
+         context == gpu_->context();
+}
+
+Status CudaDevice::open_host(const CudaDeviceConfig& config) {
+  HostTierConfig host_config = *config.host;
+  host_config.node = gpu_->facts().numa_node;
+  host_config.pinner = pinner_.get();
+  Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
+  if (!host.is_ok()) return host.status();
+  host_ = std::move(host).value();
+  // Before any block, so that the limit of locked memory has room for the buffers that help when
+  // it has none for more.
+  TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
+  return open_staging(&staging_in_);
+}
+
+Status CudaDevice::open_staging(std::unique_ptr<StagingRing>* staging) {
+  Result<std::unique_ptr<StagingRing>> ring =
+      StagingRing::create({.node = gpu_->facts().numa_node, .pinner = pinner_.get()});
+  if (!ring.is_ok()) return ring.status();
+  // Plain buffers are no better than the driver's own.
+  if (ring.value()->is_pinned()) *staging = std::move(ring).value();
+  return Status::ok();
+}
+
+Status CudaDevice::open_disk(const CudaDeviceConfig& config) {
+  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
+  if (!disk.is_ok()) return disk.status();
+  disk_ = std::move(disk).value();
+  if (config.cufile) open_direct(*config.cufile);
+  return Status::ok();
+}
+
+// The way by host memory is always there.
+void CudaDevice::open_direct(const CuFileApi& cufile) {
+  Status status(StatusCode::kUnavailable, "The spill file's directory takes no O_DIRECT.");
+  if (disk_->uses_direct_io()) {
+    Result<std::unique_ptr<DirectStorage>> direct =
+        DirectStorage::open(*gpu_, *marks_, cufile, disk_->fd());
+    status = direct.status();
+    if (direct.is_ok()) direct_ = std::move(direct).value();
+  }
+  if (status.is_ok()) return;
+  TENCACHE_LOG_WARNING("the disk is not read straight into the GPU, but by host memory: %s",
+                       status.clause().c_str());
+}
+
+Status CudaDevice::open_migrations(const CudaDeviceConfig& config, Stats& stats) {
+  Result<std::unique_ptr<StreamMover>> mover = StreamMover::create(
+      *gpu_, *marks_, *heap_,
+      {*host_, staging_out_.get(), staging_in_.get(), disk_.get(), direct_.get()},
+      {hasher_.get(), copy_kernel_.get()}, stats);
+  if (!mover.is_ok()) return mover.status();
+  mover_ = std::move(mover).value();
+  mover_->keep_host_free(
+      static_cast<uint64_t>(static_cast<double>(host_->budget_bytes()) * config.host_headroom));
+  return Status::ok();
+}
+
+// Without it everything works, and more is copied.
+void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
+  const Result<DeviceHashSeeds> seeds = draw_hash_seeds();
+  Status status = seeds.status();
+  if (seeds.is_ok()) {
+    Result<std::unique_ptr<DeviceHasher>> hasher =
+        DeviceHasher::create(*gpu_, nvrtc, seeds.value());
+    status = hasher.status();
+    if (hasher.is_ok()) hasher_ = std::move(hasher).value();
+  }
+  if (status.is_ok()) return;
+  TENCACHE_LOG_WARNING("copies in host memory cannot be proved and are made anew each time: %s",
+                       status.clause().c_str());
+}
+
+// The copy engines do without.
+void CudaDevice::open_copy_kernel(const NvrtcApi& nvrtc) {
+  Result<std::unique_ptr<CopyKernel>> kernel = CopyKernel::create(*gpu_, nvrtc);
+  if (kernel.is_ok()) {
+    copy_kernel_ = std::move(kernel).value();
+  } else {
+    TENCACHE_LOG_DEBUG("copies are left to the copy engines: %s", kernel.status().clause().c_str());
+  }
+}
+
+}  // namespace tencache

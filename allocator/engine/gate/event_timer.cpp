@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gate/event_timer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include "platform/cuda/call_scope.h"
+#include "platform/cuda/driver_use.h"
+
+namespace tencache {
+
+EventTimer::~EventTimer() {
+  if (!may_call_driver()) return;
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  // A refusal is of earlier work, which the program hears of itself.
+  if (!scope.status().is_ok()) return;
+  MutexLock lock(mutex_);
+  for (const std::unique_ptr<EventSpan>& span : spans_) {
+    for (const CUevent event : {span->begun, span->ended}) {
+      if (event != nullptr) (void)gpu_.driver().cuEventDestroy(event);
+    }
+  }
+}
+
+OpTimer::Span* EventTimer::begin(uint32_t op, uint64_t begun_at, StreamSet streams) {
+  if (!StreamNumbers::is_one_stream(streams)) return nullptr;
+  EventSpan* span = take_free();
+  if (span == nullptr) return nullptr;
+  span->streams = streams;
+  span->op = op;
+  span->begun_at = begun_at;
+  span->stream = streams_.stream_of(streams);
+  if (record(span->begun, span->stream)) return span;
+  drop(span);
+  return nullptr;
+}
+
+bool EventTimer::end(Span& span) {
+  auto& events = static_cast<EventSpan&>(span);
+  return record(events.ended, events.stream);
+}
+
+void EventTimer::finish(Span* span) {
+  MutexLock lock(mutex_);
+  finished_.push_back(static_cast<EventSpan*>(span));
+}
+
+void EventTimer::drop(Span* span) {
+  MutexLock lock(mutex_);
+  free_.push_back(static_cast<EventSpan*>(span));
+}
+
+EventTimer::EventSpan* EventTimer::take_free() {
+  {
+    MutexLock lock(mutex_);
+    if (!free_.empty()) {
+      EventSpan* span = free_.back();
+      free_.pop_back();
+      return span;
+    }
+    if (spans_.size() == kSpansMax) return nullptr;
+  }
+  auto made = std::make_unique<EventSpan>();
+  const bool has_events = ensure_events(*made);
+  MutexLock lock(mutex_);
+  EventSpan* span = made.get();
+  spans_.push_back(std::move(made));  // also the half of a pair is destroyed in the end
+  if (has_events) return span;
+  return nullptr;
+}
+
+// One that was refused an event stays out of use, and so many of them are the end of timing.
+bool EventTimer::ensure_events(EventSpan& span) const {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  if (!scope.status().is_ok()) return false;
+  return driver.cuEventCreate(&span.begun, CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
+         driver.cuEventCreate(&span.ended, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+}
+
+bool EventTimer::record(CUevent event, CUstream stream) const {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  return scope.status().is_ok() && streams_.expect_no_capture(std::span(&stream, 1)).is_ok() &&
+         driver.cuEventRecord(event, stream) == CUDA_SUCCESS;
+}
+
+std::vector<OpTime> EventTimer::take_finished() {
+  std::deque<EventSpan*> under_way;
+  {
+    MutexLock lock(mutex_);
+    under_way.swap(finished_);
+  }
+  std::vector<OpTime> times;
+  if (under_way.empty()) return times;
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  std::deque<EventSpan*> later;
+  std::vector<EventSpan*> done;
+  StreamSet behind = kNoStreams;  // streams that have not come to the oldest of theirs
+  for (EventSpan* span : under_way) {
+    float milliseconds = 0;
+    CUresult result = CUDA_ERROR_NOT_READY;
+    if (scope.status().is_ok() && (behind & span->streams) == 0) {
+      result = driver.cuEventElapsedTime(&milliseconds, span->begun, span->ended);
+    }
+    if (result == CUDA_ERROR_NOT_READY) {
+      behind |= span->streams;
+      later.push_back(span);
+      continue;
+    }
+    done.push_back(span);
+    if (result != CUDA_SUCCESS) continue;
+    const double ns = std::max(0.0, static_cast<double>(milliseconds) * 1e6);
+    times.push_back({span->begun_at, span->op, static_cast<uint64_t>(std::llround(ns))});
+  }
+  MutexLock lock(mutex_);
+  free_.insert(free_.end(), done.begin(), done.end());
+  finished_.insert(finished_.begin(), later.begin(), later.end());
+  return times;
+}
+
+}  // namespace tencache

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EventTimer: times ops on a GPU by two events each, which are recorded in the op's stream and
+// compared when both have been reached. Nobody waits for them, and nothing that captures a graph is
+// given one. Events are used again; there are at most kSpansMax pairs, and while all of them are
+// under way nothing more is timed.
+//
+// Only ops of one stream are timed, and the stream's handle is used no later than the next op of
+// the same stream begins.
+//
+// Threads: as OpTimer. mutex_ is held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/gate/op_timer.h"
+#include "platform/cuda/driver_api.h"
+#include "platform/cuda/gpu.h"
+#include "platform/cuda/stream_numbers.h"
+
+namespace tencache {
+
+class EventTimer final : public OpTimer {
+ public:
+  static constexpr size_t kSpansMax = 512;
+
+  /// Both outlive the timer.
+  EventTimer(const Gpu& gpu, const StreamNumbers& streams) : gpu_(gpu), streams_(streams) {}
+  /// REQUIRES: no thread uses the timer any more. Spans that are under way are gone.
+  ~EventTimer() override;
+
+  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override;
+  bool end(Span& span) override;
+  void finish(Span* span) override TENCACHE_EXCLUDES(mutex_);
+  void drop(Span* span) override TENCACHE_EXCLUDES(mutex_);
+  std::vector<OpTime> take_finished() override TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct EventSpan final : Span {
+    CUstream stream = nullptr;
+    CUevent begun = nullptr;
+    CUevent ended = nullptr;
+  };
+
+  EventSpan* take_free() TENCACHE_EXCLUDES(mutex_);
+  bool ensure_events(EventSpan& span) const;
+  bool record(CUevent event, CUstream stream) const;
+
+  const Gpu& gpu_;
+  const StreamNumbers& streams_;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<EventSpan>> spans_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<EventSpan*> free_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<EventSpan*> finished_ TENCACHE_GUARDED_BY(mutex_);  // began first, first
+};
+
+}  // namespace tencache

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/gate/gate.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "engine/plan/chaos.h"
+#include "engine/plan/learner.h"
+#include "engine/plan/prefetcher.h"
+#include "learn/tick_digest.h"
+
+namespace tencache {
+namespace {
+
+// Room for an ordinary op with its inputs before the first growth.
+constexpr size_t kPinsReserved = 256;
+constexpr size_t kOpenOpsReserved = 64;
+// Up to so many pins are looked through one by one.
+constexpr size_t kPinsSearched = 32;
+// Events are told of well before the ring is full.
+constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
+
+std::atomic<uint64_t> g_generation{0};
+// The generations of the gates that are alive; 0: nobody's. No lock, because threads end in forked
+// children too.
+std::array<std::atomic<uint64_t>, Gate::kGatesMax> g_alive = {};
+
+size_t take_place(uint64_t generation) {
+  for (size_t place = 0; place < g_alive.size(); ++place) {
+    uint64_t nobody = 0;
+    if (g_alive.at(place).compare_exchange_strong(nobody, generation)) return place;
+  }
+  TENCACHE_CHECK(false, "there are more than %zu gates", Gate::kGatesMax);
+  return 0;
+}
+
+}  // namespace
+
+struct Gate::ThreadOps {
+  struct OpenOp {
+    uint32_t op = 0;
+    size_t pin_count_before = 0;
+    StreamSet streams_before = kNoStreams;
+  };
+
+  uint64_t generation = 0;  // of the gate that this state belongs to
+  size_t place = 0;
+  ThreadOps* next = nullptr;  // the thread's state for another gate
+  uint32_t op_depth = 0;      // open ones that are ops
+  std::vector<OpenOp> open_ops;
+  std::vector<Extent*> pins;        // inputs of open ops, a stack
+  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
+  EventRing* ring = nullptr;
+  Recorder* recorder = nullptr;
+  // Both of the above in order, for looking up one of many, as of so many events of the ring.
+  std::vector<const Extent*> sorted_pins;
+  uint64_t sorted_at_events = 0;
+  uint64_t events_told = 0;        // events of the ring at the last on_events()
+  StreamSet streams = kNoStreams;  // of the newest op
+  StreamSet open_streams = kNoStreams;
+  const OpTiming* op_timing = nullptr;
+  OpTiming::ThreadState timing;
+  Wait wait_for_room;  // while it is going on
+
+  void record(EventKind kind, uint64_t at, uint32_t op, const Extent* extent) const {
+    ring->append({at, extent != nullptr ? extent->id.load() : 0,
+                  extent != nullptr ? extent->bytes : 0, op, kind});
+  }
+};
+
+namespace {
+
+// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. It is
+// the head of a list; the state for the gate that was passed last stands first.
+__attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
+
+}  // namespace
+
+// The destructor of the state's thread-specific key. Keys are destroyed after the C++ thread-locals
+// of the thread, which may free tensors, and once more for a state that was made meanwhile.
+void Gate::end_thread(void* /*first_state*/) {
+  auto* state = static_cast<ThreadOps*>(std::exchange(t_ops, nullptr));
+  while (state != nullptr) {
+    const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
+    // Else the gate is gone, or this is a forked child, and so is the ring.
+    if (!is_alive(*ops)) continue;
+    ops->recorder->release_ring(ops->ring);
+    ops->op_timing->drop(ops->timing);
+  }
+}
+
+bool Gate::is_alive(const ThreadOps& ops) {
+  return g_alive.at(ops.place).load(std::memory_order_acquire) == ops.generation;
+}
+
+pthread_key_t Gate::thread_key() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made = 0;
+    const int error_number = pthread_key_create(&made, &Gate::end_thread);
+    TENCACHE_CHECK(error_number == 0, "errno %d", error_number);
+    return made;
+  }();
+  return key;
+}
+
+Gate::Gate(const Parts& parts)
+    : heap_(*parts.heap),
+      mover_(parts.mover),
+      cursor_(parts.cursor),
+      prefetcher_(parts.prefetcher),
+      learner_(parts.learner),
+      chaos_(parts.chaos),
+      recorder_(*parts.recorder),
+      stats_(*parts.stats),
+      timing_(parts.op_timer),
+      waits_(parts.wait_timer, *parts.stats),
+      generation_(g_generation.fetch_add(1) + 1),
+      place_(take_place(generation_)) {}
+
+Gate::~Gate() { g_alive.at(place_).store(0, std::memory_order_release); }
+
+void Gate::become_passive() {
+  is_passive_.store(true, std::memory_order_relaxed);
+  // The place stays taken: no state of this gate may be mistaken for one of another.
+  g_alive.at(place_).store(~generation_, std::memory_order_release);
+}
+
+inline Gate::ThreadOps& Gate::thread_ops() {
+  auto* ops = static_cast<ThreadOps*>(t_ops);
+  if (ops != nullptr && ops->generation == generation_) [[likely]] {
+    return *ops;
+  }
+  return thread_ops_slow();
+}
+
+TENCACHE_SLOW Gate::ThreadOps& Gate::thread_ops_slow() {
+  auto* first = static_cast<ThreadOps*>(t_ops);
+  ThreadOps** link = &first;
+  while (*link != nullptr && (*link)->generation != generation_) {
+    if (is_alive(**link)) {
+      link = &(*link)->next;
+    } else {
+      delete std::exchange(*link, (*link)->next);
+    }
+  }
+  ThreadOps* own = *link;
+  if (own != nullptr) {
+    *link = own->next;
+  } else {
+    own = make_thread_ops();
+  }
+  own->next = first;
+  t_ops = own;
+  pthread_setspecific(thread_key(), t_ops);
+  return *own;
+}
+
+Gate::ThreadOps* Gate::make_thread_ops() {
+  auto ops = std::make_unique<ThreadOps>();
+  ops->generation = generation_;
+  ops->place = place_;
+  ops->open_ops.reserve(kOpenOpsReserved);
+  ops->pins.reserve(kPinsReserved);
+  ops->inner_pins.reserve(kPinsReserved);
+  ops->recorder = &recorder_;
+  ops->op_timing = &timing_;
+  ops->ring = recorder_.acquire_ring();
+  ops->events_told = ops->ring->count();
+  return ops.release();
+}
+
+void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  const uint64_t now = timestamp();
+  const size_t first_pin = thread.pins.size();
+  thread.open_ops.push_back({op, first_pin, thread.open_streams});
+  thread.streams = streams;
+  thread.open_streams |= streams;
+  ++thread.op_depth;
+  thread.record(EventKind::kOpBegin, now, op, nullptr);
+  add(stats_.ops, 1);
+  bool all_usable = true;
+  TickDigest digest(op);
+  for (const Access& access : accesses) {
+    Extent* extent = heap_.find(access.address);
+    if (extent == nullptr) continue;
+    if (access.mode == AccessMode::kName) {
+      if (!extent->has(kFlagSeen)) note_seen(extent, now);
+      continue;
+    }
+    const uint64_t word = extent->pin();
+    thread.pins.push_back(extent);
+    extent->last_use_at.store(now, std::memory_order_relaxed);
+    extent->note_streams(streams);
+    const bool writes = is_write(access.mode);
+    const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
+    if ((word & flags) != flags) extent->set_flags(flags);
+    thread.record(writes ? EventKind::kWrite : EventKind::kRead, now, op, extent);
+    digest.add(extent->bytes, writes);
+    const bool is_usable = Extent::usable_in(Extent::state_of(word));
+    if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
+      mover_->count_early(extent);
+    all_usable &= is_usable;
+  }
+  const bool is_tick = thread.pins.size() > first_pin;
+  if (is_tick) timing_.on_tick(thread.timing, streams);
+  if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
+    cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
+  }
+  if (!all_usable) [[unlikely]] {
+    fetch_slow(thread, first_pin, streams);
+  }
+  if (is_tick) {
+    timing_.begin_if_wanted(thread.timing, digest.value(), now, op, thread.open_ops.size(),
+                            streams);
+  }
+}
+
+// It may have been used before anybody looked.
+TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
+  raise_to(extent->last_use_at, now);
+  extent->set_flags(kFlagSeen);
+}
+
+TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams) {
+  std::vector<Extent*> missing;
+  for (size_t index = first_pin; index < thread.pins.size(); ++index) {
+    Extent* extent = thread.pins[index];
+    if (!Extent::usable_in(extent->state())) {
+      missing.push_back(extent);
+    } else if (extent->has(kFlagAhead)) {
+      mover_->count_early(extent);  // it has landed since it was pinned
+    }
+  }
+  fetch(missing, streams);
+}
+
+void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
+  if (missing.empty()) return;
+  const Wait wait = begin_wait(streams);
+  if (prefetcher_ != nullptr) {
+    // A plan may have ordered them, in its order; they come as late as the device needs them.
+    mover_->wait_while_ahead(streams, [&] {
+      return prefetcher_->has_requests() && std::ranges::any_of(missing, [](const Extent* extent) {
+               return extent->state() == ExtentState::kCold;
+             });
+    });
+  }
+  const LateFetches late = mover_->fetch(missing, streams);
+  end_wait(wait, late);
+}
+
+Gate::Wait Gate::begin_wait(StreamSet streams) {
+  const uint64_t begin_ns = now_ns();
+  const std::optional<OpTiming::Cut> cut = timing_.cut(thread_ops().timing, streams);
+  return {begin_ns, waits_.begin(streams), cut};
+}
+
+void Gate::end_wait(const Wait& wait, const LateFetches& late) {
+  const uint64_t ns = now_ns() - wait.begin_ns;
+  add(stats_.thread_wait_ns, ns);
+  waits_.end(wait.device_wait, ns, late);
+  ThreadOps& thread = thread_ops();
+  thread.ring->append({timestamp(), 0, ns, 0, EventKind::kWait});
+  timing_.go_on(thread.timing, wait.cut);
+}
+
+void Gate::close() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  TENCACHE_CHECK(!thread.open_ops.empty(), "the gate was closed more often than opened");
+  const ThreadOps::OpenOp closed = thread.open_ops.back();
+  thread.open_ops.pop_back();
+  thread.open_streams = closed.streams_before;
+  const uint64_t now = timestamp();
+  timing_.on_close(thread.timing, thread.open_ops.size() + 1);
+  unpin_down_to(thread.pins, closed.pin_count_before, now);
+  thread.record(EventKind::kOpEnd, now, closed.op, nullptr);
+  if (--thread.op_depth > 0) return;
+  unpin_down_to(thread.inner_pins, 0, now);
+  if (cursor_ != nullptr) cursor_->on_outermost_close();
+  if (thread.ring->count() - thread.events_told >= kEventsPerTelling) [[unlikely]] {
+    thread.events_told = thread.ring->count();
+    if (learner_ != nullptr) learner_->nudge();
+  }
+  if (heap_.budget().needs_attention()) heap_.call_attention();
+  if (chaos_ != nullptr) chaos_->on_outermost_close();
+}
+
+inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now) {
+  while (pins.size() > count) {
+    Extent* extent = pins.back();
+    pins.pop_back();
+    // Another thread may have used it later and been here before.
+    raise_to(extent->last_use_at, now);
+    extent->unpin();
+  }
+}
+
+void Gate::on_allocate(Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  const uint64_t now = timestamp();
+  extent->last_use_at.store(now, std::memory_order_relaxed);
+  thread.record(EventKind::kAllocate, now, 0, extent);
+  if (thread.op_depth == 0) return;
+  extent->pin();
+  thread.inner_pins.push_back(extent);
+}
+
+void Gate::on_free(const Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().record(EventKind::kFree, timestamp(), 0, extent);
+}
+
+void Gate::on_step() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().record(EventKind::kStep, timestamp(), 0, nullptr);
+  add(stats_.steps, 1);
+  if (learner_ != nullptr) learner_->nudge();
+}
+
+void Gate::begin_wait_for_room(StreamSet streams) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  thread_ops().wait_for_room = begin_wait(streams);
+}
+
+void Gate::end_wait_for_room() {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  end_wait(thread_ops().wait_for_room, {});
+}
+
+void Gate::let_fetches_go_first() {
+  if (is_passive_.load(std::memory_order_relaxed) || prefetcher_ == nullptr) return;
+  mover_->wait_while_ahead(thread_ops().streams, [this] { return prefetcher_->has_requests(); });
+}
+
+Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {
+  if (is_passive_.load(std::memory_order_relaxed)) return nullptr;
+  auto hold = std::make_unique<Hold>();
+  std::vector<Extent*> missing;
+  for (const Access& access : accesses) {
+    Extent* extent = heap_.find(access.address);
+    if (extent == nullptr || access.mode == AccessMode::kName) continue;
+    const uint64_t word = extent->pin();
+    extent->note_streams(streams);
+    if (!Extent::usable_in(Extent::state_of(word))) {
+      missing.push_back(extent);
+    } else if (extent->has(kFlagAhead)) {
+      mover_->count_early(extent);
+    }
+    hold->extents.push_back(extent);
+  }
+  if (and_inner) {
+    for (Extent* extent : thread_ops().inner_pins) {
+      // Pinned ever since it was allocated, so it is usable unless the op has freed it again.
+      if (Extent::usable_in(Extent::state_of(extent->pin()))) {
+        extent->note_streams(streams);
+        hold->extents.push_back(extent);
+      } else {
+        extent->unpin();
+      }
+    }
+  }
+  fetch(missing, streams);
+  return hold->extents.empty() ? nullptr : hold.release();
+}
+
+void Gate::unhold(Hold* hold) {
+  const std::unique_ptr<Hold> owned(hold);
+  if (owned == nullptr || is_passive_.load(std::memory_order_relaxed)) return;
+  const uint64_t now = timestamp();
+  unpin_down_to(owned->extents, 0, now);
+}
+
+uint64_t Gate::keep_resident(std::span<const Access> accesses) {
+  uint64_t count = 0;
+  for (const Access& access : accesses) {
+    Extent* extent = heap_.find(access.address);
+    if (extent == nullptr || extent->has(kFlagKeepResident)) continue;
+    extent->set_flags(kFlagKeepResident);
+    ++count;
+  }
+  return count;
+}
+
+bool Gate::has_announced(const Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return true;
+  ThreadOps& thread = thread_ops();
+  if (thread.pins.size() + thread.inner_pins.size() > kPinsSearched) {
+    return is_among_many(thread, extent);
+  }
+  const auto is_it = [extent](const Extent* pinned) { return pinned == extent; };
+  return std::ranges::any_of(thread.pins, is_it) || std::ranges::any_of(thread.inner_pins, is_it);
+}
+
+StreamSet Gate::open_streams() {
+  return is_passive_.load(std::memory_order_relaxed) ? kNoStreams : thread_ops().open_streams;
+}
+
+// An op on lists launches many kernels with many addresses each. Whatever changes the pins is an
+// event of the ring.
+TENCACHE_SLOW bool Gate::is_among_many(ThreadOps& thread, const Extent* extent) {
+  std::vector<const Extent*>& sorted = thread.sorted_pins;
+  const size_t count = thread.pins.size() + thread.inner_pins.size();
+  if (thread.sorted_at_events != thread.ring->count() || sorted.size() != count) {
+    sorted.assign(thread.pins.begin(), thread.pins.end());
+    sorted.insert(sorted.end(), thread.inner_pins.begin(), thread.inner_pins.end());
+    std::ranges::sort(sorted);
+    thread.sorted_at_events = thread.ring->count();
+  }
+  return std::ranges::binary_search(sorted, extent);
+}
+
+std::string Gate::current_op() const {
+  const auto* thread = static_cast<const ThreadOps*>(t_ops);
+  while (thread != nullptr && thread->generation != generation_) thread = thread->next;
+  if (thread == nullptr) return "";
+  return thread->open_ops.empty() ? "" : recorder_.op_name(thread->open_ops.back().op);
+}
+
+}  // namespace tencache

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/evictor.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/service_thread.h"
+#include "base/units.h"
+#include "engine/gate/gate.h"
+#include "engine/move/migration_permit.h"
+#include "engine/plan/plan_cursor.h"
+#include "engine/plan/prefetcher.h"
+#include "memory/budget.h"
+
+namespace tencache {
+namespace {
+
+// How much is wanted is looked at anew after so much.
+constexpr uint64_t kBatchBytes = 64 * kMiB;
+constexpr std::chrono::microseconds kAheadPoll{100};
+
+/// Clean drops first, but only among extents that are old anyway: within each run of victims that
+/// would make the wanted room twice over.
+void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
+  auto begin = by_age.begin();
+  while (begin != by_age.end()) {
+    auto end = begin;
+    for (uint64_t bytes = 0; end != by_age.end() && bytes < 2 * wanted_bytes; ++end) {
+      bytes += end->bytes;
+    }
+    std::stable_partition(
+        begin, end, [](const ListedExtent& listed) { return listed.extent->is_presumed_clean(); });
+    begin = end;
+  }
+}
+
+/// That the first of them leave, until they make so much room; they may have been used since.
+std::vector<MoveRequest> first_of(std::span<const ListedExtent> victims, uint64_t bytes) {
+  std::vector<MoveRequest> requests;
+  uint64_t request_bytes = 0;
+  for (const ListedExtent& victim : victims) {
+    if (request_bytes >= bytes) break;
+    requests.push_back(
+        {victim.extent, victim.extent->id.load(), victim.bytes, MoveRequest::kAtAnyTime});
+    request_bytes += victim.bytes;
+  }
+  return requests;
+}
+
+}  // namespace
+
+Evictor::Evictor(const Parts& parts)
+    : parts_(parts),
+      heap_(*parts.heap),
+      mover_(parts.mover),
+      headroom_bytes_(headroom_of(heap_.budget().limit())) {}
+
+Evictor::~Evictor() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    work_arrived_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void Evictor::start() {
+  worker_ = start_service_thread("tencache", [this] { work(); });
+}
+
+std::string Evictor::current_op() const { return parts_.gate->current_op(); }
+
+void Evictor::begin_wait(StreamSet streams) { parts_.gate->begin_wait_for_room(streams); }
+
+void Evictor::end_wait() { parts_.gate->end_wait_for_room(); }
+
+void Evictor::watch_budget() {
+  Budget& budget = heap_.budget();
+  const uint64_t limit_bytes = budget.limit();
+  budget.set_attention(may_evict() ? limit_bytes - std::min(limit_bytes, headroom_bytes_ / 2)
+                                   : ~uint64_t{0});
+}
+
+void Evictor::on_budget_change() {
+  if (is_armed()) watch_budget();
+  if (heap_.budget().needs_attention()) on_attention();
+}
+
+void Evictor::on_attention() {
+  if (!is_armed()) {
+    if (is_armed_.exchange(true)) return;
+    watch_budget();
+    if (parts_.hooks->on_arm) parts_.hooks->on_arm();
+    return;
+  }
+  const bool is_short = wanted_bytes_for(0) > headroom_bytes_ / 2 || heap_.needs_free_room();
+  if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
+  MutexLock lock(mutex_);
+  work_arrived_.notify_one();
+}
+
+bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
+  if (!may_evict()) return false;
+  if (!is_armed()) on_attention();
+  // What was ordered before comes first, as long as the device does not wait for this thread.
+  parts_.gate->let_fetches_go_first();
+  bool has_room = false;
+  mover_->begin_demand();
+  MutexLock lock(mutex_);
+  demand_bytes_ += bytes + soon_bytes;
+  const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
+  work_arrived_.notify_one();
+  for (;;) {
+    has_room = heap_.budget().try_reserve(bytes);
+    if (has_room) break;
+    if (last_fruitless_ >= ticket) {
+      *reason = fruitless_reason_;
+      break;
+    }
+    room_changed_.wait(mutex_);
+  }
+  demand_bytes_ -= bytes + soon_bytes;
+  mover_->end_demand();
+  return has_room;
+}
+
+uint64_t Evictor::evict_all() {
+  if (!may_evict()) return 0;
+  mover_->settle(true);
+  std::vector<Extent*> all;
+  for (const ListedExtent& victim : victims(~uint64_t{0} / 2)) all.push_back(victim.extent);
+  const EvictionResult result = mover_->evict(all);
+  note_spill(result);
+  publish();
+  return result.count;
+}
+
+void Evictor::work() {
+  for (;;) {
+    uint64_t pass = 0;
+    std::vector<MoveRequest> requests;
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && demand_bytes_ == 0 && requests_.empty() && !is_nudged_.load()) {
+        work_arrived_.wait(mutex_);
+      }
+      if (is_stopping_) return;
+      requests.swap(requests_);
+      if (requests.empty()) pass = ++passes_begun_;
+    }
+    if (!requests.empty()) {
+      carry_out(requests);
+      continue;
+    }
+    is_nudged_.store(false);
+    const auto is_anything_ahead = [this] { return may_evict() && mover_->bytes_ahead() > 0; };
+    const bool was_anything_ahead = is_anything_ahead();
+    const std::optional<EvictionResult> result = run_pass();
+    // What is being fetched ahead of use can be evicted in a moment, so such a pass proves nothing.
+    const bool is_proof = !was_anything_ahead && !is_anything_ahead();
+    {
+      MutexLock lock(mutex_);
+      if (result && result->bytes == 0 && is_proof) {
+        last_fruitless_ = pass;
+        fruitless_reason_ = result->failure;
+      }
+      room_changed_.notify_all();
+    }
+    // Who waits finds room, or finds that another took it: then this pass says nothing about what
+    // can be evicted, and the next one follows at once.
+    if (!result) std::this_thread::yield();
+    if (result && result->bytes == 0 && !is_proof) {
+      std::this_thread::sleep_for(kAheadPoll);
+    }
+  }
+}
+
+void Evictor::request(std::span<const MoveRequest> evictions) {
+  if (!may_evict()) return;
+  // By the time they are carried out the program may have queued much more, which they need not
+  // wait for.
+  const std::shared_ptr<const QueuedWork> queued = mover_->queued_work(evictions);
+  MutexLock lock(mutex_);
+  for (const MoveRequest& request : evictions) requests_.emplace_back(request).queued = queued;
+  work_arrived_.notify_one();
+}
+
+// A plan counts with the room soon after it gave the order.
+void Evictor::carry_out(std::span<const MoveRequest> requests) {
+  mover_->evict_requested(requests, [this](const EvictionResult& part) {
+    note_spill(part);
+    publish();
+  });
+}
+
+// Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted,
+// which is told part by part.
+std::optional<EvictionResult> Evictor::run_pass() {
+  EvictionResult total;
+  if (parts_.hooks->before_pass) parts_.hooks->before_pass();
+  mover_->settle(false);
+  const uint64_t wanted = wanted_bytes();
+  if (wanted == 0) return std::nullopt;
+  const bool is_demanded = has_demand();
+  if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
+    const MigrationPermit permit(mover_->fork_latch());
+    total.bytes += heap_.drop_idle_cached(wanted);
+    if (total.bytes >= wanted) return total;
+    // As headroom what is cached will do: a device is done with it soon.
+    if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
+  }
+  const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
+  for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_bytes() > 0;) {
+    const std::vector<MoveRequest> batch = first_of(left, std::min(kBatchBytes, wanted_bytes()));
+    left = left.subspan(batch.size());
+    mover_->evict_requested(batch, [&](const EvictionResult& part) {
+      note_spill(part);
+      total.bytes += part.bytes;
+      total.count += part.count;
+      if (total.failure.is_ok()) total.failure = part.failure;
+      publish();
+    });
+  }
+  return total;
+}
+
+bool Evictor::has_demand() {
+  MutexLock lock(mutex_);
+  return demand_bytes_ > 0;
+}
+
+uint64_t Evictor::wanted_bytes() {
+  MutexLock lock(mutex_);
+  return wanted_bytes_for(demand_bytes_);
+}
+
+// What is cached need not be free where it serves every request: it is headroom as well.
+uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes) const {
+  const Budget& budget = heap_.budget();
+  const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
+  const uint64_t headroom_bytes = headroom_bytes_ - std::min(cached_bytes, headroom_bytes_);
+  const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
+  return used_then > budget.limit() ? used_then - budget.limit() : 0;
+}
+
+std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes) const {
+  struct Candidate {
+    uint64_t ticks_to_next_use;
+    uint64_t last_use_at;
+    ListedExtent listed;
+  };
+  std::unordered_map<const Extent*, uint64_t> next_uses;
+  if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
+  std::vector<Candidate> candidates;
+  for (const ListedExtent& listed : heap_.extents()) {
+    if (!listed.extent->may_be_evicted()) continue;
+    const auto known = next_uses.find(listed.extent);
+    candidates.push_back({known != next_uses.end() ? known->second : ~uint64_t{0},
+                          listed.extent->last_use_at.load(std::memory_order_relaxed), listed});
+  }
+  std::ranges::sort(candidates, leaves_before<Candidate>);
+  std::vector<ListedExtent> chosen;
+  chosen.reserve(candidates.size());
+  for (const Candidate& candidate : candidates) chosen.push_back(candidate.listed);
+  if (next_uses.empty()) put_clean_first(chosen, wanted_bytes);
+  return chosen;
+}
+
+void Evictor::note_spill(const EvictionResult& result) {
+  if (result.count == 0 || has_spilled_.exchange(true)) return;
+  if (parts_.hooks->on_first_spill) parts_.hooks->on_first_spill();
+}
+
+// Wakes blocked allocations before the prefetcher.
+void Evictor::publish() {
+  {
+    MutexLock lock(mutex_);
+    room_changed_.notify_all();
+  }
+  if (parts_.prefetcher != nullptr) parts_.prefetcher->on_room();
+}
+
+}  // namespace tencache

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/learned_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "learn/bound.h"
+#include "memory/budget.h"
+
+namespace tencache {
+namespace {
+
+// A plan leaves the headroom alone, but nothing forbids to use it.
+Machine with_headroom(Machine machine) {
+  machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
+  return machine;
+}
+
+}  // namespace
+
+LearnedPlan::LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_period,
+                         const Machine& on_machine)
+    : number(plan_number),
+      period(std::move(of_period)),
+      machine(on_machine),
+      planned(make_plan(period->trace, machine)),
+      bound_ns(bound_step_ns(period->trace, with_headroom(machine))),
+      bound_bytes_read(
+          tencache::bound_bytes_read(period->trace, with_headroom(machine).budget_bytes)),
+      uses(uses_by_tensor(period->trace)),
+      evictions_after(tick_count()),
+      fetches_at(tick_count()) {
+  // Fetches that may start at the same op: first the one that is needed first.
+  std::vector<PlannedMove> moves = planned.plan.moves;
+  const Tick count = tick_count();
+  std::stable_sort(moves.begin(), moves.end(),
+                   [count](const PlannedMove& left, const PlannedMove& right) {
+                     const auto lead = [count](const PlannedMove& move) {
+                       return (move.needed_at + count - move.fetch_at) % count;
+                     };
+                     return lead(left) < lead(right);
+                   });
+  std::vector<std::pair<Tick, uint32_t>> evictions;
+  std::vector<std::pair<Tick, uint32_t>> fetches;
+  for (const PlannedMove& move : moves) {
+    evictions.emplace_back(move.evict_after, move.tensor);
+    if (move.fetch_at != kNoTick) fetches.emplace_back(move.fetch_at, move.tensor);
+  }
+  evictions_after.fill(evictions);
+  fetches_at.fill(fetches);
+}
+
+uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
+  const std::vector<Tick>& ticks = uses[tensor];
+  const uint64_t count = tick_count();
+  const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
+  const Tick next = later == ticks.end() ? ticks.front() : *later;
+  const TraceTensor& life = period->trace.tensors[tensor];
+  // Not used again in this life: its room is wanted until it is freed.
+  if (!life.is_persistent() && next == life.allocated_at) {
+    return (life.freed_at + count - position) % count;
+  }
+  return (next + count - position) % count;
+}
+
+}  // namespace tencache

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LearnedPlan: a kind of period with its plan, in the form in which the cursor follows it.
+// Immutable once it is made, and shared between the learner, which makes it, and the cursor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "learn/period.h"
+#include "learn/planner.h"
+
+namespace tencache {
+
+/// Numbers of tensors by tick.
+class TensorsByTick {
+ public:
+  explicit TensorsByTick(Tick tick_count) : first_(tick_count + 1, 0) {}
+
+  /// `moves` (tick, tensor) in the order in which they are to be looked up.
+  void fill(const std::vector<std::pair<Tick, uint32_t>>& moves) {
+    for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
+    for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
+    tensors_.resize(moves.size());
+    std::vector<uint32_t> next(first_.begin(), first_.end() - 1);
+    for (const auto& [tick, tensor] : moves) tensors_[next[tick]++] = tensor;
+  }
+  std::span<const uint32_t> at(Tick tick) const {
+    return std::span(tensors_).subspan(first_[tick], first_[tick + 1] - first_[tick]);
+  }
+
+ private:
+  std::vector<uint32_t> first_;  // of each tick in tensors_
+  std::vector<uint32_t> tensors_;
+};
+
+struct LearnedPlan {
+  LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_period,
+              const Machine& on_machine);
+
+  const uint64_t number;  // of the kind of period; a better plan for it keeps the number
+  const std::shared_ptr<const Period> period;
+  const Machine machine;
+  const Planned planned;
+  const uint64_t bound_ns;                    // of a period: no schedule is faster
+  const uint64_t bound_bytes_read;            // and none reads less
+  const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
+  TensorsByTick evictions_after;
+  TensorsByTick fetches_at;
+
+  Tick tick_count() const { return period->trace.tick_count(); }
+  /// Ticks from `position` to the next use, or to the end of its life when that comes first.
+  uint64_t ticks_to_next_use(uint32_t tensor, Tick position) const;
+};
+
+}  // namespace tencache

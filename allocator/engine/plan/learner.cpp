@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/learner.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_thread.h"
+#include "engine/gate/op_timer.h"
+#include "engine/plan/machine_meter.h"
+#include "learn/stall_free_budget.h"
+#include "memory/budget.h"
+
+namespace tencache {
+namespace {
+
+constexpr size_t kKindsMax = 16;
+// A search for repetitions costs time in proportion to the ticks it looks at, so the next one waits
+// until there are half as many again.
+constexpr uint64_t kFirstSearchTicks = 64;
+// A program that marks its steps repeats something else only if it goes on for much longer.
+constexpr uint64_t kSegmentsBeforeSearch = 2;
+// A kind is planned anew after this many periods, then after twice as many, and so on.
+constexpr uint64_t kFirstReplanPeriods = 2;
+// Of the time that a period computes: whoever waits for less gains nothing by a larger budget.
+constexpr double kStallShareMax = 0.01;
+// The search for a stall-free budget makes some more plans: only where one is this quick.
+constexpr uint64_t kQuickPlanningNs = 200'000'000;
+
+}  // namespace
+
+Learner::~Learner() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    nudged_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void Learner::start() {
+  worker_ = start_service_thread("tencache-learn", [this] { work(); });
+}
+
+void Learner::nudge() {
+  if (is_nudged_.exchange(true)) return;
+  MutexLock lock(mutex_);
+  nudged_.notify_one();
+}
+
+// The cursor nudges the learner with its own lock held, so the two are never held the other way.
+LearnerSummary Learner::summary() const {
+  const Following following = cursor_.following();
+  MutexLock lock(mutex_);
+  LearnerSummary summary = summary_;
+  summary.following = following;
+  for (const Kind& kind : published_) {
+    if (summary.learned == nullptr || kind.learned->number == following.last_period_plan) {
+      summary.learned = kind.learned;
+      summary.stall_free_budget_bytes = kind.stall_free_budget_bytes;
+    }
+  }
+  return summary;
+}
+
+void Learner::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && !is_nudged_.load()) nudged_.wait(mutex_);
+      if (is_stopping_) return;
+    }
+    is_nudged_.store(false);
+    try {
+      look();
+    } catch (const std::exception& error) {
+      TENCACHE_LOG_WARNING(
+          "learning stopped: %s; from now on tensors leave that were not used for the longest time",
+          error.what());
+      cursor_.install({});
+      return;
+    }
+  }
+}
+
+void Learner::look() {
+  ++look_count_;
+  // Before the events, so that those of the ops are among them.
+  const std::vector<OpTime> op_times =
+      parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
+  stream_.append(recorder_.drain(&positions_));
+  stream_.append_times(op_times);
+  const Following following = cursor_.following();
+  Kind* followed = count_periods(following);
+  // Whole periods: parts of one kind may look like parts of another that is not known yet.
+  if (followed != nullptr && following.periods > 0) {
+    repeats_from_ = stream_.end();
+    next_search_at_ = repeats_from_ + kFirstSearchTicks;
+    // And a kind may be but a part of what the marks tell.
+    if (followed->learned->tick_count() >= last_segment()) {
+      if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
+    } else {
+      look_at_marks();
+    }
+    plan_again(following.last_period_plan);
+    return;
+  }
+  look_at_marks();
+  look_for_repeats();
+}
+
+void Learner::look_at_marks() {
+  if (stream_.marks().empty() || stream_.marks().back() == mark_seen_) return;
+  mark_seen_ = stream_.marks().back();
+  repeats_from_ = mark_seen_;
+  next_search_at_ = mark_seen_ + kFirstSearchTicks;
+  if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) learn(*place, 0);
+}
+
+void Learner::look_for_repeats() {
+  next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * last_segment());
+  if (stream_.end() < next_search_at_) return;
+  for (const PeriodPlace& place : find_repeats(stream_, repeats_from_)) {
+    if (learn(place, config_.peak_bytes_min)) break;
+  }
+  const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
+  next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
+}
+
+// True when the place holds a period worth planning, also one that is known.
+bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (!period || period->trace.peak_bytes() < peak_bytes_min) return false;
+  for (const Kind& kind : kinds_) {
+    if (kind.learned->period->is_same_loop(*period)) return true;
+  }
+  drop_least_used();
+  kinds_.push_back({nullptr, 0, 0, look_count_});
+  make_script(next_number_++, std::move(*period));
+  return true;
+}
+
+void Learner::drop_least_used() {
+  if (kinds_.size() < kKindsMax) return;
+  kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
+    return a.used_at < b.used_at;
+  }));
+}
+
+// The kind that is followed now; null when none is.
+Learner::Kind* Learner::count_periods(const Following& following) {
+  Kind* followed = nullptr;
+  const uint64_t new_periods = following.periods_ever - periods_seen_;
+  periods_seen_ = following.periods_ever;
+  for (Kind& kind : kinds_) {
+    if (kind.learned->number == following.last_period_plan) kind.periods += new_periods;
+    if (kind.learned->number != following.plan_number) continue;
+    kind.used_at = look_count_;
+    followed = &kind;
+  }
+  return followed;
+}
+
+// Ticks between the last two marks.
+uint64_t Learner::last_segment() const {
+  const std::deque<uint64_t>& marks = stream_.marks();
+  return marks.size() < 2 ? 0 : marks.back() - marks[marks.size() - 2];
+}
+
+// With the times and speeds of periods that were followed: those before were reactive.
+void Learner::plan_again(uint64_t number) {
+  for (Kind& kind : kinds_) {
+    if (kind.learned->number != number) continue;
+    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
+    kind.periods_planned_at = kind.periods;
+    const std::optional<PeriodPlace> place = find_copies(stream_, *kind.learned->period);
+    if (!place) return;
+    std::optional<Period> period = build_period(stream_, *place, recorder_);
+    if (!period || !period->is_same_kind(*kind.learned->period)) return;
+    const uint64_t planning_ns = make_script(number, std::move(*period));
+    if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
+    return;
+  }
+}
+
+// Returns the processor time that planning took: what it costs the program, however often this
+// thread has to wait for a core.
+uint64_t Learner::make_script(uint64_t number, Period period) {
+  const uint64_t begin_ns = thread_work_ns();
+  const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
+  auto learned = std::make_shared<const LearnedPlan>(
+      number, std::make_shared<const Period>(std::move(period)), machine);
+  std::vector<std::shared_ptr<const LearnedPlan>> plans;
+  bool is_replan = false;
+  for (Kind& kind : kinds_) {
+    is_replan |= kind.learned != nullptr && kind.learned->number == number;
+    if (kind.learned == nullptr || kind.learned->number == number) {
+      kind.learned = learned;
+      kind.stall_free_budget_bytes = 0;
+    }
+    plans.push_back(kind.learned);
+  }
+  const uint64_t planning_ns = thread_work_ns() - begin_ns;
+  TENCACHE_LOG_DEBUG(
+      "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
+      "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
+      "MiB, written %.0f MiB; planned in %.0f ms",
+      static_cast<unsigned long long>(number), learned->tick_count(),
+      learned->period->trace.tensors.size(), learned->planned.plan.moves.size(),
+      static_cast<double>(machine.budget_bytes) / 1048576.0,
+      static_cast<double>(learned->period->trace.fixed_bytes) / 1048576.0,
+      machine.read_bytes_per_s / 1e9, machine.write_bytes_per_s / 1e9,
+      static_cast<double>(learned->planned.simulation.step_ns) / 1e6,
+      static_cast<double>(learned->planned.simulation.compute_ns) / 1e6,
+      static_cast<double>(learned->bound_ns) / 1e6,
+      static_cast<double>(learned->planned.simulation.bytes_read) / 1048576.0,
+      static_cast<double>(learned->planned.simulation.bytes_written) / 1048576.0,
+      static_cast<double>(planning_ns) / 1e6);
+  if (parts_.hooks->on_learned_plan) parts_.hooks->on_learned_plan(*learned);
+  cursor_.install(plans);
+  MutexLock lock(mutex_);
+  summary_.kinds = kinds_.size();
+  summary_.replans += is_replan ? 1 : 0;
+  summary_.planning_ns += planning_ns;
+  published_ = kinds_;
+  return planning_ns;
+}
+
+// The cursor follows the new plan by now, so nobody waits for this but the end of the program.
+void Learner::find_stall_free_budget(Kind& kind) {
+  const uint64_t begin_ns = thread_work_ns();
+  const LearnedPlan& learned = *kind.learned;
+  uint64_t bytes = config_.budget_bytes;
+  if (!is_stall_free(learned.planned.simulation, kStallShareMax)) {
+    bytes = budget_with_headroom(
+        stall_free_budget(learned.period->trace, learned.machine, kStallShareMax, [this] {
+          stream_.append(recorder_.drain(&positions_));  // the rings go on filling
+          return !is_stopping();
+        }));
+  }
+  kind.stall_free_budget_bytes = bytes;
+  MutexLock lock(mutex_);
+  summary_.planning_ns += thread_work_ns() - begin_ns;
+  published_ = kinds_;
+}
+
+bool Learner::is_stopping() const {
+  MutexLock lock(mutex_);
+  return is_stopping_;
+}
+
+}  // namespace tencache

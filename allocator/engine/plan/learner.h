@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learner: watches what the recorder saw, finds what repeats, and makes plans for it. It keeps the
+// library of plans, one per kind of period (training step, evaluation step, prefill, decode,
+// another batch shape), and gives the cursor what to follow. A kind that was followed for some
+// periods is planned again with what was measured meanwhile, at ever longer intervals. After that,
+// where planning is quick, it is worked out with which budget the kind would hardly wait.
+//
+// A failure to learn or to plan leaves the engine reactive.
+//
+// Threads: one worker does everything, so that no step is delayed by planning; nudge() and
+// summary() from any thread. mutex_ guards what both sides see and is held for copies only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/parts.h"
+#include "engine/plan/learned_plan.h"
+#include "engine/plan/plan_cursor.h"
+#include "learn/period.h"
+#include "learn/recorder.h"
+#include "learn/tick_stream.h"
+
+namespace tencache {
+
+struct LearnerConfig {
+  /// Of the device tier, the headroom included.
+  uint64_t budget_bytes = 0;
+  /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
+  uint64_t peak_bytes_min = 0;
+};
+
+/// For statistics.
+struct LearnerSummary {
+  uint64_t kinds = 0;        // plans in the library
+  uint64_t replans = 0;      // plans made for a kind that had one
+  uint64_t planning_ns = 0;  // of processor time
+  Following following;
+  /// Of the period that was followed last, else the first that was learned; null: none was yet.
+  std::shared_ptr<const LearnedPlan> learned;
+  /// The smallest budget known with which that plan's period would hardly wait, the headroom
+  /// included; 0: not known.
+  uint64_t stall_free_budget_bytes = 0;
+};
+
+class Learner {
+ public:
+  Learner(const Parts& parts, LearnerConfig config)
+      : parts_(parts), recorder_(*parts.recorder), cursor_(*parts.cursor), config_(config) {}
+  ~Learner();
+
+  void start();
+  /// There is something to look at: a step ended, a ring fills, a period was followed.
+  void nudge();
+
+  LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Kind {
+    std::shared_ptr<const LearnedPlan> learned;
+    uint64_t periods = 0;                  // whole ones that were followed
+    uint64_t periods_planned_at = 0;       // of these, when it was planned last
+    uint64_t used_at = 0;                  // the newest look at which it was followed
+    uint64_t stall_free_budget_bytes = 0;  // of the plan; 0: not known
+  };
+
+  void work();
+  Kind* count_periods(const Following& following);
+  uint64_t last_segment() const;
+  void look();
+  void look_at_marks();
+  void look_for_repeats();
+  void plan_again(uint64_t number);
+  bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
+  uint64_t make_script(uint64_t number, Period period);
+  void find_stall_free_budget(Kind& kind);
+  bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
+  void drop_least_used();
+
+  const Parts& parts_;
+  const Recorder& recorder_;
+  PlanCursor& cursor_;
+  const LearnerConfig config_;
+
+  // Of the worker.
+  std::vector<uint64_t> positions_;  // in the recorder's rings
+  TickStream stream_;
+  uint64_t mark_seen_ = 0;       // the last one that was looked at
+  uint64_t repeats_from_ = 0;    // where the search for repetitions begins
+  uint64_t next_search_at_ = 0;  // the tick at which it is worth another try
+  std::vector<Kind> kinds_;
+  uint64_t next_number_ = 1;
+  uint64_t look_count_ = 0;
+  uint64_t periods_seen_ = 0;  // whole periods of all kinds
+
+  std::atomic<bool> is_nudged_{false};
+  mutable Mutex mutex_;
+  CondVar nudged_;
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);       // what is not of one kind
+  std::vector<Kind> published_ TENCACHE_GUARDED_BY(mutex_);  // kinds_, as summary() sees them
+  std::thread worker_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/machine_meter.h"
+
+#include <algorithm>
+
+#include "engine/move/mover.h"
+#include "engine/plan/evictor.h"
+#include "memory/heap.h"
+
+namespace tencache {
+namespace {
+
+// What a link is taken to give before anything was moved.
+constexpr double kUnknownBytesPerS = 1e9;
+// System calls and table entries of one migration, besides its bytes.
+constexpr uint64_t kFixedNs = 50'000;
+
+}  // namespace
+
+uint64_t MachineMeter::fixed_bytes() const {
+  uint64_t fixed = parts_.heap->small_bytes();
+  for (const ListedExtent& listed : parts_.heap->extents()) {
+    const uint64_t word = listed.extent->load();
+    if (Extent::state_of(word) != ExtentState::kResident) continue;
+    const bool may_leave = (word & (kFlagSeen | kFlagKeepResident)) == kFlagSeen;
+    if (!may_leave) fixed += listed.bytes;
+  }
+  return fixed;
+}
+
+// A plan leaves the evictor its headroom, so that passes only have to make up for deviations.
+Machine MachineMeter::measure(uint64_t* fixed_bytes) {
+  *fixed_bytes = this->fixed_bytes();
+  Mover& mover = *parts_.mover;
+  Machine machine;
+  const uint64_t limit_bytes = parts_.heap->budget().limit();
+  machine.budget_bytes = limit_bytes - std::min(limit_bytes, parts_.evictor->headroom_bytes());
+  machine.read_bytes_per_s = mover.read_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.read_fixed_ns = kFixedNs;
+  machine.write_fixed_ns = kFixedNs;
+  mover.describe_below(&machine);
+  const double share = processors_.used_share();
+  machine.read_work_ns_per_byte = share * mover.read_work().ns_per_byte(0);
+  machine.write_work_ns_per_byte = share * mover.write_work().ns_per_byte(0);
+  machine.drop_work_ns_per_byte = share * mover.drop_work().ns_per_byte(0);
+  return machine;
+}
+
+}  // namespace tencache

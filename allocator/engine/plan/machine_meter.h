@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MachineMeter: measures what a plan may count on now, i.e. the room on the device, the speed of
+// each link, and the processor time that a moved byte costs.
+//
+// Threads: the learner's.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/parts.h"
+#include "engine/plan/processor_use.h"
+#include "learn/plan.h"
+
+namespace tencache {
+
+class MachineMeter {
+ public:
+  explicit MachineMeter(const Parts& parts) : parts_(parts) {}
+
+  /// `fixed_bytes` receives the bytes on the device that cannot leave.
+  Machine measure(uint64_t* fixed_bytes);
+
+ private:
+  uint64_t fixed_bytes() const;
+
+  const Parts& parts_;
+  ProcessorUse processors_;
+};
+
+}  // namespace tencache

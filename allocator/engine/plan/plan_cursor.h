@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PlanCursor: where in which plan the program is. It is told every tick, i.e. every op that names
+// an extent, compares it with the one that the plan expects, and while they agree gives the
+// plan's requests: evictions after a tick's outermost op has closed, fetches when a tick begins.
+//
+// A tick agrees when op and sizes do (TickDigest) and every extent that is always there is the very
+// one. Which extent stands for a tensor that is allocated in the period tells its place among the
+// accesses. A few ticks too many or too few are passed over. When they are too often others than
+// expected, or fit exactly one other place, the cursor gives up its place: nothing is ordered, the
+// engine is reactive, and the last ticks are looked up in all plans until exactly one place fits.
+//
+// Threads: any. mutex_ is held while fetches are ordered, so that they arrive in order: it is taken
+// before the locks of those who receive them. Evictions are ordered without it, since a GPU is told
+// of each; that they are outdated shows by their times.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/move/move_request.h"
+#include "engine/move/next_uses.h"
+#include "engine/plan/learned_plan.h"
+#include "memory/extent.h"
+
+namespace tencache {
+
+/// How well one plan was followed.
+struct Following {
+  uint64_t plan_number = 0;   // 0: none is followed now
+  uint64_t periods = 0;       // whole ones in a row
+  uint64_t periods_ever = 0;  // of all plans
+  uint64_t last_period_ns = 0;
+  uint64_t last_period_plan = 0;  // whose period that was
+  uint64_t ticks_followed = 0;    // of all plans, since the start
+  uint64_t ticks_seen = 0;
+};
+
+/// Who carries out what the cursor's place in a plan calls for. Called with the cursor's lock held,
+/// but for evict().
+class PlanSink {
+ public:
+  virtual ~PlanSink() = default;
+  virtual void evict(std::span<const MoveRequest> requests) = 0;
+  virtual void fetch(std::span<const MoveRequest> requests) = 0;
+  /// What was ordered is not expected any more.
+  virtual void forget_fetches() = 0;
+  /// A whole period was followed.
+  virtual void on_period() = 0;
+};
+
+class PlanCursor final : public NextUses {
+ public:
+  /// The sink outlives the cursor.
+  explicit PlanCursor(PlanSink& sink) : sink_(sink) {}
+
+  /// Whether there is anything to follow: else the calls below need not be made.
+  bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
+
+  /// An op opened and pinned these extents, in order; `digest` is of the op and them.
+  void on_tick(uint64_t digest, std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
+  /// No op is open on the calling thread any more.
+  void on_outermost_close() {
+    if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
+  }
+
+  /// Replaces all plans. Whoever is followed goes on with the plan of the same number.
+  void install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans)
+      TENCACHE_EXCLUDES(mutex_);
+
+  Following following() const TENCACHE_EXCLUDES(mutex_);
+
+  /// Empty while lost.
+  std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  static constexpr size_t kGram = 4;  // ticks that name a place
+
+  struct Binding {
+    Extent* extent = nullptr;
+    uint64_t extent_id = 0;
+  };
+  /// A plan and which extents stand for its tensors.
+  struct BoundPlan {
+    std::shared_ptr<const LearnedPlan> learned;
+    std::vector<Binding> bindings;
+  };
+  struct Place {
+    uint32_t bound_plan = 0;
+    Tick tick = 0;
+  };
+
+  bool agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
+              std::span<Extent* const> extents) const TENCACHE_REQUIRES(mutex_);
+  bool follow(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  const Place* place_of(uint64_t digest, std::span<Extent* const> extents) const
+      TENCACHE_REQUIRES(mutex_);
+  void find_place(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void catch_up() TENCACHE_REQUIRES(mutex_);
+  void end_period() TENCACHE_REQUIRES(mutex_);
+  void get_lost() TENCACHE_REQUIRES(mutex_);
+  using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
+  static Places index_places(const std::vector<std::shared_ptr<const LearnedPlan>>& plans);
+  void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
+  void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
+      TENCACHE_REQUIRES(mutex_);
+  void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
+  uint64_t gram() const TENCACHE_REQUIRES(mutex_);
+  void give_evictions() TENCACHE_EXCLUDES(mutex_);
+
+  PlanSink& sink_;
+  std::atomic<bool> is_active_{false};
+  std::atomic<bool> has_pending_{false};
+
+  mutable Mutex mutex_;
+  std::vector<BoundPlan> bound_plans_ TENCACHE_GUARDED_BY(mutex_);
+  Places places_ TENCACHE_GUARDED_BY(mutex_);
+  BoundPlan* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
+  Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;             // expected next
+  uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // whether this is the right plan
+  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
+  uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
+  uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  Following following_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<MoveRequest> pending_
+      TENCACHE_GUARDED_BY(mutex_);  // evictions, until their op has closed
+  std::vector<MoveRequest> fetches_ TENCACHE_GUARDED_BY(mutex_);  // kept for its capacity
+};
+
+}  // namespace tencache

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/prefetcher.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/service_thread.h"
+#include "base/stats.h"
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// What has waited behind so many others is not worth fetching any more.
+constexpr size_t kRequestsMax = 4096;
+// Room also appears where nobody says so: the program frees. And an op's fetch ends unannounced.
+constexpr std::chrono::microseconds kRoomPoll{500};
+constexpr std::chrono::microseconds kDemandPoll{50};
+
+}  // namespace
+
+Prefetcher::~Prefetcher() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    changed_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void Prefetcher::start() {
+  worker_ = start_service_thread("tencache-fetch", [this] { work(); });
+}
+
+void Prefetcher::request(std::span<const MoveRequest> fetches) {
+  // Like a use: it calls off an eviction that is ordered or under way.
+  for (const MoveRequest& request : fetches) {
+    raise_to(request.extent->last_use_at, request.given_at);
+  }
+  MutexLock lock(mutex_);
+  requests_.insert(requests_.end(), fetches.begin(), fetches.end());
+  while (requests_.size() > kRequestsMax) {
+    requests_.pop_front();
+    is_called_off_ = true;  // it would be the next to be dropped
+  }
+  changed_.notify_one();
+}
+
+void Prefetcher::forget() {
+  MutexLock lock(mutex_);
+  requests_.clear();
+  is_called_off_ = true;
+}
+
+bool Prefetcher::has_requests() const {
+  MutexLock lock(mutex_);
+  return is_at_work_ || !requests_.empty();
+}
+
+void Prefetcher::on_room() {
+  MutexLock lock(mutex_);
+  if (!requests_.empty()) changed_.notify_one();
+}
+
+std::optional<MoveRequest> Prefetcher::take() {
+  if (mover_.is_demanded()) return std::nullopt;
+  MutexLock lock(mutex_);
+  if (is_stopping_ || requests_.empty()) return std::nullopt;
+  MoveRequest request = std::move(requests_.front());
+  requests_.pop_front();
+  is_called_off_ = false;
+  return request;
+}
+
+void Prefetcher::put_back(const MoveRequest& request) {
+  MutexLock lock(mutex_);
+  if (!is_called_off_) requests_.push_front(request);
+}
+
+void Prefetcher::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && requests_.empty()) changed_.wait(mutex_);
+      while (!is_stopping_ && mover_.is_demanded()) changed_.wait_for(mutex_, kDemandPoll);
+      if (is_stopping_) return;
+      is_at_work_ = true;
+    }
+    const uint64_t lacking_bytes = mover_.prefetch(*this);
+    const bool has_dropped = lacking_bytes > 0 && heap_.drop_idle_cached(lacking_bytes) > 0;
+    MutexLock lock(mutex_);
+    is_at_work_ = false;
+    const bool is_short = lacking_bytes > 0 && !has_dropped && !requests_.empty();
+    if (is_short && !is_stopping_) changed_.wait_for(mutex_, kRoomPoll);
+  }
+}
+
+}  // namespace tencache

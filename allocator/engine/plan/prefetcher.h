@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prefetcher: carries out the fetches that a plan requests, in order, ahead of use. It takes room
+// only where there is some: from what is free, then from cached extents; else it waits for an
+// eviction. While an op waits for a fetch on demand it begins nothing new, so that the op has the
+// disk alone.
+//
+// Threads: one worker; the rest from any thread. mutex_ is never held while anything moves.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include "base/mutex.h"
+#include "engine/move/move_request.h"
+#include "engine/move/mover.h"
+#include "memory/heap.h"
+
+namespace tencache {
+
+class Prefetcher final : private RequestSource {
+ public:
+  Prefetcher(Heap& heap, Mover& mover) : heap_(heap), mover_(mover) {}
+  /// Stops the worker after what is under way.
+  ~Prefetcher() override;
+
+  void start();
+
+  void request(std::span<const MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
+  /// Drops every order that was not taken.
+  void forget() TENCACHE_EXCLUDES(mutex_);
+  /// Whether there are any, what is under way included.
+  bool has_requests() const TENCACHE_EXCLUDES(mutex_);
+  /// Something was evicted.
+  void on_room() TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  void work();
+  std::optional<MoveRequest> take() override TENCACHE_EXCLUDES(mutex_);
+  void put_back(const MoveRequest& request) override TENCACHE_EXCLUDES(mutex_);
+
+  Heap& heap_;
+  Mover& mover_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::deque<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
+  bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
+  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // what was taken last, if put back
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  std::thread worker_;
+};
+
+}  // namespace tencache

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/access_barrier.h"
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+#include "base/check.h"
+
+namespace tencache {
+namespace {
+
+#ifndef USERFAULTFD_IOC_NEW
+// <linux/userfaultfd.h> since Linux 6.1; the header may be older than the kernel.
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+
+uffdio_range range_of(const char* address, uint64_t bytes) {
+  return {reinterpret_cast<uintptr_t>(address), bytes};
+}
+
+/// By the system call, which takes a privilege, or by the device, whose owner grants it.
+UniqueFd open_userfaultfd(int* error_number) {
+  constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
+  UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, kFlags)));
+  if (fd.get() >= 0) return fd;
+  *error_number = errno;
+  const UniqueFd device(::open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+  if (device.get() < 0) return UniqueFd();
+  return UniqueFd(ioctl(device.get(), USERFAULTFD_IOC_NEW, kFlags));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AccessBarrier>> AccessBarrier::open() {
+  int error_number = 0;
+  UniqueFd fd = open_userfaultfd(&error_number);
+  if (fd.get() < 0) {
+    std::string message = status_from_errno(error_number, "userfaultfd").message();
+    if (error_number == EPERM) {
+      message += "; sysctl vm.unprivileged_userfaultfd=1 or the capability SYS_PTRACE allows it";
+    }
+    return Status(StatusCode::kUnavailable, std::move(message));
+  }
+  uffdio_api api = {};
+  api.api = UFFD_API;
+  if (ioctl(fd.get(), UFFDIO_API, &api) != 0) return status_from_errno(errno, "userfaultfd's API");
+  return std::unique_ptr<AccessBarrier>(new AccessBarrier(std::move(fd)));
+}
+
+Status AccessBarrier::close(char* address, uint64_t bytes) const {
+  uffdio_register request = {};
+  request.range = range_of(address, bytes);
+  request.mode = UFFDIO_REGISTER_MODE_MISSING;
+  if (ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
+  return status_from_errno(errno, "holding back accesses to memory that moves");
+}
+
+void AccessBarrier::wake(char* address, uint64_t bytes) const {
+  uffdio_range range = range_of(address, bytes);
+  const int result = ioctl(fd_.get(), UFFDIO_WAKE, &range);
+  TENCACHE_CHECK(result == 0, "errno %d", errno);
+}
+
+void AccessBarrier::reopen(char* address, uint64_t bytes) const {
+  uffdio_range range = range_of(address, bytes);
+  const int result = ioctl(fd_.get(), UFFDIO_UNREGISTER, &range);
+  TENCACHE_CHECK(result == 0, "errno %d", errno);
+  wake(address, bytes);
+}
+
+Status AccessBarrier::copy_back(const char* source, char* address, uint64_t bytes) const {
+  for (uint64_t done = 0; done < bytes;) {
+    uffdio_copy request = {};
+    request.dst = range_of(address, bytes).start + done;
+    request.src = range_of(source, bytes).start + done;
+    request.len = bytes - done;
+    if (ioctl(fd_.get(), UFFDIO_COPY, &request) == 0) return Status::ok();
+    if (errno != EAGAIN) return status_from_errno(errno, "copying memory back");
+    if (request.copy > 0) done += static_cast<uint64_t>(request.copy);
+  }
+  return Status::ok();
+}
+
+}  // namespace tencache

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/address_arena.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <string>
+
+#include "base/check.h"
+#include "base/racy_access.h"
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kArenaBytesMin = 64 * kGiB;
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP \
+  4  // <linux/mman.h>; the C library's own header may be older than the kernel
+#endif
+constexpr int kMoveAndKeepSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+
+char* align_to_granule(char* address) {
+  return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(address), kGranuleBytes));
+}
+
+Status mapping_error(const char* what, const char* address, uint64_t bytes) {
+  const int error_number = errno;
+  char text[160];
+  snprintf(text, sizeof text, "%s of %s at %p%s", what, format_bytes(bytes).c_str(),
+           static_cast<const void*>(address),
+           error_number == ENOMEM ? " (raise vm.max_map_count or free memory)" : "");
+  return status_from_errno(error_number, text);
+}
+
+// Huge pages halve the cost of first touch and of moving a frame; a range that holds none of them
+// whole gains nothing from the advice.
+void advise_huge_pages(char* address, uint64_t bytes) {
+  if (bytes >= kGranuleBytes) madvise(address, bytes, MADV_HUGEPAGE);
+}
+
+// Move one page onto the next.
+bool probe_keeping_the_source() {
+  void* mapped =
+      mmap(nullptr, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return false;
+  char* pages = static_cast<char*>(mapped);
+  const bool can =
+      mremap(pages, kPageBytes, kPageBytes, kMoveAndKeepSource, pages + kPageBytes) != MAP_FAILED;
+  munmap(mapped, 2 * kPageBytes);
+  return can;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%llu bytes",
+                 static_cast<unsigned long long>(bytes));
+  const uint64_t least = bytes < kArenaBytesMin ? bytes : kArenaBytesMin;
+  for (uint64_t wish = bytes; wish >= least; wish = wish / 2 / kGranuleBytes * kGranuleBytes) {
+    const uint64_t with_slack = wish + kGranuleBytes;
+    void* reservation =
+        mmap(nullptr, with_slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reservation == MAP_FAILED) continue;
+    char* start = static_cast<char*>(reservation);
+    return std::unique_ptr<AddressArena>(
+        new AddressArena(start, with_slack, align_to_granule(start), wish));
+  }
+  return Status(StatusCode::kUnavailable,
+                "could not reserve " + format_bytes(least) +
+                    " of virtual addresses; raise the limit on virtual memory (ulimit -v)");
+}
+
+AddressArena::AddressArena(char* reservation, uint64_t reservation_bytes, char* base,
+                           uint64_t bytes)
+    : reservation_(reservation),
+      reservation_bytes_(reservation_bytes),
+      base_(base),
+      bytes_(bytes),
+      can_keep_source_(probe_keeping_the_source()) {}
+
+AddressArena::~AddressArena() { munmap(reservation_, reservation_bytes_); }
+
+Status AddressArena::commit(char* address, uint64_t bytes) {
+  if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
+    return mapping_error("making memory accessible", address, bytes);
+  }
+  advise_huge_pages(address, bytes);
+  return Status::ok();
+}
+
+Status AddressArena::decommit(char* address, uint64_t bytes) {
+  void* mapped = mmap(address, bytes, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (mapped == MAP_FAILED) return mapping_error("giving memory back", address, bytes);
+  return Status::ok();
+}
+
+Status AddressArena::protect(char* address, uint64_t bytes) {
+  if (mprotect(address, bytes, PROT_READ) != 0) {
+    return mapping_error("write protection", address, bytes);
+  }
+  return Status::ok();
+}
+
+Status AddressArena::unprotect(char* address, uint64_t bytes) {
+  if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
+    return mapping_error("lifting write protection", address, bytes);
+  }
+  return Status::ok();
+}
+
+Status AddressArena::map_cold(char* address, uint64_t bytes, int fd, uint64_t offset) {
+  const UnchangedByMapping unchanged;
+  void* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) return mapping_error("mapping a slot", address, bytes);
+  return Status::ok();
+}
+
+Result<char*> AddressArena::make_scratch(uint64_t bytes) {
+  const uint64_t with_slack = bytes + kGranuleBytes;
+  void* reservation = mmap(nullptr, with_slack, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reservation == MAP_FAILED) return mapping_error("scratch memory", nullptr, bytes);
+  char* start = static_cast<char*>(reservation);
+  char* scratch = align_to_granule(start);
+  // What is cut off on both sides was never touched, so it holds no memory; a failure to unmap it
+  // (map count) would only leave addresses behind.
+  if (scratch > start) munmap(start, static_cast<size_t>(scratch - start));
+  const size_t tail_bytes = static_cast<size_t>((start + with_slack) - (scratch + bytes));
+  if (tail_bytes > 0) munmap(scratch + bytes, tail_bytes);
+  advise_huge_pages(scratch, bytes);
+  return scratch;
+}
+
+Status AddressArena::move_onto(char* scratch, char* address, uint64_t bytes) {
+  const UnchangedByMapping unchanged;
+  void* moved = mremap(scratch, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address);
+  if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
+  return Status::ok();
+}
+
+Status AddressArena::move_frames(char* source, char* address, uint64_t bytes) {
+  const UnchangedByMapping unchanged;
+  void* moved = mremap(source, bytes, bytes, kMoveAndKeepSource, address);
+  if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
+  return Status::ok();
+}
+
+void AddressArena::drop_scratch(char* scratch, uint64_t bytes) { munmap(scratch, bytes); }
+
+}  // namespace tencache

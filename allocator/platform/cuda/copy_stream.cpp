@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/cuda/copy_stream.h"
+
+#include "base/units.h"
+#include "platform/cuda/call_scope.h"
+
+namespace tencache {
+
+Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMarks& marks) {
+  const DriverApi& driver = gpu.driver();
+  const CallScope scope(driver, gpu.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  CUstream stream = nullptr;
+  // Not ordered after the NULL stream: what has to be waited for is said.
+  TENCACHE_RETURN_IF_ERROR(
+      cuda_status(driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
+                  "Cannot make a stream for copies"));
+  return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream));
+}
+
+// A refusal is of earlier work, which the program hears of itself.
+CopyStream::~CopyStream() {
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  if (scope.status().is_ok()) (void)gpu_.driver().cuStreamDestroy(stream_);
+}
+
+Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes) {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  return cuda_status(driver, driver.cuMemcpyDtoHAsync(host, device, bytes, stream_),
+                     "Cannot copy " + format_bytes(bytes) + " from the GPU");
+}
+
+Status CopyStream::to_device(CUdeviceptr device, const void* host, uint64_t bytes) {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  return cuda_status(driver, driver.cuMemcpyHtoDAsync(device, host, bytes, stream_),
+                     "Cannot copy " + format_bytes(bytes) + " to the GPU");
+}
+
+Status CopyStream::wait_until_idle() {
+  const Status status = try_wait();
+  return status.is_ok() ? status : try_wait();
+}
+
+Status CopyStream::try_wait() {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  return cuda_status(driver, driver.cuStreamSynchronize(stream_), "Cannot wait for copies");
+}
+
+}  // namespace tencache

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/cuda/device_arena.h"
+
+#include <string>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "platform/cuda/call_scope.h"
+#include "platform/cuda/driver_use.h"
+
+namespace tencache {
+
+Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64_t bytes) {
+  const DriverApi& driver = gpu.driver();
+  const CallScope scope(driver, gpu.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  const uint64_t granularity = gpu.facts().granularity_bytes;
+  const uint64_t reserved_bytes = round_up(bytes, granularity);
+  CUdeviceptr base = 0;
+  TENCACHE_RETURN_IF_ERROR(
+      cuda_status(driver, driver.cuMemAddressReserve(&base, reserved_bytes, granularity, 0, 0),
+                  "Cannot reserve " + format_bytes(reserved_bytes) + " of addresses on the GPU"));
+  return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes));
+}
+
+// A refusal is of earlier work, which the program hears of itself.
+DeviceArena::~DeviceArena() {
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  if (scope.status().is_ok()) (void)gpu_.driver().cuMemAddressFree(base_, bytes_);
+}
+
+Status DeviceArena::map(std::span<const FramePlace> places) {
+  if (places.empty()) return Status::ok();
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  size_t mapped_count = 0;
+  Status status = map_frames(places, &mapped_count);
+  if (status.is_ok()) status = grant_access(places);
+  if (status.is_ok()) return status;
+  // Nobody has used them yet, so they can go at once.
+  for (const FramePlace& place : places.first(mapped_count)) {
+    const Status unmapped = cuda_status(
+        gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.frame.bytes),
+        "Cannot take " + format_bytes(place.frame.bytes) + " of memory from under its address");
+    if (!unmapped.is_ok() && may_call_driver()) {
+      TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
+    }
+  }
+  return status;
+}
+
+Status DeviceArena::map_frames(std::span<const FramePlace> places, size_t* mapped_count) {
+  const DriverApi& driver = gpu_.driver();
+  for (const FramePlace& place : places) {
+    TENCACHE_DCHECK(contains(place.address) && contains(place.address + place.frame.bytes - 1));
+    TENCACHE_RETURN_IF_ERROR(cuda_status(
+        driver, driver.cuMemMap(place.address, place.frame.bytes, 0, place.frame.handle, 0),
+        "Cannot map " + format_bytes(place.frame.bytes) + " of GPU memory"));
+    ++*mapped_count;
+  }
+  return Status::ok();
+}
+
+// One call for each run of neighbours.
+Status DeviceArena::grant_access(std::span<const FramePlace> places) {
+  const DriverApi& driver = gpu_.driver();
+  CUmemAccessDesc access = {};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = gpu_.device();
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  for (size_t first = 0; first < places.size();) {
+    const CUdeviceptr begin = places[first].address;
+    CUdeviceptr end = begin;
+    while (first < places.size() && places[first].address == end)
+      end += places[first++].frame.bytes;
+    TENCACHE_RETURN_IF_ERROR(
+        cuda_status(driver, driver.cuMemSetAccess(begin, end - begin, &access, 1),
+                    "Cannot let the GPU use " + format_bytes(end - begin) + " of its memory"));
+  }
+  return Status::ok();
+}
+
+Status DeviceArena::unmap(CUdeviceptr address, uint64_t bytes) {
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  return cuda_status(driver, driver.cuMemUnmap(address, bytes),
+                     "Cannot take " + format_bytes(bytes) + " of memory from under its address");
+}
+
+}  // namespace tencache

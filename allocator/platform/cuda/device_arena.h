@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceArena: the addresses of one GPU's extents, reserved once and never moved, and what maps
+// frames under them. An address is accessible to the device when a frame is mapped there, and a
+// fault when none is: no work of the device that uses a range may be queued when it is unmapped.
+//
+// Mapping costs per frame, granting access per run of addresses; so map() takes many frames at once
+// and grants access to neighbours together. Ranges begin and end at multiples of the granularity;
+// who gets which is the caller's affair, as in the cpu backend's AddressArena.
+//
+// Threads: any, no locks; two threads do not map or unmap the same range at once.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+#include "platform/cuda/frame_pool.h"
+#include "platform/cuda/gpu.h"
+
+namespace tencache {
+
+/// A frame and where it goes.
+struct FramePlace {
+  CUdeviceptr address = 0;
+  Frame frame;
+};
+
+class DeviceArena {
+ public:
+  /// Reserves `bytes` of addresses, rounded up to the granularity; no memory.
+  static Result<std::unique_ptr<DeviceArena>> reserve(const Gpu& gpu, uint64_t bytes);
+  /// REQUIRES: nothing is mapped.
+  ~DeviceArena();
+  DeviceArena(const DeviceArena&) = delete;
+  DeviceArena& operator=(const DeviceArena&) = delete;
+
+  CUdeviceptr base() const { return base_; }
+  uint64_t bytes() const { return bytes_; }
+  bool contains(CUdeviceptr address) const { return address - base_ < bytes_; }
+
+  /// Maps each frame at its address, and lets the device read and write there. REQUIRES: ascending
+  /// addresses at which nothing is mapped. All of them or none.
+  Status map(std::span<const FramePlace> places);
+  /// Takes whole frames away from the range; they are the caller's again. REQUIRES: all of the
+  /// range is mapped, and no work that uses it is queued.
+  Status unmap(CUdeviceptr address, uint64_t bytes);
+
+ private:
+  DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes)
+      : gpu_(gpu), base_(base), bytes_(bytes) {}
+  Status map_frames(std::span<const FramePlace> places, size_t* mapped_count);
+  Status grant_access(std::span<const FramePlace> places);
+
+  const Gpu& gpu_;
+  const CUdeviceptr base_;
+  const uint64_t bytes_;
+};
+
+}  // namespace tencache

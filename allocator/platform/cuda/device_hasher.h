@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceHasher: hashes ranges of one GPU's memory where they are (platform/cuda/device_hash.h), in
+// a stream, after what the stream was given before. It owns the compiled kernel and the places that
+// the kernel's blocks write their sums to. A place is pinned host memory that the device writes
+// directly, 32 bytes a block, so a hash is one launch: no copy back, no memory of the device, and
+// the sums are there when the kernel has ended. PendingHash: one hash under way, and its place.
+//
+// Invariant: a place is used again only once its PendingHash is gone, which is after its kernel.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver. A
+// PendingHash has one owner; the hasher outlives it. Where the driver must not be called
+// (platform/cuda/driver_use.h) nothing is hashed, and what there is stays as it is.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "platform/cuda/device_hash.h"
+#include "platform/cuda/gpu.h"
+#include "platform/cuda/loaded_kernel.h"
+#include "platform/cuda/nvrtc_api.h"
+#include "platform/host_memory.h"
+
+namespace tencache {
+
+class DeviceHasher;
+
+class PendingHash {
+ public:
+  /// REQUIRES: as value().
+  ~PendingHash() { drop(); }
+  PendingHash(PendingHash&& other) noexcept
+      : hasher_(std::exchange(other.hasher_, nullptr)),
+        place_(other.place_),
+        blocks_(other.blocks_),
+        bytes_(other.bytes_) {}
+  PendingHash& operator=(PendingHash&& other) noexcept;
+
+  /// REQUIRES: a mark that was made in the stream after the hash was queued is reached, and without
+  /// an error; or else the stream failed, and the value is worth nothing.
+  DeviceHash value() const;
+
+ private:
+  friend class DeviceHasher;
+  PendingHash(DeviceHasher* hasher, unsigned place, unsigned blocks, uint64_t bytes)
+      : hasher_(hasher), place_(place), blocks_(blocks), bytes_(bytes) {}
+  void drop();
+
+  DeviceHasher* hasher_;
+  unsigned place_;
+  unsigned blocks_;  // that write to it
+  uint64_t bytes_;
+};
+
+class DeviceHasher {
+ public:
+  /// Compiles the kernel for the GPU, which takes some tenths of a second. Errors are those of
+  /// NVRTC and of the driver.
+  static Result<std::unique_ptr<DeviceHasher>> create(const Gpu& gpu, const NvrtcApi& nvrtc,
+                                                      const DeviceHashSeeds& seeds);
+  /// REQUIRES: no hash is under way, as long as the driver may be called.
+  ~DeviceHasher();
+  DeviceHasher(const DeviceHasher&) = delete;
+  DeviceHasher& operator=(const DeviceHasher&) = delete;
+
+  /// Queues the hash of the range and returns at once. REQUIRES: the address is a multiple of 16,
+  /// the range stays mapped until a mark that is made afterwards is reached, and the stream is not
+  /// capturing a graph. kUnavailable when kPlaceCount hashes are under way.
+  Result<PendingHash> hash(CUstream stream, CUdeviceptr address, uint64_t bytes)
+      TENCACHE_EXCLUDES(mutex_);
+
+  static constexpr unsigned kPlaceCount = 64;
+  static constexpr unsigned kBlocksMax = 2048;  // of one launch; 64 KiB a place
+
+ private:
+  friend class PendingHash;
+  DeviceHasher(const Gpu& gpu, const DeviceHashSeeds& seeds, HostMemory places);
+
+  Status pin_places();
+  HashSums* place_on_host(unsigned place) const;
+  Result<unsigned> take_place() TENCACHE_EXCLUDES(mutex_);
+  void give_back_place(unsigned place) TENCACHE_EXCLUDES(mutex_);
+
+  const Gpu& gpu_;
+  const DeviceHashSeeds seeds_;
+  const HashJob job_;  // what all have in common
+  // Constant once create() has returned.
+  HostMemory places_;
+  CUdeviceptr device_places_ = 0;  // the same memory for the device; 0 as long as it is not pinned
+  std::unique_ptr<LoadedKernel> kernel_;
+  unsigned blocks_max_ = 1;
+
+  Mutex mutex_;
+  std::vector<unsigned> free_places_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

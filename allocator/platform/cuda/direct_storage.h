@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DirectStorage: reads a file straight into the memory of one GPU, through cuFile. The disk writes
+// into a few buffers on the GPU, which are registered for that once: an extent's own memory comes
+// and goes, and registering it would cost more than the copy on the device from the buffer to it.
+// The buffers are besides every budget.
+//
+// It has not run on a GPU yet. Whether what was read is what was written is the caller's to prove.
+//
+// Threads: any. mutex_ is held for bookkeeping only, never while something is read; who finds no
+// free buffer waits.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "platform/cuda/cufile_api.h"
+#include "platform/cuda/device_arena.h"
+#include "platform/cuda/frame_pool.h"
+#include "platform/cuda/gpu.h"
+#include "platform/cuda/stream_mark.h"
+
+namespace tencache {
+
+class DirectStorage {
+ public:
+  static constexpr uint64_t kBufferBytes = 8 * kMiB;
+  static constexpr uint64_t kBuffers = 4;
+
+  /// `descriptor` is of a file opened with O_DIRECT. kUnavailable, with the reason, where this
+  /// machine reads no disk or not this file directly: cuFile would copy through host memory then,
+  /// as everybody does. All arguments outlive it; `api` is copied.
+  static Result<std::unique_ptr<DirectStorage>> open(const Gpu& gpu, StreamMarks& marks,
+                                                     const CuFileApi& api, int descriptor);
+  /// REQUIRES: nothing is being read.
+  ~DirectStorage();
+  DirectStorage(const DirectStorage&) = delete;
+  DirectStorage& operator=(const DirectStorage&) = delete;
+
+  /// The bytes are at the address when it returns. REQUIRES: the range is mapped, and no other work
+  /// of the device uses it; offset and size are multiples of 4096. After a failure the range holds
+  /// anything.
+  Status read(CUstream stream, CUdeviceptr address, uint64_t bytes, uint64_t offset)
+      TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  DirectStorage(const Gpu& gpu, StreamMarks& marks, const CuFileApi& api)
+      : gpu_(gpu), marks_(marks), api_(api), frames_(gpu, kBuffers * kBufferBytes) {}
+  Status open_file(int descriptor);
+  Status make_buffers();
+  CUdeviceptr take_buffer() TENCACHE_EXCLUDES(mutex_);
+  void give_back_buffer(CUdeviceptr buffer) TENCACHE_EXCLUDES(mutex_);
+  Status read_piece(CUstream stream, CUdeviceptr buffer, CUdeviceptr address, uint64_t bytes,
+                    uint64_t offset) const;
+
+  const Gpu& gpu_;
+  StreamMarks& marks_;
+  const CuFileApi api_;
+  // Constant once open() has returned.
+  CuFileHandle file_ = nullptr;
+  FramePool frames_;
+  Frame frame_;
+  std::unique_ptr<DeviceArena> arena_;
+  uint64_t registered_count_ = 0;  // of the buffers
+
+  Mutex mutex_;
+  CondVar has_free_;
+  std::vector<CUdeviceptr> free_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

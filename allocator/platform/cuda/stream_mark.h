@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamMark: a moment in a stream, i.e. everything that the stream had been given until it was
+// made. Other streams wait for it on the device, service threads ask whether it is reached or wait
+// on the host; nobody waits for a whole device. StreamMarks: makes them, over events without times
+// that are used again, because to create one costs more than to record it.
+//
+// Threads: any. mutex_ is held for bookkeeping only. A mark has one owner; StreamMarks outlives its
+// marks.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "platform/cuda/gpu.h"
+
+namespace tencache {
+
+class StreamMarks;
+
+class StreamMark {
+ public:
+  StreamMark() = default;  // of no stream: reached
+  ~StreamMark() { drop(); }
+  StreamMark(StreamMark&& other) noexcept
+      : marks_(std::exchange(other.marks_, nullptr)), event_(other.event_) {}
+  StreamMark& operator=(StreamMark&& other) noexcept {
+    if (this != &other) {
+      drop();
+      marks_ = std::exchange(other.marks_, nullptr);
+      event_ = other.event_;
+    }
+    return *this;
+  }
+
+  /// Whether the device has done all of it. An error is of work that was queued: what it should
+  /// have done is unknown then.
+  Result<bool> is_reached() const;
+  /// What the stream is given from now on begins after the mark is reached. Returns at once.
+  Status hold_back(CUstream stream) const;
+  /// Blocks the calling thread, without spinning, until it is reached.
+  Status wait() const;
+  /// is_reached() where no error is of interest: two refusals in a row are a broken context, whose
+  /// results nobody will see, and count as reached.
+  bool poll() const;
+  /// wait() likewise.
+  void await() const;
+
+ private:
+  static constexpr int kTries = 2;
+
+  friend class StreamMarks;
+  StreamMark(StreamMarks* marks, CUevent event) : marks_(marks), event_(event) {}
+  void drop();
+
+  StreamMarks* marks_ = nullptr;
+  CUevent event_ = nullptr;
+};
+
+class StreamMarks {
+ public:
+  explicit StreamMarks(const Gpu& gpu) : gpu_(gpu) {}
+  /// REQUIRES: all marks are gone, as long as the driver may be called.
+  ~StreamMarks();
+  StreamMarks(const StreamMarks&) = delete;
+  StreamMarks& operator=(const StreamMarks&) = delete;
+
+  /// REQUIRES: the stream is not capturing a graph, which would take the event for its own.
+  Result<StreamMark> make(CUstream stream) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  friend class StreamMark;
+  Result<CUevent> take() TENCACHE_EXCLUDES(mutex_);
+  void give_back(CUevent event) TENCACHE_EXCLUDES(mutex_);
+
+  const Gpu& gpu_;
+  Mutex mutex_;
+  std::vector<CUevent> free_ TENCACHE_GUARDED_BY(mutex_);
+  size_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // those in use included
+};
+
+}  // namespace tencache

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mapping, and touching by several threads. A thread takes the next piece until none is left, so
+// that a slow one delays by one piece at most.
+#include "platform/host_memory.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/service_thread.h"
+#include "base/units.h"
+#include "platform/numa.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // <linux/mman.h>; the C library may be older than the kernel
+#endif
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kHugePageBytes = 2 * kMiB;
+constexpr uint64_t kPieceBytes = 16 * kMiB;  // that a thread touches at a time: some milliseconds
+
+/// Makes the pages of one range present. 0, or the errno.
+int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
+  if (madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  // Out of memory, or broken memory: touching it would end the process.
+  if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) return errno;
+  // Linux before 5.14, a filter that does not know the advice, or an interruption.
+  by_kernel.store(false, std::memory_order_relaxed);
+  for (uint64_t offset = 0; offset < bytes; offset += kPageBytes) {
+    *const_cast<volatile char*>(memory + offset) = 0;
+  }
+  return 0;
+}
+
+/// One memory, touched by several threads. The memory is fresh, so its bytes are zero before and
+/// after. Counters are relaxed: the threads are joined before anything is read.
+class Toucher {
+ public:
+  Toucher(char* memory, uint64_t bytes, HostPlacement& placement)
+      : memory_(memory), bytes_(bytes), placement_(placement) {}
+
+  /// 0, or the errno of the first piece that failed.
+  int run(unsigned thread_count) {
+    std::optional<cpu_set_t> processors;
+    if (placement_.node >= 0) {
+      const Result<cpu_set_t> of_node = processors_of_node(placement_.node);
+      if (of_node.is_ok()) processors = of_node.value();
+      placement_.threads_refusal = of_node.status().message();
+    }
+    const uint64_t piece_count = (bytes_ + kPieceBytes - 1) / kPieceBytes;
+    const uint64_t wanted_count = std::clamp<uint64_t>(thread_count, 1, piece_count);
+    // The calling thread belongs to the program: it is not moved to other processors.
+    if (wanted_count > 1 || processors) start_threads(wanted_count, processors);
+    placement_.threads = std::max(1U, static_cast<unsigned>(threads_.size()));
+    if (threads_.empty()) touch_pieces();
+    for (std::thread& thread : threads_) thread.join();
+    placement_.threads_on_node = processors && !threads_.empty();
+    for (const Status& move : moves_) {
+      if (move.is_ok()) continue;
+      placement_.threads_on_node = false;
+      placement_.threads_refusal = move.message();
+    }
+    placement_.populated_by_kernel = by_kernel_;
+    return error_;
+  }
+
+ private:
+  void start_threads(uint64_t count, const std::optional<cpu_set_t>& processors) {
+    threads_.reserve(count);
+    moves_.resize(count);
+    try {
+      while (threads_.size() < count) {
+        Status& move = moves_[threads_.size()];
+        threads_.push_back(start_service_thread("tencache-touch", [this, processors, &move] {
+          if (processors) move = run_on_processors(*processors);
+          touch_pieces();
+        }));
+      }
+    } catch (const std::system_error& error) {
+      // A process limit may allow some threads and not all: fewer are slower. Without any, the
+      // calling thread does it.
+      if (threads_.empty() && processors) {
+        placement_.threads_refusal =
+            status_from_errno(error.code().value(), "cannot start a thread").message();
+      }
+    }
+  }
+
+  void touch_pieces() {
+    while (error_.load(std::memory_order_relaxed) == 0) {
+      const uint64_t offset = next_offset_.fetch_add(kPieceBytes, std::memory_order_relaxed);
+      if (offset >= bytes_) return;
+      const uint64_t bytes = std::min(kPieceBytes, bytes_ - offset);
+      const int error_number = populate(memory_ + offset, bytes, by_kernel_);
+      if (error_number != 0) error_.store(error_number, std::memory_order_relaxed);
+    }
+  }
+
+  char* const memory_;
+  const uint64_t bytes_;
+  HostPlacement& placement_;
+  std::vector<std::thread> threads_;
+  std::vector<Status> moves_;  // of each thread to its processors
+  std::atomic<uint64_t> next_offset_{0};
+  std::atomic<int> error_{0};
+  std::atomic<bool> by_kernel_{true};
+};
+
+Status no_memory(int error_number, const char* attempt, uint64_t bytes) {
+  const Status failed = status_from_errno(
+      error_number, std::string(attempt) + " " + format_bytes(bytes) + " of host memory");
+  return {failed.code(), failed.message() +
+                             ". Free memory, raise the limit on this process (ulimit -v) or on its "
+                             "container, or lower the budget of host memory."};
+}
+
+}  // namespace
+
+char* map_huge_aligned(uint64_t bytes) {
+  const uint64_t mapped_bytes = bytes + kHugePageBytes;
+  void* mapped =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<char*>(mapped);
+  const uint64_t before_bytes = round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) -
+                                reinterpret_cast<uintptr_t>(begin);
+  if (before_bytes > 0) munmap(begin, before_bytes);
+  munmap(begin + before_bytes + bytes, kHugePageBytes - before_bytes);
+  // Advice: a refusal costs time.
+  (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
+  return begin + before_bytes;
+}
+
+HostMemory::HostMemory(char* memory, uint64_t bytes, HostPlacement placement)
+    : memory_(memory), bytes_(bytes), owner_pid_(getpid()), placement_(std::move(placement)) {}
+
+HostMemory::~HostMemory() { unmap(); }
+
+HostMemory::HostMemory(HostMemory&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      owner_pid_(other.owner_pid_),
+      placement_(std::move(other.placement_)) {}
+
+HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
+  if (this != &other) {
+    unmap();
+    memory_ = std::exchange(other.memory_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    owner_pid_ = other.owner_pid_;
+    placement_ = std::move(other.placement_);
+  }
+  return *this;
+}
+
+void HostMemory::unmap() {
+  // In a forked child something else may stand at these addresses (Note [Fork]).
+  if (memory_ != nullptr && getpid() == owner_pid_) munmap(memory_, bytes_);
+  memory_ = nullptr;
+}
+
+Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
+  TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%llu bytes",
+                 static_cast<unsigned long long>(request.bytes));
+  char* const memory = map_huge_aligned(request.bytes);
+  if (memory == nullptr) return no_memory(errno, "Cannot map", request.bytes);
+  (void)madvise(memory, request.bytes, MADV_DONTFORK);
+  HostPlacement placement;
+  placement.node = request.node;
+  if (request.node >= 0) {
+    const Status bound = prefer_node(memory, request.bytes, request.node);
+    placement.is_bound = bound.is_ok();
+    placement.bind_refusal = bound.message();
+  }
+  HostMemory result(memory, request.bytes, HostPlacement());
+  const int error_number = Toucher(memory, request.bytes, placement).run(request.threads);
+  if (error_number != 0) return no_memory(error_number, "Cannot fill", request.bytes);
+  result.placement_ = std::move(placement);
+  return result;
+}
+
+}  // namespace tencache

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/machine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// Kept free for what does not come from our allocator: libraries that are imported later, stacks,
+// Python's objects, the page cache. A tenth, at least this much where that leaves half.
+constexpr uint64_t kReserveBytesMin = kGiB;
+constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
+
+std::optional<uint64_t> read_number(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  if (!(file >> word) || word == "max") return std::nullopt;
+  char* end = nullptr;
+  const uint64_t value = strtoull(word.c_str(), &end, 10);
+  if (end == word.c_str()) return std::nullopt;
+  return value;
+}
+
+// A value of a "name value" file such as memory.stat; `name` includes what ends it.
+uint64_t read_field(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string key;
+  std::string rest;
+  while (file >> key && std::getline(file, rest)) {
+    if (key == name) return strtoull(rest.c_str(), nullptr, 10);
+  }
+  return 0;
+}
+
+struct CgroupMemory {
+  uint64_t limit_bytes = 0;
+  uint64_t used_bytes = 0;
+};
+
+// The folder of this process' cgroup below its mount, e.g. "/user.slice"; v1 lines name the
+// controllers, the v2 line, "" here, names none.
+std::optional<std::string> cgroup_path(const std::string& controller) {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (controllers.find("," + controller + ",") != std::string::npos)
+      return line.substr(second + 1);
+  }
+  return std::nullopt;
+}
+
+uint64_t left_in(const CgroupMemory& cgroup) {
+  return cgroup.limit_bytes - std::min(cgroup.limit_bytes, cgroup.used_bytes);
+}
+
+// A cgroup's folder and those above it, up to the mount: limits bind at every level.
+std::vector<std::string> levels(const std::string& mount, std::string path) {
+  std::vector<std::string> folders;
+  for (;;) {
+    folders.push_back(mount + (path == "/" ? "" : path));
+    if (path.empty() || path == "/") return folders;
+    path.erase(path.rfind('/'));
+  }
+}
+
+// The one that leaves least.
+std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::string& path,
+                                           const char* limit_file, const char* usage_file,
+                                           const char* cache_field) {
+  std::optional<CgroupMemory> tightest;
+  for (const std::string& folder : levels(mount, path)) {
+    const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
+    if (limit) {
+      const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
+      const uint64_t cache = read_field(folder + "/memory.stat", cache_field);
+      const CgroupMemory found{*limit, usage - std::min(usage, cache)};
+      if (!tightest || left_in(found) < left_in(*tightest)) tightest = found;
+    }
+  }
+  return tightest;
+}
+
+std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
+  std::optional<CgroupMemory> found;
+  auto consider = [&](const std::optional<CgroupMemory>& candidate) {
+    // An unlimited v1 group reads as a number near 2^63: no limit at all.
+    if (!candidate || candidate->limit_bytes >= total_bytes) return;
+    if (!found || left_in(*candidate) < left_in(*found)) found = candidate;
+  };
+  for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
+    // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
+    for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
+      consider(tightest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
+    }
+  }
+  for (const std::string& path : {cgroup_path("memory").value_or("/"), std::string("/")}) {
+    consider(tightest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                            "memory.usage_in_bytes", "total_inactive_file"));
+  }
+  return found;
+}
+
+// "always [madvise] never" -> "madvise".
+std::string chosen_word(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  while (file >> word) {
+    if (word.size() > 2 && word.front() == '[') return word.substr(1, word.size() - 2);
+  }
+  return "absent";
+}
+
+uint64_t local_ranks() {
+  const char* text = getenv("LOCAL_WORLD_SIZE");
+  return text == nullptr ? 1 : std::max<uint64_t>(strtoull(text, nullptr, 10), 1);
+}
+
+// What two files, or two words of one, say of processors: how long of how long it may run.
+std::optional<double> read_quota(const std::string& folder) {
+  double quota = 0;
+  double period = 0;
+  std::ifstream version_2(folder + "/cpu.max");
+  if (!(version_2 >> quota >> period)) {
+    std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+    std::ifstream period_file(folder + "/cpu.cfs_period_us");
+    if (!(quota_file >> quota) || !(period_file >> period)) return std::nullopt;
+  }
+  if (quota <= 0 || period <= 0) return std::nullopt;  // -1 is no limit
+  return quota / period;
+}
+
+double tightest_quota(const std::string& mount, const std::string& path, double processors) {
+  for (const std::string& folder : levels(mount, path)) {
+    if (const std::optional<double> quota = read_quota(folder)) {
+      processors = std::min(processors, *quota);
+    }
+  }
+  return processors;
+}
+
+// Where a budget comes from: what is left, what is kept free of that, who shares it.
+std::string budget_reason(const MachineMemory& memory, uint64_t reserve) {
+  const uint64_t left = bytes_left(memory);
+  std::ostringstream reason;
+  reason << format_bytes(left);
+  if (left < memory.available_bytes) {
+    reason << " left under the cgroup limit of " << format_bytes(*memory.cgroup_limit_bytes);
+  } else {
+    reason << " available";
+  }
+  reason << " less a reserve of " << format_bytes(reserve);
+  if (memory.local_ranks > 1) reason << ", shared by " << memory.local_ranks << " ranks";
+  return reason.str();
+}
+
+}  // namespace
+
+double usable_processors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  double processors = 1;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    processors = CPU_COUNT(&allowed);
+  } else {  // more than fit into the set
+    processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  }
+  for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
+    processors = tightest_quota("/sys/fs/cgroup", path, processors);
+  }
+  for (const std::string& path : {cgroup_path("cpu").value_or("/"), std::string("/")}) {
+    processors = tightest_quota("/sys/fs/cgroup/cpu", path, processors);
+  }
+  return processors;
+}
+
+MachineMemory probe_memory() {
+  MachineMemory memory;
+  memory.total_bytes = read_field("/proc/meminfo", "MemTotal:") * kKiB;
+  memory.available_bytes = read_field("/proc/meminfo", "MemAvailable:") * kKiB;
+  memory.swap_bytes = read_field("/proc/meminfo", "SwapTotal:") * kKiB;
+  memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
+  memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
+  memory.local_ranks = local_ranks();
+  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
+    memory.cgroup_limit_bytes = cgroup->limit_bytes;
+    memory.cgroup_used_bytes = cgroup->used_bytes;
+  }
+  return memory;
+}
+
+uint64_t bytes_left(const MachineMemory& memory) {
+  if (!memory.cgroup_limit_bytes) return memory.available_bytes;
+  return std::min(memory.available_bytes,
+                  left_in({*memory.cgroup_limit_bytes, memory.cgroup_used_bytes}));
+}
+
+DefaultBudget default_device_budget(const MachineMemory& memory) {
+  const uint64_t left = bytes_left(memory);
+  const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 2));
+  const uint64_t share = (left - reserve) / memory.local_ranks;
+  return {std::max(kBudgetBytesMin, round_up(share, kMiB)), budget_reason(memory, reserve)};
+}
+
+DefaultBudget default_host_budget(const MachineMemory& memory) {
+  const uint64_t left = bytes_left(memory);
+  const uint64_t reserve = std::max(left / 5, std::min(2 * kReserveBytesMin, left / 2));
+  const uint64_t share = (left - reserve) / memory.local_ranks;
+  if (share >= kBudgetBytesMin) return {share - share % kMiB, budget_reason(memory, reserve)};
+  return {0, budget_reason(memory, reserve) + ", is less than " + format_bytes(kBudgetBytesMin)};
+}
+
+}  // namespace tencache
