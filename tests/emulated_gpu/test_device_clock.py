@@ -27,12 +27,7 @@ def run(program: str, durations: Path, link: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_program_takes_the_time_of_its_device(tmp_path: Path) -> None:
-    durations = tmp_path / "durations"
-    # `double` touches 2 MiB.
-    # `x * 2` touches 2 MiB. The first kernel keeps the device until all others are queued.
-    durations.write_text("# seconds\n* 0.02\naten::mul.Tensor@2097152 0.05\naten::neg 0 64e6\n")
-    program = """
+TIMED_PROGRAM = """
 import torch
 from emulated_gpu import device_clock
 
@@ -86,7 +81,13 @@ x.view(512, 512).mm(x.view(512, 512))
 torch.cuda.synchronize()
 assert device_clock.late() > 0
 """
-    done = run(program, durations, "20MB")
+
+
+def test_a_program_takes_the_time_of_its_device(tmp_path: Path) -> None:
+    durations = tmp_path / "durations"
+    # `x * 2` touches 2 MiB. The first kernel keeps the device until all others are queued.
+    durations.write_text("# seconds\n* 0.02\naten::mul.Tensor@2097152 0.05\naten::neg 0 64e6\n")
+    done = run(TIMED_PROGRAM, durations, "20MB")
     assert done.returncode == 0, done.stderr
     assert "late works: " in done.stderr
 
