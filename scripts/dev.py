@@ -40,6 +40,7 @@ from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
 SHORT = "not slow and not any_torch"  # of the tests in tests/python
+ONCE = "not repeated"  # likewise, on the oldest torch
 # Of the programs two of seven runs each: all of them take five minutes on two cores.
 SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
@@ -157,7 +158,7 @@ def in_processes() -> tuple[str, ...]:
 def every_python_test() -> None:
     """On the oldest torch. One OpenMP thread in each of the processes: more would only take the
     cores from each other. The newest torch runs what it runs with as many as there are cores."""
-    test_python(MAIN, *in_processes(), *SLOWEST, variables={"OMP_NUM_THREADS": "1"})
+    test_python(MAIN, "-m", ONCE, *in_processes(), *SLOWEST, variables={"OMP_NUM_THREADS": "1"})
 
 
 def python_tests_of_the_version() -> None:

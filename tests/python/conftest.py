@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     markers = (
         "slow: part of the full matrix, which runs on one version of torch",
         "any_torch: what it tests does not depend on the torch that is installed",
+        "repeated: the comparison of another test at a further budget; `make test` leaves it out",
     )
     for marker in markers:
         config.addinivalue_line("markers", marker)

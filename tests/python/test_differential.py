@@ -7,6 +7,7 @@ and generated tokens must be those of stock; extents must really have left; no a
 unannounced, since none of these programs reads or writes tensors behind the dispatcher's back (they
 copy their results out with an op).
 
+Chaos at a higher budget is marked `repeated`: whatever can leave leaves after each op there, too.
 The tests that are not marked `slow` are one run of each program in chaos at the lowest budget,
 where everything leaves and comes back most often, and three plain ones. What the others add (which
 tensors leave, when and how many at a time) is decided below the C ABI, which knows no torch.
@@ -62,7 +63,11 @@ def cases() -> list[object]:
         for share in SHARES:
             for chaos in (False, True):
                 is_short = share == min(SHARES) if chaos else share == 50 and program in FRESH
-                marks = [group(program)] if is_short else [group(program), pytest.mark.slow]
+                marks = [group(program)]
+                if not is_short:
+                    marks.append(pytest.mark.slow)
+                if chaos and share != min(SHARES):
+                    marks.append(pytest.mark.repeated)
                 name = f"{program}-{share}%-{'chaos' if chaos else 'plain'}"
                 found.append(pytest.param(program, share, chaos, id=name, marks=marks))
     return found
