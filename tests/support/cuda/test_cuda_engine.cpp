@@ -128,13 +128,13 @@ bool TestCudaEngine::evict(const void* address) {
 }
 
 size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
-  std::vector<Order> orders;
+  std::vector<MoveRequest> requests;
   for (const void* address : addresses) {
     Extent* wanted = engine_->heap().find(address);
     TENCACHE_CHECK(wanted != nullptr, "%p is no extent", address);
-    orders.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
+    requests.push_back({wanted, wanted->id.load(), wanted->bytes, ~uint64_t{0}});
   }
-  return tencache::prefetch(*engine_->mover(), orders);
+  return tencache::prefetch(*engine_->mover(), requests);
 }
 
 std::string TestCudaEngine::check_books() {

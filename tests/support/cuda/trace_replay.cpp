@@ -105,7 +105,7 @@ void TraceReplay::start_engine() {
   config.host->bytes_left = [] { return 64 * kGiB; };
   config.probe_bytes = 16 * kMiB;
   config.nvrtc = nvrtc_.api();
-  config.hooks.on_learned_plan = [this](const Script& script) { note_script(script); };
+  config.hooks.on_learned_plan = [this](const LearnedPlan& learned) { note_plan(learned); };
   Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_.api(), config);
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();
@@ -123,10 +123,10 @@ DiskTierConfig TraceReplay::disk_config() {
   return disk;
 }
 
-void TraceReplay::note_script(const Script& script) {
+void TraceReplay::note_plan(const LearnedPlan& learned) {
   MutexLock lock(plans_.mutex);
-  plans_.bound_ns = script.bound_ns;
-  plans_.simulation = script.planned.simulation;
+  plans_.bound_ns = learned.bound_ns;
+  plans_.simulation = learned.planned.simulation;
 }
 
 Status TraceReplay::allocate(uint32_t tensor) {

@@ -120,7 +120,7 @@ class TraceReplay {
   void free(uint32_t tensor);
   Status run_period();
   Status run_op(Tick tick);
-  void note_script(const Script& script);
+  void note_plan(const LearnedPlan& learned);
   uint64_t periods_followed();
   void measure(ReplayResult* result);
 
