@@ -144,7 +144,7 @@ TEST_F(UseDuringWriteTest, StrayWriteKeepsItResident) {
 TEST_F(UseDuringWriteTest, ExtentThatIsToStayResidentStays) {
   hook_ = [this] {
     const Access access = {address_, AccessMode::kRead};
-    engine()->fork_latch().keep_resident({&access, 1});
+    engine()->gate().keep_resident({&access, 1});
   };
   EXPECT_FALSE(engine().evict(address_));
   EXPECT_TRUE(engine().is_resident(address_));
