@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The accesses of the C ABI as those of the gate: the C struct and its mode bits are the C++ one,
-// so that the gate's hot path converts nothing.
+// The accesses of the C ABI as the gate's: the C struct and its mode bits equal the C++ ones, so
+// the gate's hot path converts nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines: the engines of the process, as one: that of the cpu backend, or those of the GPUs that
-// the process has opened. What passes the gate of the process passes that of every engine, each of
-// which takes what lies in its own memory; usually there is one. An op queues its work on a GPU's
-// current stream, which the host program tells.
+// Engines: all engines of the process, used as one: the cpu backend's, or those of the GPUs that
+// the process has opened (usually one). An op that passes the gate of the process passes the gate
+// of every engine, and each engine handles the extents in its own memory. An op queues its work on
+// a GPU's current stream, which the host program tells.
 //
 // Invariants
-//   1. An op has the same number in every engine: names are registered everywhere in one order, and
-//      those registered before a GPU is opened are registered with it then.
-//   2. An open op is closed on exactly those engines on which it was opened. Engines are added
-//   while
-//      threads have ops open, so each thread knows for each engine from which depth on it was told
-//      (Note [Depth] in the source).
-//   3. What a capturing stream's op names is kept resident from then on: the graph is replayed
-//      where no gate sees it.
+// 1. An op has the same number in every engine. Names are registered everywhere in one order, and a
+//    GPU that is opened later first gets all earlier names.
+// 2. An open op is closed on exactly the engines on which it was opened. Engines may be added while
+//    threads have ops open, so each thread knows for each engine at which depth it was first told
+//    of an op (Note [Depth] in the source).
+// 3. Extents that an op names on a capturing stream stay resident from then on: the graph is
+//    replayed where no gate sees it.
 //
-// Threads: any. mutex_ is held for bookkeeping and registering names only, and while the process
+// Threads: any. mutex_ is held only for bookkeeping, for registering names, and while the process
 // forks. remove() is for tests.
 #pragma once
 
@@ -41,11 +40,11 @@ struct EngineEntry {
 
   int ordinal = 0;  // of the GPU; kHost on the cpu backend
   Engine* engine = nullptr;
-  HostTier* host = nullptr;  // null where nothing leaves a GPU
-  DiskTier* disk = nullptr;  // null where nothing leaves host memory
+  HostTier* host = nullptr;  // null if nothing leaves a GPU
+  DiskTier* disk = nullptr;  // null if nothing leaves host memory
 };
 
-/// One hold of each engine that has something to hold.
+/// The holds of one request: one for each engine that has something to hold.
 struct EngineHolds {
   std::vector<std::pair<Engine*, Hold*>> holds;
 };
@@ -59,32 +58,33 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// From now on forks leave the lock free. The object lives as long as the process.
+  /// Makes forks leave the lock free from now on. The object must live as long as the process.
   void watch_forks();
-  /// The stream that a GPU's ops queue their work on; until it is set, the default stream.
+  /// Sets what tells the stream that a GPU's ops queue their work on; until then, the default
+  /// stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
 
-  /// The engine is one of them from now on. kFailedPrecondition when there are too many.
+  /// Adds an engine. kFailedPrecondition if there are too many.
   Status add(const EngineEntry& entry) TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: no op is open, and no thread passes the gate meanwhile.
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
-  /// Those that are open, in the order in which they were opened.
+  /// The open engines, in the order in which they were opened.
   std::vector<EngineEntry> all() const;
-  /// How many were ever added, and each of them; null when it was removed.
+  /// How many engines were ever added, and each of them; null if it was removed.
   size_t count() const { return count_.load(std::memory_order_acquire); }
   Engine* engine_at(size_t index) const { return entries_[index].engine; }
 
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
   void close();
-  /// Null when nothing is to be held.
+  /// Null if there is nothing to hold.
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
   void on_step() const;
-  /// Null when it is in no extent of any of them.
+  /// Null if no engine has an extent with this address.
   Extent* find(const void* address) const;
-  /// Whether the gate of any of them must be told of ops.
+  /// Whether the gate of any engine must be told of ops.
   bool is_armed() const;
   uint64_t evict_all() const;
 
@@ -95,7 +95,7 @@ class Engines {
   void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
   std::atomic<CurrentStream> current_stream_{nullptr};
-  // Written once, before the count says so; an engine is null when it was removed.
+  // Written once, before count_ is raised; the engine is null after its removal.
   std::array<EngineEntry, kEnginesMax> entries_;
   std::atomic<size_t> count_{0};
 

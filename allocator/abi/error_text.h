@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a Status crosses the C ABI: its code as the return value, code and text in the caller's
+// How a Status crosses the C ABI: the code is the return value; code and text go to the caller's
 // struct.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace tencache {
 
-/// Fills `error`, where it is given, and returns the code.
+/// Fills `error` unless it is null, and returns the code.
 inline int report(const Status& status, tencache_error* error) {
   if (error != nullptr) {
     error->code = static_cast<int>(status.code());

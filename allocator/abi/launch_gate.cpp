@@ -12,14 +12,14 @@
 namespace tencache {
 namespace {
 
-// Beside the bits of the GPUs: there are extents to unpin.
+// A bit beside those of the GPUs: there are extents to unpin.
 constexpr uint32_t kHasPins = uint32_t{1} << 31;
 static_assert(Engines::kEnginesMax < 31);
 
-// What the thread's launch uses and no op has named: pinned until it is queued, because an op of
-// another thread may name it at this moment. Held by pointer, and only while there is something:
-// the static block of a thread has no room for more, and threads launch kernels while their
-// thread-locals are destroyed.
+// Extents that the thread's launch uses and no op has named. They are pinned until the launch is
+// queued, because an op of another thread may name them at this moment. A pointer, set only while
+// there are any: the static block of a thread has no room for more, and threads launch kernels
+// while their thread-locals are destroyed.
 thread_local constinit std::vector<Extent*>* t_pins = nullptr;
 
 void pin_until_queued(Extent* extent) {
@@ -49,7 +49,7 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
   return opened | (t_pins == nullptr ? 0 : kHasPins);
 }
 
-// The stream as far as it matters, found out when something of this GPU is used.
+// What the launch needs to know of its stream; asked when the launch first uses memory of this GPU.
 struct LaunchGate::Stream {
   Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {}
   void find() {
@@ -68,7 +68,7 @@ struct LaunchGate::Stream {
   void* const handle;
   bool is_found = false;
   StreamSet set = kNoStreams;
-  bool is_of_open_ops = false;  // which have it wait for what arrives
+  bool is_of_open_ops = false;  // those make it wait for arriving extents
   bool has_asked = false;
   bool captures = false;
 };
@@ -83,7 +83,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
     stream.find();
-    // Also of what an op may name later, which can leave from then on.
+    // Note the streams even if no op has named the extent yet: once one does, it can leave.
     extent->note_streams(stream.set);
     if (gate.has_announced(extent)) {
       const bool is_there = Extent::usable_in(extent->state());
@@ -92,7 +92,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     }
     if (stream.is_capturing()) add(engine.stats().graph_extents, gate.keep_resident({&access, 1}));
     if (!stream.is_known()) extent->set_flags(kFlagKeepResident);
-    if (!extent->has(kFlagSeen)) {  // also an address of old
+    if (!extent->has(kFlagSeen)) {  // it may be a stale address
       pin_until_queued(extent);
       if (!extent->has(kFlagSeen)) continue;
     }

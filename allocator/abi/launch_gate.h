@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LaunchGate: what work on a GPU passes that no op has announced: kernels of extensions that
-// register no op, of CuPy or Numba on a tensor's memory, copies by the driver's own functions. A
-// preloaded library sees each launch before it is queued (guard/) and asks here.
+// LaunchGate: the gate for GPU work that no op has announced: kernels of extensions that register
+// no op, of CuPy or Numba on a tensor's memory, and copies by the driver's own functions. A
+// preloaded library (guard/) sees each launch before it is queued and asks here.
 //
-// A launch whose memory the thread's open ops have announced costs a look at each address; of what
-// no op has ever named, which does not leave, also a pin until it is queued. Any other is an op of
-// its own: it pins what it uses, waits for what is cold, and is learned, so that a plan brings it
-// in time. What it does to each tensor is not known, so it counts as a write.
+// If the thread's open ops have announced all memory of a launch, it costs a look at each address.
+// An extent that no op has ever named does not leave; it also costs a pin until the launch is
+// queued. Any other launch counts as an op: it pins what it uses, waits for what is cold, and is
+// learned, so that a plan brings its tensors in time. We do not know what it does to each tensor,
+// so it counts as a write.
 //
-// What a kernel was given may look like an address and be none, or be one of old. Then a tensor is
-// kept, or brought, for nothing; that another thread frees it at this moment does no harm.
+// A kernel argument may look like an address without being one, or be stale. Then a tensor is
+// pinned or fetched for nothing. It does no harm if another thread frees the tensor at this moment.
 //
-// Streams that no op has used have no number, and get none here, because whoever made one may
-// destroy it; nor has a stream of another GPU than the thread's current one, or the per-thread
-// default stream. What a launch there uses without an op is waited for on the host and stays on its
-// GPU until it is freed.
+// A stream that no op has used gets no number here, because its owner may destroy it. The same
+// holds for a stream of a GPU that is not the thread's current one, and for the per-thread default
+// stream. If a launch there uses an extent without an op, we wait for it on the host, and the
+// extent stays on its GPU until it is freed.
 //
-// Threads: any. A launch that is an op takes the lock of Engines for its name.
+// Threads: any. A launch that counts as an op takes the lock of Engines for its name.
 #pragma once
 
 #include <atomic>
@@ -36,14 +37,14 @@ class LaunchGate {
   LaunchGate(const LaunchGate&) = delete;
   LaunchGate& operator=(const LaunchGate&) = delete;
 
-  /// A launch by this thread that may use these is about to be queued in the stream. What is
-  /// returned, unless it is 0, must be given to close() when it is, before the next one.
+  /// Call before this thread queues a launch that may use these extents in the stream. If the
+  /// result is not 0, give it to close() once the launch is queued, and before the next one.
   uint32_t open(std::string_view name, void* stream, std::span<const Access> accesses);
   void close(uint32_t opened);
-  /// A kernel was launched whose arguments nobody could read.
+  /// Call when a kernel was launched whose arguments could not be read.
   void on_unreadable();
 
-  /// Launches that used what no op had announced, and those that nobody could look into.
+  /// How many launches used extents that no op had announced, and how many could not be read.
   uint64_t unannounced() const { return unannounced_.load(std::memory_order_relaxed); }
   uint64_t unreadable() const { return unreadable_.load(std::memory_order_relaxed); }
 

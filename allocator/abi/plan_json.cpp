@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// Sums of bytes and of nanoseconds stay below this, so that nothing wraps.
+// Sums of bytes and of nanoseconds stay below this, so that no sum wraps.
 constexpr uint64_t kSumMax = uint64_t{1} << 60;
 // The longest time that moving everything once may take; far beyond any use, far below 2^64 ns.
 constexpr double kMoveSecondsMax = 1e6;
@@ -53,7 +53,7 @@ bool add_within_limit(uint64_t more, uint64_t* sum) {
   return true;
 }
 
-/// All bytes of the period. kInvalidArgument when a sum would leave the range that is planned in.
+/// All bytes of the period. kInvalidArgument if a sum would exceed what the planner can handle.
 Result<uint64_t> total_bytes(const Trace& trace) {
   uint64_t bytes = 0;
   bool fits = add_within_limit(trace.fixed_bytes, &bytes);
@@ -76,7 +76,7 @@ Result<uint64_t> total_bytes(const Trace& trace) {
 }
 
 Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
-  // Written so that "not a number" is refused too.
+  // The comparison also refuses "not a number".
   if (bytes_per_s > 0 && static_cast<double>(trace_bytes) / bytes_per_s <= kMoveSecondsMax) {
     return Status::ok();
   }
@@ -101,7 +101,7 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
                      " ns of processor time for a byte cannot be planned with; give 0 to 10");
     }
   }
-  // Budgets above everything there is change nothing, and sums with them could wrap.
+  // A budget above all bytes changes nothing, and sums with it could wrap.
   const bool has_disk_below = given.host_bytes > 0 && given.host_bytes < trace_bytes;
   if (has_disk_below) {
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));
@@ -109,7 +109,7 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
     if (given.host_bytes < largest_bytes) {
       return invalid("machine: " + format_bytes(given.host_bytes) +
                      " of host memory hold no tensor of " + format_bytes(largest_bytes) +
-                     ", which could never leave the device; give as much at least");
+                     ", which could never leave the device; give at least as much");
     }
   }
   const uint64_t host_bytes = has_disk_below ? given.host_bytes : 0;
@@ -176,7 +176,7 @@ std::string course_of(const Trace& trace, const Machine& machine) {
   return json.dump();
 }
 
-/// Checks what came in and passes it on, as a trace and a machine.
+/// Checks the input and passes it on as a trace and a machine.
 Result<std::string> ask(const tencache_period& period, const tencache_machine& machine,
                         std::string (*answer)(const Trace&, const Machine&)) {
   try {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the planner predicts for a period that came in through the C ABI: flat arrays to a Trace,
-// the Trace to a plan on a machine, the plan's figures or its course to JSON. No state; any thread.
+// Plans a period that came in through the C ABI: turns the flat arrays into a Trace, plans it for a
+// machine, and writes the plan's figures or timeline as JSON. No state; any thread.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace tencache {
 
-/// The JSON that tencache_plan() describes. kInvalidArgument for a period or a machine that cannot
-/// be planned for, kOutOfMemory when planning needs more memory than there is.
+/// The JSON that tencache_plan() describes. kInvalidArgument if the period or the machine cannot be
+/// planned for, kOutOfMemory if planning needs more memory than there is.
 Result<std::string> plan_json(const tencache_period& period, const tencache_machine& machine);
 
 /// The JSON that tencache_plan_timeline() describes; errors as of plan_json().

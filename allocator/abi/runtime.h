@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runtime: the engines of the process with the options they were started from, and the texts and
-// JSON that users see. The cpu backend's engine is made by start(), that of a GPU when the host
-// program first uses it. The C ABI (abi/tencache.cpp) is a
-// thin skin over it.
+// Runtime: the engines of the process, the options they were started with, and the texts and JSON
+// that users see. start() makes the cpu backend's engine; the engine of a GPU is made when the host
+// program first uses it. The C ABI (abi/tencache.cpp) is a thin layer over it.
 //
-// It is never destroyed: at process exit threads may still be inside it, and freeing then would
-// only add a way to crash. Threads: any.
+// The Runtime is never destroyed: at process exit threads may still be inside it, and freeing it
+// would only add a way to crash. Threads: any.
 #pragma once
 
 #include <atomic>
@@ -32,7 +31,7 @@ class Runtime {
  public:
   static Runtime& instance();
 
-  /// Every option is what its variable says, else its default.
+  /// Sets every option to its environment variable, else to its default.
   Status read_environment() TENCACHE_EXCLUDES(mutex_);
   Status set_option(std::string_view name, std::string_view text) TENCACHE_EXCLUDES(mutex_);
   static Status check_option(std::string_view name, std::string_view text);
@@ -44,20 +43,20 @@ class Runtime {
   CpuEngine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
   Engines& engines() { return engines_; }
   LaunchGate& launches() { return launches_; }
-  /// Covers every address of an extent: the cpu engine's arena, or those of all GPUs so far and
-  /// what lies between them. Its fields are written by atomic operations.
+  /// Covers the address of every extent: the cpu engine's arena, or the arenas of all GPUs so far
+  /// and the gaps between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
 
-  /// What the engine of this GPU is made of, by the options. The budget is 0 unless one was given.
-  /// There is no disk below host memory where none can be used, unless it was asked for, which is
-  /// an error.
+  /// The configuration of this GPU's engine, from the options. The budget is 0 unless one was
+  /// given. If no disk can be used below host memory, there is none; that is an error only if a
+  /// disk was asked for.
   Result<CudaEngineConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
-  /// Whether the disk is to be read straight into GPUs, where that can be.
+  /// Whether the disk shall be read straight into GPUs where possible.
   bool wants_direct_storage() TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return options_.direct_storage;
   }
-  /// The engine serves the process from now on; `name` is the GPU's.
+  /// Adds an engine that serves the process from now on; `name` is the GPU's.
   Status add_gpu(const EngineEntry& gpu, const std::string& name, const tencache_arena& arena)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -66,7 +65,7 @@ class Runtime {
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
-  /// Asked for every list op, also in forked children: no lock.
+  /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -91,7 +90,7 @@ class Runtime {
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};
-  std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // of the smallest budget
+  std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // from the smallest budget
   Engines engines_;
   LaunchGate launches_{engines_};
   tencache_arena arena_ = {0, 0};

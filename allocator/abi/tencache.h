@@ -4,16 +4,16 @@
  * Python package (ctypes) and any other host program use nothing else. No function throws or
  * longjmps.
  *
- * Life: tencache_set_option()* -> tencache_start() -> the rest. There is one runtime a process and
- * it lives until the process ends; a forked child keeps a passive one (memory stays readable,
- * nothing migrates, new allocations come from malloc).
+ * Life: tencache_set_option()* -> tencache_start() -> the rest. A process has one runtime, which
+ * lives until the process ends. A forked child keeps a passive one: its memory stays readable,
+ * nothing migrates, and new allocations come from malloc.
  *
- * The option backend says whose memory it keeps. On cpu (also where it says auto) that is DRAM,
- * from tencache_allocate(). On cuda it is that of the GPUs which tencache_open_gpu() opens
- * (tencache_gpu.h); there is nothing to allocate here then, and the gate is that of all of them.
+ * The option backend says whose memory tencache manages. On cpu (also for auto) that is DRAM, from
+ * tencache_allocate(). On cuda it is the memory of the GPUs that tencache_open_gpu() opens
+ * (tencache_gpu.h). Then there is nothing to allocate here, and the gate is that of all these GPUs.
  *
- * Threads: everything may be called from any thread after tencache_start() returned, unless a
- * comment says otherwise.
+ * Threads: after tencache_start() has returned, any thread may call any function, unless a comment
+ * says otherwise.
  */
 #ifndef TENCACHE_H_
 #define TENCACHE_H_
@@ -52,26 +52,27 @@ TENCACHE_API const char* tencache_version(void);
 /* The option table as JSON (base/options.h). The text lives for ever. */
 TENCACHE_API const char* tencache_option_table(void);
 
-/* Sets every option to what its variable TENCACHE_<NAME> says, else to its default. 0, or an error
- * code with *error filled, and then nothing is set. Before start. */
+/* Sets every option to its variable TENCACHE_<NAME>, else to its default. Returns 0, or an error
+ * code with *error filled and nothing set. Call before start. */
 TENCACHE_API int tencache_read_environment(tencache_error* error);
 
-/* Sets one option from text. After start: fine when it is the value in force, which for the backend
- * is also "auto", else TENCACHE_FAILED_PRECONDITION naming both values. */
+/* Sets one option from text. After start this succeeds only for the value in force (for the backend
+ * also for "auto"), else it returns TENCACHE_FAILED_PRECONDITION and names both values. */
 TENCACHE_API int tencache_set_option(const char* name, const char* text, tencache_error* error);
 
 /* Checks one option's text without setting it. */
 TENCACHE_API int tencache_check_option(const char* name, const char* text, tencache_error* error);
 
-/* Writes what the option is set to, as text that tencache_set_option() takes and that is the same
- * for the same value ("on", "2GiB"), into `buffer`, as tencache_stats_json() does. "" for a name
- * that is no option's. */
+/* Writes the option's value into `buffer`, as tencache_stats_json() does. The text is one that
+ * tencache_set_option() takes, and the same for the same value ("on", "2GiB"). It is "" if no
+ * option has that name. */
 TENCACHE_API size_t tencache_option_text(const char* name, char* buffer, size_t bytes);
 
-/* The size that a text such as "1.5GiB" names, as options take it. 0, or an error code. */
+/* Parses a size such as "1.5GiB", as options take it. Returns 0, or an error code. */
 TENCACHE_API int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* error);
 
-/* Probes the machine, opens the tiers, starts the evictor. A second call is a no-op (0). */
+/* Probes the machine, opens the tiers, starts the evictor. A second call does nothing and returns
+ * 0. */
 TENCACHE_API int tencache_start(tencache_error* error);
 TENCACHE_API int tencache_is_started(void);
 /* The backend in force, "cpu" or "cuda"; "" before start. */
@@ -80,20 +81,20 @@ TENCACHE_API const char* tencache_backend(void);
 /* ---- Memory ------------------------------------------------------------------------------- */
 
 /* The address arena: an address outside it belongs to no extent. The gate's caller tests addresses
- * against it before it calls. Size 0 before start; constant after it on the cpu backend. On cuda it
- * covers the memory of all GPUs that are open and grows when one is opened: then read the base
- * before the size, both atomically. */
+ * against it before it calls. Its size is 0 before start. On the cpu backend it is constant
+ * afterwards. On cuda it covers the memory of all open GPUs and grows when one is opened: read the
+ * base before the size, both atomically. */
 typedef struct tencache_arena {
   uintptr_t base;
   size_t bytes;
 } tencache_arena;
 TENCACHE_API const tencache_arena* tencache_get_arena(void);
 
-/* On the cpu backend. Memory of at least `bytes` bytes, 64-byte aligned (4096 for extents),
- * contents undefined. NULL with *error filled (out of memory at the budget) when it cannot be had.
- * bytes > 0. */
+/* On the cpu backend: allocates at least `bytes` bytes, 64-byte aligned (4096 for extents),
+ * contents undefined. NULL with *error filled (out of memory at the budget) on failure. bytes >
+ * 0. */
 TENCACHE_API void* tencache_allocate(size_t bytes, tencache_error* error);
-/* Frees what tencache_allocate returned; NULL is fine. */
+/* Frees memory from tencache_allocate(). NULL is fine. */
 TENCACHE_API void tencache_free(void* address);
 
 /* ---- The gate ----------------------------------------------------------------------------- */
@@ -111,27 +112,28 @@ typedef struct tencache_access {
   uint32_t mode;       /* TENCACHE_READ | TENCACHE_WRITE, or TENCACHE_NAME */
 } tencache_access;
 
-/* A number for an op name, for the recorder and messages. The same name gives the same number. */
+/* Gives an op name its number, for the recorder and messages. The same name gives the same
+ * number. */
 TENCACHE_API uint32_t tencache_register_op(const char* name);
 
-/* An op begins on this thread: every extent it accesses is resident and pinned when this returns,
- * until the matching close. What this thread allocates from now on is pinned too, until its
- * outermost op closes. Calls nest, strictly last in, first out. Never fails: it waits, goes over
- * the budget (counted), or, where bytes are lost, ends the process with a message. */
+/* Begins an op on this thread. When this returns, every extent it accesses is resident and pinned,
+ * until the matching close. Memory that this thread allocates meanwhile is pinned too, until its
+ * outermost op closes. Calls nest, strictly last in, first out. Never fails: it waits, exceeds the
+ * budget (counted), or, if bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
-/* The matching end. */
+/* Ends the op that this thread opened last. */
 TENCACHE_API void tencache_gate_close(void);
 
-/* Pins that outlive an op (collectives): pins the extents, and with `and_inner` also everything
- * that this thread's open outermost op has allocated so far. NULL when nothing is to be pinned.
- * tencache_unhold gives them up; any thread. */
+/* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
+ * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin.
+ * tencache_unhold() releases them, on any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                                    int and_inner);
 TENCACHE_API void tencache_unhold(tencache_hold* hold);
 
-/* These extents are never evicted again, until they are freed (packed custom classes). */
+/* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
 
 /* The program finished a step (Optimizer.step). */
@@ -139,51 +141,52 @@ TENCACHE_API void tencache_mark_step(void);
 
 /* ---- What the shim gives the runtime ------------------------------------------------------- */
 
-/* Called when use passes the watermark: the gate must be told about ops from now on. Called once,
- * or once for each GPU, from inside an allocation, with no lock held. Set before start; if it is
- * NULL nothing is ever evicted. */
+/* `arm` is called when use passes the watermark: from then on the gate must be told about ops. It
+ * is called once, or once for each GPU, from inside an allocation, with no lock held. Set it before
+ * start; if it is NULL nothing is ever evicted. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
-/* Called by the evictor before it looks for victims: time to unhold what has completed. */
+/* The evictor calls `poll` before it looks for victims: time to unhold what has completed. */
 TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));
-/* On the cuda backend: the stream on which the calling thread's ops queue their work on that GPU.
- * Until it is set, and where it returns NULL, the default stream. */
+/* On the cuda backend: `current_stream` tells the stream on which the calling thread's ops queue
+ * their work on that GPU. If it is not set, or returns NULL, that is the default stream. */
 TENCACHE_API void tencache_set_stream_callback(void* (*current_stream)(int ordinal));
 
-/* Bytes of distinct extents among the accesses, and the bytes one chunk of a list op should name
- * (a share of the budget). For splitting list ops. */
+/* For splitting list ops: the bytes of distinct extents among the accesses, and the bytes that one
+ * chunk of a list op should name (a share of the budget). */
 TENCACHE_API uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count);
 TENCACHE_API uint64_t tencache_chunk_bytes(void);
-/* Size of the extent that contains the address; 0 when there is none. */
+/* Size of the extent that contains the address; 0 if there is none. */
 TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
 TENCACHE_API int tencache_is_armed(void);
 
 /* ---- What the user sees -------------------------------------------------------------------- */
 
-/* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included;
- * call again with a larger buffer when it is more than `bytes`. */
+/* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included.
+ * If that is more than `bytes`, call again with a larger buffer. */
 TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
-/* What this machine offers (memory, cgroup, disk, io_uring, pagemap, GPUs); works before start.
- * Starts the CUDA driver, if there is one, for the rest of the process: not before a fork. */
+/* Writes what this machine offers (memory, cgroup, disk, io_uring, pagemap, GPUs). Works before
+ * start. It starts the CUDA driver, if there is one, for the rest of the process, so do not call it
+ * before a fork. */
 TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);
 
 /* ---- What would be -------------------------------------------------------------------------- */
 
-/* In allocated_at and freed_at of a tensor that is always there. */
+/* allocated_at and freed_at of a tensor that always exists. */
 #define TENCACHE_NO_TICK UINT32_MAX
 
 /* One period of a program, as learn/period_writer.h describes it, in flat arrays. */
 typedef struct tencache_period {
   uint64_t fixed_bytes; /* on the device all the time, besides the tensors */
   uint32_t tensor_count;
-  const uint64_t* tensor_bytes; /* tensor_count entries, as of the next two */
-  const uint32_t* allocated_at; /* number of the op, or TENCACHE_NO_TICK */
+  const uint64_t* tensor_bytes; /* tensor_count entries, as in the next two */
+  const uint32_t* allocated_at; /* the op's number, or TENCACHE_NO_TICK */
   const uint32_t* freed_at;
   uint32_t op_count;
-  const uint64_t* compute_ns;     /* op_count entries, as of the next one */
+  const uint64_t* compute_ns;     /* op_count entries, as in the next one */
   const uint32_t* access_counts;  /* how many tensors the op names */
-  const uint32_t* access_tensors; /* of all ops, one after the other, as the next one */
+  const uint32_t* access_tensors; /* all ops, one after the other, as in the next */
   const uint8_t* access_writes;   /* 1: the op writes the tensor, 0: it only reads */
 } tencache_period;
 
@@ -197,46 +200,45 @@ typedef struct tencache_machine {
   /* Processor time that moving takes from a program that computes on all processors; 0: none. */
   double read_work_ns_per_byte;
   double write_work_ns_per_byte;
-  double drop_work_ns_per_byte; /* of everything that leaves, written or not */
-  /* Host memory between the device and a disk. 0: what is moved to holds everything. Else the
-   * speeds above are those of the link to it, and these those of the disk below. */
+  double drop_work_ns_per_byte; /* for every byte that leaves, written or not */
+  /* Host memory between the device and a disk. 0: what the device moves to holds everything. Else
+   * the speeds above are those of the link to host memory, and these are those of the disk below
+   * it. */
   uint64_t host_bytes;
   double disk_read_bytes_per_s;
   double disk_write_bytes_per_s;
 } tencache_machine;
 
-/* Large enough for what tencache_plan writes. */
+/* Large enough for all that tencache_plan() writes. */
 #define TENCACHE_PLAN_JSON_BYTES 1024
 
-/* Plans the period for the machine and writes what is predicted into `buffer` as JSON: step_ns,
- * compute_ns, bound_step_ns (which no schedule can beat, however fast the disk), stall_ns, work_ns
- * (processor time that moving takes from the program; step = compute + stall + work); bytes_read,
- * bytes_written, bytes_dropped (left without a write), bytes_late (of those read, what an op waited
- * for), all of one period; disk_bytes_read and disk_bytes_written, below host memory where there is
- * such; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the smallest
- * budget that is never exceeded. 0, or an error code with *error filled. Needs no start;
+/* Plans the period for the machine and writes the prediction for one period into `buffer` as JSON:
+ * step_ns, compute_ns, bound_step_ns (no schedule can beat it, however fast the disk), stall_ns,
+ * work_ns (processor time that moving takes from the program; step = compute + stall + work);
+ * bytes_read, bytes_written, bytes_dropped (left without a write), bytes_late (those read that an
+ * op waited for); disk_bytes_read and disk_bytes_written, below host memory if there is a disk;
+ * over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the smallest budget
+ * that is never exceeded. Returns 0, or an error code with *error filled. Needs no start. Takes
  * milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any thread. */
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 
-/* Plans as tencache_plan does and writes what happens when, as JSON: step_ns and work_ns; of each
- * op begin_ns, stall_ns (what it waited before), used_bytes (the most on the device from the end of
- * the op before it to its own end) and existing_bytes (wherever they are); and, in the order in
- * which they were asked for, evictions and fetches, each as tensors (their numbers), begin_ns and
- * end_ns. Times count from the begin of the period; work_ns is in step_ns and in no other of them.
- * An eviction that ends as it begins needed no write. What was under way when the period began has
- * a begin below 0, and what does not end in it ends in the next.
- * Returns the size needed, terminator included: when it is more than `bytes`, call again with a
- * larger buffer, which plans again and needs as much. 0: an error, with *error filled. */
+/* Plans as tencache_plan() does and writes what happens when, as JSON: step_ns and work_ns; for
+ * each op begin_ns, stall_ns (the wait before it), used_bytes (the most on the device from the end
+ * of the previous op to its own end) and existing_bytes (wherever they are); and evictions and
+ * fetches in the order in which they were requested, each as tensors (their numbers), begin_ns and
+ * end_ns. Times count from the beginning of the period; work_ns is part of step_ns and of no other
+ * time. An eviction that ends as it begins needed no write. A move that was under way when the
+ * period began has a begin_ns below 0; one that does not end in this period ends in the next. */
 TENCACHE_API size_t tencache_plan_timeline(const tencache_period* period,
                                            const tencache_machine* machine, char* buffer,
                                            size_t bytes, tencache_error* error);
 
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
-/* Evicts every extent that may be evicted, on this thread; returns how many went cold. */
+/* Evicts, on this thread, every extent that may be evicted; returns how many went cold. */
 TENCACHE_API uint64_t tencache_evict_all(void);
-/* 1 when the extent that contains the address is cold, 0 when resident, -1 when there is none. */
+/* 1 if the extent that contains the address is cold, 0 if resident, -1 if there is none. */
 TENCACHE_API int tencache_is_cold(const void* address);
 
 #ifdef __cplusplus

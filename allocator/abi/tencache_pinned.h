@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C ABI of libtencache.so for host memory that GPUs copy from and to at full speed: what
+ * The C ABI of libtencache.so for host memory that GPUs copy from and to at full speed, which
  * PyTorch's pin_memory() asks for. It needs no engine of a GPU (tencache_gpu.h, whose streams and
- * counts it shares). Sizes are exact, the memory lies next to one GPU and serves all. Where the
- * driver refuses to pin, memory is given all the same, pageable: right, slower, and the library has
- * warned. The driver knows which is which, and is what PyTorch asks (Tensor.is_pinned()).
+ * counts it shares). Sizes are exact. The memory lies next to one GPU and serves all. If the driver
+ * refuses to pin, the memory is pageable: right, but slower, and the library warns. The driver
+ * knows which memory is pinned, and PyTorch asks the driver (Tensor.is_pinned()).
  *
- * Memory is taken from the system when it is needed, up to the budget, and given back when that is
- * asked for (tencache_pinned_trim()): to unpin may stop the GPUs. A forked child has none of it:
- * allocation fails there, the rest does nothing.
+ * Memory is taken from the system when needed, up to the budget, and given back only on request
+ * (tencache_pinned_trim()), because unpinning may stop the GPUs. A forked child has none of it:
+ * allocations fail there, and the other functions do nothing.
  *
- * Threads: everything may be called from any thread, but open and close.
+ * Threads: any thread may call any function, except open and close.
  */
 #ifndef TENCACHE_PINNED_H_
 #define TENCACHE_PINNED_H_
@@ -29,45 +29,47 @@ typedef struct tencache_pinned tencache_pinned;
 /* ---- Life ----------------------------------------------------------------------------------- */
 
 typedef struct tencache_pinned_config {
-  int ordinal;           /* of the GPU near which the memory shall lie */
-  uint64_t budget_bytes; /* 0: what the machine can spare; more than that is lowered to it */
+  int ordinal;           /* of the GPU next to which the memory shall lie */
+  uint64_t budget_bytes; /* at most, and by default (0), what the machine can spare */
 } tencache_pinned_config;
 
-/* NULL with *error filled where there is no such GPU, or no CUDA. */
+/* NULL with *error filled if there is no such GPU, or no CUDA. */
 TENCACHE_API tencache_pinned* tencache_pinned_open(const tencache_pinned_config* config,
                                                    tencache_error* error);
-/* For tests; a program keeps its memory until it ends. Waits for streams that still use what was
- * freed. REQUIRES: everything was freed, and no thread uses it. */
+/* For tests; a program keeps its memory until it ends. Waits for streams that still use freed
+ * memory. REQUIRES: all memory was freed, and no thread uses it. */
 TENCACHE_API void tencache_pinned_close(tencache_pinned* pinned);
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* Memory at a multiple of 4096, its contents undefined. NULL with *error filled when it cannot be
- * had: TENCACHE_OUT_OF_MEMORY at the budget, after streams were waited for. bytes > 0. */
+/* Allocates memory at a multiple of 4096, contents undefined. NULL with *error filled on failure:
+ * TENCACHE_OUT_OF_MEMORY at the budget, after waiting for streams. bytes > 0. */
 TENCACHE_API void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes,
                                             tencache_error* error);
-/* The program is done with it; copies that it has queued may go on. The address is one that was
- * allocated and is not freed yet, else the process ends with a message. NULL is fine. */
+/* Frees an allocation; copies that were queued before may still use it. The address must be one
+ * that was allocated and is not freed yet, else the process ends with a message. NULL is fine. */
 TENCACHE_API void tencache_pinned_free(tencache_pinned* pinned, void* address);
-/* The stream of that GPU uses the allocation that contains the address: it is not used again before
- * the stream is done with what it was given until the free. 1 when that is noted. 0 when there is
- * no such allocation, with error->code TENCACHE_OK, or when it cannot be noted. */
+/* Tells that this stream of that GPU uses the allocation that contains the address. After its free
+ * the memory is not used again until the stream has done the work that was queued before the free.
+ * Returns 1 if that is noted. Returns 0 if there is no such allocation (error->code is
+ * TENCACHE_OK), or if it cannot be noted. */
 TENCACHE_API int tencache_pinned_record_stream(tencache_pinned* pinned, const void* address,
                                                int ordinal, void* stream, tencache_error* error);
-/* Looks which streams are done with what was freed. Waits for none. */
+/* Checks which streams are done with freed memory. Waits for none. */
 TENCACHE_API void tencache_pinned_poll(tencache_pinned* pinned);
-/* The same, and gives memory in which nothing lies any more back to the system. */
+/* Does the same, and gives unused memory back to the system. */
 TENCACHE_API void tencache_pinned_trim(tencache_pinned* pinned);
 
 /* ---- Private pools (CUDA graphs) ------------------------------------------------------------ */
 
-/* A pool of its own: what is freed in it serves the pool alone, and where streams used it nobody
- * until the pool is dropped, because a graph may use it at each replay. Its number is never 0.
- * Freed as other memory. */
+/* Makes a pool: memory freed in it serves the pool alone. Where streams used it, it serves nobody
+ * until the pool is dropped, because a graph may use it at each replay. The number is never 0.
+ * Allocations of a pool are freed as others are. */
 TENCACHE_API uint64_t tencache_pinned_make_pool(tencache_pinned* pinned);
 TENCACHE_API void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool,
                                                     size_t bytes, tencache_error* error);
-/* REQUIRES: the GPUs are done with what was freed in it, and nobody allocates in it any more. */
+/* REQUIRES: the GPUs are done with memory freed in the pool, and nobody allocates in it any
+ * more. */
 TENCACHE_API void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t pool);
 
 /* ---- Figures -------------------------------------------------------------------------------- */
@@ -75,17 +77,17 @@ TENCACHE_API void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t po
 enum { TENCACHE_PINNED_SIZES = 64 };
 
 typedef struct tencache_pinned_stats {
-  tencache_gpu_count bytes;       /* as asked for; freed ones that streams still use included */
+  tencache_gpu_count bytes;       /* as requested; includes freed ones that streams still use */
   tencache_gpu_count allocations; /* likewise */
-  uint64_t waiting_bytes;         /* of these, freed */
+  uint64_t waiting_bytes;         /* of these, the freed ones */
   uint64_t waiting_count;
   uint64_t kept_bytes;             /* freed in private pools */
   tencache_gpu_count mapped_bytes; /* taken from the system */
-  tencache_gpu_count mapped_count; /* in so many pieces */
-  uint64_t pinned_bytes;           /* of the mapped ones; less where the driver refused */
+  tencache_gpu_count mapped_count; /* the pieces it was taken in */
+  uint64_t pinned_bytes;           /* of the mapped bytes; fewer if the driver refused */
   uint64_t budget_bytes;
-  /* Since tencache_pinned_reset_totals(): how many pieces were mapped, [n]: of up to 2^n bytes, and
-   * more than half of that; and how long the driver took to pin them. */
+  /* Since tencache_pinned_reset_totals(): [n] counts the mapped pieces of up to 2^n bytes and more
+   * than half of that; pin_ns is how long the driver took to pin them. */
   uint64_t added_by_size[TENCACHE_PINNED_SIZES];
   uint64_t pin_ns;
   uint64_t pin_ns_max; /* both since tencache_pinned_reset_peaks() */
@@ -99,11 +101,12 @@ TENCACHE_API void tencache_pinned_reset_totals(tencache_pinned* pinned);
 typedef struct tencache_pinned_block {
   uintptr_t address;
   uint64_t bytes;
-  uint64_t pool; /* number of the private pool; 0: none */
-  int state;     /* TENCACHE_BLOCK_...; inactive is what a private pool keeps */
+  uint64_t pool; /* number of the private pool, or 0 */
+  int state;     /* TENCACHE_BLOCK_...; a private pool keeps inactive ones */
 } tencache_pinned_block;
 
-/* Calls `visit` for every block, in no order, on this thread and with no lock held: of one moment.
+/* Calls `visit` for every block, in no order, on this thread and with no lock held. All are shown
+ * as of one moment.
  */
 TENCACHE_API void tencache_pinned_walk(tencache_pinned* pinned,
                                        void (*visit)(void* context,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the engine of a GPU is opened, also by what links the core itself and brings its own driver
-// table (suites over the simulated driver). libtencache.so does not export it.
+// Opens the engine of a GPU. Suites that link the core itself can bring their own driver table (the
+// simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include <memory>
@@ -14,16 +14,16 @@
 #include "platform/cuda/nvrtc_api.h"
 
 struct tencache_gpu {
-  std::unique_ptr<tencache::DriverApi> own_driver;   // null where the caller brought one
+  std::unique_ptr<tencache::DriverApi> own_driver;   // null if the caller brought one
   uint64_t total_bytes = 0;                          // of the GPU
-  uint64_t budget_bytes_max = 0;                     // where the program sets itself no bound
+  uint64_t budget_bytes_max = 0;                     // the bound unless the program sets one
   std::unique_ptr<tencache::HeapObserver> observer;  // of the engine's heap, or null
   std::unique_ptr<tencache::CudaEngine> engine;
 };
 
 namespace tencache {
 
-/// An engine for suites that bring its configuration too. The driver's table outlives it.
+/// For suites that also bring the engine's configuration. The driver table must outlive the engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaEngineConfig& config);
 
 /// As tencache_gpu_set_fraction().

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The door to pinned memory for what links the core itself, which brings its own driver table
-// (suites over the simulated driver). libtencache.so does not export it.
+// Opens pinned memory for suites that link the core itself and bring their own driver table (the
+// simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include "abi/tencache_pinned.h"
@@ -10,7 +10,7 @@
 
 namespace tencache {
 
-/// As tencache_pinned_open(). The table outlives it.
+/// As tencache_pinned_open(). The table must outlive the memory.
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, const tencache_pinned_config& config);
 
 }  // namespace tencache
