@@ -15,13 +15,15 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "abi/accesses.h"
 #include "abi/engines.h"
 #include "abi/launch_gate.h"
 #include "base/units.h"
-#include "engine/cuda_engine.h"
+#include "engine/cuda_device.h"
+#include "engine/engine.h"
 #include "guard/hooks.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
@@ -33,27 +35,31 @@ using namespace tencache;  // NOLINT: a program, not a header
 constexpr uint64_t kExtentBytes = 2 * kMiB;
 constexpr int64_t kExtentsMax = 64;
 
+template <class T>
+T value_or_exit(Result<T> result) {
+  if (result.is_ok()) return std::move(result).value();
+  std::fprintf(stderr, "%s\n", result.status().message().c_str());
+  std::exit(1);
+}
+
 struct Machine {
   SimulatedDriver driver{{.capacity_bytes = kGiB}};
   CurrentContext context{driver.api()};
-  std::unique_ptr<CudaEngine> engine;
+  std::unique_ptr<Engine> engine;
+  CudaDevice* device = nullptr;  // the engine's
   CUstream stream = nullptr;
   std::vector<Access> accesses;
 
   Machine() {
-    CudaEngineConfig config;
+    CudaDeviceConfig config;
     config.budget_bytes = 768 * kMiB;
-    config.arm_at = 0.0001;
     config.arena_bytes = 64 * kGiB;
     config.probe_bytes = 0;
     config.host.emplace();
     config.host->budget_bytes = kGiB;
-    Result<std::unique_ptr<CudaEngine>> made = CudaEngine::create(driver.api(), config);
-    if (!made.is_ok()) {
-      std::fprintf(stderr, "%s\n", made.status().message().c_str());
-      std::exit(1);
-    }
-    engine = std::move(made).value();
+    auto opened = value_or_exit(CudaDevice::open(driver.api(), config));
+    device = opened.get();
+    engine = value_or_exit(Engine::create({.arm_at = 0.0001}, std::move(opened)));
     driver.api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     for (int64_t index = 0; index < kExtentsMax; ++index) {
       accesses.push_back({engine->allocate(kExtentBytes, stream).value(), AccessMode::kRead});
@@ -72,7 +78,7 @@ Machine& machine() {
 }
 
 void allocate(benchmark::State& state) {
-  CudaEngine& engine = *machine().engine;
+  Engine& engine = *machine().engine;
   const auto bytes = static_cast<uint64_t>(state.range(0));
   for ([[maybe_unused]] auto iteration : state) {
     const Result<void*> address = engine.allocate(bytes, machine().stream);
@@ -99,7 +105,7 @@ void stock(benchmark::State& state) {
 }
 
 void gate(benchmark::State& state) {
-  CudaEngine& engine = *machine().engine;
+  Engine& engine = *machine().engine;
   const std::span<const Access> named(machine().accesses.data(),
                                       static_cast<size_t>(state.range(0)));
   for ([[maybe_unused]] auto iteration : state) {
@@ -109,7 +115,7 @@ void gate(benchmark::State& state) {
 }
 
 void launch(benchmark::State& state) {
-  CudaEngine& engine = *machine().engine;
+  Engine& engine = *machine().engine;
   Engines gpus;
   if (!gpus.add({.ordinal = 0, .engine = &engine}).is_ok()) state.SkipWithError("no engine");
   LaunchGate launches(gpus);
@@ -117,7 +123,7 @@ void launch(benchmark::State& state) {
   const std::span<const Access> named(machine().accesses.data(), count);
   std::vector<const void*> arguments;
   for (const Access& access : named) arguments.push_back(access.address);
-  const DeviceArena& arena = engine.heap().arena();
+  const DeviceArena& arena = machine().device->heap().arena();
   engine.open_op(1, named, machine().stream);
   for ([[maybe_unused]] auto iteration : state) {
     guard::Addresses found({arena.base(), arena.bytes()});

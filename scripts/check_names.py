@@ -28,7 +28,9 @@ from repository import CPP_SUFFIXES, ROOT, Check, Problem, source_files, without
 # retired as a function only.
 RETIRED: Mapping[str, str] = {
     "CpuBackend": "CpuDevice",
+    "CpuEngine": "Engine",
     "CudaBackend": "CudaDevice",
+    "CudaEngine": "Engine",
     "IdlePeriod": "Gap",
     "KeptEviction": "ParkedEviction",
     "MigrationGate": "ForkLatch",

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Note [Depth]: each thread counts the ops that it has open, and keeps for each engine the depth
-// of the outermost one that this engine was told of. An engine that is added while two open ops are
-// open is told of the third, so that depth is 2, and the ends of the first two are not for it. When
-// the thread falls below that depth, the depth falls with it: what is opened next is told. So a
-// open op costs no memory, however deep they are nested, and the common case is a comparison.
+// of the outermost one that this engine was told of. An engine that is added while two ops are open
+// is told of the third: its depth is 2, and it is not told of the ends of the first two. When the
+// thread falls below that depth, the depth falls with it, so the engine is told of the next op. An
+// open op thus costs no memory, however deep ops are nested, and the common case is a comparison.
 #include "abi/engines.h"
-
-#include <pthread.h>
 
 #include <algorithm>
 #include <memory>
@@ -23,10 +21,7 @@ struct ThreadDepth {
 
 thread_local constinit ThreadDepth t_depth;
 
-// For the handlers of fork, which have no argument.
-std::atomic<Engines*> g_watched{nullptr};
-
-// One open op more on this thread, of which so many engines are told.
+// One more op is open on this thread, of which so many engines are told.
 void note_open(size_t engine_count) {
   ThreadDepth& thread = t_depth;
   while (thread.known_count < engine_count) {
@@ -42,17 +37,6 @@ bool names_something(Engine& engine, std::span<const Access> accesses) {
 }
 
 }  // namespace
-
-void Engines::watch_forks() {
-  if (g_watched.exchange(this) != nullptr) return;
-  pthread_atfork(&lock_watched, &unlock_watched, &unlock_watched);
-}
-
-void Engines::lock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS { g_watched.load()->mutex_.lock(); }
-
-void Engines::unlock_watched() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  g_watched.load()->mutex_.unlock();
-}
 
 Status Engines::add(const EngineEntry& entry) {
   MutexLock lock(mutex_);
@@ -118,10 +102,10 @@ void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Acc
     return;
   }
   void* const stream = stream_of(entry);
-  if (engine.is_capturing(stream)) [[unlikely]] {
+  if (engine.device().is_capturing(stream)) [[unlikely]] {
     tencache::add(engine.stats().graph_extents, engine.gate().keep_resident(accesses));
   }
-  engine.gate().open(op, accesses, engine.set_of(stream));
+  engine.open_op(op, accesses, stream);
 }
 
 void Engines::open(uint32_t op, std::span<const Access> accesses) {
@@ -149,7 +133,8 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
   for (const EngineEntry& entry : all()) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
-    Hold* const hold = engine.gate().hold(accesses, and_inner, engine.set_of(stream_of(entry)));
+    const StreamSet streams = engine.device().set_of(stream_of(entry));
+    Hold* const hold = engine.gate().hold(accesses, and_inner, streams);
     if (hold != nullptr) made->holds.emplace_back(&engine, hold);
   }
   return made->holds.empty() ? nullptr : made.release();

@@ -14,8 +14,8 @@
 // 3. Extents that an op names on a capturing stream stay resident from then on: the graph is
 //    replayed where no gate sees it.
 //
-// Threads: any. mutex_ is held only for bookkeeping, for registering names, and while the process
-// forks. remove() is for tests.
+// Threads: any. mutex_ is the lock of forks, so a forked child can register names too. It is held
+// only for bookkeeping and for registering names. remove() is for tests.
 #pragma once
 
 #include <array>
@@ -30,8 +30,6 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
-#include "tier/disk_tier.h"
-#include "tier/host_tier.h"
 
 namespace tencache {
 
@@ -40,8 +38,6 @@ struct EngineEntry {
 
   int ordinal = 0;  // of the GPU; kHost on the cpu backend
   Engine* engine = nullptr;
-  HostTier* host = nullptr;  // null if nothing leaves a GPU
-  DiskTier* disk = nullptr;  // null if nothing leaves host memory
 };
 
 /// The holds of one request: one for each engine that has something to hold.
@@ -58,8 +54,6 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// Makes forks leave the lock free from now on. The object must live as long as the process.
-  void watch_forks();
   /// Sets what tells the stream that a GPU's ops queue their work on; until then, the default
   /// stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
@@ -89,8 +83,6 @@ class Engines {
   uint64_t evict_all() const;
 
  private:
-  static void lock_watched();
-  static void unlock_watched();
   void* stream_of(const EngineEntry& entry) const;
   void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
@@ -99,7 +91,7 @@ class Engines {
   std::array<EngineEntry, kEnginesMax> entries_;
   std::atomic<size_t> count_{0};
 
-  Mutex mutex_;
+  Mutex& mutex_ = Engine::fork_mutex();
   std::vector<std::string> names_ TENCACHE_GUARDED_BY(mutex_);  // in the order of their numbers
   std::unordered_map<std::string, uint32_t> numbers_ TENCACHE_GUARDED_BY(mutex_);
 };

@@ -54,13 +54,14 @@ struct LaunchGate::Stream {
   Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {}
   void find() {
     if (std::exchange(is_found, true)) return;
-    if (handle == TENCACHE_STREAM_PER_THREAD || !engine.is_current()) return;
-    set = engine.find_set_of(handle);
+    if (handle == TENCACHE_STREAM_PER_THREAD || !engine.device().is_current()) return;
+    set = engine.device().find_set_of(handle);
     is_of_open_ops = set != kNoStreams && (engine.gate().open_streams() & ~set) == kNoStreams;
   }
   bool is_known() const { return set != kNoStreams; }
   bool is_capturing() {
-    if (!std::exchange(has_asked, true)) captures = is_known() && engine.is_capturing(handle);
+    if (!std::exchange(has_asked, true))
+      captures = is_known() && engine.device().is_capturing(handle);
     return captures;
   }
 

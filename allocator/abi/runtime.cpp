@@ -91,7 +91,6 @@ Status Runtime::start() {
   if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
-  engines_.watch_forks();
   // GPUs are opened when they are used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
@@ -101,16 +100,19 @@ Status Runtime::start() {
 
 Status Runtime::start_cpu() {
   std::string origin;
-  Result<CpuEngineConfig> config = engine_config(&origin);
+  const Result<CpuDeviceConfig> config = cpu_config(&origin);
   if (!config.is_ok()) return config.status();
-  Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config.value());
+  Result<std::unique_ptr<CpuDevice>> device = CpuDevice::open(config.value());
+  if (!device.is_ok()) return device.status();
+  const AddressArena& arena = device.value()->arena();
+  Result<std::unique_ptr<Engine>> engine =
+      Engine::create(engine_config(), std::move(device).value());
   if (!engine.is_ok()) return engine.status();
   lower_chunk_bytes(engine.value()->budget().limit());
-  const AddressArena& arena = engine.value()->arena();
   cover({reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()});
-  CpuEngine* const made = std::move(engine).value().release();
+  Engine* const made = std::move(engine).value().release();
   cpu_engine_.store(made, std::memory_order_release);
-  TENCACHE_RETURN_IF_ERROR(engines_.add({EngineEntry::kHost, made, nullptr, made->disk()}));
+  TENCACHE_RETURN_IF_ERROR(engines_.add({EngineEntry::kHost, made}));
   announce_start(origin);
   return Status::ok();
 }
@@ -139,7 +141,7 @@ void Runtime::cover(const tencache_arena& arena) {
   }
 }
 
-EngineConfig Runtime::wiring() {
+EngineConfig Runtime::engine_config() {
   EngineConfig config;
   config.arm_at = options_.arm_at;
   config.plans = options_.plan;
@@ -165,10 +167,9 @@ EngineConfig Runtime::wiring() {
   return config;
 }
 
-Result<CpuEngineConfig> Runtime::engine_config(std::string* origin) {
+Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
   const MachineMemory memory = probe_memory();
-  CpuEngineConfig config;
-  static_cast<EngineConfig&>(config) = wiring();
+  CpuDeviceConfig config;
   if (options_.device_memory_bytes) {
     config.budget_bytes = *options_.device_memory_bytes;
     *origin = "as asked";
@@ -215,12 +216,13 @@ void Runtime::announce_start(const std::string& origin) const {
 }
 
 void Runtime::announce_first_spill() const {
-  CpuEngine* current = cpu_engine();
+  Engine* const current = cpu_engine();
   TENCACHE_LOG_INFO(
       "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
       "longest time go to %s from now on, so steps get slower",
       format_bytes(current->stats().peak_device_bytes.load()).c_str(),
-      format_bytes(current->budget().limit()).c_str(), current->disk()->directory().c_str());
+      format_bytes(current->budget().limit()).c_str(),
+      current->device().disk()->directory().c_str());
 }
 
 }  // namespace tencache

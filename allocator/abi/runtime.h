@@ -18,11 +18,12 @@
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/status.h"
-#include "engine/cpu_engine.h"
+#include "engine/cpu_device.h"
+#include "engine/engine.h"
 
 namespace tencache {
 
-struct CudaEngineConfig;
+struct CudaDeviceConfig;
 
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;
@@ -40,17 +41,19 @@ class Runtime {
 
   bool is_started() const { return is_started_.load(std::memory_order_acquire); }
   /// Null before start, and on the cuda backend.
-  CpuEngine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
+  Engine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
   Engines& engines() { return engines_; }
   LaunchGate& launches() { return launches_; }
   /// Covers the address of every extent: the cpu engine's arena, or the arenas of all GPUs so far
   /// and the gaps between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
 
-  /// The configuration of this GPU's engine, from the options. The budget is 0 unless one was
-  /// given. If no disk can be used below host memory, there is none; that is an error only if a
-  /// disk was asked for.
-  Result<CudaEngineConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
+  /// The configuration of this GPU, from the options. The budget is 0 unless one was given. If no
+  /// disk can be used below host memory, there is none; that is an error only if a disk was asked
+  /// for.
+  Result<CudaDeviceConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
+  /// The configuration of the engine over it.
+  EngineConfig gpu_engine_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// Whether the disk shall be read straight into GPUs where possible.
   bool wants_direct_storage() TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -71,14 +74,14 @@ class Runtime {
  private:
   Runtime() = default;
   Status start_cpu() TENCACHE_REQUIRES(mutex_);
-  Result<CpuEngineConfig> engine_config(std::string* origin) TENCACHE_REQUIRES(mutex_);
-  EngineConfig wiring() TENCACHE_REQUIRES(mutex_);
+  Result<CpuDeviceConfig> cpu_config(std::string* origin) TENCACHE_REQUIRES(mutex_);
+  EngineConfig engine_config() TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
   Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
   DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
-  std::string cpu_stats_json(CpuEngine& engine) const;
+  std::string cpu_stats_json(Engine& engine) const;
   std::string gpu_stats_json() const;
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
@@ -86,7 +89,7 @@ class Runtime {
   void announce_first_spill() const;
 
   std::atomic<bool> is_started_{false};
-  std::atomic<CpuEngine*> cpu_engine_{nullptr};  // set once by start()
+  std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
   std::atomic<uint64_t> start_ns_{0};

@@ -12,7 +12,7 @@
 #include "abi/tencache_guard.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "engine/cuda_engine.h"
+#include "engine/cuda_device.h"
 #include "platform/machine.h"
 
 namespace tencache {
@@ -40,7 +40,7 @@ constexpr tencache_guard_hooks kLaunchHooks = {&watched_memory, &begin_launch, &
 
 }  // namespace
 
-Result<CudaEngineConfig> Runtime::gpu_config(int ordinal) {
+Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
   MutexLock lock(mutex_);
   if (!is_started() || options_.backend != BackendChoice::kCuda) {
     return Status(StatusCode::kFailedPrecondition,
@@ -48,14 +48,7 @@ Result<CudaEngineConfig> Runtime::gpu_config(int ordinal) {
                       tencache::option_text(options_, "backend") +
                       "; set the option backend to cuda before tencache is enabled.");
   }
-  CudaEngineConfig config;
-  static_cast<EngineConfig&>(config) = wiring();
-  config.hooks.on_first_spill = [ordinal] {
-    TENCACHE_LOG_INFO(
-        "first spill: use of GPU %d came near its budget; tensors that were not used for the "
-        "longest time go to host memory from now on, so steps may get slower",
-        ordinal);
-  };
+  CudaDeviceConfig config;
   config.ordinal = ordinal;
   config.budget_bytes = options_.device_memory_bytes.value_or(0);
   config.heap.extent_min_bytes = options_.extent_min_bytes;
@@ -75,6 +68,18 @@ Result<CudaEngineConfig> Runtime::gpu_config(int ordinal) {
   } else if (!options_.spill_dir.empty()) {
     return found.status();
   }  // else host memory does without
+  return config;
+}
+
+EngineConfig Runtime::gpu_engine_config(int ordinal) {
+  MutexLock lock(mutex_);
+  EngineConfig config = engine_config();
+  config.hooks.on_first_spill = [ordinal] {
+    TENCACHE_LOG_INFO(
+        "first spill: use of GPU %d came near its budget; tensors that were not used for the "
+        "longest time go to host memory from now on, so steps may get slower",
+        ordinal);
+  };
   return config;
 }
 
@@ -107,13 +112,12 @@ void Runtime::watch_launches() {
 
 void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) const {
   std::string below = ", strict: out of memory at the budget, nothing leaves";
-  if (gpu.host != nullptr) {
-    below =
-        ", cold tensors go to host memory (at most " + format_bytes(gpu.host->budget_bytes()) + ")";
+  if (const HostTier* host = gpu.engine->device().host()) {
+    below = ", cold tensors go to host memory (at most " + format_bytes(host->budget_bytes()) + ")";
   }
-  if (gpu.disk != nullptr) {
-    below += " and from there to " + gpu.disk->directory() + " (at most " +
-             format_bytes(gpu.disk->quota_bytes()) + ")";
+  if (const DiskTier* disk = gpu.engine->device().disk()) {
+    below += " and from there to " + disk->directory() + " (at most " +
+             format_bytes(disk->quota_bytes()) + ")";
   }
   TENCACHE_LOG_INFO("%s on the cuda backend: GPU %d (%s), device budget %s%s%s", kVersion,
                     gpu.ordinal, name.c_str(), format_bytes(gpu.engine->budget().limit()).c_str(),

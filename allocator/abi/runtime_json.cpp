@@ -38,7 +38,7 @@ struct ColdAccesses {
 
 // Extents that are cold now: what happened to them unannounced is counted when they come back, so
 // until then it is looked up here.
-ColdAccesses look_at_cold_extents(CpuEngine& engine, const PageMap& page_map) {
+ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
   ColdAccesses found;
   for (const ListedExtent& listed : engine.heap().extents()) {
     const uint64_t word = listed.extent->load();
@@ -128,11 +128,18 @@ struct Tiers {
   uint64_t cached = 0;
 
   void add(Engine& engine) {
+    add_device(engine);
+    if (const HostTier* host = engine.device().host()) add(*host);
+    if (const DiskTier* disk = engine.device().disk()) add(*disk);
+  }
+  void add_device(Engine& engine) {
     device_budget += engine.budget().limit();
     device_peak += read(engine.stats().peak_device_bytes);
     device_used += engine.budget().used();
     cached += engine.heap().cached_bytes();
   }
+
+ private:
   void add(const DiskTier& disk) {
     disk_budget += disk.quota_bytes();
     disk_peak += disk.peak_used_bytes();
@@ -208,13 +215,11 @@ Json counters_json(const Counters& sum, const ColdAccesses& cold) {
 Json one_gpu_json(const EngineEntry& gpu, const ColdAccesses& cold) {
   Tiers tiers;
   tiers.add(*gpu.engine);
-  if (gpu.host != nullptr) tiers.add(*gpu.host);
-  if (gpu.disk != nullptr) tiers.add(*gpu.disk);
   Json json = {{"ordinal", gpu.ordinal}};
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(Counters({&gpu.engine->settled_stats()}), cold));
   json["plan"] = plan_json(gpu.engine->learner());
-  const Status status = gpu.engine->device_status();
+  const Status status = gpu.engine->device().status();
   const bool has_failed = !status.is_ok() && status.code() != StatusCode::kUnavailable;
   json["failure"] = has_failed ? Json(status.clause()) : Json(nullptr);
   return json;
@@ -232,15 +237,18 @@ ColdAccesses count_cold(Engine& engine) {
 
 }  // namespace
 
-std::string Runtime::cpu_stats_json(CpuEngine& engine) const {
+std::string Runtime::cpu_stats_json(Engine& engine) const {
   ColdAccesses cold;
   Tiers tiers;
   Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
   // A forked child has a copy of the books that nobody keeps, and locks that may be held for ever.
   const bool is_live = !engine.is_passive();
   if (is_live && page_map.is_ok()) cold = look_at_cold_extents(engine, *page_map.value());
-  tiers.add(engine);
-  if (is_live && engine.disk() != nullptr) tiers.add(*engine.disk());
+  if (is_live) {
+    tiers.add(engine);
+  } else {
+    tiers.add_device(engine);
+  }
   Json json = {{"schema", 1}, {"backend", "cpu"}};
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(Counters({&engine.stats()}), cold));
@@ -264,8 +272,6 @@ std::string Runtime::gpu_stats_json() const {
     cold.cold_count += own_cold.cold_count;
     cold.cold_bytes += own_cold.cold_bytes;
     tiers.add(*gpu.engine);
-    if (gpu.host != nullptr) tiers.add(*gpu.host);
-    if (gpu.disk != nullptr) tiers.add(*gpu.disk);
     if (plan.is_null()) plan = plan_json(gpu.engine->learner());
     gpus.push_back(one_gpu_json(gpu, own_cold));
   }
@@ -287,7 +293,7 @@ std::string Runtime::gpu_stats_json() const {
 
 std::string Runtime::stats_json() const {
   if (!is_started()) return "{}";
-  CpuEngine* cpu = cpu_engine();
+  Engine* const cpu = cpu_engine();
   return cpu != nullptr ? cpu_stats_json(*cpu) : gpu_stats_json();
 }
 

@@ -23,7 +23,7 @@
 namespace {
 
 using tencache::as_accesses;
-using tencache::CpuEngine;
+using tencache::Engine;
 using tencache::EngineHolds;
 using tencache::Engines;
 using tencache::Extent;
@@ -32,7 +32,7 @@ using tencache::Runtime;
 using tencache::Status;
 
 // Null on the cuda backend.
-CpuEngine* cpu_engine() { return Runtime::instance().cpu_engine(); }
+Engine* cpu_engine() { return Runtime::instance().cpu_engine(); }
 Engines& engines() { return Runtime::instance().engines(); }
 
 size_t copy_text(const std::string& text, char* buffer, size_t bytes) {
@@ -89,7 +89,7 @@ const char* tencache_backend(void) {
 const tencache_arena* tencache_get_arena(void) { return Runtime::instance().arena(); }
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
-  CpuEngine* cpu = cpu_engine();
+  Engine* cpu = cpu_engine();
   if (cpu == nullptr) {
     report(Status(tencache::StatusCode::kFailedPrecondition,
                   "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "

@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// The newest backend's table, read inside a signal handler.
+// The newest device's table, read inside a signal handler.
 std::atomic<const ExtentTable*> g_table{nullptr};
 
 FaultVerdict judge_fault(const void* address) {
@@ -30,20 +30,19 @@ FaultVerdict judge_fault(const void* address) {
 
 }  // namespace
 
-Result<std::unique_ptr<CpuDevice>> CpuDevice::open(const CpuDeviceConfig& config, Budget& budget,
-                                                   Stats& stats) {
-  std::unique_ptr<CpuDevice> backend(new CpuDevice());
-  TENCACHE_RETURN_IF_ERROR(backend->open_parts(config, budget, stats));
-  WriteBarrier::configure(backend->arena_->base(), backend->arena_->bytes(), &judge_fault);
-  g_table.store(backend->table_.get(), std::memory_order_release);
-  return backend;
+Result<std::unique_ptr<CpuDevice>> CpuDevice::open(const CpuDeviceConfig& config) {
+  std::unique_ptr<CpuDevice> device(new CpuDevice(config.budget_bytes));
+  TENCACHE_RETURN_IF_ERROR(device->open_parts(config));
+  WriteBarrier::configure(device->arena_->base(), device->arena_->bytes(), &judge_fault);
+  g_table.store(device->table_.get(), std::memory_order_release);
+  return device;
 }
 
 CpuDevice::~CpuDevice() {
   if (g_table.load() == table_.get()) g_table.store(nullptr);
 }
 
-Status CpuDevice::open_parts(const CpuDeviceConfig& config, Budget& budget, Stats& stats) {
+Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
   Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(config.arena_bytes);
   if (!arena.is_ok()) return arena.status();
   arena_ = std::move(arena).value();
@@ -64,9 +63,10 @@ Status CpuDevice::open_parts(const CpuDeviceConfig& config, Budget& budget, Stat
     TENCACHE_RETURN_IF_ERROR(open_access_barrier(config.userfaultfd));
   }
   heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
-                                    budget, stats);
+                                    budget(), stats());
   if (disk_) {
-    mover_ = std::make_unique<SlotMover>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats);
+    mover_ =
+        std::make_unique<SlotMover>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats());
   }
   return Status::ok();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuDevice: extents in anonymous memory of this process, cold ones in slots of a spill file. The
-// fault handler of the process, which lets stray writes wait while a window is closed, serves the
-// newest backend.
+// process has one fault handler, which lets stray writes wait while a window is closed. It serves
+// the newest device.
 //
 // Threads: create and destroy on one thread; the rest as its parts.
 #pragma once
@@ -25,6 +25,7 @@
 namespace tencache {
 
 struct CpuDeviceConfig {
+  uint64_t budget_bytes = 0;
   uint64_t arena_bytes = uint64_t{16} << 40;
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
@@ -33,22 +34,25 @@ struct CpuDeviceConfig {
 
 class CpuDevice final : public Device {
  public:
-  /// `budget` and `stats` outlive the backend.
-  static Result<std::unique_ptr<CpuDevice>> open(const CpuDeviceConfig& config, Budget& budget,
-                                                 Stats& stats);
+  static Result<std::unique_ptr<CpuDevice>> open(const CpuDeviceConfig& config);
   ~CpuDevice() override;
 
   CpuHeap& heap() override { return *heap_; }
   Mover* mover() override { return mover_.get(); }
-  DiskTier* disk() { return disk_.get(); }
+  DiskTier* disk() override { return disk_.get(); }
   const AddressArena& arena() const { return *arena_; }
+
+  Result<Allocation> allocate(uint64_t bytes, void* /*stream*/) override {
+    return heap_->allocate(bytes);
+  }
+  void free(void* address) override { heap_->free(address); }
 
   void before_fork() override;
   void after_fork_in_parent() override;
 
  private:
-  CpuDevice() = default;
-  Status open_parts(const CpuDeviceConfig& config, Budget& budget, Stats& stats);
+  explicit CpuDevice(uint64_t budget_bytes) : Device(budget_bytes) {}
+  Status open_parts(const CpuDeviceConfig& config);
   Status open_access_barrier(Choice choice);
 
   std::unique_ptr<AddressArena> arena_;

@@ -16,18 +16,16 @@ constexpr uint64_t kArenaPerGpuByte = 8;
 }  // namespace
 
 Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const DriverApi& driver,
-                                                     const CudaDeviceConfig& config, Budget& budget,
-                                                     Stats& stats) {
-  std::unique_ptr<CudaDevice> backend(new CudaDevice());
-  TENCACHE_RETURN_IF_ERROR(backend->open_parts(driver, config, budget, stats));
-  return backend;
+                                                     const CudaDeviceConfig& config) {
+  std::unique_ptr<CudaDevice> device(new CudaDevice(config));
+  TENCACHE_RETURN_IF_ERROR(device->open_parts(driver, config));
+  return device;
 }
 
 // The members go from the last to the first, each before what it stands on.
 CudaDevice::~CudaDevice() = default;
 
-Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& config,
-                              Budget& budget, Stats& stats) {
+Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& config) {
   Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver, config.ordinal);
   if (!gpu.is_ok()) return gpu.status();
   gpu_ = std::move(gpu).value();
@@ -36,7 +34,7 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
   op_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
   wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
-  frames_ = std::make_unique<FramePool>(*gpu_, budget.limit());
+  frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
   const uint64_t arena_bytes =
       config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;
   Result<std::unique_ptr<DeviceArena>> arena =
@@ -50,11 +48,21 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
   if (config.host && config.disk) TENCACHE_RETURN_IF_ERROR(open_disk(config));
   heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
-                                     disk_.get(), *table_, budget, stats);
+                                     disk_.get(), *table_, budget(), stats());
   if (!config.host) return Status::ok();
   if (config.nvrtc) open_hasher(*config.nvrtc);
   if (config.nvrtc) open_copy_kernel(*config.nvrtc);
-  return open_migrations(config, stats);
+  return open_mover(config);
+}
+
+Status CudaDevice::measure() {
+  if (mover_ == nullptr) return Status::ok();
+  TENCACHE_RETURN_IF_ERROR(mover_->measure_link(probe_bytes_));
+  // The probe does not count as use by the program.
+  heap_->reset_peaks();
+  heap_->reset_totals();
+  stats().peak_device_bytes = budget().used();
+  return Status::ok();
 }
 
 bool CudaDevice::is_current() {
@@ -107,11 +115,11 @@ void CudaDevice::open_direct(const CuFileApi& cufile) {
                        status.clause().c_str());
 }
 
-Status CudaDevice::open_migrations(const CudaDeviceConfig& config, Stats& stats) {
+Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
   Result<std::unique_ptr<StreamMover>> mover = StreamMover::create(
       *gpu_, *marks_, *heap_,
       {*host_, staging_out_.get(), staging_in_.get(), disk_.get(), direct_.get()},
-      {hasher_.get(), copy_kernel_.get()}, stats);
+      {hasher_.get(), copy_kernel_.get()}, stats());
   if (!mover.is_ok()) return mover.status();
   mover_ = std::move(mover).value();
   mover_->keep_host_free(

@@ -12,6 +12,7 @@
 
 #include "base/stats.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "engine/device.h"
 #include "engine/gate/event_timer.h"
 #include "engine/move/gpu/stream_mover.h"
@@ -35,6 +36,7 @@
 namespace tencache {
 
 struct CudaDeviceConfig {
+  uint64_t budget_bytes = 0;
   int ordinal = 0;           // of the GPU
   uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
   HeapConfig heap;
@@ -43,16 +45,16 @@ struct CudaDeviceConfig {
   /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
   /// the room is needed.
   double host_headroom = kHostHeadroomShare;
-  std::optional<NvrtcApi> nvrtc;    // compiles the hash; none: every eviction copies
-  std::optional<CuFileApi> cufile;  // reads the disk straight into the GPU, where it can
+  uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured
+  std::optional<NvrtcApi> nvrtc;     // compiles the hash; none: every eviction copies
+  std::optional<CuFileApi> cufile;   // reads the disk straight into the GPU, where it can
 };
 
 class CudaDevice final : public Device {
  public:
-  /// `driver`, `budget` and `stats` outlive the backend.
+  /// `driver` outlives the device.
   static Result<std::unique_ptr<CudaDevice>> open(const DriverApi& driver,
-                                                  const CudaDeviceConfig& config, Budget& budget,
-                                                  Stats& stats);
+                                                  const CudaDeviceConfig& config);
   /// REQUIRES: no thread uses it any more. Waits for the device.
   ~CudaDevice() override;
 
@@ -70,28 +72,43 @@ class CudaDevice final : public Device {
     return streams_->find_set_of(static_cast<CUstream>(stream));
   }
   bool is_current() override;
-  Status device_status() override { return gpu_->status(); }
-  HostTier* host() { return host_.get(); }
-  DiskTier* disk() { return disk_.get(); }
+  Status status() override { return gpu_->status(); }
+  Status measure() override;
+  HostTier* host() override { return host_.get(); }
+  DiskTier* disk() override { return disk_.get(); }
   const Gpu& gpu() const { return *gpu_; }
   StreamNumbers& streams() { return *streams_; }
+
+  Result<Allocation> allocate(uint64_t bytes, void* stream) override {
+    return heap_->allocate(bytes, streams_->set_of(static_cast<CUstream>(stream)));
+  }
+  void free(void* address) override { heap_->free(address); }
+  /// Memory of a private pool (memory/cuda/private_pools.h), which never leaves the GPU.
+  Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, CUstream stream) {
+    return heap_->allocate_private(pool, bytes, streams_->set_of(stream));
+  }
+  /// The stream uses the memory too, which must not be used again before it is done with it.
+  void record_stream(const void* address, CUstream stream) {
+    heap_->note_use(address, streams_->set_of(stream));
+  }
 
   // The children of a fork have no GPU, do not see the host tier and map no slots.
   void before_fork() override {}
   void after_fork_in_parent() override {}
 
  private:
-  CudaDevice() = default;
-  Status open_parts(const DriverApi& driver, const CudaDeviceConfig& config, Budget& budget,
-                    Stats& stats);
+  explicit CudaDevice(const CudaDeviceConfig& config)
+      : Device(config.budget_bytes), probe_bytes_(config.probe_bytes) {}
+  Status open_parts(const DriverApi& driver, const CudaDeviceConfig& config);
   Status open_host(const CudaDeviceConfig& config);
   Status open_staging(std::unique_ptr<StagingRing>* staging);
   Status open_disk(const CudaDeviceConfig& config);
   void open_direct(const CuFileApi& cufile);
-  Status open_migrations(const CudaDeviceConfig& config, Stats& stats);
+  Status open_mover(const CudaDeviceConfig& config);
   void open_hasher(const NvrtcApi& nvrtc);
   void open_copy_kernel(const NvrtcApi& nvrtc);
 
+  const uint64_t probe_bytes_;
   std::unique_ptr<Gpu> gpu_;
   std::unique_ptr<CudaHostPinner> pinner_;
   std::unique_ptr<StreamMarks> marks_;

@@ -1,24 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device: what an engine stands on, i.e. the memory of one device, the tiers below it, and how
-// bytes move between them. Gate, evictor, prefetcher, learning and planning are the same over any
-// backend.
+// Device: what an engine stands on, i.e. the memory of one device with its budget, the tiers below
+// it, and how bytes move between them. Gate, evictor, prefetcher, learning and planning are the
+// same over any device. There are two: CpuDevice (engine/cpu_device.h) and CudaDevice
+// (engine/cuda_device.h), which add what only their own callers ask for.
+//
+// The device owns the budget and the counters, because its parts reserve and count from the first
+// moment on. It outlives all other parts of its engine.
+//
+// Threads: create and destroy on one thread; the rest from any.
 #pragma once
 
+#include <cstdint>
+
+#include "base/stats.h"
+#include "base/status.h"
 #include "engine/gate/op_timer.h"
 #include "engine/move/mover.h"
+#include "memory/budget.h"
 #include "memory/heap.h"
 #include "platform/stream_set.h"
+#include "tier/disk_tier.h"
+#include "tier/host_tier.h"
 
 namespace tencache {
 
 class Device {
  public:
   virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
 
+  Budget& budget() { return budget_; }
+  Stats& stats() { return stats_; }
   virtual Heap& heap() = 0;
   /// Null where nothing ever goes cold.
   virtual Mover* mover() = 0;
+  /// The tiers below; null where there are none.
+  virtual HostTier* host() { return nullptr; }
+  virtual DiskTier* disk() = 0;
+
+  /// Memory that the stream may use at once; without streams, that anybody may.
+  virtual Result<Allocation> allocate(uint64_t bytes, void* stream) = 0;
+  virtual void free(void* address) = 0;
+
   /// Null where ops are done when they return, so that the host's clock tells how long they take.
   virtual OpTimer* op_timer() { return nullptr; }
   /// Another one, for the device's waits.
@@ -35,11 +60,22 @@ class Device {
 
   /// Whether the device still takes work; a failure is for good, and what fails later fails by it.
   /// kUnavailable where it cannot be asked now.
-  virtual Status device_status() { return Status::ok(); }
+  virtual Status status() { return Status::ok(); }
+  /// Measures what plans count with. Once, with the engine in place, before the program uses it.
+  virtual Status measure() { return Status::ok(); }
 
   /// A fork is about to be done; no migration is under way until the parent is told that it was.
   virtual void before_fork() = 0;
   virtual void after_fork_in_parent() = 0;
+
+ protected:
+  /// All of the budget may be used unnoticed until an engine says from where on it wants to hear.
+  explicit Device(uint64_t budget_bytes)
+      : budget_(budget_bytes, budget_bytes, stats_.peak_device_bytes) {}
+
+ private:
+  Stats stats_;
+  Budget budget_;
 };
 
 }  // namespace tencache

@@ -6,48 +6,47 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <utility>
 
 #include "base/check.h"
-#include "base/mutex.h"
 
 namespace tencache {
 namespace {
 
-// Every engine there is, for handlers that the process calls without an argument. The lock is held
-// from before a fork until after it, so that none is added meanwhile: what is closed is reopened.
-Mutex g_engines_mutex;
-std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
+// Every engine there is, for handlers that the process calls without an argument. No engine is
+// added between a fork's handlers, so what is closed is reopened.
+Mutex g_fork_mutex;
+std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_fork_mutex) = {};
 
 }  // namespace
 
-Engine::Engine(EngineConfig config) : config_(std::move(config)) {}
-
-Engine::~Engine() {
-  // The backend outlives the cursor.
-  if (device_ != nullptr && mover() != nullptr) mover()->set_next_uses(nullptr);
-  MutexLock lock(g_engines_mutex);
-  std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
+Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
+                                               std::unique_ptr<Device> device) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(config), std::move(device)));
+  TENCACHE_RETURN_IF_ERROR(engine->device().measure());
+  return engine;
 }
 
-Status Engine::start(const DeviceOpener& open_device) {
+Engine::Engine(EngineConfig config, std::unique_ptr<Device> device)
+    : config_(std::move(config)), device_(std::move(device)) {
   const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
-  budget_ = std::make_unique<Budget>(
-      config_.budget_bytes,
-      static_cast<uint64_t>(static_cast<double>(config_.budget_bytes) * arm_at),
-      stats_.peak_device_bytes);
-  Result<std::unique_ptr<Device>> backend = open_device(*budget_, stats_);
-  if (!backend.is_ok()) return backend.status();
-  device_ = std::move(backend).value();
+  budget().set_attention(static_cast<uint64_t>(static_cast<double>(budget().limit()) * arm_at));
   make_parts();
-  return Status::ok();
+}
+
+Engine::~Engine() {
+  // The device outlives the cursor.
+  if (mover() != nullptr) mover()->set_next_uses(nullptr);
+  MutexLock lock(g_fork_mutex);
+  std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
 
 // Threads start when all parts are there.
 void Engine::make_parts() {
-  parts_.heap = &heap();
-  parts_.mover = mover();
+  parts_.heap = &device_->heap();
+  parts_.mover = device_->mover();
   parts_.recorder = &recorder_;
-  parts_.stats = &stats_;
+  parts_.stats = &stats();
   parts_.wait_timer = device_->wait_timer();
   parts_.hooks = &config_.hooks;
   if (config_.chaos) {
@@ -75,16 +74,25 @@ void Engine::make_planning_parts() {
   cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
   parts_.cursor = cursor_.get();
   mover()->set_next_uses(cursor_.get());
-  learner_ = std::make_unique<Learner>(
-      parts_, LearnerConfig{config_.budget_bytes, config_.budget_bytes / 2});
+  const uint64_t budget_bytes = budget().limit();
+  learner_ = std::make_unique<Learner>(parts_, LearnerConfig{budget_bytes, budget_bytes / 2});
   parts_.learner = learner_.get();
 }
 
-void Engine::list_for_forks() {
-  static std::once_flag fork_handlers_installed;
-  std::call_once(fork_handlers_installed,
+void Engine::install_fork_handlers() {
+  static std::once_flag once;
+  std::call_once(once,
                  [] { pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child); });
-  MutexLock lock(g_engines_mutex);
+}
+
+Mutex& Engine::fork_mutex() {
+  install_fork_handlers();  // before its first use, or a fork may find it locked
+  return g_fork_mutex;
+}
+
+void Engine::list_for_forks() {
+  install_fork_handlers();
+  MutexLock lock(g_fork_mutex);
   Engine** const place = std::ranges::find(g_engines, nullptr);
   TENCACHE_CHECK(place != g_engines.end(), "there are more than %zu engines", g_engines.size());
   *place = this;
@@ -94,22 +102,22 @@ void Engine::list_for_forks() {
 // way while the process is copied, the slots in use are frozen, and the child's engine is passive:
 // malloc from then on, no gate, no evictor (its thread is not copied).
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  g_engines_mutex.lock();
+  g_fork_mutex.lock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
     engine->mover()->fork_latch().close();
-    engine->device_->before_fork();
-    add(engine->stats_.forks, 1);
+    engine->device().before_fork();
+    add(engine->stats().forks, 1);
   }
 }
 
 void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
-    engine->device_->after_fork_in_parent();
+    engine->device().after_fork_in_parent();
     engine->mover()->fork_latch().reopen();
   }
-  g_engines_mutex.unlock();
+  g_fork_mutex.unlock();
 }
 
 void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
@@ -119,7 +127,7 @@ void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     engine->heap().become_passive();
     engine->gate_->become_passive();
   }
-  g_engines_mutex.unlock();
+  g_fork_mutex.unlock();
 }
 
 }  // namespace tencache

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine: owns one whole allocator, from its backend to the gate, and wires the parts. Allocation
-// itself differs between backends: engine/cpu_engine.h, engine/cuda_engine.h. Several may live
-// in a process, one for each GPU; the process-wide fork handlers serve all of them.
+// Engine: one whole allocator over one device, from the device's memory to the gate. It owns the
+// parts, wires them, and tells the gate of what is allocated and freed. What only one kind of
+// device can do is asked of that device, which its opener knows by its own type. Several engines
+// may live in a process, one for each GPU; the process-wide fork handlers serve all of them.
 //
 // Threads: create and destroy on one thread; the rest from any.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
+#include "base/mutex.h"
 #include "base/options.h"
 #include "base/stats.h"
 #include "base/status.h"
@@ -30,60 +32,65 @@
 
 namespace tencache {
 
+/// What is the same over every device; CpuDeviceConfig and CudaDeviceConfig have the rest.
 struct EngineConfig {
-  uint64_t budget_bytes = 0;
   double arm_at = kDefaultArmAt;  // share of the budget
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // learn what repeats and move by plan; else by last use alone
   EngineHooks hooks;
 };
 
-class Engine : private PlanSink {
+class Engine final : private PlanSink {
  public:
-  using DeviceOpener = std::function<Result<std::unique_ptr<Device>>(Budget& budget, Stats& stats)>;
-
+  /// Starts everything over a device that was just opened.
+  static Result<std::unique_ptr<Engine>> create(EngineConfig config,
+                                                std::unique_ptr<Device> device);
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+  /// The lock that is held from before a fork until after it: what it guards is whole in a child.
+  static Mutex& fork_mutex();
 
-  Gate& gate() { return *gate_; }
-  Heap& heap() { return device_->heap(); }
-  Budget& budget() { return *budget_; }
-  Evictor& evictor() { return *evictor_; }
-  Mover* mover() { return device_->mover(); }
-  Recorder& recorder() { return recorder_; }
-  Stats& stats() { return stats_; }
+  /// As Device::allocate().
+  Result<void*> allocate(uint64_t bytes, void* stream = nullptr) {
+    const Result<Allocation> allocation = device_->allocate(bytes, stream);
+    if (!allocation.is_ok()) return allocation.status();
+    Extent* const extent = allocation.value().extent;  // null for a small block
+    if (extent != nullptr && evictor_->is_armed()) gate_->on_allocate(extent);
+    return allocation.value().address;
+  }
+  void free(void* address) {
+    if (evictor_->is_armed()) {
+      if (const Extent* extent = heap().find(address)) gate_->on_free(extent);
+    }
+    device_->free(address);
+  }
+  /// gate().open() for an op that queues its work in this stream.
+  void open_op(uint32_t op, std::span<const Access> accesses, void* stream) {
+    gate_->open(op, accesses, device_->set_of(stream));
+  }
+
+  Device& device() { return *device_; }
+  Heap& heap() { return *parts_.heap; }
+  Mover* mover() { return parts_.mover; }
+  Budget& budget() { return device_->budget(); }
+  Stats& stats() { return device_->stats(); }
   /// With what the device has waited for until now. Calls the driver.
   const Stats& settled_stats() {
     gate_->settle_waits();
-    return stats_;
+    return stats();
   }
-  StreamSet set_of(void* stream) { return device_->set_of(stream); }
-  StreamSet find_set_of(void* stream) { return device_->find_set_of(stream); }
-  bool is_capturing(void* stream) { return device_->is_capturing(stream); }
-  bool is_current() { return device_->is_current(); }
-  Status device_status() { return device_->device_status(); }
+  Gate& gate() { return *gate_; }
+  Evictor& evictor() { return *evictor_; }
+  Recorder& recorder() { return recorder_; }
   /// Null where nothing is planned.
   Learner* learner() { return learner_.get(); }
 
   /// Whether this process is a child of the one that made the engine.
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
 
- protected:
-  explicit Engine(EngineConfig config);
-  /// Opens the backend and starts everything. Once, before anything else.
-  Status start(const DeviceOpener& open_device);
-
-  /// An extent was handed out (null: a small block), or is about to be freed.
-  void note_allocation(Extent* extent) {
-    if (extent != nullptr && evictor_->is_armed()) gate_->on_allocate(extent);
-  }
-  void note_free(const void* address) {
-    if (!evictor_->is_armed()) return;
-    if (const Extent* extent = heap().find(address)) gate_->on_free(extent);
-  }
-
  private:
+  Engine(EngineConfig config, std::unique_ptr<Device> device);
   void make_parts();
   void make_planning_parts();
   void list_for_forks();
@@ -93,15 +100,14 @@ class Engine : private PlanSink {
   void forget_fetches() override { prefetcher_->forget(); }
   void on_period() override { learner_->nudge(); }
 
+  static void install_fork_handlers();
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();
 
-  EngineConfig config_;
-  Stats stats_;
+  const EngineConfig config_;
+  const std::unique_ptr<Device> device_;
   Recorder recorder_;
-  std::unique_ptr<Budget> budget_;
-  std::unique_ptr<Device> device_;
   Parts parts_;
   std::unique_ptr<Chaos> chaos_;
   std::unique_ptr<MachineMeter> machine_;

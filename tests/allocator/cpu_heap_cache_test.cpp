@@ -186,7 +186,7 @@ TEST(HeapCacheTest, KernelThatCannotKeepTheSourceGetsFreshPages) {
     constexpr int kKeepSource = 4;  // MREMAP_DONTUNMAP
     if (!deny_syscall_when(SYS_mremap, EINVAL, 3, kKeepSource)) _exit(kSkipped);
     TestEngine engine(small_budget());
-    EXPECT_FALSE(engine->arena().can_keep_source());
+    EXPECT_FALSE(engine.device().arena().can_keep_source());
     char* cold = engine.allocate(kMiB);
     fill_pattern(cold, kMiB, 1);
     ASSERT_TRUE(engine.evict(cold));

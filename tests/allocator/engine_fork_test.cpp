@@ -118,18 +118,18 @@ TEST_F(EngineForkTest, SlotsComeBackWhenTheChildIsGone) {
     fill_pattern(cold_, kBytes, 7);
   }
   ASSERT_TRUE(engine_.evict(cold_));
-  EXPECT_EQ(engine_->disk()->used_bytes(), 2 * kBytes) << "the child's slot waits";
+  EXPECT_EQ(engine_.device().disk()->used_bytes(), 2 * kBytes) << "the child's slot waits";
   EXPECT_EQ(child.finish(), 0);
   engine_.use({cold_});
   engine_.free(cold_);  // the next release finds the child gone
-  EXPECT_EQ(engine_->disk()->used_bytes(), 0u);
+  EXPECT_EQ(engine_.device().disk()->used_bytes(), 0u);
   EXPECT_EQ(engine_.check_books(), "");
 }
 
 TEST_F(EngineForkTest, ChildAllocatesAndFreesOnPlainMemory) {
   const int outcome = run_in_child([this] {
     char* fresh = engine_.allocate(4 * kMiB);
-    EXPECT_FALSE(engine_->arena().contains(fresh));
+    EXPECT_FALSE(engine_.device().arena().contains(fresh));
     fill_pattern(fresh, 4 * kMiB, 3);
     engine_.use({cold_, fresh}, AccessMode::kWrite);
     EXPECT_TRUE(has_pattern(fresh, 4 * kMiB, 3));

@@ -2,13 +2,14 @@
 //
 // The whole allocator over the cpu backend: slots, ways to the disk, chaos. What holds over any
 // backend is in backends_test.cpp.
+#include "engine/engine.h"
+
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <utility>
 #include <vector>
 
-#include "engine/cpu_engine.h"
 #include "support/test_engine.h"
 
 namespace tencache {
@@ -93,15 +94,15 @@ TEST(EngineTest, EveryWayToTheDiskKeepsTheBytes) {
 }
 
 TEST(EngineTest, SpillDirectoryThatIsMissingIsAnError) {
-  CpuEngineConfig config;
+  CpuDeviceConfig config;
   config.budget_bytes = kMiB;
   config.arena_bytes = TestEngine::kArenaBytes;
   config.disk.emplace();
   config.disk->directory = "/nonexistent/spill";
   config.disk->quota_bytes = kGiB;
-  const Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config);
-  ASSERT_FALSE(engine.is_ok());
-  EXPECT_NE(engine.status().message().find("/nonexistent/spill"), std::string::npos);
+  const Result<std::unique_ptr<CpuDevice>> device = CpuDevice::open(config);
+  ASSERT_FALSE(device.is_ok());
+  EXPECT_NE(device.status().message().find("/nonexistent/spill"), std::string::npos);
 }
 
 }  // namespace

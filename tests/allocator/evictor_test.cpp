@@ -218,7 +218,7 @@ TEST(EvictorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
 // The poll may give up the pins that stood in the way.
 TEST(EvictorTest, HoldsGivenUpByThePollMakeRoom) {
   std::atomic<Hold*> hold{nullptr};
-  CpuEngine* target = nullptr;
+  Engine* target = nullptr;
   TestEngine engine(small_budget([&](CpuEngineConfig& config) {
     config.hooks.before_pass = [&] {
       if (Hold* held = hold.exchange(nullptr)) target->gate().unhold(held);

@@ -114,7 +114,8 @@ TEST_F(GateTest, AccessesSetTheirFlags) {
 
 TEST_F(GateTest, OtherAddressesAreIgnored) {
   int local = 0;
-  engine_.use({nullptr, &local, engine_->arena().base() + engine_->arena().bytes() - 1});
+  engine_.use(
+      {nullptr, &local, engine_.device().arena().base() + engine_.device().arena().bytes() - 1});
   EXPECT_EQ(engine_.read(engine_.stats().ops), 1u);
 }
 

@@ -118,7 +118,7 @@ TEST_F(WantedWhileWrittenTest, OpGetsItBackAtOnce) {
   other_.join();
   EXPECT_TRUE(engine().is_resident(address_));
   EXPECT_TRUE(has_pattern(address_, kBytes, 1));
-  EXPECT_EQ(engine()->disk()->used_bytes(), 0u) << "its slot may hold anything";
+  EXPECT_EQ(engine().device().disk()->used_bytes(), 0u) << "its slot may hold anything";
   EXPECT_EQ(engine()->heap().cached_bytes(), 0u);
   EXPECT_EQ(engine().read(engine().stats().fetched_bytes), 0u);
   EXPECT_EQ(engine().check_books(), "");
@@ -143,7 +143,7 @@ TEST_F(WantedWhileWrittenTest, WhoFreesItDoesNotWaitForTheEnd) {
   EXPECT_EQ(freed->state(), ExtentState::kCached);
   EXPECT_EQ(Extent::pins_of(freed->load()), 0u);
   EXPECT_FALSE(freed->has(kFlagBusy));
-  EXPECT_EQ(engine()->disk()->used_bytes(), 0u);
+  EXPECT_EQ(engine().device().disk()->used_bytes(), 0u);
   EXPECT_EQ(engine().check_books(), "");
 }
 

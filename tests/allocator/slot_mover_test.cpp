@@ -156,10 +156,10 @@ TEST_F(UseDuringWriteTest, FreedExtentIsCachedAndItsSlotComesBackWhenItIsReused)
   EXPECT_FALSE(engine().evict(address_));
   EXPECT_EQ(extent->state(), ExtentState::kCached);
   EXPECT_FALSE(extent->has(kFlagBusy));
-  EXPECT_EQ(engine()->disk()->used_bytes(), kBytes);
+  EXPECT_EQ(engine().device().disk()->used_bytes(), kBytes);
   EXPECT_EQ(engine().check_books(), "");
   EXPECT_EQ(engine().allocate(kBytes), address_);
-  EXPECT_EQ(engine()->disk()->used_bytes(), 0u);
+  EXPECT_EQ(engine().device().disk()->used_bytes(), 0u);
   EXPECT_EQ(engine().check_books(), "");
 }
 
@@ -240,7 +240,7 @@ TEST(MigrationsTest, FreedColdExtentIsCountedAndGivesEverythingBack) {
   address[0] = 1;
   engine.free(address);
   EXPECT_EQ(engine.read(engine.stats().unannounced_writes), 1u);
-  EXPECT_EQ(engine->disk()->used_bytes(), 0u);
+  EXPECT_EQ(engine.device().disk()->used_bytes(), 0u);
   EXPECT_EQ(engine->heap().extent_count(), 0u);
   EXPECT_EQ(engine.check_books(), "");
 }
@@ -373,7 +373,7 @@ TEST(MigrationsTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
     ASSERT_TRUE(engine.evict(clean.back()));
     engine.use({clean.back()});
   }
-  EXPECT_EQ(engine->disk()->used_bytes(), 4 * kMiB);
+  EXPECT_EQ(engine.device().disk()->used_bytes(), 4 * kMiB);
   char* large = engine.allocate(3 * kMiB);  // needs neighbouring slots
   fill_pattern(large, 3 * kMiB, 9);
   ASSERT_TRUE(engine.evict(large));

@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "base/units.h"
-#include "engine/cuda_engine.h"
+#include "engine/cuda_device.h"
+#include "engine/engine.h"
 #include "platform/cuda/call_scope.h"
 #include "platform/cuda/device_hash.h"
 #include "platform/cuda/device_hasher.h"
@@ -98,10 +99,12 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
   Result<std::unique_ptr<DeviceHasher>> hasher = DeviceHasher::create(*gpu_, nvrtc_, seeds.value());
   ASSERT_TRUE(hasher.is_ok()) << hasher.status().message();
   StreamMarks marks(*gpu_);
-  CudaEngineConfig config;
+  CudaDeviceConfig config;
   config.budget_bytes = 256 * kMiB;
   config.probe_bytes = 0;
-  Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_, config);
+  Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_, config);
+  ASSERT_TRUE(device.is_ok()) << device.status().message();
+  Result<std::unique_ptr<Engine>> engine = Engine::create({}, std::move(device).value());
   ASSERT_TRUE(engine.is_ok()) << engine.status().message();
   CUstream stream = make_stream();
   constexpr uint64_t kBytes = 64 * kMiB;
@@ -138,13 +141,15 @@ class GpuEngineTest : public GpuCoreTest {
   void SetUp() override {
     GpuCoreTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    CudaEngineConfig config;
+    CudaDeviceConfig config;
     config.budget_bytes = kBudgetBytes;
     config.nvrtc = nvrtc_;
     config.host.emplace();
     config.host->budget_bytes = 4 * kGiB;
     config.probe_bytes = 64 * kMiB;
-    Result<std::unique_ptr<CudaEngine>> created = CudaEngine::create(driver_, config);
+    Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_, config);
+    ASSERT_TRUE(device.is_ok()) << device.status().message();
+    Result<std::unique_ptr<Engine>> created = Engine::create({}, std::move(device).value());
     ASSERT_TRUE(created.is_ok()) << created.status().message();
     engine_ = std::move(created).value();
     const Result<CompiledKernel> kernel =
@@ -215,7 +220,7 @@ class GpuEngineTest : public GpuCoreTest {
     return differing;
   }
 
-  std::unique_ptr<CudaEngine> engine_;
+  std::unique_ptr<Engine> engine_;
   CUmodule module_ = nullptr;
   CUfunction add_ = nullptr;
   std::array<CUstream, 2> streams_ = {};

@@ -117,9 +117,9 @@ class CudaAllocatorTest : public ::testing::Test {
     g_current.driver = &*driver_;
     allocator_ = std::make_unique<CudaAllocator>(
         test_calls(), [this](int ordinal, double fraction, tencache_error* error) {
-          CudaEngineConfig config = config_;
+          CudaDeviceConfig config = config_;
           config.ordinal = ordinal;
-          Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
+          Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config, engine_config_);
           if (gpu.is_ok()) {
             EXPECT_EQ(tencache_gpu_set_fraction(gpu.value(), fraction, error), TENCACHE_OK);
             return gpus_[ordinal] = gpu.value();
@@ -141,7 +141,7 @@ class CudaAllocatorTest : public ::testing::Test {
   c10::DataPtr allocate(uint64_t bytes) { return cuda_->allocate(bytes); }
   void* keep(uint64_t bytes) { return kept_.emplace_back(cuda_->allocate(bytes)).get(); }
   void op(void* address) {
-    CudaEngine& engine = *gpus_[0]->engine;
+    Engine& engine = *gpus_[0]->engine;
     engine.open_op(0, std::vector<Access>{{address, AccessMode::kWrite}}, stream_);
     engine.gate().close();
   }
@@ -149,7 +149,8 @@ class CudaAllocatorTest : public ::testing::Test {
 
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;
-  CudaEngineConfig config_;
+  CudaDeviceConfig config_;
+  EngineConfig engine_config_;
   std::map<int, tencache_gpu*> gpus_;
   std::unique_ptr<CudaAllocator> allocator_;
   CUDAAllocator* cuda_ = nullptr;

@@ -275,7 +275,7 @@ TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
 TEST_F(CudaAllocatorTest, WhatALowerFractionDoesNotHoldLeavesTheGpu) {
   config_.budget_bytes = 256 * kMiB;  // all that there is
   spill_to_host(256 * kMiB);
-  config_.arm_at = 0;
+  engine_config_.arm_at = 0;
   start();
   for (int index = 0; index < 12; ++index) op(keep(kExtent));
   tencache_gpu_stats core;

@@ -22,7 +22,10 @@ TestEngine::TestEngine(const Adjust& adjust) {
   if (config.disk && config.disk->directory.empty()) {
     config.disk->directory = directory_.emplace().path();
   }
-  Result<std::unique_ptr<CpuEngine>> engine = CpuEngine::create(config);
+  Result<std::unique_ptr<CpuDevice>> device = CpuDevice::open(config);
+  TENCACHE_CHECK(device.is_ok(), "%s", device.status().message().c_str());
+  device_ = device.value().get();
+  Result<std::unique_ptr<Engine>> engine = Engine::create(config, std::move(device).value());
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();
 }
@@ -59,7 +62,7 @@ std::string TestEngine::check_books(uint64_t small_bytes) {
 }
 
 std::string TestEngine::check_books_once(uint64_t small_bytes) {
-  uint64_t device_bytes = engine_->heap().small_blocks().reserved();
+  uint64_t device_bytes = device_->heap().small_blocks().reserved();
   uint64_t cached_bytes = 0;
   uint64_t slot_bytes = 0;
   uint64_t count = 0;
@@ -82,7 +85,7 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
     return std::string(what) + ": " + std::to_string(booked) + " in the books, " +
            std::to_string(counted) + " counted";
   };
-  const CpuHeap& heap = engine_->heap();
+  const CpuHeap& heap = device_->heap();
   if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
   if (heap.small_blocks().used() != small_bytes) {
     return differs("small bytes", heap.small_blocks().used(), small_bytes);
@@ -93,8 +96,8 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   }
   const uint64_t used_bytes = engine_->budget().used();
   if (used_bytes != device_bytes) return differs("device bytes", used_bytes, device_bytes);
-  if (engine_->disk() != nullptr && engine_->disk()->used_bytes() != slot_bytes) {
-    return differs("disk bytes", engine_->disk()->used_bytes(), slot_bytes);
+  if (device_->disk() != nullptr && device_->disk()->used_bytes() != slot_bytes) {
+    return differs("disk bytes", device_->disk()->used_bytes(), slot_bytes);
   }
   return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
 }

@@ -17,12 +17,16 @@
 
 #include "base/sanitizers.h"
 #include "base/units.h"
-#include "engine/cpu_engine.h"
+#include "engine/cpu_device.h"
+#include "engine/engine.h"
 #include "engine/parts.h"
 #include "support/faulty_channel.h"
 #include "support/test_directory.h"
 
 namespace tencache {
+
+/// What a test may change of the engine and of the device below it.
+struct CpuEngineConfig : EngineConfig, CpuDeviceConfig {};
 
 class TestEngine {
  public:
@@ -36,8 +40,9 @@ class TestEngine {
   explicit TestEngine(const Adjust& adjust = {});
   ~TestEngine();
 
-  CpuEngine& operator*() { return *engine_; }
-  CpuEngine* operator->() { return engine_.get(); }
+  Engine& operator*() { return *engine_; }
+  Engine* operator->() { return engine_.get(); }
+  CpuDevice& device() { return *device_; }
 
   /// Allocates; a failure is a failed test and ends the process.
   char* allocate(uint64_t bytes);
@@ -63,7 +68,8 @@ class TestEngine {
   std::string check_books_once(uint64_t small_bytes);
 
   std::optional<TestDirectory> directory_;  // unless `adjust` chose one
-  std::unique_ptr<CpuEngine> engine_;
+  std::unique_ptr<Engine> engine_;
+  CpuDevice* device_ = nullptr;  // the engine's
 };
 
 /// What a gate over the engine's memory needs that records and counts for itself; a test adds the
@@ -81,7 +87,7 @@ class GateScope {
   GateScope& operator=(const GateScope&) = delete;
 
  private:
-  CpuEngine* engine_;
+  Engine* engine_;
 };
 
 /// A page-wise recognisable pattern: every 8 bytes hold a number made of seed and place.

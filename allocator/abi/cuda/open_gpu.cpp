@@ -32,12 +32,17 @@ Result<uint64_t> total_bytes(const DriverApi& driver, int ordinal) {
 
 }  // namespace
 
-Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaEngineConfig& config) {
-  Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver, config);
-  if (!engine.is_ok()) return engine.status();
+Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
+                               EngineConfig engine_config) {
+  Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver, device_config);
+  if (!device.is_ok()) return device.status();
   auto gpu = std::make_unique<tencache_gpu>();
-  gpu->total_bytes = engine.value()->backend().gpu().facts().total_bytes;
-  gpu->budget_bytes_max = config.budget_bytes;
+  gpu->device = device.value().get();
+  gpu->total_bytes = gpu->device->gpu().facts().total_bytes;
+  gpu->budget_bytes_max = device_config.budget_bytes;
+  Result<std::unique_ptr<Engine>> engine =
+      Engine::create(std::move(engine_config), std::move(device).value());
+  if (!engine.is_ok()) return engine.status();
   gpu->engine = std::move(engine).value();
   return gpu.release();
 }
@@ -48,17 +53,18 @@ Status set_fraction(tencache_gpu& gpu, double fraction) {
                                               std::to_string(fraction) +
                                               "; it must be from 0 to 1."};
   }
-  gpu.engine->set_budget(std::min(gpu.budget_bytes_max, share_of(gpu.total_bytes, fraction)),
-                         fraction < 1.0);
+  const uint64_t bytes = std::min(gpu.budget_bytes_max, share_of(gpu.total_bytes, fraction));
+  gpu.device->heap().set_limit(bytes, fraction < 1.0);
+  gpu.engine->evictor().on_budget_change();
   return Status::ok();
 }
 
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
                                           const std::optional<NvrtcApi>& nvrtc) {
   Runtime& runtime = Runtime::instance();
-  Result<CudaEngineConfig> asked = runtime.gpu_config(ordinal);
+  Result<CudaDeviceConfig> asked = runtime.gpu_config(ordinal);
   if (!asked.is_ok()) return asked.status();
-  CudaEngineConfig& config = asked.value();
+  CudaDeviceConfig& config = asked.value();
   const Result<uint64_t> total = total_bytes(driver, ordinal);
   if (!total.is_ok()) return total.status();
   config.budget_bytes = config.budget_bytes > 0 ? std::min(config.budget_bytes, total.value())
@@ -72,12 +78,11 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
       TENCACHE_LOG_WARNING("%s", cufile.status().message().c_str());
     }
   }
-  Result<tencache_gpu*> gpu = open_gpu(driver, config);
+  Result<tencache_gpu*> gpu = open_gpu(driver, config, runtime.gpu_engine_config(ordinal));
   if (!gpu.is_ok()) return gpu;
-  CudaEngine& engine = *gpu.value()->engine;
   const Status added =
-      runtime.add_gpu({ordinal, &engine, engine.host(), engine.disk()},
-                      engine.backend().gpu().facts().name, tencache_gpu_arena(gpu.value()));
+      runtime.add_gpu({ordinal, gpu.value()->engine.get()}, gpu.value()->device->gpu().facts().name,
+                      tencache_gpu_arena(gpu.value()));
   const Status bounded =
       added.is_ok() && fraction != 1.0 ? set_fraction(*gpu.value(), fraction) : added;
   if (bounded.is_ok()) return gpu;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the engine of a GPU. Suites that link the core itself can bring their own driver table (the
-// simulated driver). libtencache.so does not export this.
+// Opens a GPU and the engine over it. Suites that link the core itself can bring their own driver
+// table (the simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,8 @@
 
 #include "abi/tencache_gpu.h"
 #include "base/status.h"
-#include "engine/cuda_engine.h"
+#include "engine/cuda_device.h"
+#include "engine/engine.h"
 #include "platform/cuda/driver_api.h"
 #include "platform/cuda/nvrtc_api.h"
 
@@ -18,13 +19,15 @@ struct tencache_gpu {
   uint64_t total_bytes = 0;                          // of the GPU
   uint64_t budget_bytes_max = 0;                     // the bound unless the program sets one
   std::unique_ptr<tencache::HeapObserver> observer;  // of the engine's heap, or null
-  std::unique_ptr<tencache::CudaEngine> engine;
+  std::unique_ptr<tencache::Engine> engine;
+  tencache::CudaDevice* device = nullptr;  // the engine's
 };
 
 namespace tencache {
 
-/// For suites that also bring the engine's configuration. The driver table must outlive the engine.
-Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaEngineConfig& config);
+/// For suites that also bring the configuration. The driver table must outlive the engine.
+Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
+                               EngineConfig engine_config = {});
 
 /// As tencache_gpu_set_fraction().
 Status set_fraction(tencache_gpu& gpu, double fraction);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for GPUs over CudaEngine. Conversions only; nothing may throw across it.
+// The C ABI for GPUs over an engine and its CudaDevice. Conversions only; nothing may throw across
+// it.
 #include "abi/tencache_gpu.h"
 
 #include <memory>
@@ -11,7 +12,6 @@
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
 #include "base/units.h"
-#include "engine/cuda_engine.h"
 #include "platform/cuda/call_scope.h"
 
 namespace tencache {
@@ -79,6 +79,7 @@ void fill_memory(CudaHeap& heap, tencache_gpu_stats* stats) {
 }  // namespace
 }  // namespace tencache
 
+using tencache::Allocation;
 using tencache::CudaHeap;
 using tencache::Result;
 using tencache::SegmentView;
@@ -87,14 +88,14 @@ using tencache::Status;
 extern "C" {
 
 tencache_arena tencache_gpu_arena(const tencache_gpu* gpu) {
-  const tencache::DeviceArena& arena = gpu->engine->heap().arena();
+  const tencache::DeviceArena& arena = gpu->device->heap().arena();
   return {static_cast<uintptr_t>(arena.base()), arena.bytes()};
 }
 
 void* tencache_gpu_allocate(tencache_gpu* gpu, size_t bytes, void* stream, tencache_error* error) {
   Result<void*> address = tencache::check_stream(stream);
   if (address.status().is_ok()) {
-    address = gpu->engine->allocate(bytes, tencache::as_stream(stream));
+    address = gpu->engine->allocate(bytes, stream);
   }
   if (address.is_ok()) return address.value();
   tencache::report(address.status(), error);
@@ -106,15 +107,15 @@ void tencache_gpu_free(tencache_gpu* gpu, void* address) { gpu->engine->free(add
 int tencache_gpu_record_stream(tencache_gpu* gpu, const void* address, void* stream,
                                tencache_error* error) {
   const Status status = tencache::check_stream(stream);
-  if (status.is_ok()) gpu->engine->record_stream(address, tencache::as_stream(stream));
+  if (status.is_ok()) gpu->device->record_stream(address, tencache::as_stream(stream));
   return tencache::report(status, error);
 }
 
-uint64_t tencache_gpu_empty_cache(tencache_gpu* gpu) { return gpu->engine->heap().empty_cache(); }
+uint64_t tencache_gpu_empty_cache(tencache_gpu* gpu) { return gpu->device->heap().empty_cache(); }
 
 int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total_bytes,
                         tencache_error* error) {
-  const tencache::Gpu& device = gpu->engine->backend().gpu();
+  const tencache::Gpu& device = gpu->device->gpu();
   const tencache::CallScope scope(device.driver(), device.context());
   size_t free = 0;
   size_t total = 0;
@@ -133,7 +134,7 @@ int tencache_gpu_set_fraction(tencache_gpu* gpu, double fraction, tencache_error
 }
 
 uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
-  return gpu->engine->heap().private_pools().make();
+  return gpu->device->heap().private_pools().make();
 }
 
 void tencache_gpu_watch_ops(tencache_gpu* gpu) {
@@ -143,24 +144,26 @@ void tencache_gpu_watch_ops(tencache_gpu* gpu) {
 
 void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes, void* stream,
                                     tencache_error* error) {
-  Result<void*> address = tencache::check_stream(stream);
-  if (address.status().is_ok()) {
-    address = gpu->engine->allocate_private(pool, bytes, tencache::as_stream(stream));
+  Result<Allocation> allocation = tencache::check_stream(stream);
+  if (allocation.status().is_ok()) {
+    allocation = gpu->device->allocate_private(pool, bytes, tencache::as_stream(stream));
   }
-  if (address.is_ok()) return address.value();
-  tencache::report(address.status(), error);
+  if (allocation.is_ok()) return allocation.value().address;
+  tencache::report(allocation.status(), error);
   return nullptr;
 }
 
 int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
-  return gpu->engine->heap().private_pools().drop(pool) ? 1 : 0;
+  return gpu->device->heap().private_pools().drop(pool) ? 1 : 0;
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {
-  tencache::CudaEngine& engine = *gpu->engine;
+  tencache::Engine& engine = *gpu->engine;
   *stats = {};
-  tencache::fill_memory(engine.heap(), stats);
-  if (engine.host() != nullptr) stats->host_bytes = engine.host()->stats().chunk_bytes;
+  tencache::fill_memory(gpu->device->heap(), stats);
+  if (const tencache::HostTier* host = gpu->device->host()) {
+    stats->host_bytes = host->stats().chunk_bytes;
+  }
   stats->device_budget_bytes = engine.budget().limit();
   const tencache::Stats& counters = engine.settled_stats();
   stats->over_budget_events = counters.over_budget_events;
@@ -173,13 +176,13 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   stats->stall_ns = counters.stall_ns;
 }
 
-void tencache_gpu_reset_peaks(tencache_gpu* gpu) { gpu->engine->heap().reset_peaks(); }
+void tencache_gpu_reset_peaks(tencache_gpu* gpu) { gpu->device->heap().reset_peaks(); }
 
-void tencache_gpu_reset_totals(tencache_gpu* gpu) { gpu->engine->heap().reset_totals(); }
+void tencache_gpu_reset_totals(tencache_gpu* gpu) { gpu->device->heap().reset_totals(); }
 
 int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu_block* block,
                       tencache_gpu_segment* segment) {
-  const std::optional<tencache::FoundBlock> found = gpu->engine->heap().find_block(address);
+  const std::optional<tencache::FoundBlock> found = gpu->device->heap().find_block(address);
   if (!found) return 0;
   if (block != nullptr) {
     *block = {static_cast<uintptr_t>(found->address), found->bytes, found->requested_bytes,
@@ -189,7 +192,7 @@ int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu
     *segment = {};
     segment->address = static_cast<uintptr_t>(found->segment_address);
     segment->bytes = found->segment_bytes;
-    segment->stream = gpu->engine->backend().streams().stream_of(found->owner);
+    segment->stream = gpu->device->streams().stream_of(found->owner);
     segment->pool = found->pool;
   }
   return 1;
@@ -199,14 +202,14 @@ void tencache_gpu_observe(tencache_gpu* gpu,
                           void (*note)(void* context, int event, uintptr_t address, uint64_t bytes),
                           void* context) {
   gpu->observer = std::make_unique<tencache::CallbackObserver>(note, context);
-  gpu->engine->heap().observe(gpu->observer.get());
+  gpu->device->heap().observe(gpu->observer.get());
 }
 
 void tencache_gpu_walk(const tencache_gpu* gpu,
                        void (*visit)(void* context, const tencache_gpu_segment* segment),
                        void* context) {
-  const CudaHeap& heap = gpu->engine->heap();
-  const tencache::StreamNumbers& streams = gpu->engine->backend().streams();
+  const CudaHeap& heap = gpu->device->heap();
+  const tencache::StreamNumbers& streams = gpu->device->streams();
   std::vector<tencache_gpu_block> blocks;
   for (const SegmentView& view : heap.segments()) {
     blocks.clear();

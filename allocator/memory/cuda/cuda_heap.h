@@ -105,7 +105,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// missing, or stand there as they were.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
-  /// The budget from now on; what is cached above it goes at once (CudaEngine::set_budget()).
+  /// The budget from now on; what is cached above it goes at once. The evictor is to be told.
   void set_limit(uint64_t bytes, bool is_bounded);
 
   /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for

@@ -146,7 +146,7 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
                 stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
                 [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(50)),
             CUDA_SUCCESS);
-  (*engine_)->record_stream(tensor, stream_);
+  engine_->device().record_stream(tensor, stream_);
   requests[0].given_at = timestamp();
   EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
@@ -161,7 +161,7 @@ TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   char* other = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
   engine_->write(stream_, other, kBytes, 2);
-  (*engine_)->record_stream(tensor, stream_);
+  engine_->device().record_stream(tensor, stream_);
   ASSERT_TRUE(engine_->evict(other));
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(engine_->driver().launch(
@@ -271,7 +271,7 @@ TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
 TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   start();
   char* tensor = allocate();
-  const StreamSet streams = (*engine_)->backend().streams().set_of(stream_);
+  const StreamSet streams = engine_->device().streams().set_of(stream_);
   mover().wait_while_ahead(streams, [] { return true; });  // nothing is queued
   engine_->driver().hold(stream_);
   engine_->write(stream_, tensor, kBytes, 1);

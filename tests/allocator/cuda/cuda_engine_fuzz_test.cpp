@@ -113,7 +113,7 @@ class RandomProgram {
       tensor.users.insert(stream);
       // The gate tells the allocator which streams use an extent, not which use a small block.
       if (engine_.extent(tensor.address) == nullptr) {
-        engine_->record_stream(tensor.address, stream);
+        engine_.device().record_stream(tensor.address, stream);
       }
       uses.push_back({tensor.address, tensor.bytes, tensor.seed, writes});
       writes = false;
@@ -142,7 +142,7 @@ class RandomProgram {
 
   void record_stream() {
     const Tensor& tensor = tensors_[any_tensor()];
-    engine_->record_stream(tensor.address + tensor.bytes / 2, any_stream());
+    engine_.device().record_stream(tensor.address + tensor.bytes / 2, any_stream());
   }
 
   TestCudaEngine& engine_;
@@ -155,7 +155,7 @@ class RandomProgram {
 /// Evicts and fetches whatever there is until it is told to stop. It does not evict where host
 /// memory is scarce: what it holds for a moment would make an allocation of the program fail.
 void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t generator) {
-  const bool may_evict = engine->disk() == nullptr;
+  const bool may_evict = engine.device().disk() == nullptr;
   Random random(generator);
   std::unique_ptr<FunctionUses> followed;
   while (!is_done.load()) {

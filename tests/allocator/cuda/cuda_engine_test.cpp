@@ -3,13 +3,12 @@
 // A whole allocator over the simulated driver: tensors leave the GPU and come back in time,
 // whatever streams use them; memory is used again only when the device is done with it; and no
 // thread waits for data. What holds over any backend is in backends_test.cpp.
-#include "engine/cuda_engine.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <thread>
 
+#include "engine/engine.h"
 #include "support/child_process.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
@@ -122,7 +121,7 @@ TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
     }
     engine_->wait_until_idle();
     (*engine_)->mover()->settle(false);
-    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 16 * kMiB);
+    EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 16 * kMiB);
   }
 }
 
@@ -135,7 +134,7 @@ TEST_F(CudaEngineTest, WithoutACompilerEveryEvictionCopies) {
     engine_->check(stream_, tensor, kBytes, 1);
     engine_->wait_until_idle();
     (*engine_)->mover()->settle(false);
-    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+    EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 0u);
   }
   EXPECT_EQ(engine_->stats().clean_dropped_bytes, 0u);
 }
@@ -245,7 +244,7 @@ TEST_F(CudaEngineTest, FreeInEveryState) {
   engine_->write(stream_, cold, kBytes, 1);
   ASSERT_TRUE(engine_->evict(cold));
   free(cold);
-  EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 0u);
 
   char* arriving = allocate();
   engine_->write(stream_, arriving, kBytes, 1);
@@ -361,7 +360,7 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   char* first = allocate();
   engine_->write(stream_, first, kBytes, 1);
   engine_->order(stream_, other);
-  (*engine_)->record_stream(first + 100, other);
+  engine_->device().record_stream(first + 100, other);
   // Not announced to the gate: a collective's kernel, say.
   const DeviceRange range{reinterpret_cast<CUdeviceptr>(first), kBytes, false};
   engine_->driver().hold(other);
@@ -383,17 +382,17 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   CUstream other = engine_->make_stream();
   engine_->driver().hold(other);
   for (int count = 0; count < 8; ++count) {
-    (*engine_)->record_stream(allocate(), other);
+    engine_->device().record_stream(allocate(), other);
   }
   for (char* tensor : std::vector<char*>(allocated_)) free(tensor);
   const uint64_t queries = engine_->driver().calls("cuEventQuery");
   char* next = allocate();
   EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
   engine_->wait_until_idle();
-  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 8u);
+  EXPECT_EQ(engine_->device().heap().figures().waiting_count, 8u);
   engine_->write(stream_, next, kBytes, 1);
   allocate(2 * kBytes);  // looks again
-  EXPECT_EQ((*engine_)->heap().figures().waiting_count, 0u);
+  EXPECT_EQ(engine_->device().heap().figures().waiting_count, 0u);
 }
 
 // As long as there is room enough, nobody will want to know when the device is done with it.
@@ -447,7 +446,7 @@ TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
 TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
         {.capacity_bytes = 32 * kMiB});
-  EXPECT_EQ((*engine_)->heap().others_bytes(), 0u);
+  EXPECT_EQ(engine_->device().heap().others_bytes(), 0u);
   for (uint64_t index = 0; index < 16; ++index) {
     engine_->write(stream_, allocate(), kBytes, index);
   }
@@ -455,7 +454,7 @@ TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
     engine_->check(stream_, allocated_[index], kBytes, index);
   }
   engine_->wait_until_idle();
-  EXPECT_EQ((*engine_)->heap().others_bytes(), 16 * kMiB);
+  EXPECT_EQ(engine_->device().heap().others_bytes(), 16 * kMiB);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
 }
 
@@ -497,10 +496,10 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
   // No figure of the program's tells of it.
-  EXPECT_EQ((*engine_)->heap().uses().all.bytes.peak, 0u);
-  EXPECT_EQ((*engine_)->heap().uses().all.bytes.added, 0u);
+  EXPECT_EQ(engine_->device().heap().uses().all.bytes.peak, 0u);
+  EXPECT_EQ(engine_->device().heap().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);
-  const FrameUse frames = (*engine_)->heap().figures().frames.all;
+  const FrameUse frames = engine_->device().heap().figures().frames.all;
   for (const UseCount& count : {frames.bytes, frames.frames}) {
     EXPECT_EQ(count.current, 0u) << "the driver has the memory again";
     EXPECT_EQ(count.peak, 0u);

@@ -227,10 +227,10 @@ class DirectFetchTest : public ::testing::Test {
 
 TEST_F(DirectFetchTest, WhatTheDiskAloneHasNeedsNoHostMemory) {
   start();
-  const uint64_t host_bytes = (*engine_)->host()->stats().asked_bytes;
+  const uint64_t host_bytes = engine_->device().host()->stats().asked_bytes;
   for (uint64_t index = 0; index < kTensors - kHostTensors; ++index) check(index);
   EXPECT_EQ(cufile_.calls("read"), kTensors - kHostTensors);
-  EXPECT_EQ((*engine_)->host()->stats().asked_bytes, host_bytes);
+  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, host_bytes);
   EXPECT_EQ(engine_->stats().disk_read_bytes, (kTensors - kHostTensors) * kBytes);
   check_all();
   EXPECT_EQ(cufile_.calls("read"), kTensors - kHostTensors) << "the rest was in host memory";

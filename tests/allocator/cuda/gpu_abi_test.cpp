@@ -39,22 +39,22 @@ class GpuAbiTest : public ::testing::Test {
       EXPECT_EQ(driver_->leaks(), "");
     }
   }
-  static CudaEngineConfig config() {
-    CudaEngineConfig config;
+  static CudaDeviceConfig config() {
+    CudaDeviceConfig config;
     config.budget_bytes = 64 * kMiB;
     config.heap.extent_min_bytes = 2 * kMiB;
     config.probe_bytes = 0;
     return config;
   }
-  static CudaEngineConfig spilling(uint64_t budget_bytes) {
-    CudaEngineConfig made = config();
+  static CudaDeviceConfig spilling(uint64_t budget_bytes) {
+    CudaDeviceConfig made = config();
     made.budget_bytes = budget_bytes;
     made.host.emplace();
     made.host->budget_bytes = 128 * kMiB;
     return made;
   }
   void start() { start(config()); }
-  void start(const CudaEngineConfig& config) {
+  void start(const CudaDeviceConfig& config) {
     driver_.emplace();
     context_.emplace(driver_->api());
     const Result<tencache_gpu*> gpu = open_gpu(driver_->api(), config);
@@ -362,7 +362,7 @@ TEST_F(GpuAbiTest, PoolsServeAStreamThatCaptures) {
 }
 
 TEST_F(GpuAbiTest, RefusalsSayWhy) {
-  CudaEngineConfig strict = config();
+  CudaDeviceConfig strict = config();
   strict.heap.strict = true;
   start(strict);
   EXPECT_EQ(tencache_gpu_allocate(gpu_, 80 * kMiB, stream_, &error_), nullptr);
@@ -391,7 +391,7 @@ TEST_F(GpuAbiTest, OpeningTellsWhyItCannot) {
 }
 
 TEST_F(GpuAbiTest, TheShareOfTheGpuBoundsTheBudget) {
-  CudaEngineConfig whole = config();
+  CudaDeviceConfig whole = config();
   whole.budget_bytes = 256 * kMiB;
   start(whole);
   EXPECT_EQ(tencache_gpu_set_fraction(gpu_, 0.5, &error_), TENCACHE_OK);

@@ -114,8 +114,8 @@ TEST_F(HostSpillTest, ColdestGoesToDiskAndComesBack) {
     EXPECT_EQ(is_on_disk_alone(index), index < 4) << index;
   }
   EXPECT_EQ(written_bytes(), 4 * kBytes);
-  EXPECT_EQ((*engine_)->disk()->used_bytes(), 4 * kBytes);
-  EXPECT_EQ((*engine_)->host()->stats().asked_bytes, kHostTensors * kBytes);
+  EXPECT_EQ(engine_->device().disk()->used_bytes(), 4 * kBytes);
+  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, kHostTensors * kBytes);
   EXPECT_EQ(engine_->check_books(), "");
   check_all();
   EXPECT_GE(engine_->stats().disk_read_bytes, 4 * kBytes);
@@ -159,7 +159,7 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
     EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
   }
   follow(nullptr);
-  EXPECT_EQ((*engine_)->host()->stats().peak_beyond_bytes, 0u);
+  EXPECT_EQ(engine_->device().host()->stats().peak_beyond_bytes, 0u);
   check_all();
 }
 
@@ -255,7 +255,7 @@ TEST_F(HostSpillTest, SlotIsASpareCopyUntilOtherBytesLeave) {
   evict(5);
   check(0);
   EXPECT_TRUE(extent(0)->slot.is_valid());
-  (*engine_)->heap().drop_spare_copies(~uint64_t{0});
+  engine_->device().heap().drop_spare_copies(~uint64_t{0});
   EXPECT_FALSE(extent(0)->host_block.is_valid());
   EXPECT_TRUE(extent(0)->slot.is_valid());
   const uint64_t written = written_bytes();
@@ -298,8 +298,8 @@ TEST_F(HostSpillTest, WithoutAHashNothingIsSpared) {
   for (int round = 0; round < 2; ++round) {
     evict(8);
     check_all();
-    EXPECT_EQ((*engine_)->disk()->used_bytes(), 0u);
-    EXPECT_EQ((*engine_)->host()->stats().asked_bytes, 0u);
+    EXPECT_EQ(engine_->device().disk()->used_bytes(), 0u);
+    EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 0u);
   }
 }
 
@@ -327,8 +327,8 @@ TEST_F(HostSpillTest, SpareSlotsMakeRoomOnDisk) {
   ASSERT_TRUE(extent(0)->slot.is_valid());
   for (const uint64_t index : {0, 1}) EXPECT_TRUE(engine_->evict(tensors_[index])) << index;
   EXPECT_TRUE(is_on_disk_alone(2));
-  EXPECT_EQ((*engine_)->disk()->used_bytes(), kBytes);
-  EXPECT_EQ((*engine_)->disk()->peak_used_bytes(), kBytes);
+  EXPECT_EQ(engine_->device().disk()->used_bytes(), kBytes);
+  EXPECT_EQ(engine_->device().disk()->peak_used_bytes(), kBytes);
   check_all();
 }
 
@@ -342,7 +342,7 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   engine_->prefetch({tensors_[0]});
   EXPECT_TRUE(is_on_disk_alone(0));
   check(0);
-  EXPECT_EQ((*engine_)->host()->stats().beyond_bytes, 0u);
+  EXPECT_EQ(engine_->device().host()->stats().beyond_bytes, 0u);
   EXPECT_EQ(engine_->check_books(), "");
   EXPECT_TRUE(extent(0)->slot.is_valid());
   check_all();
@@ -360,7 +360,7 @@ TEST_F(HostSpillTest, OpReadsTheDiskInParts) {
   }
   engine_->op(stream_, uses);
   settle();
-  EXPECT_EQ((*engine_)->host()->stats().peak_beyond_bytes, 0u);
+  EXPECT_EQ(engine_->device().host()->stats().peak_beyond_bytes, 0u);
   EXPECT_EQ(engine_->check_books(), "");
   check_all();
   EXPECT_EQ(engine_->differences(), 0u);
@@ -379,7 +379,7 @@ TEST_F(HostSpillTest, FailedWritesCostNothing) {
       faults_->add({.first = piece, .count = 2, .error_number = error_number});
       EXPECT_FALSE(engine_->evict(tensors_[4]));
       EXPECT_EQ(engine_->state(tensors_[4]), ExtentState::kResident);
-      EXPECT_EQ((*engine_)->disk()->used_bytes(), 0u);
+      EXPECT_EQ(engine_->device().disk()->used_bytes(), 0u);
       EXPECT_EQ(engine_->check_books(), "");
       EXPECT_TRUE(engine_->evict(tensors_[4]));  // the disk is well again
       check_all();
@@ -502,8 +502,8 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
     is_freed = true;
   });
   EXPECT_TRUE(eventually([&] { return is_freed.load(); })) << "while the writer is held";
-  EXPECT_FALSE((*engine_)->heap().find_block(tensors_[0]).has_value());
-  EXPECT_TRUE((*engine_)->heap().find_block(tensors_[1]).has_value());
+  EXPECT_FALSE(engine_->device().heap().find_block(tensors_[0]).has_value());
+  EXPECT_TRUE(engine_->device().heap().find_block(tensors_[1]).has_value());
   finish();
   freeing.join();
   EXPECT_EQ(engine_->check_books(), "");
@@ -552,7 +552,7 @@ TEST_F(HostSpillTest, ThreadKeepsHostMemoryFree) {
     ASSERT_TRUE(engine_->evict(tensors_[index]));
     // All of it would be in use without the thread.
     EXPECT_TRUE(eventually([&] {
-      return (*engine_)->host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
+      return engine_->device().host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
     })) << index;
   }
   EXPECT_EQ(engine_->check_books(), "");

@@ -166,7 +166,7 @@ TEST(StagedEngineTest, UnpinnedBlocksAreCopiedThroughTheBuffers) {
     ASSERT_TRUE(engine.evict(tensors[index]));
     ASSERT_FALSE(engine.extent(tensors[index])->host_block.is_pinned);
   }
-  EXPECT_EQ(engine->host()->stats().pinned_bytes, 0u);
+  EXPECT_EQ(engine.device().host()->stats().pinned_bytes, 0u);
   EXPECT_EQ(engine.driver().calls("cuMemcpyDtoHAsync"), 6u);  // of 8 MiB at most
   engine.op(stream, {{tensors[0], kTensorBytes, 0, false}, {tensors[1], kTensorBytes, 1, false}});
   engine.wait_until_idle();

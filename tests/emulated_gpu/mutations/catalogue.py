@@ -203,8 +203,8 @@ MUTATIONS = [
     Mutation(
         "a graph's tensors may leave",
         "allocator/abi/engines.cpp",
-        "engine.gate().keep_resident(accesses));\n  }\n  engine.gate().open",
-        "uint64_t{0});\n  }\n  engine.gate().open",
+        "engine.gate().keep_resident(accesses));\n  }\n  engine.open_op",
+        "uint64_t{0});\n  }\n  engine.open_op",
         "graph",
     ),
     Mutation(

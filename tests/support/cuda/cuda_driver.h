@@ -44,7 +44,7 @@ class CudaDriver {
   }
   void open(const std::vector<Access>& accesses) { engine_->open_op(0, accesses, lanes_[0]); }
   Hold* hold(const std::vector<Access>& accesses) {
-    return engine_->gate().hold(accesses, false, engine_->backend().streams().set_of(lanes_[0]));
+    return engine_->gate().hold(accesses, false, engine_.device().streams().set_of(lanes_[0]));
   }
 
   void settle() {

@@ -47,7 +47,10 @@ TestCudaEngine::TestCudaEngine(const Adjust& adjust, const SimulatedDriverConfig
   config.probe_bytes = 0;
   config.nvrtc = nvrtc_.api();
   if (adjust) adjust(config);
-  Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_->api(), config);
+  Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_->api(), config);
+  TENCACHE_CHECK(device.is_ok(), "%s", device.status().message().c_str());
+  device_ = device.value().get();
+  Result<std::unique_ptr<Engine>> engine = Engine::create(config, std::move(device).value());
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();
 }
@@ -76,7 +79,7 @@ CUstream TestCudaEngine::make_stream() {
 }
 
 void TestCudaEngine::order(CUstream earlier, CUstream later) {
-  StreamNumbers& streams = engine_->backend().streams();
+  StreamNumbers& streams = device_->streams();
   std::vector<StreamMark> marks;
   const Status marked = streams.mark_all(streams.set_of(earlier), &marks);
   EXPECT_TRUE(marked.is_ok()) << marked.message();
@@ -159,7 +162,7 @@ std::string TestCudaEngine::check_books_once() {
     return std::string(what) + ": " + std::to_string(booked) + " in the books, " +
            std::to_string(counted) + " counted";
   };
-  CudaHeap& heap = engine_->heap();
+  CudaHeap& heap = device_->heap();
   uint64_t device_bytes = heap.small_bytes() + heap.others_bytes();
   uint64_t host_bytes = 0;
   uint64_t disk_bytes = 0;
@@ -181,14 +184,14 @@ std::string TestCudaEngine::check_books_once() {
   if (heap.cached_bytes() != cached_bytes) {
     return differs("cached bytes", heap.cached_bytes(), cached_bytes);
   }
-  if (engine_->host() != nullptr && engine_->host()->stats().asked_bytes != host_bytes) {
-    return differs("host bytes", engine_->host()->stats().asked_bytes, host_bytes);
+  if (device_->host() != nullptr && device_->host()->stats().asked_bytes != host_bytes) {
+    return differs("host bytes", device_->host()->stats().asked_bytes, host_bytes);
   }
-  if (engine_->host() != nullptr && engine_->host()->stats().beyond_bytes > 0) {
+  if (device_->host() != nullptr && device_->host()->stats().beyond_bytes > 0) {
     return "host memory beyond the budget is still in use";
   }
-  if (engine_->disk() != nullptr && engine_->disk()->used_bytes() != disk_bytes) {
-    return differs("disk bytes", engine_->disk()->used_bytes(), disk_bytes);
+  if (device_->disk() != nullptr && device_->disk()->used_bytes() != disk_bytes) {
+    return differs("disk bytes", device_->disk()->used_bytes(), disk_bytes);
   }
   return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
 }

@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "base/units.h"
-#include "engine/cuda_engine.h"
+#include "engine/cuda_device.h"
+#include "engine/engine.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_nvrtc.h"
@@ -31,6 +32,9 @@ struct KernelUse {
   uint64_t seed = 0;  // of the stamp that is written, or that must be there
   bool writes = false;
 };
+
+/// What a test may change of the engine and of the device below it.
+struct CudaEngineConfig : EngineConfig, CudaDeviceConfig {};
 
 class TestCudaEngine {
  public:
@@ -49,8 +53,9 @@ class TestCudaEngine {
   TestCudaEngine(const TestCudaEngine&) = delete;
   TestCudaEngine& operator=(const TestCudaEngine&) = delete;
 
-  CudaEngine& operator*() { return *engine_; }
-  CudaEngine* operator->() { return engine_.get(); }
+  Engine& operator*() { return *engine_; }
+  Engine* operator->() { return engine_.get(); }
+  CudaDevice& device() { return *device_; }
   SimulatedDriver& driver() { return *driver_; }
   const DriverApi& api() const { return driver_->api(); }
   const Stats& stats() { return engine_->settled_stats(); }
@@ -98,7 +103,8 @@ class TestCudaEngine {
   std::optional<SimulatedDriver> driver_;
   std::optional<CurrentContext> context_;  // the program's
   SimulatedNvrtc nvrtc_;
-  std::unique_ptr<CudaEngine> engine_;
+  std::unique_ptr<Engine> engine_;
+  CudaDevice* device_ = nullptr;  // the engine's
   std::vector<CUstream> streams_;
   std::atomic<uint64_t> differences_{0};
   bool may_fail_ = false;

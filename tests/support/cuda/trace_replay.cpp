@@ -89,9 +89,8 @@ TraceReplay::~TraceReplay() {
 }
 
 void TraceReplay::start_engine() {
-  CudaEngineConfig config;
+  CudaDeviceConfig config;
   config.budget_bytes = config_.budget_bytes;
-  config.plans = config_.plans;
   config.arena_bytes = 64 * kGiB;
   config.heap.extent_min_bytes = kGranuleBytes;
   config.host.emplace();
@@ -105,8 +104,13 @@ void TraceReplay::start_engine() {
   config.host->bytes_left = [] { return 64 * kGiB; };
   config.probe_bytes = 16 * kMiB;
   config.nvrtc = nvrtc_.api();
-  config.hooks.on_learned_plan = [this](const LearnedPlan& learned) { note_plan(learned); };
-  Result<std::unique_ptr<CudaEngine>> engine = CudaEngine::create(driver_.api(), config);
+  Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_.api(), config);
+  TENCACHE_CHECK(device.is_ok(), "%s", device.status().message().c_str());
+  EngineConfig engine_config;
+  engine_config.plans = config_.plans;
+  engine_config.hooks.on_learned_plan = [this](const LearnedPlan& learned) { note_plan(learned); };
+  Result<std::unique_ptr<Engine>> engine =
+      Engine::create(std::move(engine_config), std::move(device).value());
   TENCACHE_CHECK(engine.is_ok(), "%s", engine.status().message().c_str());
   engine_ = std::move(engine).value();
 }

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "engine/cuda_engine.h"
+#include "engine/engine.h"
 #include "learn/simulator.h"
 #include "learn/trace.h"
 #include "support/cuda/device_buffer.h"
@@ -135,7 +135,7 @@ class TraceReplay {
   SimulatedNvrtc nvrtc_;
   std::optional<TestDirectory> directory_;  // where there is a disk
   Plans plans_;
-  std::unique_ptr<CudaEngine> engine_;
+  std::unique_ptr<Engine> engine_;
   CUstream stream_ = nullptr;
   std::vector<Tensor> tensors_;
   uint64_t writes_ = 0;
