@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ends of the process that tencache itself brings about. Both may run inside the allocator,
-// with locks held and the heap in any state, so they format on the stack and write once; abort()
-// leaves a core whose stack shows the place. Any thread.
+// check_failed() and fatal(): the two ways in which tencache itself ends the process. Both may run
+// inside the allocator, with locks held and the heap in any state, so they format on the stack and
+// write once. abort() leaves a core whose stack shows the place. Any thread.
 #include "base/check.h"
 
 #include <cstdarg>
@@ -15,7 +15,7 @@ namespace tencache {
 void check_failed(const char* condition, const char* file, int line, const char* format, ...) {
   StderrLine text;
   text.append("tencache: check failed: %s at %s:%d", condition, file, line);
-  // TENCACHE_CHECK puts a blank before its text, as gcc warns of a format that is empty.
+  // TENCACHE_CHECK puts a blank before its text, because gcc warns of an empty format.
   if (format[0] == ' ') ++format;
   if (format[0] != '\0') {
     text.append(": ");

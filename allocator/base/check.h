@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Checks of what must hold whatever the user does. A failed check is a bug in tencache: it prints
-// the place and the values with one write(2), allocates nothing, and aborts. Operating failures are
-// a Status (base/status.h).
+// the place and the values with one write(2), allocates nothing, and aborts. An operating failure
+// is a Status instead (base/status.h).
 #pragma once
 
 namespace tencache {
@@ -11,7 +11,7 @@ namespace tencache {
 [[noreturn]] void check_failed(const char* condition, const char* file, int line,
                                const char* format, ...) __attribute__((format(printf, 4, 5), cold));
 
-/// For a state in which going on would hand wrong bytes to the program (lost data on the disk
+/// Ends the process when going on would hand wrong bytes to the program (lost data on the disk
 /// tier): prints "tencache: fatal: <text>" and aborts.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
@@ -25,7 +25,7 @@ namespace tencache {
   } while (false)
 
 #ifdef NDEBUG
-// Compiled, never evaluated: what a check names counts as used, and cannot rot.
+// Compiled, never evaluated: names in a check count as used, and the check cannot rot.
 #define TENCACHE_DCHECK(condition, ...)                              \
   do {                                                               \
     if (false) TENCACHE_CHECK(condition __VA_OPT__(, ) __VA_ARGS__); \

@@ -2,7 +2,7 @@
 //
 // Clocks. timestamp() is for the hot path: the processor's time stamp counter where there is one
 // (about 8 ns), comparable between threads, of unknown rate. now_ns() is CLOCK_MONOTONIC (about
-// 25 ns). TimestampConverter turns the first into the second. thread_work_ns() and
+// 25 ns). TimestampConverter turns timestamps into nanoseconds. thread_work_ns() and
 // process_work_ns() are processor time (some 200 ns).
 #pragma once
 
@@ -24,9 +24,9 @@ inline uint64_t read_clock_ns(clockid_t clock) {
 
 inline uint64_t now_ns() { return read_clock_ns(CLOCK_MONOTONIC); }
 
-/// What the calling thread has computed, and the kernel for it.
+/// Processor time of the calling thread, the kernel's work for it included.
 inline uint64_t thread_work_ns() { return read_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
-/// The same of all threads of the process.
+/// Processor time of all threads of the process.
 inline uint64_t process_work_ns() { return read_clock_ns(CLOCK_PROCESS_CPUTIME_ID); }
 
 inline uint64_t timestamp() {
@@ -37,25 +37,26 @@ inline uint64_t timestamp() {
 #endif
 }
 
-/// A straight line from ticks to nanoseconds.
+/// A straight line from timestamps to nanoseconds.
 struct TimestampLine {
   uint64_t start = 0;
   double ns_per_unit = 0;
 
-  /// Nanoseconds since the start; 0 for ticks before it. Keeps the order of its arguments.
+  /// Nanoseconds since the start; 0 for earlier timestamps. Keeps the order of its arguments.
   uint64_t ns_since_start(uint64_t at) const {
     if (at <= start) return 0;
     return static_cast<uint64_t>(static_cast<double>(at - start) * ns_per_unit);
   }
 };
 
-/// Converts ticks by a straight line through two moments: its construction and the call of line().
-/// So it needs no calibration pause; it is exact to 1e-4 after some milliseconds of life.
+/// Converts timestamps by a straight line through two moments: its construction and the call of
+/// line(). So it needs no calibration pause; it is exact to 1e-4 after some milliseconds of life.
 class TimestampConverter {
  public:
   TimestampConverter() : start_(timestamp()), start_ns_(now_ns()) {}
 
-  /// Two lines differ in their slope by what the clocks drifted: use one for all that is compared.
+  /// Two lines differ in slope as far as the clocks drifted: use one line for all values that are
+  /// compared with each other.
   TimestampLine line() const {
     const uint64_t elapsed = timestamp() - start_;
     const uint64_t elapsed_ns = now_ns() - start_ns_;

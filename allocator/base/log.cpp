@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log's level and the one writer of lines to stderr (base/stderr_line.h). The level is a
-// relaxed atomic: it is set once while options are read, and a thread that sees it late prints one
-// line more or less. Any thread.
+// The log's level, and the one writer of lines to stderr (base/stderr_line.h). The level is a
+// relaxed atomic: it is set once while options are read, and a thread that sees it late only prints
+// one line more or less. Any thread.
 #include "base/log.h"
 
 #include <unistd.h>
@@ -61,7 +61,8 @@ void StderrLine::send() {
   do {
     written = write(STDERR_FILENO, text_, bytes_ + 1);
   } while (written < 0 && errno == EINTR);
-  // A short write to a full pipe, or a closed stderr, loses the rest: there is nowhere to say so.
+  // A short write to a full pipe, or a closed stderr, loses the rest; there is nowhere to report
+  // it.
   bytes_ = 0;
   errno = saved_errno;
 }

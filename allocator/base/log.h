@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tencache tells its user on stderr, one line a message, prefixed "tencache: ". A message is
-// formatted into a fixed buffer on the stack and leaves with one write(2), so that lines of several
-// threads or ranks do not mix, and nothing here allocates or takes a lock. Any thread.
+// Messages to the user on stderr, one line each, prefixed "tencache: ". A message is formatted into
+// a fixed buffer on the stack and leaves with one write(2), so lines of several threads or ranks do
+// not mix. Nothing here allocates or takes a lock. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tencache {
 
 enum class LogLevel : uint8_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
-/// The most talkative level that is printed. Set once while options are read; default kInfo.
+/// The most verbose level that is printed. Set once while options are read; default kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 

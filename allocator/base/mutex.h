@@ -3,23 +3,23 @@
 // Mutex, MutexLock and CondVar with Clang's thread-safety annotations (std::mutex carries none).
 // The clang build of CI enforces them with -Werror=thread-safety; for gcc the macros are empty.
 //
-// Note [Locks]: the order in which locks may be taken, outermost first. None is held across a copy,
-// an I/O, a blocking system call or a callback into PyTorch.
-//   0. HostSpill::plan_mutex_     held while a cursor is asked which extents are needed last
+// Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
+// copy, an I/O, a blocking system call or a callback into PyTorch.
+//   0. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
 //   1. PlanCursor::mutex_         the place in a plan; held while orders are given
-//   2. Evictor, Prefetcher, Learner::mutex_   what each is asked to do; none inside another
-//   3. CpuHeap, CudaHeap::mutex_  lists of extents: cached, live; address ranges
+//   2. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; never nested
+//   3. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   5. leaf locks                 permits of migrations, recorder registry, names and times of ops,
-//                                 waits, frames, marks and numbers of streams, what waits for
-//                                 streams, blocks, private pools, pinned memory, staging buffers,
-//                                 hashes, direct reads, flights, turns of demotions; and last, with
-//                                 one of these held, what the program uses
-// Held from before a fork until after it, and so in front of all of these: the list of engines that
-// fork handlers serve, and after it Engines::mutex_. In front of both: Runtime::mutex_, held while
-// options change and while an engine is opened.
-// DiskTier and HostTier have a grow_mutex_ in front of theirs, which lets one thread at a time grow
-// the tier and is the exception: it is held across fallocate, or while memory is mapped and pinned.
+//                                 waits, frames, marks, numbers of streams, stream quarantines,
+//                                 blocks, private pools, pinned memory, staging buffers, hashes,
+//                                 direct reads, flights, turns of demotions
+//   6. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
+// Two locks are held from before a fork until after it, and so come before all of these: that of
+// the list of engines which fork handlers serve, then Engines::mutex_. Runtime::mutex_ comes before
+// both; it is held while options change and while an engine is opened. The log takes no lock.
+// DiskTier and HostTier each have a grow_mutex_ before their mutex_, so that one thread at a time
+// grows the tier. It is the exception: held across fallocate, or while memory is mapped and pinned.
 #pragma once
 
 #include <chrono>
@@ -71,8 +71,8 @@ class TENCACHE_SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-/// A condition variable that is waited on with a Mutex held. Waits may wake for no reason: call
-/// wait in a loop that tests the condition.
+/// A condition variable to wait on with a Mutex held. A wait may end for no reason: call it in a
+/// loop that tests the condition.
 class CondVar {
  public:
   void wait(Mutex& mutex) TENCACHE_REQUIRES(mutex) TENCACHE_NO_THREAD_SAFETY_ANALYSIS {

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one table of options (kRows) and what loops over it. A row names an option, describes it, and
-// holds the two functions that move it between text and the Options struct; a new option is a new
-// member of Options, with its default, and a new row here. The text that a row's format function
-// gives is accepted by its parse function and means the same value. Nothing here keeps state.
+// The one table of options (kRows) and the functions that loop over it. A row names an option,
+// describes it, and converts it between text and the Options struct. The text that a row's format
+// function gives is accepted by its parse function and means the same value. Nothing here keeps
+// state.
+//
+// A new option takes a member of Options, with its default, and a row here. An option that the
+// engine obeys also takes a member of EngineConfig, or of the config of its backend, and the line
+// of abi/runtime*.cpp that passes it on.
 #include "base/options.h"
 
 #include <algorithm>
@@ -16,7 +20,7 @@
 namespace tencache {
 namespace {
 
-/// What a parse function found wrong, as the end of a sentence; empty when the text was taken.
+/// Why a parse function refused a text, as the end of a sentence; empty when it took the text.
 using Refusal = std::string;
 
 struct Row {
@@ -300,7 +304,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// The known name that a typing slip most likely meant; nullptr when none is near.
+/// The known name that a typing slip most likely meant; nullptr when none is close.
 const Row* nearest_row(std::string_view name) {
   constexpr size_t kDistanceMax = 3;
   // Names come from the environment too, where they can have any length.
@@ -345,7 +349,7 @@ Status set_row(Options& options, const Row& row, std::string_view text) {
 }  // namespace
 
 const std::vector<OptionDescription>& option_table() {
-  // Never destroyed: it is read while the process exits.
+  // Never destroyed, because it is read while the process exits.
   static const std::vector<OptionDescription>* const table = [] {
     auto* descriptions = new std::vector<OptionDescription>();
     for (const Row& row : kRows) descriptions->push_back(row.description);
@@ -371,7 +375,7 @@ std::string option_table_json() {
     }
     return table.dump();
   } catch (...) {
-    // The library throws when memory runs out; nothing may leave this layer.
+    // The library throws when memory runs out; no exception may leave this layer.
     return "[]";
   }
 }
@@ -391,7 +395,7 @@ Status read_environment(Options& options, const std::vector<std::string>& names,
       continue;
     const std::string_view suffix = std::string_view(variable).substr(kEnvironmentPrefix.size());
     const Row* row = find_row(lower(suffix));
-    // Only upper case is read below, so a name in another case would be ignored without a word.
+    // Only upper case is read below; a name in another case would be ignored silently.
     if (row == nullptr || environment_name(row->description.name) != variable) {
       return unknown_option(variable, lower(suffix), environment_name);
     }

@@ -2,9 +2,9 @@
 //
 // The ONE table of options. Each row feeds the environment variable TENCACHE_<NAME>, the flag
 // --<name> of `tencache run`, the keyword of tencache.enable(), `tencache doctor` and the README's
-// table (all read it as JSON through the C ABI). What an option is unless it is given is said by
-// its member of Options, and nowhere else. Options are read once, before the runtime starts, and
-// are constant afterwards.
+// table (all read it as JSON through the C ABI). The default of an option stands at its member of
+// Options and nowhere else. Options are read once, before the runtime starts, and are constant
+// afterwards.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@
 
 namespace tencache {
 
-/// Whether a facility is used: as probed, always (an error when it is absent), or never.
+/// Whether to use a facility: if probing finds it, always (an error when it is absent), or never.
 enum class Choice : uint8_t { kAuto, kOn, kOff };
 
-/// Where tensors are that move: auto is settled by the host program, which knows of GPUs.
+/// Where the tensors are that move. The host program, which knows of GPUs, settles `auto`.
 enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
-// These also bind engines that were opened without options, as suites do.
+// Also the defaults of engines that are opened without options, as suites do.
 constexpr double kDefaultArmAt = 0.70;
 constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
 
@@ -70,17 +70,18 @@ const std::vector<OptionDescription>& option_table();
 /// The table as a JSON array of objects {name, kind, choices, default, help, environment, flag}.
 std::string option_table_json();
 
-/// Sets one option by its name from text. Unknown name (with the nearest known one), or a text that
-/// does not parse or is out of range: kInvalidArgument naming option, value, reason and remedy.
+/// Sets one option by its name from text. kInvalidArgument for an unknown name (with the nearest
+/// known one) and for text that does not parse or is out of range; the message names option, value,
+/// reason and remedy.
 Status set_option(Options& options, std::string_view name, std::string_view text);
 
-/// Reads every TENCACHE_<NAME> variable through `get` (getenv's contract). A variable that starts
-/// with TENCACHE_ and names no option is an error too: `names` lists those present.
-/// TENCACHE itself (the switch) and names in the reserved list TENCACHE_INTERNAL_* are skipped.
+/// Reads every TENCACHE_<NAME> variable through `get` (getenv's contract). `names` lists the
+/// variables that are present: one that starts with TENCACHE_ and names no option is an error.
+/// TENCACHE itself (the switch) and the reserved names TENCACHE_INTERNAL_* are skipped.
 Status read_environment(Options& options, const std::vector<std::string>& names,
                         const std::function<const char*(const char*)>& get);
 
-/// The option's value as text that set_option would accept; "auto" where nothing was set.
+/// The option's value as text that set_option accepts; "auto" for an option that was not set.
 std::string option_text(const Options& options, std::string_view name);
 
 }  // namespace tencache

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine looks at memory that the program may be writing at the same moment, on purpose: an
-// eviction copies and hashes an extent that is still in use and finds out later, by a second hash
-// under write protection, whether the bytes held still. And it replaces mappings, which leaves the
-// bytes as they are while ThreadSanitizer takes mmap for a write. These scopes tell it so; they do
-// nothing in every other build. Everything outside them is checked.
+// Scopes for deliberate races. An eviction copies and hashes an extent while the program may still
+// write it, and finds out later, by a second hash under write protection, whether the bytes held
+// still. The engine also replaces mappings: the bytes stay as they are, but ThreadSanitizer takes
+// mmap for a write. These scopes tell ThreadSanitizer so and do nothing in every other build.
+// Accesses outside them are checked.
 #pragma once
 
 #include "base/sanitizers.h"
 
-// Of ThreadSanitizer's library, which names them so.
+// Functions of ThreadSanitizer's library, under its own names.
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
@@ -19,7 +19,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace tencache {
 
-/// Reads of this thread are not compared with writes of others while it lives.
+/// While it lives, reads of this thread are not compared with writes of other threads.
 class RacyReads {
  public:
   RacyReads() {
@@ -32,7 +32,7 @@ class RacyReads {
   RacyReads& operator=(const RacyReads&) = delete;
 };
 
-/// What this thread maps while it lives does not count as written.
+/// While it lives, mapping done by this thread does not count as writing.
 class UnchangedByMapping {
  public:
   UnchangedByMapping() {

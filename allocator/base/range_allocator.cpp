@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two indexes over the free ranges, by offset for coalescing and by length for best fit, are kept
-// equal by insert_free and erase_free alone. All operations cost O(log ranges). Not thread-safe.
+// Two indexes over the free ranges: by offset for coalescing, by length for best fit. Only
+// insert_free and erase_free change them, both at once. All operations cost O(log ranges). Not
+// thread-safe.
 #include "base/range_allocator.h"
 
 #include <algorithm>
@@ -115,14 +116,14 @@ uint64_t RangeAllocator::free_at_end() const {
 
 bool RangeAllocator::is_valid() const {
   uint64_t free_total = 0;
-  uint64_t lowest_next = 0;  // a free range may begin here at the lowest
+  uint64_t lowest_next = 0;  // the lowest offset at which a free range may begin
   for (const auto& [offset, length] : free_by_offset_) {
     if (length == 0 || offset < lowest_next || offset > limit_ || length > limit_ - offset) {
       return false;
     }
     if (!free_by_length_.contains({length, offset}) || crosses_border(offset, length)) return false;
     free_total += length;
-    lowest_next = offset + length + 1;  // one used unit between neighbours, else they would be one
+    lowest_next = offset + length + 1;  // free ranges never touch: a used unit lies between
   }
   return free_by_offset_.size() == free_by_length_.size() &&
          free_total + used_ + borders_.size() + retired_ == limit_;

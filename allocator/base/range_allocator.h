@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RangeAllocator: hands out ranges of a one-dimensional space (file offsets of slots, granules of
-// the address arena, blocks of host memory). Best fit, lowest offset among equals, neighbours
-// coalesced at once, so that the space neither grows nor fragments without need. A border keeps
-// ranges apart that are neighbours by their numbers only. Not thread-safe: its owner locks.
+// the address arena, blocks of host memory). It takes the best fit, the lowest offset among equals,
+// and coalesces neighbours at once, so that the space neither grows nor fragments without need. A
+// border separates ranges that are neighbours by number only. Not thread-safe: the owner locks.
 //
 // Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used + borders +
 // retired == limit(). 3. no range crosses a border, which is one unit that is neither free nor
@@ -34,12 +34,12 @@ class RangeAllocator {
   /// Adds [limit(), new_limit) as free space. REQUIRES: new_limit >= limit().
   void grow(uint64_t new_limit);
 
-  /// Adds a border and behind it `length` units of free space, whose first offset is returned: what
-  /// joins there begins anew. REQUIRES: length > 0.
+  /// Adds a border and behind it `length` units of free space; returns the first offset behind the
+  /// border. REQUIRES: length > 0.
   uint64_t grow_behind_border(uint64_t length);
 
-  /// Takes a range out of the space for good, if it is free and neither less nor more is free
-  /// there; whether it was.
+  /// Takes exactly this free range out of the space for good. Returns false, and changes nothing,
+  /// unless a free range begins and ends there.
   bool retire(uint64_t offset, uint64_t length);
 
   uint64_t limit() const { return limit_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sanitizer this is built with. gcc defines a macro for each; clang is asked for a feature.
+// The sanitizer of this build. gcc defines a macro for each; clang answers __has_feature.
 #pragma once
 
 namespace tencache {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the library's own threads. They block every signal but those that report a fault of their
-// own: a handler of the program that ran there could wait for something that only this thread can
-// bring about, and programs expect their signals on their own threads.
+// Starts the library's own threads. They block every signal except those that report a fault of
+// their own. A handler of the program that ran there could wait for work that only this thread can
+// do, and programs expect their signals on their own threads.
 #pragma once
 
 #include <pthread.h>
@@ -13,7 +13,7 @@
 
 namespace tencache {
 
-/// Blocks the signals that the program handles on its own threads, while it lives. Threads started
+/// While it lives, blocks the signals that the program handles on its own threads. Threads started
 /// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
 class SignalsBlocked {
  public:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
-// is exact, a snapshot of several is not one moment. Units: bytes and nanoseconds (seconds in the
-// JSON). Written by any thread; owned by the runtime; never reset.
+// is exact, but a snapshot of several is not of one moment. Units: bytes and nanoseconds (seconds
+// in the JSON). Any thread writes; the runtime owns them; nothing resets them.
 #pragma once
 
 #include <atomic>
@@ -30,13 +30,13 @@ struct Stats {
   Counter disk_written_bytes{0};  // reached the spill file
   Counter disk_read_bytes{0};
   Counter clean_dropped_bytes{0};  // evicted without a write: proved equal to the slot
-  Counter early_fetches{0};        // done before the device needed it
-  Counter late_fetches{0};         // the device waited
+  Counter early_fetches{0};        // arrived before the device needed it
+  Counter late_fetches{0};         // the device waited for it
   Counter wasted_fetches{0};       // evicted again unused
   Counter early_fetched_bytes{0};
   Counter wasted_fetched_bytes{0};
   Counter stall_ns{0};            // the device waited for a fetch or for room
-  Counter thread_wait_ns{0};      // threads did; on the cpu backend the same
+  Counter thread_wait_ns{0};      // threads waited; on the cpu backend the same
   Counter unannounced_reads{0};   // cold periods in which bytes were read without a gate
   Counter unannounced_writes{0};  // cold periods in which bytes were written without a gate
   Counter over_budget_events{0};

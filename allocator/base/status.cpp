@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Names of status codes, and the one place where an errno of the kernel becomes a StatusCode. The
-// mapping is by what the caller can do about it: no space means free some, unavailable means use
+// mapping follows from what the caller can do: no space means free some, unavailable means use
 // another facility, invalid argument means a value from outside was wrong. No state; any thread.
 #include "base/status.h"
 
@@ -57,8 +57,8 @@ std::string_view status_code_name(StatusCode code) {
 
 Status status_from_errno(int error_number, std::string_view what) {
   char buffer[128];
-  // The GNU strerror_r may return a constant instead of filling the buffer; strerror itself is not
-  // safe with threads.
+  // The GNU strerror_r may return a constant instead of filling the buffer. strerror itself is not
+  // thread-safe.
   const char* reason = strerror_r(error_number, buffer, sizeof buffer);
   std::string message(what);
   message += ": ";

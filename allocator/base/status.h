@@ -19,10 +19,10 @@ namespace tencache {
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,     // a value from outside is unusable: option, path, size
-  kOutOfMemory = 2,         // the device budget, or the kernel, does not hold what is asked
+  kOutOfMemory = 2,         // the device budget, or the kernel, cannot hold the request
   kNoSpace = 3,             // a lower tier is full: budget, quota or file system
   kIoError = 4,             // the kernel reported a failed read, write or mapping
-  kDataLoss = 5,            // bytes came back that are not the bytes that were stored
+  kDataLoss = 5,            // the bytes that came back are not the bytes that were stored
   kUnavailable = 6,         // this machine or container does not offer the facility
   kFailedPrecondition = 7,  // the call is not allowed in the present state
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StderrLine: one line of text in a fixed buffer on the stack that leaves with one write(2) to file
-// descriptor 2, so that lines of several threads or processes do not mix. It takes no lock and
-// allocates nothing, because it also serves failed checks inside the allocator itself. Text that
-// does not fit is cut and ends in "...". One thread.
+// StderrLine: one line of text in a fixed buffer on the stack. It leaves with one write(2) to file
+// descriptor 2, so lines of several threads or processes do not mix. It takes no lock and allocates
+// nothing, because failed checks inside the allocator use it too. Text that does not fit is cut and
+// ends in "...". One thread.
 #pragma once
 
 #include <cstdarg>
@@ -19,7 +19,7 @@ class StderrLine {
   void append(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void append_list(const char* format, va_list arguments) __attribute__((format(printf, 2, 0)));
 
-  /// Ends the line and writes it. errno is as before.
+  /// Ends the line and writes it. Leaves errno as it was.
   void send();
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UniqueFd: owns one file descriptor and closes it once. A failed close loses nothing here (no
-// descriptor that it holds has data that only close would write), so its result is not looked at.
+// UniqueFd: owns one file descriptor and closes it once. It ignores the result of close(), because
+// a failed close loses nothing here: no descriptor it holds has data that only close would write.
 // Not thread-safe.
 #pragma once
 

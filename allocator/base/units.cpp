@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Text to bytes and back. Whole numbers are exact up to 2^64-1; a fraction is rounded down to whole
-// bytes. Whatever is not a plain decimal number and a known unit is refused: a budget that was
-// misread would be worse than a message. No state; any thread.
+// bytes. Anything but a plain decimal number and a known unit is refused: a misread budget would be
+// worse than an error. No state; any thread.
 #include "base/units.h"
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte sizes as people write and read them. Bytes and seconds are the only units inside tencache;
-// this file is the border to text.
+// Byte sizes as people write and read them. Inside tencache, bytes and seconds are the only units;
+// this file converts them from and to text.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ Result<uint64_t> parse_bytes(std::string_view text);
 /// "1.50 GiB", "640 MiB", "12 B": powers of 1024, three significant digits.
 std::string format_bytes(uint64_t bytes);
 
-/// "1537MiB": a size that an option takes, rounded up to whole MiB so that it is surely enough.
+/// "1537MiB": a size in the form that an option takes, rounded up to whole MiB.
 std::string option_bytes(uint64_t bytes);
 
 }  // namespace tencache

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UseCount: how much of something is in use now, how much there was at once at most, and what came
-// and went in all, as PyTorch's memory statistics tell it. A plain value without a lock: whoever
-// owns one guards it.
+// UseCount: how much of something is in use now, its peak, and how much came and went in all, as
+// PyTorch's memory statistics report it. A plain value without a lock: its owner guards it.
 #pragma once
 
 #include <algorithm>
