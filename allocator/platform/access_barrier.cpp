@@ -24,7 +24,7 @@ uffdio_range range_of(const char* address, uint64_t bytes) {
   return {reinterpret_cast<uintptr_t>(address), bytes};
 }
 
-/// By the system call, which takes a privilege, or by the device, whose owner grants it.
+/// Opens it by the system call, which needs a privilege, or by the device, whose owner grants it.
 UniqueFd open_userfaultfd(int* error_number) {
   constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
   UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, kFlags)));
@@ -58,7 +58,7 @@ Status AccessBarrier::close(char* address, uint64_t bytes) const {
   request.range = range_of(address, bytes);
   request.mode = UFFDIO_REGISTER_MODE_MISSING;
   if (ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
-  return status_from_errno(errno, "holding back accesses to memory that moves");
+  return status_from_errno(errno, "registering memory with userfaultfd");
 }
 
 void AccessBarrier::wake(char* address, uint64_t bytes) const {

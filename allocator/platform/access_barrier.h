@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AccessBarrier: lets everybody who touches a range wait while its pages are elsewhere, by the
-// kernel's userfaultfd: reads and writes, by the program and by the kernel on its behalf. With it
-// the pages of an extent that becomes cold can be kept; the barrier of mprotect and a signal
-// handler (platform/write_barrier.h) cannot do that, because a system call that reads would fail.
+// AccessBarrier: makes everybody who touches a range wait while its pages are elsewhere, by the
+// kernel's userfaultfd. It stops reads and writes, of the program and of the kernel on its behalf,
+// so the pages of an extent that becomes cold can be moved away whole. The barrier of mprotect and
+// a signal handler (platform/write_barrier.h) cannot do that: system calls that read would fail.
 //
-// It takes a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
+// It needs a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
 // /dev/userfaultfd. The kernel's unprivileged variant stops user code alone, which is not enough.
 //
 // In a forked child the ranges are ordinary memory. Threads: any; no locks.
@@ -22,19 +22,19 @@ namespace tencache {
 
 class AccessBarrier {
  public:
-  /// kUnavailable where the kernel does not let us; the message says what would help.
+  /// kUnavailable where the kernel refuses; the message says what would help.
   static Result<std::unique_ptr<AccessBarrier>> open();
 
-  /// From now on whoever touches a page of the range that is missing waits. REQUIRES: the range is
+  /// From now on a thread that touches a missing page of the range waits. REQUIRES: the range is
   /// anonymous memory of whole pages.
   Status close(char* address, uint64_t bytes) const;
-  /// Whoever waits looks again. REQUIRES: every page of the range has been mapped anew, by mmap()
-  /// or mremap(), which ends what close() began.
+  /// Waiting threads try again. REQUIRES: every page of the range has been mapped anew, by mmap()
+  /// or mremap(), which ends the effect of close().
   void wake(char* address, uint64_t bytes) const;
-  /// Ends what close() began for pages that were not mapped anew, too.
+  /// Ends the effect of close() also for pages that were not mapped anew.
   void reopen(char* address, uint64_t bytes) const;
-  /// Copies pages into a closed range, from where they were moved to: the way back where mremap()
-  /// is refused.
+  /// Copies pages that were moved away back into a closed range; for the case that mremap() is
+  /// refused.
   Status copy_back(const char* source, char* address, uint64_t bytes) const;
 
  private:

@@ -33,13 +33,13 @@ Status mapping_error(const char* what, const char* address, uint64_t bytes) {
   return status_from_errno(error_number, text);
 }
 
-// Huge pages halve the cost of first touch and of moving a frame; a range that holds none of them
-// whole gains nothing from the advice.
+// Huge pages halve the cost of first touch and of moving a frame; a range without a whole huge page
+// gains nothing from the advice.
 void advise_huge_pages(char* address, uint64_t bytes) {
   if (bytes >= kGranuleBytes) madvise(address, bytes, MADV_HUGEPAGE);
 }
 
-// Move one page onto the next.
+// Tries to move one page onto the next.
 bool probe_keeping_the_source() {
   void* mapped =
       mmap(nullptr, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -125,8 +125,8 @@ Result<char*> AddressArena::make_scratch(uint64_t bytes) {
   if (reservation == MAP_FAILED) return mapping_error("scratch memory", nullptr, bytes);
   char* start = static_cast<char*>(reservation);
   char* scratch = align_to_granule(start);
-  // What is cut off on both sides was never touched, so it holds no memory; a failure to unmap it
-  // (map count) would only leave addresses behind.
+  // The parts cut off on both sides were never touched, so they hold no memory; a failure to unmap
+  // them (map count) would only leave addresses behind.
   if (scratch > start) munmap(start, static_cast<size_t>(scratch - start));
   const size_t tail_bytes = static_cast<size_t>((start + with_slack) - (scratch + bytes));
   if (tail_bytes > 0) munmap(scratch + bytes, tail_bytes);

@@ -27,7 +27,7 @@ GpuProbe probe_gpus() {
       probe.gpus.push_back({"GPU " + std::to_string(ordinal), 0, facts.status().message()});
     }
   }
-  if (probe.gpus.empty()) probe.reason = "The CUDA driver is here, and no GPU that it can use.";
+  if (probe.gpus.empty()) probe.reason = "There is a CUDA driver here, but no GPU that it can use.";
   return probe;
 }
 

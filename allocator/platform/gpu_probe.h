@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `tencache doctor` tells of the GPUs: which there are, or why there is none. Loads the driver
-// and makes no context. Any thread.
+// The GPUs of this machine, for `tencache doctor`, or why there is none. Loads the driver and makes
+// no context. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mapping, and touching by several threads. A thread takes the next piece until none is left, so
-// that a slow one delays by one piece at most.
+// Maps memory and touches it by several threads. Each thread takes the next piece until none is
+// left, so a slow thread delays the whole by one piece at most.
 #include "platform/host_memory.h"
 
 #include <sched.h>
@@ -31,12 +31,12 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kHugePageBytes = 2 * kMiB;
-constexpr uint64_t kPieceBytes = 16 * kMiB;  // that a thread touches at a time: some milliseconds
+constexpr uint64_t kPieceBytes = 16 * kMiB;  // one thread touches this at a time: some milliseconds
 
 /// Makes the pages of one range present. 0, or the errno.
 int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   if (madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return 0;
-  // Out of memory, or broken memory: touching it would end the process.
+  // Out of memory, or broken memory: a touch would end the process.
   if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) return errno;
   // Linux before 5.14, a filter that does not know the advice, or an interruption.
   by_kernel.store(false, std::memory_order_relaxed);
@@ -46,8 +46,8 @@ int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   return 0;
 }
 
-/// One memory, touched by several threads. The memory is fresh, so its bytes are zero before and
-/// after. Counters are relaxed: the threads are joined before anything is read.
+/// Touches one memory by several threads. The memory is fresh, so its bytes are zero before and
+/// after. The counters are relaxed because the threads are joined before anything is read.
 class Toucher {
  public:
   Toucher(char* memory, uint64_t bytes, HostPlacement& placement)
@@ -63,7 +63,7 @@ class Toucher {
     }
     const uint64_t piece_count = (bytes_ + kPieceBytes - 1) / kPieceBytes;
     const uint64_t wanted_count = std::clamp<uint64_t>(thread_count, 1, piece_count);
-    // The calling thread belongs to the program: it is not moved to other processors.
+    // The calling thread belongs to the program, so it is not moved to other processors.
     if (wanted_count > 1 || processors) start_threads(wanted_count, processors);
     placement_.threads = std::max(1U, static_cast<unsigned>(threads_.size()));
     if (threads_.empty()) touch_pieces();
@@ -91,8 +91,8 @@ class Toucher {
         }));
       }
     } catch (const std::system_error& error) {
-      // A process limit may allow some threads and not all: fewer are slower. Without any, the
-      // calling thread does it.
+      // A process limit may allow only some threads: fewer are slower. With none at all, the
+      // calling thread touches everything.
       if (threads_.empty() && processors) {
         placement_.threads_refusal =
             status_from_errno(error.code().value(), "cannot start a thread").message();
@@ -140,7 +140,7 @@ char* map_huge_aligned(uint64_t bytes) {
                                 reinterpret_cast<uintptr_t>(begin);
   if (before_bytes > 0) munmap(begin, before_bytes);
   munmap(begin + before_bytes + bytes, kHugePageBytes - before_bytes);
-  // Advice: a refusal costs time.
+  // Only advice: a refusal costs time.
   (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
   return begin + before_bytes;
 }
@@ -168,7 +168,7 @@ HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
 }
 
 void HostMemory::unmap() {
-  // In a forked child something else may stand at these addresses (Note [Fork]).
+  // In a forked child other memory may stand at these addresses (Note [Fork]).
   if (memory_ != nullptr && getpid() == owner_pid_) munmap(memory_, bytes_);
   memory_ = nullptr;
 }

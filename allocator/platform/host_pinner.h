@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostPinner: makes host memory such that a device's copy engines reach it directly and at full
-// speed. The tiers know pinning by this interface alone; the cuda backend implements it over the
-// driver (platform/cuda/host_pinner.h), and the suites one that refuses.
+// HostPinner: pins host memory, so that a device's copy engines reach it directly and at full
+// speed. The tiers know pinning by this interface alone. The cuda backend implements it over the
+// driver (platform/cuda/host_pinner.h); the suites have one that refuses.
 //
-// Threads: any, also several at once. A call may take a tenth of a second for each GiB.
+// Threads: any, several at once. A call may take a tenth of a second for each GiB.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace tencache {
 class HostPinner {
  public:
   virtual ~HostPinner() = default;
-  /// Pins whole pages that are present and not pinned yet. After an error nothing of them is, and
-  /// they are usable as before.
+  /// Pins whole pages that are present and not pinned yet. After an error none of them is pinned,
+  /// and they are usable as before.
   virtual Status pin(void* memory, uint64_t bytes) = 0;
   /// Undoes one pin(). No copy from or to the memory may be under way.
   virtual void unpin(void* memory, uint64_t bytes) = 0;

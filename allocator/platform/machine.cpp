@@ -15,8 +15,8 @@
 namespace tencache {
 namespace {
 
-// Kept free for what does not come from our allocator: libraries that are imported later, stacks,
-// Python's objects, the page cache. A tenth, at least this much where that leaves half.
+// The reserve for memory that does not come from our allocator: libraries that are imported later,
+// stacks, Python's objects, the page cache. A tenth, at least this much where that leaves half.
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
@@ -30,7 +30,7 @@ std::optional<uint64_t> read_number(const std::string& path) {
   return value;
 }
 
-// A value of a "name value" file such as memory.stat; `name` includes what ends it.
+// A value of a "name value" file such as memory.stat; `name` includes the character that ends it.
 uint64_t read_field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   std::string key;
@@ -46,8 +46,8 @@ struct CgroupMemory {
   uint64_t used_bytes = 0;
 };
 
-// The folder of this process' cgroup below its mount, e.g. "/user.slice"; v1 lines name the
-// controllers, the v2 line, "" here, names none.
+// The folder of this process's cgroup below its mount, e.g. "/user.slice". A v1 line names its
+// controllers; the v2 line names none, which "" finds.
 std::optional<std::string> cgroup_path(const std::string& controller) {
   std::ifstream file("/proc/self/cgroup");
   std::string line;
@@ -66,7 +66,7 @@ uint64_t left_in(const CgroupMemory& cgroup) {
   return cgroup.limit_bytes - std::min(cgroup.limit_bytes, cgroup.used_bytes);
 }
 
-// A cgroup's folder and those above it, up to the mount: limits bind at every level.
+// The folders of a cgroup and of all above it, up to the mount: limits bind at every level.
 std::vector<std::string> levels(const std::string& mount, std::string path) {
   std::vector<std::string> folders;
   for (;;) {
@@ -76,7 +76,7 @@ std::vector<std::string> levels(const std::string& mount, std::string path) {
   }
 }
 
-// The one that leaves least.
+// The limit that leaves least.
 std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::string& path,
                                            const char* limit_file, const char* usage_file,
                                            const char* cache_field) {
@@ -96,7 +96,7 @@ std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::
 std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
   std::optional<CgroupMemory> found;
   auto consider = [&](const std::optional<CgroupMemory>& candidate) {
-    // An unlimited v1 group reads as a number near 2^63: no limit at all.
+    // An unlimited v1 group reads as a number near 2^63.
     if (!candidate || candidate->limit_bytes >= total_bytes) return;
     if (!found || left_in(*candidate) < left_in(*found)) found = candidate;
   };
@@ -128,7 +128,7 @@ uint64_t local_ranks() {
   return text == nullptr ? 1 : std::max<uint64_t>(strtoull(text, nullptr, 10), 1);
 }
 
-// What two files, or two words of one, say of processors: how long of how long it may run.
+// The quota of processors in a cgroup's folder: the time it may run, per period.
 std::optional<double> read_quota(const std::string& folder) {
   double quota = 0;
   double period = 0;
@@ -151,7 +151,7 @@ double tightest_quota(const std::string& mount, const std::string& path, double 
   return processors;
 }
 
-// Where a budget comes from: what is left, what is kept free of that, who shares it.
+// Why a budget is what it is: memory left, reserve, and the ranks that share it.
 std::string budget_reason(const MachineMemory& memory, uint64_t reserve) {
   const uint64_t left = bytes_left(memory);
   std::ostringstream reason;
@@ -174,7 +174,7 @@ double usable_processors() {
   double processors = 1;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
     processors = CPU_COUNT(&allowed);
-  } else {  // more than fit into the set
+  } else {  // more processors than the set holds
     processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   }
   for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Machine: what the machine and the container around this process really leave for it. Read from
-// /proc, the kernel and the cgroup file systems (v1 and v2); nothing is cached, nothing is changed.
-// Any thread.
+// Machine: what the machine, and the container around this process, really leave for it. Read from
+// /proc, the kernel and the cgroup file systems (v1 and v2); nothing is cached or changed. Any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tencache {
 struct MachineMemory {
   uint64_t total_bytes = 0;                    // MemTotal
   uint64_t available_bytes = 0;                // MemAvailable
-  std::optional<uint64_t> cgroup_limit_bytes;  // the one on the way to the root that leaves least
+  std::optional<uint64_t> cgroup_limit_bytes;  // of the cgroup that leaves least, up to the root
   uint64_t cgroup_used_bytes = 0;              // of that cgroup, reclaimable page cache excluded
   uint64_t swap_bytes = 0;                     // SwapTotal
   uint64_t map_count_max = 65530;              // vm.max_map_count
@@ -24,26 +24,25 @@ struct MachineMemory {
 
 MachineMemory probe_memory();
 
-/// Processors that this process may use at once, by its affinity and its cgroup's quota; more than
-/// 0.
+/// Processors that this process may use at once, by its affinity and its cgroup's quota; above 0.
 double usable_processors();
 
-/// The default budget of the device tier: what is left now, less a reserve for everything that does
-/// not come from our allocator, shared evenly by the ranks of one launch; and where the figure
-/// comes from ("6.00 GiB left under the cgroup limit of 8.00 GiB less ...").
+/// The default budget of the device tier: what is left now, less a reserve for memory that does not
+/// come from our allocator, shared evenly by the ranks of one launch. `reason` says where the
+/// figure comes from ("6.00 GiB left under the cgroup limit of 8.00 GiB less ...").
 struct DefaultBudget {
   uint64_t bytes = 0;
   std::string reason;
 };
 DefaultBudget default_device_budget(const MachineMemory& memory);
 
-/// The default budget of pinned host memory beside a GPU: as that of the device tier, with a larger
-/// reserve, because what is pinned can be neither reclaimed nor swapped out while the program's own
-/// memory comes and goes (a checkpoint that is loaded, DataLoader workers). 0 where that leaves too
-/// little to be of use.
+/// The default budget of pinned host memory beside a GPU: like that of the device tier, with a
+/// larger reserve, because pinned memory can be neither reclaimed nor swapped out while the
+/// program's own memory comes and goes (a loaded checkpoint, DataLoader workers). 0 where too
+/// little would be left to be of use.
 DefaultBudget default_host_budget(const MachineMemory& memory);
 
-/// What the machine, or the cgroup where that is less, has left now.
+/// The memory that the machine, or the cgroup where that is less, has left now.
 uint64_t bytes_left(const MachineMemory& memory);
 
 }  // namespace tencache

@@ -16,10 +16,10 @@
 namespace tencache {
 namespace {
 
-constexpr int kNodesMax = 1024;  // of a kernel for the largest machines (CONFIG_NODES_SHIFT)
+constexpr int kNodesMax = 1024;  // of the largest kernels (CONFIG_NODES_SHIFT)
 constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
 
-/// Takes a number off the front of `text`; false when there is none that a cpu_set_t holds.
+/// Takes a number off the front of `text`; false when it has none that a cpu_set_t can hold.
 bool take_processor(std::string_view& text, int& processor) {
   const char* const begin = text.data();
   const auto [end, error] = std::from_chars(begin, begin + text.size(), processor);
@@ -30,7 +30,7 @@ bool take_processor(std::string_view& text, int& processor) {
 
 Status not_a_list(std::string_view text) {
   return {StatusCode::kInvalidArgument,
-          "\"" + std::string(text) + "\" is no list of processors such as 0-3,8."};
+          "\"" + std::string(text) + "\" is not a list of processors such as 0-3,8."};
 }
 
 }  // namespace
@@ -61,11 +61,11 @@ Result<cpu_set_t> processors_of_node(int node) {
   std::ifstream file(path);
   std::string text;
   if (!file.is_open()) {
-    return Status(StatusCode::kUnavailable, "The kernel tells nothing of NUMA node " +
-                                                std::to_string(node) + ": there is no " + path +
-                                                ".");
+    return Status(
+        StatusCode::kUnavailable,
+        "The kernel reports no NUMA node " + std::to_string(node) + ": there is no " + path + ".");
   }
-  (void)std::getline(file, text);  // an empty line is a node without processors
+  (void)std::getline(file, text);  // an empty line: the node has no processors
   Result<cpu_set_t> of_node = parse_processor_list(text);
   if (!of_node.is_ok()) return of_node.status();
   cpu_set_t allowed;
@@ -93,7 +93,7 @@ Status prefer_node(void* memory, uint64_t bytes, int node) {
   if (node >= kNodesMax) return status_from_errno(EINVAL, attempt);
   std::array<unsigned long, kNodesMax / kBitsPerWord> nodes = {};
   nodes[static_cast<size_t>(node / kBitsPerWord)] = 1UL << (node % kBitsPerWord);
-  // The kernel looks at one bit less than it is told of.
+  // The kernel looks at one bit less than it is told.
   constexpr unsigned long kBits = kNodesMax + 1;
   if (syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, nodes.data(), kBits, 0) == 0) {
     return Status::ok();

@@ -23,7 +23,7 @@ Result<std::unique_ptr<PageMap>> PageMap::open() {
   const int fd = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return status_from_errno(errno, "opening /proc/self/pagemap");
   std::unique_ptr<PageMap> page_map(new PageMap(fd));
-  // A sandbox may let the file be opened and refuse to read it, so try it on our own stack.
+  // A sandbox may let us open the file and then refuse to read it, so try it on our own stack.
   uint64_t probe = kPresent;
   TouchedPages touched;
   const auto address = reinterpret_cast<uintptr_t>(&probe) & ~(kPageBytes - 1);
@@ -31,7 +31,7 @@ Result<std::unique_ptr<PageMap>> PageMap::open() {
   if (!status.is_ok()) return status;
   if (touched.written.size() != 1) {
     return Status(StatusCode::kUnavailable,
-                  "/proc/self/pagemap does not tell which pages are private");
+                  "/proc/self/pagemap does not say which pages are private");
   }
   return page_map;
 }

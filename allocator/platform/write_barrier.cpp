@@ -16,21 +16,21 @@ namespace {
 
 // A window lasts for a hash and a remap: microseconds to a few milliseconds.
 constexpr long kWaitNs = 20'000;
-// The same address cannot fault this often in a row once its window is over; if it does, our view
-// of the mapping is wrong and a crash is better than a hang.
+// One address cannot fault this often in a row once its window is over. If it does, our view of the
+// mapping is wrong, and a crash is better than a hang.
 constexpr uint32_t kRetriesMax = 1'000'000;
 
-// Written once by configure() before any window opens; read by the handler.
+// Written once by configure() before any window opens; the handler reads them.
 std::atomic<uintptr_t> g_arena_base{0};
 std::atomic<uint64_t> g_arena_bytes{0};
 std::atomic<FaultJudge> g_judge{nullptr};
 
-// The handler that was in front before ours: one that remember_previous() keeps.
+// The handler that ours replaced: one of the actions that remember_previous() holds.
 std::atomic<const struct sigaction*> g_previous{nullptr};
 std::atomic<uint64_t> g_waited{0};
 std::atomic<uintptr_t> g_last_retry_address{0};
 std::atomic<uint32_t> g_retries{0};
-// The thread that is inside the previous handler: a second fault of the same thread means that
+// The thread that runs the previous handler. A second fault of that thread means that the previous
 // handler called back into ours (it restored what it found), so the default action ends it.
 std::atomic<pid_t> g_chaining_thread{0};
 
@@ -50,7 +50,7 @@ void chain(int signal_number, siginfo_t* info, void* context) {
       previous != nullptr && previous->sa_handler != SIG_DFL && previous->sa_handler != SIG_IGN;
   if (nested || !has_function) {
     restore_default_action();
-    // A fault repeats by itself when the handler returns; a signal that was sent has to be resent.
+    // A fault repeats by itself when the handler returns; a sent signal has to be sent again.
     if (info->si_code <= 0) raise(signal_number);
     return;
   }
@@ -98,7 +98,7 @@ void handle_fault(int signal_number, siginfo_t* info, void* context) {
   errno = saved_errno;
 }
 
-// Under the lock of ensure_installed(). The few that were there before stay where they are, because
+// Called with the lock of ensure_installed(). Earlier actions (a few) are never freed, because
 // another thread's handler may be reading one.
 void remember_previous(const struct sigaction& action) {
   static auto* const seen = new std::forward_list<struct sigaction>;
