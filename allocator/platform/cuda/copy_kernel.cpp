@@ -11,8 +11,8 @@
 namespace tencache {
 namespace {
 
-// Of the multiprocessors. With 132 of them 16 blocks have 256 KiB in flight; a link of 64 GB/s with
-// a latency of 2 us holds 128 KiB. Calculated, not measured.
+// The kernel takes one in so many multiprocessors. With 132 of them, 16 blocks have 256 KiB in
+// flight; a link of 64 GB/s with a latency of 2 us holds 128 KiB. Calculated, not measured.
 constexpr unsigned kShareOfGpu = 8;
 
 }  // namespace
@@ -25,10 +25,10 @@ Result<std::unique_ptr<CopyKernel>> CopyKernel::create(const Gpu& gpu, const Nvr
   const CUresult asked = gpu.driver().cuDeviceGetAttribute(
       &has_same_addresses, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
       gpu.device());
-  TENCACHE_RETURN_IF_ERROR(cuda_status(gpu.driver(), asked, "Cannot ask the GPU what it is"));
+  TENCACHE_RETURN_IF_ERROR(cuda_status(gpu.driver(), asked, "Cannot query the GPU"));
   if (has_same_addresses == 0) {
     return Status(StatusCode::kUnavailable,
-                  "The GPU knows pinned host memory by other addresses than the host.");
+                  "The GPU sees pinned host memory at other addresses than the host.");
   }
   Result<std::unique_ptr<LoadedKernel>> kernel =
       LoadedKernel::create(gpu, nvrtc, kDeviceCopyKernelName, device_copy_kernel_text(), "copies");

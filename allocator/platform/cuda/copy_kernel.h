@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CopyKernel: copies between device memory and pinned host memory by the GPU's multiprocessors, in
-// a stream, where its copy engines are slower; which it is, is measured. A few multiprocessors keep
-// the link busy, and are taken from the program's own kernels meanwhile. It has not run on a GPU
-// yet. Threads: any.
+// a stream. It serves where the GPU's copy engines are slower, which a measurement decides. A few
+// multiprocessors saturate the link; meanwhile the program's kernels lack them. It has not run on a
+// GPU yet. Threads: any.
 #pragma once
 
 #include <cuda.h>
@@ -20,13 +20,13 @@ namespace tencache {
 
 class CopyKernel {
  public:
-  /// Compiles it for the GPU. kUnavailable where a GPU knows host memory by other addresses than
-  /// the host; else errors are those of NVRTC and of the driver.
+  /// Compiles it for the GPU. kUnavailable where a GPU sees host memory at other addresses than the
+  /// host; else errors are those of NVRTC and of the driver.
   static Result<std::unique_ptr<CopyKernel>> create(const Gpu& gpu, const NvrtcApi& nvrtc);
 
   /// Queues a copy and returns at once. REQUIRES: both addresses and the size are multiples of 16;
-  /// the host memory is pinned; both ranges stay as they are until a mark that is made afterwards
-  /// is reached.
+  /// the host memory is pinned; both ranges stay as they are until the device reaches a mark that
+  /// is made afterwards.
   Status to_host(CUstream stream, void* host, CUdeviceptr device, uint64_t bytes) const;
   Status to_device(CUstream stream, CUdeviceptr device, const void* host, uint64_t bytes) const;
 

@@ -11,14 +11,13 @@ Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMar
   const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
   CUstream stream = nullptr;
-  // Not ordered after the NULL stream: what has to be waited for is said.
+  // Not ordered after the NULL stream: marks state every wait.
   TENCACHE_RETURN_IF_ERROR(
       cuda_status(driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
                   "Cannot make a stream for copies"));
   return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream));
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 CopyStream::~CopyStream() {
   const CallScope scope(gpu_.driver(), gpu_.context());
   if (scope.status().is_ok()) (void)gpu_.driver().cuStreamDestroy(stream_);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CopyStream: one direction of the link between a GPU and host memory, as a stream of its own, so
-// that copies run beside the program's kernels and beside those of the other direction. What a copy
-// must wait for, and what waits for it, is said with marks (platform/cuda/stream_mark.h); a call
-// returns as soon as the copy is queued. Host memory that is not pinned is copied right too, but
-// the call then returns only when that is done.
+// that copies run beside the program's kernels and beside copies in the other direction. Marks
+// (platform/cuda/stream_mark.h) order copies and other work. A call returns as soon as the copy is
+// queued. Host memory that is not pinned is copied correctly too, but the call then returns only
+// when the copy has ended.
 //
-// Threads: any; copies are done in the order in which they are queued.
+// Threads: any; copies run in the order in which they are queued.
 #pragma once
 
 #include <cuda.h>
@@ -23,21 +23,21 @@ namespace tencache {
 class CopyStream {
  public:
   static Result<std::unique_ptr<CopyStream>> create(const Gpu& gpu, StreamMarks& marks);
-  /// What is queued is still done.
+  /// Queued copies still run.
   ~CopyStream();
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
 
   CUstream handle() const { return stream_; }
 
-  /// Copies from now on begin after the mark is reached.
+  /// Copies queued from now on begin after the mark is reached.
   Status wait_for(const StreamMark& mark) { return mark.hold_back(stream_); }
-  /// REQUIRES: the range of the device stays mapped, and the host memory as it is, until a mark
-  /// that is made afterwards is reached.
+  /// REQUIRES: the device's range stays mapped, and the host memory as it is, until the device
+  /// reaches a mark that is made afterwards.
   Status to_host(void* host, CUdeviceptr device, uint64_t bytes);
   Status to_device(CUdeviceptr device, const void* host, uint64_t bytes);
-  /// Blocks the calling thread until all copies so far have arrived. A wait that is refused is
-  /// asked for once more: what the copies use goes to others afterwards.
+  /// Blocks the calling thread until all copies so far have arrived. A refused wait is asked for
+  /// once more, because others get the memory of the copies afterwards.
   Status wait_until_idle();
   /// Reached when all copies so far have arrived.
   Result<StreamMark> mark() { return marks_.make(stream_); }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CuFileApi: NVIDIA's cuFile (GPUDirect Storage), which reads from a disk straight into the memory
-// of a GPU, as a table of functions: PyTorch brings the library along, the suites put a simulated
-// one into its place. The types are those of its header cufile.h, of which not every CUDA has a
-// copy. The table is constant once it is filled; any thread may call through it.
+// of a GPU, as a table of functions. PyTorch brings the library along; the suites put a simulated
+// one in its place. The types are those of its header cufile.h, which not every CUDA includes. The
+// table is constant once it is filled; any thread may call through it.
 #pragma once
 
 #include <cuda.h>
@@ -16,13 +16,13 @@
 
 namespace tencache {
 
-// The names are ours, the layouts those of CUfileError_t, CUfileDescr_t and CUfileDrvProps_t.
+// The names are ours; the layouts are those of CUfileError_t, CUfileDescr_t and CUfileDrvProps_t.
 struct CuFileError {
   int code = 0;  // 0: all is well
   CUresult driver = CUDA_SUCCESS;
 };
 struct CuFileDescription {
-  int type = 1;  // a descriptor of Linux
+  int type = 1;  // a Linux file descriptor
   union {
     int descriptor;
     void* other;
@@ -52,14 +52,14 @@ struct CuFileApi {
   void (*deregister_handle)(CuFileHandle handle) = nullptr;
   CuFileError (*register_buffer)(const void* buffer, size_t bytes, int flags) = nullptr;
   CuFileError (*deregister_buffer)(const void* buffer) = nullptr;
-  /// Bytes that were read; below 0 where that failed.
+  /// Returns the number of bytes read, or a negative number on failure.
   ssize_t (*read)(CuFileHandle handle, void* buffer, size_t bytes, off_t file_offset,
                   off_t buffer_offset) = nullptr;
 };
 
-/// Finds the library: what the process has loaded already, else the file `path`, where one is
-/// given, else by name, where the loader looks. It stays open, and the GPU's driver is not asked
-/// yet. kUnavailable when there is none, or it lacks a function.
+/// Finds the library: the one that the process has loaded already, else the file `path`, where one
+/// is given, else by name, where the loader looks. It stays open; the GPU's driver is not called
+/// yet. kUnavailable when there is no library, or it lacks a function.
 Result<CuFileApi> load_cufile(const std::string& path = "");
 
 }  // namespace tencache

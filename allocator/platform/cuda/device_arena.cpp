@@ -24,7 +24,6 @@ Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64
   return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes));
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 DeviceArena::~DeviceArena() {
   const CallScope scope(gpu_.driver(), gpu_.context());
   if (scope.status().is_ok()) (void)gpu_.driver().cuMemAddressFree(base_, bytes_);
@@ -38,11 +37,11 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   Status status = map_frames(places, &mapped_count);
   if (status.is_ok()) status = grant_access(places);
   if (status.is_ok()) return status;
-  // Nobody has used them yet, so they can go at once.
+  // Nobody has used the mapped frames yet, so they can be unmapped at once.
   for (const FramePlace& place : places.first(mapped_count)) {
-    const Status unmapped = cuda_status(
-        gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.frame.bytes),
-        "Cannot take " + format_bytes(place.frame.bytes) + " of memory from under its address");
+    const Status unmapped =
+        cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.frame.bytes),
+                    "Cannot unmap " + format_bytes(place.frame.bytes) + " of GPU memory");
     if (!unmapped.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
     }
@@ -62,7 +61,7 @@ Status DeviceArena::map_frames(std::span<const FramePlace> places, size_t* mappe
   return Status::ok();
 }
 
-// One call for each run of neighbours.
+// Makes one call for each run of neighbours.
 Status DeviceArena::grant_access(std::span<const FramePlace> places) {
   const DriverApi& driver = gpu_.driver();
   CUmemAccessDesc access = {};
@@ -74,9 +73,9 @@ Status DeviceArena::grant_access(std::span<const FramePlace> places) {
     CUdeviceptr end = begin;
     while (first < places.size() && places[first].address == end)
       end += places[first++].frame.bytes;
-    TENCACHE_RETURN_IF_ERROR(
-        cuda_status(driver, driver.cuMemSetAccess(begin, end - begin, &access, 1),
-                    "Cannot let the GPU use " + format_bytes(end - begin) + " of its memory"));
+    TENCACHE_RETURN_IF_ERROR(cuda_status(
+        driver, driver.cuMemSetAccess(begin, end - begin, &access, 1),
+        "Cannot give the GPU access to " + format_bytes(end - begin) + " of its memory"));
   }
   return Status::ok();
 }
@@ -86,7 +85,7 @@ Status DeviceArena::unmap(CUdeviceptr address, uint64_t bytes) {
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
   return cuda_status(driver, driver.cuMemUnmap(address, bytes),
-                     "Cannot take " + format_bytes(bytes) + " of memory from under its address");
+                     "Cannot unmap " + format_bytes(bytes) + " of GPU memory");
 }
 
 }  // namespace tencache

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceArena: the addresses of one GPU's extents, reserved once and never moved, and what maps
-// frames under them. An address is accessible to the device when a frame is mapped there, and a
-// fault when none is: no work of the device that uses a range may be queued when it is unmapped.
+// DeviceArena: the addresses of one GPU's extents, reserved once and never moved. It maps frames
+// under them. An access of the device to an address without a frame is a fault, so a range may be
+// unmapped only when no queued work of the device uses it.
 //
 // Mapping costs per frame, granting access per run of addresses; so map() takes many frames at once
-// and grants access to neighbours together. Ranges begin and end at multiples of the granularity;
-// who gets which is the caller's affair, as in the cpu backend's AddressArena.
+// and grants access to neighbours together. Ranges begin and end at multiples of the granularity.
+// The caller hands out ranges, as with the cpu backend's AddressArena.
 //
-// Threads: any, no locks; two threads do not map or unmap the same range at once.
+// Threads: any, no locks. No two threads map or unmap the same range at once.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +23,7 @@
 
 namespace tencache {
 
-/// A frame and where it goes.
+/// A frame and the address that it is mapped at.
 struct FramePlace {
   CUdeviceptr address = 0;
   Frame frame;
@@ -42,11 +42,11 @@ class DeviceArena {
   uint64_t bytes() const { return bytes_; }
   bool contains(CUdeviceptr address) const { return address - base_ < bytes_; }
 
-  /// Maps each frame at its address, and lets the device read and write there. REQUIRES: ascending
-  /// addresses at which nothing is mapped. All of them or none.
+  /// Maps each frame at its address and lets the device read and write there: all of them or none.
+  /// REQUIRES: ascending addresses at which nothing is mapped.
   Status map(std::span<const FramePlace> places);
-  /// Takes whole frames away from the range; they are the caller's again. REQUIRES: all of the
-  /// range is mapped, and no work that uses it is queued.
+  /// Takes whole frames away from the range; they are the caller's again. REQUIRES: the whole range
+  /// is mapped, and no queued work uses it.
   Status unmap(CUdeviceptr address, uint64_t bytes);
 
  private:

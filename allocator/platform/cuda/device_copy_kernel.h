@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel that copies between device memory and pinned host memory, and the same text for the
-// host: NVRTC compiles this very file for the GPU, the suites' compiler compiles it for the
-// simulated driver. So it includes nothing.
+// The kernel that copies between device memory and pinned host memory. NVRTC compiles this very
+// file for the GPU; the host's compiler compiles it for the simulated driver of the suites. So it
+// includes nothing.
 //
-// Each block takes every gridDim-th chunk; a lane has four loads of 16 bytes in flight, since the
-// link's latency is some microseconds and what is in flight by then is all that it moves meanwhile.
+// Each block takes every gridDim-th chunk. A lane has four loads of 16 bytes in flight: the link's
+// latency is some microseconds, and the link moves no more in that time than is in flight.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -23,7 +23,7 @@ namespace tencache {
 using CopyCount = unsigned long long;
 
 constexpr unsigned kCopyLanes = 256;  // threads of a block
-constexpr unsigned kCopyLoads = 4;    // of 16 bytes, of one lane in one chunk
+constexpr unsigned kCopyLoads = 4;    // of 16 bytes, by one lane in one chunk
 constexpr unsigned kCopyChunkWords = kCopyLanes * kCopyLoads;
 
 struct alignas(16) TENCACHE_COPY_MAY_ALIAS CopyWord {
@@ -37,7 +37,7 @@ struct CopyJob {
   CopyCount words;
 };
 
-// What one lane of block number `block` of `blocks` copies.
+// Copies the share of one lane of block number `block` of `blocks`.
 TENCACHE_COPY_ON_DEVICE void copy_lane(const CopyJob& job, unsigned block, unsigned blocks,
                                        unsigned lane) {
   const CopyCount step = CopyCount{blocks} * kCopyChunkWords;

@@ -11,8 +11,8 @@
 namespace tencache {
 namespace {
 
-// Kinds of keys behind those of the passes, which are 0 to 3. A kind changes three bits of the
-// counter, so no two kinds share one.
+// Kinds of keys after those of the passes, which are 0 to 3. A kind changes three bits of the
+// counter, so no two kinds share a counter.
 constexpr HashWord32 kStripKeyKind = 4;
 constexpr HashWord32 kLengthKeyKind = 5;
 constexpr HashWord32 kConstantKeyKind = 6;
@@ -24,11 +24,11 @@ uint32_t upper_half(HashWord64 sum) { return static_cast<uint32_t>(sum >> 32); }
 
 Result<DeviceHashSeeds> draw_hash_seeds() {
   DeviceHashSeeds seeds;
-  // So few bytes come at once or not at all.
+  // getrandom() gives so few bytes completely or not at all.
   if (getrandom(&seeds, sizeof seeds, 0) == static_cast<ssize_t>(sizeof seeds)) return seeds;
   return Status(
       StatusCode::kUnavailable,
-      status_from_errno(errno, "The kernel gives no random numbers to hash with").message());
+      status_from_errno(errno, "Cannot get random numbers for hashing from the kernel").message());
 }
 
 HashJob make_hash_job(const DeviceHashSeeds& seeds) {

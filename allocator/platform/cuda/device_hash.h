@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceHash: 128 bits that stand for the contents of device memory, by position and length. Two
-// ranges of the same hash hold the same bytes: that is how a clean copy on the device is proved to
-// equal what was copied out of it before it is dropped. The sums are made on the device
-// (platform/cuda/device_hash_kernel.h); what the host adds is here.
+// ranges of the same hash hold the same bytes. So it proves that a clean copy on the device equals
+// what was copied out of it, before the copy is dropped. The device makes the sums
+// (platform/cuda/device_hash_kernel.h); this file has the host's part.
 //
 // The hash is four independent passes of 32 bits, each in two levels:
-//   1. NH over the 512 bytes of a strip, the keys of the passes moved on by one pair of words
-//      (Toeplitz): two strips that differ have equal products in k given passes with a probability
-//      of at most 2^-32k (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC: Fast and secure message
+//   1. NH over the 512 bytes of a strip. Each pass shifts the keys by one pair of words (Toeplitz).
+//      Two strips that differ have equal products in k given passes with a probability of at most
+//      2^-32k (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC: Fast and secure message
 //      authentication. CRYPTO 1999).
 //   2. Multilinear over the products of all strips, as words of 32 bits with keys of 64, and the
-//      length, and a constant: of the sum modulo 2^64 the upper 32 bits are equal for different
+//      length, and a constant. The upper 32 bits of the sum modulo 2^64 are equal for different
 //      words with a probability of 2^-32 (Lemire, Kaser: Strongly universal string hashing is fast.
 //      The Computer Journal 57, 2014).
 // So two different contents have the same hash with a probability of at most (2^-32 + 2^-32)^4 =
-// 2^-124, for contents that were chosen without knowledge of the keys, as far as the keys are
-// random. They come from Philox4x32-10 under two seeds that each process draws anew, so there are
-// no contents that collide in every process. Not for signatures: it is not cryptographic.
+// 2^-124, if the contents were chosen without knowledge of the keys and the keys are random. The
+// keys come from Philox4x32-10 under two seeds that each process draws anew, so no contents collide
+// in every process. Not for signatures: it is not cryptographic.
 //
 // Plain values and pure functions; any thread.
 #pragma once
@@ -37,22 +37,22 @@ struct DeviceHash {
   friend bool operator==(const DeviceHash&, const DeviceHash&) = default;
 };
 
-/// Hashes can be compared when they were made with the same seeds.
+/// Hashes can be compared if they were made with the same seeds.
 struct DeviceHashSeeds {
   uint64_t first = 0;
   uint64_t second = 0;
 };
 
-/// Fresh ones from the kernel. kUnavailable where it gives none.
+/// Draws fresh seeds from the kernel. kUnavailable where it gives none.
 Result<DeviceHashSeeds> draw_hash_seeds();
 
-/// The kernel's parameter but for what is hashed and where the sums go.
+/// The kernel's parameter, without the range to hash and the place of the sums.
 HashJob make_hash_job(const DeviceHashSeeds& seeds);
 
-/// How many blocks have something to do for so many bytes; one at least.
+/// The number of blocks that have work for so many bytes; at least one.
 uint64_t hash_chunk_count(uint64_t bytes);
 
-/// The hash, from what the blocks of one launch have written.
+/// Finishes the hash from the sums that the blocks of one launch have written.
 DeviceHash finish_hash(const DeviceHashSeeds& seeds, uint64_t bytes,
                        std::span<const HashSums> blocks);
 

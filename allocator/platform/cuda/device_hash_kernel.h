@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel that hashes device memory, and the same text for the host: NVRTC compiles this very
-// file for the GPU at run time (so it includes nothing), the host's compiler for the suites and the
-// simulated driver. What the hash is stands in device_hash.h, whose finish_hash() turns the partial
-// sums of the blocks into its value.
+// The kernel that hashes device memory. NVRTC compiles this very file for the GPU at run time, so
+// it includes nothing; the host's compiler compiles it for the suites and the simulated driver.
+// device_hash.h defines the hash; its finish_hash() makes it from the partial sums of the blocks.
 //
-// Layout: the bytes are cut into chunks of 64 KiB; a chunk is one turn of a block of 128 lanes. A
-// lane's strip are 32 words of 16 bytes, 2 KiB apart, so that neighbours read neighbouring words. A
-// block takes every gridDim-th chunk and writes four sums; sums of integers modulo 2^64 do not
+// Layout: the bytes are cut into chunks of 64 KiB; a block of 128 lanes takes one chunk a turn. A
+// lane's strip is 32 words of 16 bytes, 2 KiB apart, so that neighbours read neighbouring words. A
+// block takes every gridDim-th chunk and writes four sums. Sums of integers modulo 2^64 do not
 // depend on the order, so the total does not depend on the shape of the grid.
 //
 // Cost, by the instructions of the inner loop: eight multiplications and sixteen additions of 32
 // bits for each 16 bytes, keys straight from the constant bank of the kernel's parameters. An SM of
-// a GPU with 4 TB/s has the time of some 90 instructions for each 16 bytes, so the memory should be
-// what limits it; that is a calculation and was not measured.
+// a GPU with 4 TB/s has time for some 90 instructions for each 16 bytes, so memory should be the
+// limit. Calculated, not measured.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -35,7 +34,7 @@ constexpr unsigned kHashLanes = 128;      // threads of a block
 constexpr unsigned kHashStripWords = 32;  // of 16 bytes, of one lane in one chunk
 constexpr unsigned kHashPasses = 4;       // independent hashes of 32 bits each
 constexpr unsigned kHashChunkBytes = kHashLanes * kHashStripWords * 16;
-// Each pass uses the keys of the one before, moved on by one pair (Toeplitz).
+// Each pass uses the keys of the one before, shifted by one pair (Toeplitz).
 constexpr unsigned kHashStripKeys = kHashStripWords * 4 + (kHashPasses - 1) * 2;
 
 struct HashSums {
@@ -75,7 +74,7 @@ TENCACHE_ON_DEVICE HashWord128 philox(HashWord128 counter, HashWord64 key) {
   return counter;
 }
 
-// Four words of key, of number `index` and kind `kind`: what the key is for.
+// Four words of key: number `index` of the keys of kind `kind`.
 TENCACHE_ON_DEVICE HashWord128 hash_keys(const HashWord64 (&seeds)[2], HashWord64 index,
                                          HashWord32 kind) {
   const HashWord128 counter = {
@@ -84,14 +83,14 @@ TENCACHE_ON_DEVICE HashWord128 hash_keys(const HashWord64 (&seeds)[2], HashWord6
   return philox(counter, seeds[0]);
 }
 
-// Multilinear: what 64 bits at a place add to a sum whose keys are those of that place.
+// Multilinear: the term of a 64-bit value in a sum, under the keys of its position.
 TENCACHE_ON_DEVICE HashWord64 hash_term(HashWord64 value, const HashWord128& keys) {
   const HashWord64 low_key = keys.word[0] | static_cast<HashWord64>(keys.word[1]) << 32;
   const HashWord64 high_key = keys.word[2] | static_cast<HashWord64>(keys.word[3]) << 32;
   return low_key * static_cast<HashWord32>(value) + high_key * (value >> 32);
 }
 
-// NH: one word of a strip goes into the products of all passes.
+// NH: adds one word of a strip to the products of all passes.
 TENCACHE_ON_DEVICE void add_word(HashSums& products, const HashWord128& word,
                                  const HashWord32* keys) {
   TENCACHE_UNROLLED
@@ -102,7 +101,7 @@ TENCACHE_ON_DEVICE void add_word(HashSums& products, const HashWord128& word,
   }
 }
 
-// The word at `offset`, with zeros for what lies behind the end.
+// The word at `offset`; bytes behind the end read as zero.
 TENCACHE_ON_DEVICE HashWord128 load_at_end(const HashJob& job, HashWord64 offset) {
   HashWord128 word = {{0, 0, 0, 0}};
   if (offset >= job.bytes) return word;
@@ -117,7 +116,7 @@ TENCACHE_ON_DEVICE HashWord128 load_at_end(const HashJob& job, HashWord64 offset
   return word;
 }
 
-// What one lane's strip of one chunk adds to the sums.
+// Adds one lane's strip of one chunk to the sums.
 TENCACHE_ON_DEVICE void add_strip(const HashJob& job, HashWord64 chunk, unsigned lane,
                                   HashSums& sums) {
   const HashWord64 begin = chunk * kHashChunkBytes + lane * HashWord64{16};
@@ -143,7 +142,7 @@ TENCACHE_ON_DEVICE void add_strip(const HashJob& job, HashWord64 chunk, unsigned
   }
 }
 
-// All that a lane adds, when its block is number `block` of `blocks`.
+// The sums of one lane of block number `block` of `blocks`.
 TENCACHE_ON_DEVICE HashSums sum_lane(const HashJob& job, unsigned block, unsigned blocks,
                                      unsigned lane) {
   HashSums sums = {{0, 0, 0, 0}};
@@ -154,7 +153,7 @@ TENCACHE_ON_DEVICE HashSums sum_lane(const HashJob& job, unsigned block, unsigne
   return sums;
 }
 
-// One step of adding up the lanes of a block: the lower half takes what the upper half has.
+// One step of adding up the lanes of a block: the lower half adds the upper half to itself.
 TENCACHE_ON_DEVICE void fold_lanes(HashSums* lanes, unsigned lane, unsigned half) {
   if (lane >= half) return;
   TENCACHE_UNROLLED
@@ -165,7 +164,7 @@ TENCACHE_ON_DEVICE void fold_lanes(HashSums* lanes, unsigned lane, unsigned half
 
 #ifndef __CUDACC_RTC__
 
-/// What the kernel does in one block, lane after lane between its barriers.
+/// Does the kernel's work for one block, lane after lane between its barriers.
 inline void run_hash_block(const HashJob& job, unsigned block, unsigned blocks) {
   HashSums lanes[kHashLanes];
   for (unsigned lane = 0; lane < kHashLanes; ++lane)

@@ -12,8 +12,8 @@
 namespace tencache {
 namespace {
 
-// Of 128 threads each. So many fit by the registers that the kernel takes, and keep four loads of
-// 16 bytes a thread in flight, 64 KiB a multiprocessor; to hide 0.7 us at 4.8 TB/s takes 25 KiB.
+// Blocks of 128 threads. The registers of the kernel allow so many; they hold four loads of 16
+// bytes a thread in flight, 64 KiB a multiprocessor. Hiding 0.7 us at 4.8 TB/s takes 25 KiB.
 // Calculated, not measured.
 constexpr unsigned kBlocksPerMultiprocessor = 8;
 
@@ -40,7 +40,7 @@ DeviceHash PendingHash::value() const {
 }
 
 void PendingHash::drop() {
-  // Where the driver must not be called, the hasher may be gone already.
+  // Where the driver must not be called, the hasher may already be gone.
   if (hasher_ != nullptr && may_call_driver()) hasher_->give_back_place(place_);
   hasher_ = nullptr;
 }
@@ -58,7 +58,7 @@ Result<std::unique_ptr<DeviceHasher>> DeviceHasher::create(const Gpu& gpu, const
   Result<HostMemory> places =
       HostMemory::map({.bytes = kPlaceCount * kPlaceBytes, .node = gpu.facts().numa_node});
   if (!places.is_ok()) return places.status();
-  // What fails gives back by its destructor what was made before.
+  // If a later step fails, the destructor undoes the earlier ones.
   std::unique_ptr<DeviceHasher> hasher(new DeviceHasher(gpu, seeds, std::move(places).value()));
   Result<std::unique_ptr<LoadedKernel>> kernel =
       LoadedKernel::create(gpu, nvrtc, kDeviceHashKernelName, device_hash_kernel_text(), "hashes");
@@ -89,7 +89,6 @@ Status DeviceHasher::pin_places() {
   return found;
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 DeviceHasher::~DeviceHasher() {
   if (!may_call_driver()) return;
   const DriverApi& driver = gpu_.driver();
@@ -129,8 +128,8 @@ Result<unsigned> DeviceHasher::take_place() {
   MutexLock lock(mutex_);
   if (free_places_.empty()) {
     return Status(StatusCode::kUnavailable,
-                  "There are " + std::to_string(kPlaceCount) +
-                      " hashes under way on the GPU, as many as there may be.");
+                  "The GPU has " + std::to_string(kPlaceCount) +
+                      " hashes under way, the most that are allowed at once.");
   }
   const unsigned place = free_places_.back();
   free_places_.pop_back();

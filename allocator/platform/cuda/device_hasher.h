@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceHasher: hashes ranges of one GPU's memory where they are (platform/cuda/device_hash.h), in
-// a stream, after what the stream was given before. It owns the compiled kernel and the places that
-// the kernel's blocks write their sums to. A place is pinned host memory that the device writes
-// directly, 32 bytes a block, so a hash is one launch: no copy back, no memory of the device, and
-// the sums are there when the kernel has ended. PendingHash: one hash under way, and its place.
+// DeviceHasher: hashes ranges of one GPU's memory in place (platform/cuda/device_hash.h), in a
+// stream, after the work that the stream was given before. It owns the compiled kernel and the
+// places that the kernel's blocks write their sums to. A place is pinned host memory that the
+// device writes directly, 32 bytes a block. So a hash is one launch: no copy back, no device
+// memory, and the sums are there when the kernel has ended. PendingHash: one hash under way, and
+// its place.
 //
-// Invariant: a place is used again only once its PendingHash is gone, which is after its kernel.
+// Invariant: a place is reused only once its PendingHash is gone, which is after its kernel.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver. A
 // PendingHash has one owner; the hasher outlives it. Where the driver must not be called
-// (platform/cuda/driver_use.h) nothing is hashed, and what there is stays as it is.
+// (platform/cuda/driver_use.h) nothing is hashed, and everything stays as it is.
 #pragma once
 
 #include <cuda.h>
@@ -43,8 +44,8 @@ class PendingHash {
         bytes_(other.bytes_) {}
   PendingHash& operator=(PendingHash&& other) noexcept;
 
-  /// REQUIRES: a mark that was made in the stream after the hash was queued is reached, and without
-  /// an error; or else the stream failed, and the value is worth nothing.
+  /// REQUIRES: the device has reached, without an error, a mark that was made in the stream after
+  /// the hash was queued. If the stream failed instead, the value is worth nothing.
   DeviceHash value() const;
 
  private:
@@ -55,7 +56,7 @@ class PendingHash {
 
   DeviceHasher* hasher_;
   unsigned place_;
-  unsigned blocks_;  // that write to it
+  unsigned blocks_;  // number of blocks that write to the place
   uint64_t bytes_;
 };
 
@@ -65,14 +66,14 @@ class DeviceHasher {
   /// NVRTC and of the driver.
   static Result<std::unique_ptr<DeviceHasher>> create(const Gpu& gpu, const NvrtcApi& nvrtc,
                                                       const DeviceHashSeeds& seeds);
-  /// REQUIRES: no hash is under way, as long as the driver may be called.
+  /// REQUIRES: no hash is under way, unless the driver may no longer be called.
   ~DeviceHasher();
   DeviceHasher(const DeviceHasher&) = delete;
   DeviceHasher& operator=(const DeviceHasher&) = delete;
 
   /// Queues the hash of the range and returns at once. REQUIRES: the address is a multiple of 16,
-  /// the range stays mapped until a mark that is made afterwards is reached, and the stream is not
-  /// capturing a graph. kUnavailable when kPlaceCount hashes are under way.
+  /// the range stays mapped until the device reaches a mark that is made afterwards, and the stream
+  /// is not capturing a graph. kUnavailable when kPlaceCount hashes are under way.
   Result<PendingHash> hash(CUstream stream, CUdeviceptr address, uint64_t bytes)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -90,10 +91,10 @@ class DeviceHasher {
 
   const Gpu& gpu_;
   const DeviceHashSeeds seeds_;
-  const HashJob job_;  // what all have in common
+  const HashJob job_;  // the part that all jobs have in common
   // Constant once create() has returned.
   HostMemory places_;
-  CUdeviceptr device_places_ = 0;  // the same memory for the device; 0 as long as it is not pinned
+  CUdeviceptr device_places_ = 0;  // the same memory for the device; 0 while it is not pinned
   std::unique_ptr<LoadedKernel> kernel_;
   unsigned blocks_max_ = 1;
 

@@ -27,7 +27,7 @@ void* as_pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address);
 Result<std::unique_ptr<DirectStorage>> DirectStorage::open(const Gpu& gpu, StreamMarks& marks,
                                                            const CuFileApi& api, int descriptor) {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
-  // What fails gives back by its destructor what was made before.
+  // If a later step fails, the destructor undoes the earlier ones.
   std::unique_ptr<DirectStorage> storage(new DirectStorage(gpu, marks, api));
   TENCACHE_RETURN_IF_ERROR(storage->open_file(descriptor));
   TENCACHE_RETURN_IF_ERROR(storage->make_buffers());
@@ -37,19 +37,20 @@ Result<std::unique_ptr<DirectStorage>> DirectStorage::open(const Gpu& gpu, Strea
 Status DirectStorage::open_file(int descriptor) {
   const CallScope scope(gpu_.driver(), gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(cufile_status(api_.open_driver(), "cuFile cannot be started"));
+  TENCACHE_RETURN_IF_ERROR(cufile_status(api_.open_driver(), "Cannot start cuFile"));
   CuFileProperties properties;
   TENCACHE_RETURN_IF_ERROR(
-      cufile_status(api_.get_properties(&properties), "cuFile does not say what it can do"));
+      cufile_status(api_.get_properties(&properties), "Cannot ask cuFile what it supports"));
   if (properties.supported == 0) {
-    return {StatusCode::kUnavailable,
-            "This machine reads no disk straight into a GPU. Install NVIDIA's nvidia-fs, or use a "
-            "kernel and a disk that do peer-to-peer transfers."};
+    return {
+        StatusCode::kUnavailable,
+        "This machine cannot read a disk straight into a GPU. Install NVIDIA's nvidia-fs, or use a "
+        "kernel and a disk that do peer-to-peer transfers."};
   }
   CuFileDescription file;
   file.handle.descriptor = descriptor;
   return cufile_status(api_.register_handle(&file_, &file),
-                       "The spill file cannot be read straight into a GPU");
+                       "Cannot read the spill file straight into a GPU");
 }
 
 Status DirectStorage::make_buffers() {
@@ -68,13 +69,12 @@ Status DirectStorage::make_buffers() {
     const CUdeviceptr buffer = arena_->base() + registered_count_ * kBufferBytes;
     TENCACHE_RETURN_IF_ERROR(
         cufile_status(api_.register_buffer(as_pointer(buffer), kBufferBytes, 0),
-                      "Memory of the GPU cannot be registered for reads"));
+                      "Cannot register GPU memory for reads"));
     give_back_buffer(buffer);
   }
   return Status::ok();
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 DirectStorage::~DirectStorage() {
   if (!may_call_driver()) return;
   {
@@ -116,7 +116,7 @@ Status DirectStorage::read(CUstream stream, CUdeviceptr address, uint64_t bytes,
                         offset + done);
   }
   if (!status.is_ok()) {
-    // What was queued has ended before buffer and range are somebody else's.
+    // Queued copies end before others get the buffer and the range.
     const CallScope scope(gpu_.driver(), gpu_.context());
     if (scope.status().is_ok()) (void)gpu_.driver().cuStreamSynchronize(stream);
   }
@@ -124,7 +124,7 @@ Status DirectStorage::read(CUstream stream, CUdeviceptr address, uint64_t bytes,
   return status;
 }
 
-// The copy on the device takes a hundredth of what the disk took, so nobody reads meanwhile.
+// The copy on the device takes a hundredth of the disk's time, so the thread just waits for it.
 Status DirectStorage::read_piece(CUstream stream, CUdeviceptr buffer, CUdeviceptr address,
                                  uint64_t bytes, uint64_t offset) const {
   const DriverApi& driver = gpu_.driver();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DirectStorage: reads a file straight into the memory of one GPU, through cuFile. The disk writes
-// into a few buffers on the GPU, which are registered for that once: an extent's own memory comes
-// and goes, and registering it would cost more than the copy on the device from the buffer to it.
-// The buffers are besides every budget.
+// into a few buffers on the GPU that are registered for that once. An extent's own memory comes and
+// goes, and registering it would cost more than the device's copy from a buffer. No budget counts
+// the buffers.
 //
-// It has not run on a GPU yet. Whether what was read is what was written is the caller's to prove.
+// It has not run on a GPU yet. The caller has to prove that the bytes read are those written.
 //
-// Threads: any. mutex_ is held for bookkeeping only, never while something is read; who finds no
+// Threads: any. mutex_ is held for bookkeeping only, never during a read. A thread that finds no
 // free buffer waits.
 #pragma once
 
@@ -34,8 +34,8 @@ class DirectStorage {
   static constexpr uint64_t kBuffers = 4;
 
   /// `descriptor` is of a file opened with O_DIRECT. kUnavailable, with the reason, where this
-  /// machine reads no disk or not this file directly: cuFile would copy through host memory then,
-  /// as everybody does. All arguments outlive it; `api` is copied.
+  /// machine cannot read disks, or this file, directly: cuFile would then copy through host memory,
+  /// as the other path does too. All arguments outlive it; `api` is copied.
   static Result<std::unique_ptr<DirectStorage>> open(const Gpu& gpu, StreamMarks& marks,
                                                      const CuFileApi& api, int descriptor);
   /// REQUIRES: nothing is being read.
@@ -44,8 +44,8 @@ class DirectStorage {
   DirectStorage& operator=(const DirectStorage&) = delete;
 
   /// The bytes are at the address when it returns. REQUIRES: the range is mapped, and no other work
-  /// of the device uses it; offset and size are multiples of 4096. After a failure the range holds
-  /// anything.
+  /// of the device uses it; offset and size are multiples of 4096. After a failure the contents of
+  /// the range are undefined.
   Status read(CUstream stream, CUdeviceptr address, uint64_t bytes, uint64_t offset)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -67,7 +67,7 @@ class DirectStorage {
   FramePool frames_;
   Frame frame_;
   std::unique_ptr<DeviceArena> arena_;
-  uint64_t registered_count_ = 0;  // of the buffers
+  uint64_t registered_count_ = 0;  // number of registered buffers
 
   Mutex mutex_;
   CondVar has_free_;

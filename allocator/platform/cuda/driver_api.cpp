@@ -14,7 +14,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
 
 using GetProcAddress = decltype(&::cuGetProcAddress);
 
-// One function of the table. The address comes as a void*, which POSIX lets be a function's.
+// Finds one function of the table. POSIX lets a void* hold the address of a function.
 template <typename Function>
 Status find_function(GetProcAddress get, const char* name, Function* function) {
   void* address = nullptr;
@@ -32,8 +32,8 @@ Status find_function(GetProcAddress get, const char* name, Function* function) {
                    : ". Install NVIDIA's driver, version 525 or newer.")};
 }
 
-// A preloaded guard (abi/tencache_guard.h) serves functions that pass our own gate first; what the
-// core does itself must not.
+// A preloaded guard (abi/tencache_guard.h) serves functions that pass our own gate first; calls of
+// the core itself must not pass it.
 void* find_unguarded(void* library, const char* name) {
   using Find = decltype(&dlsym);
   const auto find = reinterpret_cast<Find>(dlsym(RTLD_DEFAULT, "tencache_guard_find"));
@@ -84,12 +84,12 @@ Result<DriverApi> load_driver() {
 #define TENCACHE_CUDA_FIND(name) TENCACHE_RETURN_IF_ERROR(find_function(get, #name, &driver.name));
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CUDA_FIND)
 #undef TENCACHE_CUDA_FIND
-  // Every function was found, or this would not be reached.
+  // Every function was found, or this line would not be reached.
   // NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage)
   const CUresult result = driver.cuInit(0);
-  const Status started = cuda_status(driver, result, "The CUDA driver cannot be started");
+  const Status started = cuda_status(driver, result, "Cannot start the CUDA driver");
   if (!started.is_ok()) return Status(StatusCode::kUnavailable, started.message());
-  // Now that libcuda has entered its own handlers of the process's exit.
+  // Only now, because libcuda has registered its own exit handlers by then.
   TENCACHE_RETURN_IF_ERROR(watch_driver_use());
   return driver;
 }

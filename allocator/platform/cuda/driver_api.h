@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DriverApi: every function of the CUDA driver that the cuda backend calls, as one table of
-// function pointers. Nothing links against libcuda: load_driver() opens it at run time, so a
-// machine without a GPU builds and runs everything else, and the suites put a simulated driver into
-// the same table (tests/support/cuda/simulated_driver.h). This is the only folder of the core that
-// sees CUDA's header; it comes with the CUDA that pip installs beside PyTorch.
+// function pointers. Nothing links against libcuda: load_driver() opens it at run time, so
+// everything else builds and runs on a machine without a GPU. The suites put a simulated driver
+// into the same table (tests/support/cuda/simulated_driver.h). Only this folder of the core sees
+// CUDA's header; it comes with the CUDA that pip installs beside PyTorch.
 //
 // The table is constant once it is filled; any thread may call through it.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace tencache {
 
-// cuda.h defines some of these names as macros for versioned ones (cuStreamDestroy_v2); members are
+// cuda.h defines some of these names as macros for versioned ones (cuStreamDestroy_v2). Members are
 // declared and called by the plain name, which the macro changes alike in both places.
 #define TENCACHE_CUDA_FUNCTIONS(X) \
   X(cuInit)                        \
@@ -72,7 +72,7 @@ namespace tencache {
   X(cuMemsetD8Async)               \
   X(cuThreadExchangeStreamCaptureMode)
 
-/// The version of the interface that is asked for, CUDA 12.0: no function above has changed its
+/// The version of the interface that is requested, CUDA 12.0: no function above has changed its
 /// parameters since. An older driver is refused.
 inline constexpr int kDriverApiVersion = 12000;
 
@@ -86,14 +86,14 @@ struct DriverApi {
 
 /// Opens libcuda.so.1 and fills the table; the library stays open. kUnavailable when there is no
 /// driver, when it is too old or lacks a function, when cuInit fails (no GPU), or where the driver
-/// must not be called: the message says which, for `tencache doctor`. Begins the watch of
-/// platform/cuda/driver_use.h.
+/// must not be called; the message says which, for `tencache doctor`. Starts watching forks and
+/// exit (platform/cuda/driver_use.h).
 Result<DriverApi> load_driver();
 
-/// What a failed call means: "<what>: CUDA_ERROR_... (text)." Out of memory is kOutOfMemory, values
-/// that the driver refuses kInvalidArgument, what it does not support kUnavailable, the rest
-/// kIoError. OK for CUDA_SUCCESS. CUDA_ERROR_DEINITIALIZED ends the use of the driver: it is not
-/// even asked for a text.
+/// The Status of a call: OK for CUDA_SUCCESS, else "<what>: CUDA_ERROR_... (text)." Out of memory
+/// is kOutOfMemory, a value that the driver refuses kInvalidArgument, an unsupported request
+/// kUnavailable, the rest kIoError. CUDA_ERROR_DEINITIALIZED ends the use of the driver, which is
+/// then not even asked for a text.
 Status cuda_status(const DriverApi& driver, CUresult result, std::string_view what);
 
 }  // namespace tencache

@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// In the child only the thread that forked is there, and it may do little else than this.
+// In the child only the forking thread exists, and it may do little else than this.
 void note_fork() { g_driver_use.store(DriverUse::kInForkedChild, std::memory_order_relaxed); }
 
 }  // namespace
@@ -30,7 +30,7 @@ Status driver_use_status() {
 }
 
 void end_driver_use() {
-  // A child stays one.
+  // A forked child stays one.
   DriverUse allowed = DriverUse::kAllowed;
   g_driver_use.compare_exchange_strong(allowed, DriverUse::kAtExit, std::memory_order_relaxed);
 }
@@ -43,7 +43,7 @@ Status watch_driver_use() {
   });
   if (is_watched) return Status::ok();
   return {StatusCode::kUnavailable,
-          "The C library takes no more handlers of forks and exits, without which the CUDA driver "
+          "The C library takes no more fork or exit handlers, without which the CUDA driver "
           "cannot be used safely."};
 }
 

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether this process may call the CUDA driver. It may not in a forked child, whose contexts are
-// its parent's (a call fails at best), and not once it exits, when the driver has taken itself
-// apart or is about to: what it holds then goes back to the system anyway, so leaking is right.
-// CallScope refuses by this (platform/cuda/call_scope.h), destructors do nothing, without a word.
+// Whether this process may call the CUDA driver. A forked child may not: its contexts are its
+// parent's, and a call fails at best. An exiting process may not: the driver has shut itself down
+// or is about to. Everything it holds then goes back to the system anyway, so leaking is right.
+// CallScope refuses by this state (platform/cuda/call_scope.h); destructors do nothing, silently.
+//
+// Destructors, and cleanup like theirs, also ignore what the driver answers while it may be called:
+// an error there comes from earlier work, and the program meets it in its own next call.
 //
 // The watch begins when the driver is loaded. Exit handlers run in the reverse order of their
-// registration, so the one that is registered then, after libcuda's own, runs before it; handlers
-// of later on run earlier still, and find a driver that works. A static object of ours would be
-// destroyed after libcuda instead, and getpid() in each call would be a system call. What the watch
-// cannot see is a call that a service thread has begun when the exit begins: the driver answers
-// CUDA_ERROR_DEINITIALIZED to those, which ends the use of it as well.
+// registration. Ours is registered after libcuda's own and so runs before it; later handlers run
+// earlier still and find a driver that works. A static object of ours would be destroyed after
+// libcuda instead, and getpid() in each call would be a system call. The watch cannot see a call
+// that a service thread has begun when the exit begins: the driver answers such a call with
+// CUDA_ERROR_DEINITIALIZED, which also ends the use of the driver.
 //
 // A child of a process that had not loaded the driver may load it. Children of vfork(), or of
 // clone() past the C library, are not seen; they run nothing of ours.
 //
-// Threads: any. The state only ever leaves kAllowed; relaxed, because it orders nothing: a thread
-// that sees it late is one that called a moment earlier.
+// Threads: any. The state only ever leaves kAllowed. It is relaxed because it orders nothing: a
+// thread that sees a change late might as well have called a moment earlier.
 #pragma once
 
 #include <atomic>
@@ -28,7 +31,7 @@ namespace tencache {
 
 enum class DriverUse : uint8_t { kAllowed, kInForkedChild, kAtExit };
 
-// Written by the handlers of fork and exit, and where the driver says that it is shut down.
+// Written by the fork and exit handlers, and when the driver reports that it is shut down.
 inline std::atomic<DriverUse> g_driver_use = DriverUse::kAllowed;
 
 /// One relaxed load.
@@ -39,12 +42,12 @@ inline bool may_call_driver() {
 /// OK, or kUnavailable with the reason.
 Status driver_use_status();
 
-/// From now on forks and the exit of the process are seen. Call it right after the driver was
-/// loaded and started, by whatever table; again does nothing. kUnavailable when the C library takes
+/// Starts watching forks and the exit of the process. Call it right after the driver was loaded and
+/// started, through whatever table; later calls do nothing. kUnavailable when the C library takes
 /// no more handlers.
 Status watch_driver_use();
 
-/// The driver has said that it is shut down.
+/// Call it when the driver has reported that it is shut down.
 void end_driver_use();
 
 }  // namespace tencache

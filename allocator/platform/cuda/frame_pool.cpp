@@ -27,7 +27,7 @@ Result<Frame> FramePool::take(uint64_t bytes, bool is_small, bool is_reserved) {
     std::vector<Frame> victims;
     {
       MutexLock lock(mutex_);
-      // The one that was given back last: what the device knows of its pages is newest.
+      // The newest free frame: the device's caches and TLBs know its pages best.
       const auto range = free_by_bytes_.equal_range(bytes);
       if (range.first != range.second) {
         const auto found = std::prev(range.second);
@@ -68,7 +68,7 @@ Frame FramePool::take_free(ByAge::iterator found, bool is_small) {
   return frame;
 }
 
-// The room is counted already. Others may use the GPU as well: what waits goes first then.
+// The room is counted already. Others may use the GPU as well; if so, free frames go first.
 Result<Frame> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
   const DriverApi& driver = gpu_.driver();
@@ -81,7 +81,7 @@ Result<Frame> FramePool::create(uint64_t bytes, bool is_small) {
     status = scope.status();
     if (!status.is_ok()) break;
     status = cuda_status(driver, driver.cuMemCreate(&frame.handle, bytes, &properties, 0),
-                         "The GPU gives no " + format_bytes(bytes) + " of memory");
+                         "Cannot get " + format_bytes(bytes) + " of memory from the GPU");
     if (status.is_ok()) {
       MutexLock lock(mutex_);
       for (FrameUse* use : {&uses_.all, &uses_of(frame)}) {
@@ -102,8 +102,8 @@ uint64_t FramePool::destroyed_count() const {
   return destroyed_count_;
 }
 
-// Whether another thread has given frames back to the driver since then; waits for one that is at
-// it.
+// Whether another thread has given frames back to the driver since then. Waits for a thread that is
+// doing so.
 bool FramePool::has_destroyed_since(uint64_t count) {
   MutexLock lock(mutex_);
   while (destroyed_count_ == count && leaving_bytes_ > 0) has_left_.wait(mutex_);
@@ -128,7 +128,7 @@ void FramePool::write_off(const Frame& frame) {
   bytes_ -= frame.bytes;
 }
 
-// By how much the handles that stay are beyond the limit.
+// By how much the remaining handles exceed the limit.
 uint64_t FramePool::excess() const {
   const uint64_t held_bytes = bytes_ - leaving_bytes_;
   return held_bytes > limit_bytes_ ? held_bytes - limit_bytes_ : 0;
@@ -159,7 +159,7 @@ std::vector<Frame> FramePool::pick_oldest(uint64_t bytes) {
   uint64_t picked_bytes = 0;
   while (!free_.empty() && picked_bytes < bytes) {
     const auto oldest = free_.begin();
-    // Of those of its size it stands first: they were entered in the order of their age.
+    // It is the first frame of its size, because frames are entered in the order of their age.
     free_by_bytes_.erase(free_by_bytes_.lower_bound(oldest->bytes));
     picked_bytes += oldest->bytes;
     picked.push_back(*oldest);
@@ -170,7 +170,8 @@ std::vector<Frame> FramePool::pick_oldest(uint64_t bytes) {
   return picked;
 }
 
-// Counted until the driver has them back, so that nobody creates in their place too early.
+// The frames count until the driver has them back, so that nobody creates others in their place too
+// early.
 uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
   uint64_t destroyed_bytes = 0;
   for (const Frame& frame : frames) {
@@ -181,7 +182,7 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
             ? cuda_status(driver, driver.cuMemRelease(frame.handle),
                           "Cannot give " + format_bytes(frame.bytes) + " back to the GPU")
             : scope.status();
-    // Whether the driver has it is unknown then. It is lost to us either way.
+    // On failure it is unknown whether the driver has the frame. It is lost to us either way.
     if (!status.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", status.message().c_str());
     }

@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// An older driver does not know of every attribute: what it does not know is not there.
+// An older driver does not know every attribute: an unknown one counts as absent.
 int attribute_or(const DriverApi& driver, CUdevice device, CUdevice_attribute attribute,
                  int otherwise) {
   int value = 0;
@@ -23,12 +23,12 @@ Status expect_virtual_memory(const DriverApi& driver, CUdevice device, const std
       cuda_status(driver,
                   driver.cuDeviceGetAttribute(
                       &can_map, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
-                  "Cannot ask the GPU what it offers"));
+                  "Cannot query the GPU"));
   if (can_map != 0) return Status::ok();
   return {StatusCode::kUnavailable,
           name +
               " cannot map memory under addresses (virtual memory management), which tencache "
-              "stands on. Use a GPU of the Pascal generation or newer, not a vGPU without it."};
+              "requires. Use a GPU of the Pascal generation or newer, not a vGPU without it."};
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ Result<GpuFacts> find_gpu_facts(const DriverApi& driver, CUdevice device) {
       cuda_status(driver,
                   driver.cuMemGetAllocationGranularity(&granularity_bytes, &properties,
                                                        CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-                  "Cannot ask the GPU for the unit of its memory"));
+                  "Cannot ask the GPU for the granularity of its memory"));
   facts.granularity_bytes = granularity_bytes;
   return facts;
 }
@@ -68,7 +68,7 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts) {
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
-  // NCCL and other devices' copies need it; it costs nothing where nobody does.
+  // NCCL and copies by other devices need it; it costs nothing where nobody uses it.
   properties.allocFlags.gpuDirectRDMACapable = facts.can_do_rdma ? 1 : 0;
   return properties;
 }
@@ -105,7 +105,6 @@ Status Gpu::status() const {
                      "The GPU's context has failed");
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 Gpu::~Gpu() {
   if (may_call_driver()) (void)driver_.cuDevicePrimaryCtxRelease(device_);
 }

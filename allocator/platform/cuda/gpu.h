@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gpu: one device, its primary context (the one that PyTorch uses too), and what it offers that the
-// cuda backend builds on. Constant after open(); any thread. The table outlives it.
+// Gpu: one device, its primary context (the one that PyTorch uses too), and the features that the
+// cuda backend builds on. Constant after open(); any thread. The driver's table outlives it.
 #pragma once
 
 #include <cuda.h>
@@ -21,23 +21,23 @@ struct GpuFacts {
   uint64_t total_bytes = 0;          // of device memory
   uint64_t granularity_bytes = 0;    // frames are multiples of this
   int numa_node = -1;                // of the host memory next to it; -1: the machine has no NUMA
-  bool can_map_host_memory = false;  // memory of that node at device addresses
-  bool can_do_rdma = false;          // to frames, by other devices
+  bool can_map_host_memory = false;  // the device can map memory of that node
+  bool can_do_rdma = false;          // other devices can reach frames
 };
 
-/// What a device offers; makes no context. kUnavailable, with the reason, when it cannot do what
-/// the backend stands on: mapping memory under addresses.
+/// Reads what a device offers; makes no context. kUnavailable, with the reason, when it lacks what
+/// the backend requires: mapping memory under addresses.
 Result<GpuFacts> find_gpu_facts(const DriverApi& driver, CUdevice device);
 
-/// What frames of a device are created with.
+/// The properties with which frames of a device are created.
 CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts);
 
 class Gpu {
  public:
-  /// kInvalidArgument when there is no device of that number; else as find_gpu_facts(), or
+  /// kInvalidArgument when there is no device of that number; else errors of find_gpu_facts() or
   /// driver_use_status().
   static Result<std::unique_ptr<Gpu>> open(const DriverApi& driver, int ordinal);
-  /// Gives up the context, which goes on for others.
+  /// Releases the context, which lives on for others.
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -47,9 +47,9 @@ class Gpu {
   CUcontext context() const { return context_; }
   const GpuFacts& facts() const { return facts_; }
 
-  /// OK while the context takes work. A kernel that fails ends it for good, and from then on every
-  /// call is told of that: so what fails later tells nothing of its own reason. As
-  /// driver_use_status() where the driver may not be called.
+  /// OK while the context takes work. A kernel that fails breaks it for good. From then on every
+  /// call returns that error, so the error of a later call says nothing about its own cause.
+  /// Returns driver_use_status() where the driver must not be called.
   Status status() const;
 
  private:

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaHostPinner: pins host memory through the CUDA driver, for every context of the process
-// (PORTABLE), so that each GPU copies from and to it. It runs on whatever thread needs memory:
-// there it makes its context current for the call and the thread's own one again afterwards, and
-// lets the call pass while a CUDA graph is captured, which a plain one would spoil. Errors of
-// earlier work that the driver reports again are passed on and not cleared.
+// (PORTABLE), so that each GPU copies from and to it. It runs on any thread that needs memory. For
+// the call it makes its context current and keeps CUDA graph captures unharmed (CallScope). Errors
+// of earlier work that the driver reports again are passed on and not cleared.
 //
 // On systems where the GPU walks the host's page tables (Grace) the driver pins nothing and copies
 // are fast all the same. Constant after construction; the table and the context outlive it.
@@ -25,8 +24,8 @@ class CudaHostPinner final : public HostPinner {
   CudaHostPinner(const DriverApi& driver, CUcontext context) : driver_(driver), context_(context) {}
 
   Status pin(void* memory, uint64_t bytes) override;
-  /// A refusal is logged: the memory stays pinned until its context is destroyed. Nothing is done
-  /// or said where the driver must not be called.
+  /// A refusal is logged: the memory stays pinned until its context is destroyed. Does nothing,
+  /// silently, where the driver must not be called.
   void unpin(void* memory, uint64_t bytes) override;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 Result<int> attribute_of(const Gpu& gpu, CUdevice_attribute attribute) {
   int value = 0;
   const CUresult result = gpu.driver().cuDeviceGetAttribute(&value, attribute, gpu.device());
-  TENCACHE_RETURN_IF_ERROR(cuda_status(gpu.driver(), result, "Cannot ask the GPU what it is"));
+  TENCACHE_RETURN_IF_ERROR(cuda_status(gpu.driver(), result, "Cannot query the GPU"));
   return value;
 }
 
@@ -23,7 +23,7 @@ Result<std::unique_ptr<LoadedKernel>> LoadedKernel::create(const Gpu& gpu, const
                                                            const char* name, const char* text,
                                                            const char* what) {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
-  // What fails gives back by its destructor what was made before.
+  // If a later step fails, the destructor undoes the earlier ones.
   std::unique_ptr<LoadedKernel> kernel(new LoadedKernel(gpu, what));
   TENCACHE_RETURN_IF_ERROR(kernel->load(nvrtc, name, text));
   return kernel;
@@ -50,7 +50,6 @@ Status LoadedKernel::load(const NvrtcApi& nvrtc, const char* name, const char* t
                      std::string("Cannot find the kernel that ") + what_);
 }
 
-// A refusal is of earlier work, which the program hears of itself.
 LoadedKernel::~LoadedKernel() {
   if (!may_call_driver() || module_ == nullptr) return;
   const CallScope scope(gpu_.driver(), gpu_.context());

@@ -2,7 +2,7 @@
 //
 // LoadedKernel: one kernel of ours, compiled at run time for the GPU that is there, and loaded. It
 // takes one parameter, a plain struct. Threads: any, after create(). Where the driver must not be
-// called (platform/cuda/driver_use.h) nothing is launched, and what there is stays as it is.
+// called (platform/cuda/driver_use.h) nothing is launched, and everything stays as it is.
 #pragma once
 
 #include <cuda.h>
@@ -17,18 +17,18 @@ namespace tencache {
 
 class LoadedKernel {
  public:
-  /// Takes some tenths of a second. `what` it does stands in messages: "hashes". Errors are those
-  /// of NVRTC and of the driver.
+  /// Takes some tenths of a second. `what` is the kernel's verb in messages: "hashes". Errors are
+  /// those of NVRTC and of the driver.
   static Result<std::unique_ptr<LoadedKernel>> create(const Gpu& gpu, const NvrtcApi& nvrtc,
                                                       const char* name, const char* text,
                                                       const char* what);
-  /// REQUIRES: no launch is under way, as long as the driver may be called.
+  /// REQUIRES: no launch is under way, unless the driver may no longer be called.
   ~LoadedKernel();
   LoadedKernel(const LoadedKernel&) = delete;
   LoadedKernel& operator=(const LoadedKernel&) = delete;
 
-  /// Queues it; the parameter is copied before this returns. REQUIRES: the stream is not capturing
-  /// a graph.
+  /// Queues the kernel and copies the parameter before it returns. REQUIRES: the stream is not
+  /// capturing a graph.
   Status launch(CUstream stream, unsigned blocks, unsigned threads, const void* parameter) const;
 
   unsigned multiprocessors() const { return multiprocessors_; }

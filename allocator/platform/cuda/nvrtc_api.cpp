@@ -8,11 +8,11 @@
 namespace tencache {
 namespace {
 
-// Newest first. The number is that of CUDA.
+// Newest first; the number is the version of CUDA.
 constexpr std::array<const char*, 3> kLibraries = {"libnvrtc.so.13", "libnvrtc.so.12",
                                                    "libnvrtc.so.11.2"};
 
-// Which error of dlopen tells most is that of what was named, else that of the newest.
+// The most telling error of dlopen is that of `path`, else that of the newest library.
 void* open_library(const std::string& path, std::string* error) {
   for (const char* name : kLibraries) {
     if (void* loaded = dlopen(name, RTLD_NOW | RTLD_NOLOAD); loaded != nullptr) return loaded;
@@ -31,7 +31,7 @@ void* open_library(const std::string& path, std::string* error) {
   return nullptr;
 }
 
-// The address comes as a void*, which POSIX lets be a function's.
+// POSIX lets a void* hold the address of a function.
 template <typename Function>
 Status find_function(void* library, const char* name, Function* function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
@@ -50,7 +50,7 @@ Status status_of(const NvrtcApi& nvrtc, NvrtcResult result, const std::string& w
           what + ": " + (text != nullptr ? text : "NVRTC error " + std::to_string(result)) + "."};
 }
 
-// Destroys its program.
+// Owns a program and destroys it.
 class Program {
  public:
   explicit Program(const NvrtcApi& nvrtc) : nvrtc_(nvrtc) {}
@@ -68,7 +68,7 @@ class Program {
   NvrtcProgram program_ = nullptr;
 };
 
-// Empty when there is none, or NVRTC does not give it.
+// Empty when there is no log, or NVRTC does not give it.
 std::string log_of(const NvrtcApi& nvrtc, NvrtcProgram program) {
   size_t bytes = 0;
   if (nvrtc.log_size(program, &bytes) != kNvrtcSuccess || bytes <= 1) return "";

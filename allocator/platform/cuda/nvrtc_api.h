@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NvrtcApi: the functions of NVRTC, NVIDIA's compiler as a library, as one table of function
-// pointers that load_nvrtc() fills, and compile_kernel(), which makes machine code of a kernel's
-// text. PyTorch brings the library along and has usually loaded it; nothing links against it, and
-// nvrtc.h need not be there to build, so its few types are declared here, as its documented C
-// interface has them since CUDA 11.1.
+// pointers that load_nvrtc() fills; and compile_kernel(), which compiles a kernel's text to machine
+// code. PyTorch brings the library along and has usually loaded it. Nothing links against it, and a
+// build does not need nvrtc.h: its few types are declared here, as its documented C interface has
+// had them since CUDA 11.1.
 //
 // The table is constant once it is filled; any thread may call through it. NVRTC needs no GPU and
 // no driver.
@@ -41,9 +41,9 @@ struct NvrtcApi {
   NvrtcResult (*log)(NvrtcProgram program, char* text) = nullptr;
 };
 
-/// Finds the library: what the process has loaded already; else the file `path`, where one is
-/// given; else by name, where the loader looks. It stays open. kUnavailable when there is none, or
-/// it lacks a function: the message says what was tried and the remedy.
+/// Finds the library: the one that the process has loaded already; else the file `path`, where one
+/// is given; else by name, where the loader looks. It stays open. kUnavailable when there is no
+/// library, or it lacks a function; the message says what was tried and the remedy.
 Result<NvrtcApi> load_nvrtc(const std::string& path = "");
 
 struct KernelText {
@@ -54,7 +54,7 @@ struct KernelText {
 
 struct CompiledKernel {
   std::vector<char> image;  // a cubin
-  std::string log;          // warnings, and what the options asked for
+  std::string log;          // warnings, and the output that options asked for
 };
 
 /// Machine code for GPUs of that capability. kUnavailable when NVRTC does not know the capability,

@@ -15,7 +15,7 @@ Result<bool> StreamMark::is_reached() const {
   const CUresult result = driver.cuEventQuery(event_);
   if (result == CUDA_SUCCESS) return true;
   if (result == CUDA_ERROR_NOT_READY) return false;
-  return cuda_status(driver, result, "Cannot ask how far a stream is");
+  return cuda_status(driver, result, "Cannot ask how far a stream has come");
 }
 
 Status StreamMark::hold_back(CUstream stream) const {
@@ -24,7 +24,7 @@ Status StreamMark::hold_back(CUstream stream) const {
   const CallScope scope(driver, marks_->gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
   return cuda_status(driver, driver.cuStreamWaitEvent(stream, event_, 0),
-                     "Cannot let a stream wait for another");
+                     "Cannot make a stream wait for another");
 }
 
 Status StreamMark::wait() const {
@@ -49,9 +49,10 @@ void StreamMark::await() const {
   }
 }
 
-// The event may be recorded anew at once: whoever waits for it waits for what it meant then.
+// The event may be recorded anew at once: a stream that already waits for it waits for the old
+// moment.
 void StreamMark::drop() {
-  // Where the driver must not be called, the maker of marks may be gone already.
+  // Where the driver must not be called, StreamMarks may already be gone.
   if (marks_ != nullptr && may_call_driver()) marks_->give_back(event_);
   marks_ = nullptr;
 }
@@ -61,7 +62,6 @@ StreamMarks::~StreamMarks() {
   const CallScope scope(gpu_.driver(), gpu_.context());
   MutexLock lock(mutex_);
   TENCACHE_CHECK(free_.size() == count_, "%zu marks are still in use", count_ - free_.size());
-  // A refusal is of earlier work, which the program hears of itself.
   if (!scope.status().is_ok()) return;
   for (const CUevent event : free_) (void)gpu_.driver().cuEventDestroy(event);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamMark: a moment in a stream, i.e. everything that the stream had been given until it was
-// made. Other streams wait for it on the device, service threads ask whether it is reached or wait
-// on the host; nobody waits for a whole device. StreamMarks: makes them, over events without times
-// that are used again, because to create one costs more than to record it.
+// StreamMark: a moment in a stream: all work that the stream had been given until then. Other
+// streams wait for it on the device; service threads poll it or wait on the host; nobody waits for
+// a whole device. StreamMarks: makes marks from events without timing, which it reuses, because
+// creating an event costs more than recording it.
 //
 // Threads: any. mutex_ is held for bookkeeping only. A mark has one owner; StreamMarks outlives its
 // marks.
@@ -25,7 +25,7 @@ class StreamMarks;
 
 class StreamMark {
  public:
-  StreamMark() = default;  // of no stream: reached
+  StreamMark() = default;  // of no stream, and so reached
   ~StreamMark() { drop(); }
   StreamMark(StreamMark&& other) noexcept
       : marks_(std::exchange(other.marks_, nullptr)), event_(other.event_) {}
@@ -38,14 +38,14 @@ class StreamMark {
     return *this;
   }
 
-  /// Whether the device has done all of it. An error is of work that was queued: what it should
-  /// have done is unknown then.
+  /// Whether the device has done all of the work. An error comes from queued work, whose effects
+  /// are unknown then.
   Result<bool> is_reached() const;
-  /// What the stream is given from now on begins after the mark is reached. Returns at once.
+  /// Work that the stream is given from now on begins after the mark is reached. Returns at once.
   Status hold_back(CUstream stream) const;
-  /// Blocks the calling thread, without spinning, until it is reached.
+  /// Blocks the calling thread, without spinning, until the mark is reached.
   Status wait() const;
-  /// is_reached() where no error is of interest: two refusals in a row are a broken context, whose
+  /// is_reached() where errors do not matter. Two refusals in a row mean a broken context, whose
   /// results nobody will see, and count as reached.
   bool poll() const;
   /// wait() likewise.
@@ -65,7 +65,7 @@ class StreamMark {
 class StreamMarks {
  public:
   explicit StreamMarks(const Gpu& gpu) : gpu_(gpu) {}
-  /// REQUIRES: all marks are gone, as long as the driver may be called.
+  /// REQUIRES: all marks are gone, unless the driver may no longer be called.
   ~StreamMarks();
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;
@@ -81,7 +81,7 @@ class StreamMarks {
   const Gpu& gpu_;
   Mutex mutex_;
   std::vector<CUevent> free_ TENCACHE_GUARDED_BY(mutex_);
-  size_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // those in use included
+  size_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // events in use included
 };
 
 }  // namespace tencache

@@ -14,11 +14,12 @@ constexpr uint32_t kNoNumber = ~uint32_t{0};
 constexpr size_t kFirstEntryCount = 256;  // more than PyTorch's pools of streams need
 
 uintptr_t key_of(CUstream stream) {
-  TENCACHE_CHECK(stream != CU_STREAM_PER_THREAD, "a stream that is another one on each thread");
+  TENCACHE_CHECK(stream != CU_STREAM_PER_THREAD,
+                 "CU_STREAM_PER_THREAD is another stream on each thread");
   return stream == CU_STREAM_LEGACY ? 0 : reinterpret_cast<uintptr_t>(stream);
 }
 
-// Handles are addresses: the low bits say little, and neighbours should not meet.
+// Handles are addresses: their low bits say little, and neighbours should not collide.
 size_t first_entry(uintptr_t key, size_t entry_count) {
   return (key * 0x9E3779B97F4A7C15u >> 32) & (entry_count - 1);
 }
@@ -30,7 +31,7 @@ StreamNumbers::Table::Table(size_t entry_count) : entries(entry_count) {
 }
 
 uint32_t StreamNumbers::Table::find(uintptr_t key) const {
-  // It ends: at least half of the entries are free.
+  // The loop ends because at least half of the entries are free.
   for (size_t at = first_entry(key, entries.size());; at = (at + 1) & (entries.size() - 1)) {
     const uintptr_t found = entries[at].key.load(std::memory_order_acquire);
     if (found == key) return entries[at].number;
@@ -99,8 +100,8 @@ CUstream StreamNumbers::stream_of(StreamSet set) const {
   return streams.empty() ? nullptr : streams.front();
 }
 
-// The default stream cannot be captured, so it costs no call; nor is its handle enough to ask,
-// where the thread's context is another GPU's.
+// The default stream cannot be captured, so it costs no call. Besides, the driver would look up its
+// handle in the thread's context, which may be another GPU's.
 bool StreamNumbers::is_capturing(CUstream stream) const {
   if (stream == nullptr || stream == CU_STREAM_LEGACY) return false;
   return expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable;
@@ -119,7 +120,7 @@ Status StreamNumbers::expect_no_capture(std::span<const CUstream> streams) const
     }
     if (is_implicit || status != CU_STREAM_CAPTURE_STATUS_NONE) {
       return {StatusCode::kUnavailable,
-              "A stream is capturing a CUDA graph, so that its work cannot be waited for."};
+              "A stream is capturing a CUDA graph, so its work cannot be waited for."};
     }
   }
   return Status::ok();
@@ -137,8 +138,8 @@ Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
     if (!mark.is_ok()) return mark.status();
     made.push_back(std::move(mark).value());
   }
-  // One that began to capture meanwhile has taken the event for its own: such a mark is worth
-  // nothing, and whoever waited for it would join the capture.
+  // A stream that began to capture meanwhile has taken the event for its own. Its mark is worth
+  // nothing, and a stream that waited for it would join the capture.
   TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams));
   for (StreamMark& mark : made) marks->push_back(std::move(mark));
   return Status::ok();

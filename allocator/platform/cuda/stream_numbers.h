@@ -2,21 +2,21 @@
 //
 // StreamNumbers: numbers the streams that a program uses, in the order in which they are seen, so
 // that the set of streams that have used a piece of memory is one word. The first 63 have a bit of
-// their own; all later ones share the last bit, which stands for every one of them. Whoever asks
-// about that bit asks about all of these: late for some, never wrong.
+// their own; all later ones share the last bit. A question about that bit is about all of these
+// streams: the answer comes late for some, and is never wrong.
 //
-// A stream keeps its number. So its handle must stay valid as long as a set with it is asked about,
-// or its destruction must be harmless, as for record_stream of PyTorch, whose own streams are never
-// destroyed: the driver finishes the work of a destroyed stream but can no longer say when. It
+// A stream keeps its number. So its handle must stay valid while sets with it are in question, or
+// its destruction must be harmless, as for record_stream of PyTorch, whose own streams are never
+// destroyed. The driver finishes the work of a destroyed stream but can no longer say when: it
 // refuses the handle, which is a Status here. A new stream of the same handle has the same bit.
 //
 // Invariants:
-//   1. An entry of the table is written once, its number before its key; readers see both or
-//   neither.
-//   2. A table that was published lives as long as the object: a reader may be in an old one.
+//   1. An entry of the table is written once, its number before its key, so that readers see both
+//      or neither.
+//   2. A published table lives as long as the object, because readers may still be in it.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver; set_of()
-// takes it only for a stream that is new.
+// takes it only for a new stream.
 #pragma once
 
 #include <cuda.h>
@@ -39,7 +39,7 @@ namespace tencache {
 
 class StreamNumbers {
  public:
-  /// The bit that stands for all streams that have none of their own.
+  /// The bit of all streams that have none of their own.
   static constexpr StreamSet kShared = StreamSet{1} << 63;
 
   StreamNumbers(const Gpu& gpu, StreamMarks& marks);
@@ -49,30 +49,30 @@ class StreamNumbers {
   /// Whether the set is exactly one stream, so that work given to it runs in order.
   static bool is_one_stream(StreamSet set) { return std::has_single_bit(set) && set != kShared; }
 
-  /// The set of this one stream, or kShared; numbers it when it is new. The NULL stream is one, and
-  /// CU_STREAM_LEGACY another name of it. REQUIRES: not CU_STREAM_PER_THREAD, which is another
+  /// The set of this one stream, or kShared; numbers a new stream. The NULL stream is a stream, and
+  /// CU_STREAM_LEGACY another name of it. REQUIRES: not CU_STREAM_PER_THREAD, which is a different
   /// stream on each thread.
   StreamSet set_of(CUstream stream) TENCACHE_EXCLUDES(mutex_);
 
-  /// The same, or kNoStreams when it has no number: nobody may ask later about a stream that some
-  /// library makes for a moment.
+  /// The same, or kNoStreams for a stream without a number: a library may have made the stream for
+  /// a moment, and its handle must not be used later.
   StreamSet find_set_of(CUstream stream) const;
 
-  /// The stream of a set of one; null when the set is no such one.
+  /// The stream of a set of one; null for any other set.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
 
   /// Whether it is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
 
-  /// Appends one mark for each stream of the set: everything that they have been given so far.
+  /// Appends one mark for each stream of the set, for all work they have been given so far.
   /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its
-  /// own. Nothing is appended when it fails.
+  /// own. Appends nothing on failure.
   Status mark_all(StreamSet set, std::vector<StreamMark>* marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// What the stream is given from now on begins after the marks are reached. kUnavailable, and
-  /// nothing is held back, when it is capturing; after another failure some marks may hold it back.
-  /// REQUIRES: is_one_stream(stream), since a stream that is yet to get the shared bit could not be
-  /// held back.
+  /// Work that the stream is given from now on begins after the marks are reached. kUnavailable,
+  /// with nothing held back, when it is capturing; after another failure some marks may hold it
+  /// back. REQUIRES: is_one_stream(stream), since a stream that has yet to get the shared bit could
+  /// not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
   /// kUnavailable when one of them is capturing. REQUIRES: the thread's context is the GPU's.
@@ -86,7 +86,7 @@ class StreamNumbers {
   // Open addressing, at most half full.
   struct Table {
     explicit Table(size_t entry_count);
-    // kNoNumber when it is not there.
+    // kNoNumber when the table does not have the key.
     uint32_t find(uintptr_t key) const;
     void add(uintptr_t key, uint32_t number);
 
@@ -102,8 +102,8 @@ class StreamNumbers {
   const Gpu& gpu_;
   StreamMarks& marks_;
 
-  // Written with mutex_ held, released; any thread reads. A reader that sees an old table misses
-  // at most streams that are new, and then looks again with the lock held.
+  // Written with mutex_ held, released; any thread reads. A reader with an old table misses at most
+  // new streams, and then looks again with the lock held.
   std::atomic<const Table*> table_ = nullptr;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Table>> tables_ TENCACHE_GUARDED_BY(mutex_);  // the last is in use

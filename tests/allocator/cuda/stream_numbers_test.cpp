@@ -103,7 +103,7 @@ TEST_F(StreamNumbersTest, TheNullStreamIsOneOfThem) {
   std::vector<StreamMark> marks;
   ASSERT_TRUE(numbers_->mark_all(null, &marks).is_ok());
   EXPECT_EQ(marks.size(), 1u);
-  EXPECT_DEATH(numbers_->set_of(CU_STREAM_PER_THREAD), "another one on each thread");
+  EXPECT_DEATH(numbers_->set_of(CU_STREAM_PER_THREAD), "another stream on each thread");
 }
 
 TEST_F(StreamNumbersTest, ExactlyTheStreamsOfTheSetAreMarked) {
