@@ -27,7 +27,7 @@ void RangeAllocator::erase_free(uint64_t offset, uint64_t length) {
 }
 
 std::optional<uint64_t> RangeAllocator::allocate(uint64_t length) {
-  TENCACHE_CHECK(length > 0, "a range of no length was asked for");
+  TENCACHE_CHECK(length > 0, "a range of length 0 was requested");
   const auto best = free_by_length_.lower_bound({length, 0});
   if (best == free_by_length_.end()) return std::nullopt;
   const auto [free_length, offset] = *best;
@@ -69,7 +69,7 @@ void RangeAllocator::free(uint64_t offset, uint64_t length) {
 }
 
 void RangeAllocator::grow(uint64_t new_limit) {
-  TENCACHE_CHECK(new_limit >= limit_, "a space of %llu was to shrink to %llu",
+  TENCACHE_CHECK(new_limit >= limit_, "a space of %llu cannot shrink to %llu",
                  static_cast<unsigned long long>(limit_),
                  static_cast<unsigned long long>(new_limit));
   if (new_limit == limit_) return;
@@ -91,7 +91,7 @@ bool RangeAllocator::retire(uint64_t offset, uint64_t length) {
 }
 
 uint64_t RangeAllocator::grow_behind_border(uint64_t length) {
-  TENCACHE_CHECK(length > 0, "no space was to be added behind a border");
+  TENCACHE_CHECK(length > 0, "a space of length 0 behind a border was requested");
   const uint64_t begin = limit_ + 1;
   borders_.push_back(limit_);
   insert_free(begin, length);

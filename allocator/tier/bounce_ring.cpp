@@ -17,9 +17,9 @@ Result<std::unique_ptr<BounceRing>> BounceRing::create(size_t pieces) {
   const size_t bytes = pieces * kPieceBytes;
   char* memory = map_huge_aligned(bytes);
   if (memory == nullptr) {
-    return status_from_errno(errno, "no " + format_bytes(bytes) + " of memory to write from");
+    return status_from_errno(errno, "cannot map " + format_bytes(bytes) + " of buffers for writes");
   }
-  // Advice: a refusal costs time at forks.
+  // Only advice: a refusal costs time at forks.
   (void)madvise(memory, bytes, MADV_DONTFORK);
   return std::unique_ptr<BounceRing>(new BounceRing(memory, pieces));
 }

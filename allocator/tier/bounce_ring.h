@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BounceRing: the buffers of one piece each that a channel writes from when it is given segments
-// without memory (io_channel.h). It belongs to its channel, which is lent to one transfer at a
-// time, and is used again and again, so that the kernel may keep its pages pinned for the channel
-// (registered buffers; uring_channel.cpp).
+// BounceRing: the buffers, one piece each, from which a channel writes segments without memory
+// (io_channel.h). It belongs to its channel, which serves one transfer at a time. The buffers are
+// reused all the time, so the kernel may pin their pages for the channel (registered buffers;
+// uring_channel.cpp).
 //
 // The pages are huge where the kernel has some: the device reads from huge pages twice as fast as
 // from small ones (5 against 2 GB/s on a virtual NVMe), because a request is then one piece of
 // physical memory and not 256. They appear as buffers are used, so small transfers need little. A
-// forked child does not get them: it runs no transfer, and the kernel would have to copy pages that
-// are pinned at the fork itself. Threads: as the channel's.
+// forked child does not inherit them: it runs no transfer, and the kernel would have to copy pinned
+// pages at the fork itself. Threads: as the channel's.
 #pragma once
 
 #include <algorithm>
@@ -30,17 +30,17 @@ class BounceRing {
   BounceRing(const BounceRing&) = delete;
   BounceRing& operator=(const BounceRing&) = delete;
 
-  /// The buffer of a transfer's piece with this number: free again once all but the last pieces()
-  /// pieces before it are complete.
+  /// The buffer of the transfer's piece with this number. It is free again once all but the last
+  /// pieces() pieces before it are complete.
   char* buffer(uint64_t number) {
     used_pieces_ = std::max(used_pieces_, number + 1);
     return memory_ + number % pieces_ * kPieceBytes;
   }
 
   size_t pieces() const { return pieces_; }
-  /// All of its buffers, one behind the other.
+  /// All buffers, one behind the other.
   std::span<char> memory() const { return {memory_, pieces_ * kPieceBytes}; }
-  /// Whether every buffer was used at some time, so that its pages are there.
+  /// Whether every buffer has been used once, so that all pages are there.
   bool is_all_used() const { return used_pieces_ >= pieces_; }
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3 with its kernel picked at run time. The code comes from xxhash.h alone (XXH_INLINE_ALL): the
-// dispatch that libxxhash offers is missing from its static archive, and the installed library
-// should need no system package. Measured over 256 MiB on an EPYC core: 25 GB/s with AVX2 (bound by
-// memory; 55 GB/s from cache), 19 GB/s with SSE2; AVX-512 is no faster. Feeding 1 MiB pieces costs
-// nothing against one shot.
+// XXH3 with its kernel picked at run time. The code comes from xxhash.h alone (XXH_INLINE_ALL),
+// because the static archive of libxxhash lacks the library's own dispatch, and the installed
+// library should need no system package. Measured over 256 MiB on an EPYC core: 25 GB/s with AVX2
+// (bound by memory; 55 GB/s from cache), 19 GB/s with SSE2; AVX-512 is no faster. Feeding 1 MiB
+// pieces costs nothing against one shot.
 #include "tier/content_hash.h"
 
 #include <utility>

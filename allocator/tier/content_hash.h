@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The content hash of an extent: XXH3, 128 bits (about 25 GB/s a core, not cryptographic). One
-// value serves two ends: the checksum of what is stored in a slot, and the proof that an extent
-// still equals its slot, so that it can be dropped without a write.
+// value serves two ends: it is the checksum of a slot's bytes, and it proves that an extent still
+// equals its slot, so that the extent can be dropped without a write.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct ContentHash {
 /// The hash of `bytes` bytes at `data`.
 ContentHash content_hash(const void* data, size_t bytes);
 
-/// The same hash, fed piece by piece in order. Copyable only by moving; one thread.
+/// The same hash, fed piece by piece in order. Movable, not copyable; one thread.
 class ContentHasher {
  public:
   ContentHasher();

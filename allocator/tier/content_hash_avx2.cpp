@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3 for processors with AVX2, in a program that starts on any x86-64. Everything this file
-// includes under the pragmas is static, so no function compiled for AVX2 can replace its plain twin
-// elsewhere in the program; what has linkage is included before them.
+// XXH3 for processors with AVX2, in a program that starts on any x86-64. Headers included under the
+// pragmas define only static functions, so no function compiled for AVX2 can replace its plain twin
+// elsewhere in the program. Headers with external linkage are included before the pragmas.
 #include "tier/content_hash_kernels.h"
 
 #if defined(__x86_64__)
@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Neither compiler defines __AVX2__ reliably inside its pragma, so the choice is made by hand; 2 is
+// Neither compiler defines __AVX2__ reliably inside its pragma, so this selects it by hand; 2 is
 // XXH_AVX2.
 #define XXH_VECTOR 2
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ways to compute XXH3, compiled from the same header for different instruction sets, and
-// equal in every bit of the result. content_hash.cpp picks one when the process starts. Internal.
-// No state but the caller's; any thread.
+// The two ways to compute XXH3, compiled from one header for different instruction sets; their
+// results are equal in every bit. content_hash.cpp picks one when the process starts. Internal. The
+// caller holds all state; any thread.
 #pragma once
 
 #include <cstddef>

@@ -3,12 +3,13 @@
 // Slots, growth and transfers of the spill file; forks are in fork_epochs.cpp.
 //
 // Growth. The file grows by steps that are larger than most extents, so that fallocate is rare, and
-// never shrinks: a slot that is written again costs less than a new one (its blocks are written
-// already). A full disk shows here, where the extent is still resident, and never in a write.
+// never shrinks: a slot that is written again costs less than a new one, because its blocks have
+// been written before. A full disk shows at growth, where the extent is still resident, and never
+// in a write.
 //
-// Buffered I/O, where the file system refuses O_DIRECT, is made to behave like direct I/O: a write
-// waits until the disk has the bytes, because an error after that would come too late to keep the
-// extent, and both directions drop the page cache, because it would take the memory that was freed.
+// Buffered I/O, where the file system refuses O_DIRECT, is made to behave like direct I/O. A write
+// waits until the disk has the bytes, because a later error would come too late: the extent's
+// memory would be gone. Both directions drop the page cache, which would take the freed memory.
 #include "tier/disk_tier.h"
 
 #include <fcntl.h>
@@ -29,17 +30,17 @@ namespace {
 
 constexpr uint64_t kGrowthStepBytes = 64 * kMiB;
 
-// More threads than this add context switches and no bandwidth, at 1 MiB a request.
+// At 1 MiB a request, more threads than this add context switches and no bandwidth.
 constexpr unsigned kThreadsMax = 8;
 
-/// The size beyond which the kernel would not only refuse but send SIGXFSZ.
+/// The size beyond which the kernel does not only refuse but also sends SIGXFSZ.
 uint64_t file_size_limit_bytes() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
   return limit.rlim_cur;
 }
 
-/// Extends the file. 0, or the errno.
+/// Extends the file. Returns 0 or the errno.
 int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
   int error_number = 0;
   do {
@@ -48,8 +49,8 @@ int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
     error_number = result == 0 ? 0 : errno;
   } while (error_number == EINTR);
   if (error_number != EOPNOTSUPP) return error_number;
-  // File systems without fallocate (some network and user-space ones): the file gets its length,
-  // and a full disk shows in the write after all.
+  // On file systems without fallocate (some network and user-space ones) the file only gets its
+  // length, and a full disk shows in the write after all.
   return ftruncate(fd, static_cast<off_t>(file_bytes + grown_bytes)) == 0 ? 0 : errno;
 }
 
@@ -105,7 +106,7 @@ Slot DiskTier::take_slot(uint64_t bytes) {
 }
 
 Result<Slot> DiskTier::allocate(uint64_t bytes) {
-  TENCACHE_CHECK(bytes > 0, "a slot of no bytes was asked for");
+  TENCACHE_CHECK(bytes > 0, "a slot of 0 bytes was requested");
   {
     MutexLock lock(mutex_);
     if (bytes > config_.quota_bytes) return quota_exhausted(bytes);
@@ -117,7 +118,7 @@ Result<Slot> DiskTier::allocate(uint64_t bytes) {
 
 Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
   MutexLock grow_lock(grow_mutex_);
-  // Other threads may take what was free at the end of the file while it grows: then once more.
+  // Other threads may take the free space at the end of the file while it grows; then try again.
   for (;;) {
     uint64_t file_bytes = 0;
     uint64_t wanted_bytes = 0;
@@ -168,7 +169,7 @@ Status DiskTier::quota_exhausted(uint64_t bytes) const {
                         format_bytes(bytes) + ": " + format_bytes(ranges_.used() * kIoAlignment) +
                         " of its quota of " + format_bytes(config_.quota_bytes) + " are in use";
   if (const uint64_t frozen = frozen_bytes(); frozen > 0) {
-    message += " (" + format_bytes(frozen) + " of them kept for forked processes)";
+    message += " (" + format_bytes(frozen) + " of them held for forked processes)";
   }
   message += " and the largest free piece is " +
              format_bytes(ranges_.largest_free() * kIoAlignment) +
@@ -185,7 +186,7 @@ uint64_t DiskTier::frozen_bytes() const {
 }
 
 void DiskTier::drop_page_cache(const Slot& slot) const {
-  // Advice: a refusal leaves the pages to the kernel's own reclaim.
+  // Only advice: a refusal leaves the pages to the kernel's own reclaim.
   (void)posix_fadvise(fd_, static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
                       POSIX_FADV_DONTNEED);
 }
@@ -207,7 +208,7 @@ uint64_t DiskTier::file_bytes() const {
 
 // ---- Transfers -----------------------------------------------------------------------------
 
-/// Stands before an observer and notes the segments that it adds.
+/// Forwards to another observer and notes the segments that it adds.
 class DiskTier::AddedSegments final : public PieceObserver {
  public:
   AddedSegments(const DiskTier& disk, PieceObserver* observer) : disk_(disk), observer_(observer) {}
@@ -281,7 +282,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
 Status DiskTier::drop_after_buffered(IoDirection direction,
                                      std::span<const IoSegment> segments) const {
   if (direction == IoDirection::kWrite) {
-    // All of them first, so that the disk has a queue; a failure shows in the wait below.
+    // Starts all of them first, so that the disk has a queue; a failure shows in the wait below.
     for (const IoSegment& segment : segments) {
       if (segment.bytes == 0) continue;
       (void)sync_file_range(fd_, static_cast<off_t>(segment.offset),
@@ -291,7 +292,7 @@ Status DiskTier::drop_after_buffered(IoDirection direction,
   for (const IoSegment& segment : segments) {
     const auto offset = static_cast<off_t>(segment.offset);
     const auto bytes = static_cast<off_t>(segment.bytes);
-    if (bytes == 0) continue;  // which would mean "to the end of the file"
+    if (bytes == 0) continue;  // 0 would mean "to the end of the file"
     constexpr unsigned kWriteAndWait =
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
     if (direction == IoDirection::kWrite &&

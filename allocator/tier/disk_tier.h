@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiskTier: one spill file cut into slots. The file is an O_TMPFILE (nothing is left after
-// SIGKILL), mode 0600, close-on-exec, in a directory that belongs to the user or is sticky; it
+// SIGKILL), mode 0600, close-on-exec, in a directory that belongs to the user or is sticky. It
 // grows by fallocate, so that a full disk shows when a slot is taken and not in the middle of a
 // write.
 //
 // A slot holds the bytes of one extent. Slots are written and read with O_DIRECT where the file
-// system allows it, and are mapped MAP_PRIVATE over cold extents (backend/cpu): a slot that is
-// mapped must not be rewritten. After fork() a child maps every slot that was in use: those slots
-// are frozen, never rewritten, and when released they are reused only after all children of that
-// fork are gone (each child inherits the mapping of a token; see Note [Fork epochs] in
+// system allows it. On the cpu backend they are mapped MAP_PRIVATE over cold extents: a mapped slot
+// must not be rewritten. After fork() a child maps every slot that was in use. Those slots are
+// frozen: they are never rewritten, and a released one is reused only after all children of that
+// fork are gone. Each child inherits the mapping of a token that tells (Note [Fork epochs] in
 // fork_epochs.cpp).
 //
-// Threads: every method may be called from any thread; mutex_ is held only for bookkeeping, never
-// across I/O; growing the file is serialised by grow_mutex_ alone. Transfers run on the caller's
-// thread over a channel lent for their time. In a forked child every transfer is refused.
+// Threads: every method may be called from any thread. mutex_ is held only for bookkeeping, never
+// across I/O; grow_mutex_ alone serialises growing the file. A transfer runs on the caller's thread
+// over a channel that is lent for it. In a forked child every transfer is refused.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,7 @@
 
 namespace tencache {
 
-/// A place in the spill file. Trivially copyable; ownership is the holder's affair.
+/// A place in the spill file. Trivially copyable; its holder owns it.
 struct Slot {
   uint64_t offset = 0;
   uint64_t bytes = 0;  // multiple of kIoAlignment; 0 = no slot
@@ -49,11 +49,11 @@ struct DiskTierConfig {
   Choice direct_io = Choice::kAuto;
   bool registers_buffers = true;  // where the kernel allows it (Note [Registered buffers])
   unsigned depth = 16;            // requests in flight per channel
-  /// Makes a channel for `fd`; empty = io_uring, else threads. Tests put faults here.
+  /// Makes a channel for `fd`; empty = io_uring, else threads. Tests inject faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
 };
 
-/// What a directory offers, found by trying it; printed by `tencache doctor`.
+/// The abilities of a directory, found by trying them; `tencache doctor` prints them.
 struct DiskProbe {
   std::string directory;
   std::string file_system;  // "ext4", "tmpfs", ...
@@ -72,7 +72,7 @@ struct DiskProbe {
 Result<DiskProbe> probe_directory(const std::string& directory);
 
 /// The first directory that probe_directory accepts among $TMPDIR, $XDG_CACHE_HOME or ~/.cache,
-/// /var/tmp, the working directory; kUnavailable listing what was tried and why each was refused.
+/// /var/tmp, the working directory; kUnavailable with all that were tried and why each was refused.
 Result<DiskProbe> find_spill_directory();
 
 class DiskTier {
@@ -81,27 +81,27 @@ class DiskTier {
   ~DiskTier();
 
   /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
-  /// system is exhausted; the message says which, how much was asked and what would help.
+  /// system is exhausted; the message says which, the size of the request, and what would help.
   Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Gives a slot back. A frozen one waits until the children of its fork are gone.
+  /// Gives a slot back. A frozen slot waits until the children of its fork are gone.
   void release(const Slot& slot) TENCACHE_EXCLUDES(mutex_);
 
   /// Whether the slot may be overwritten: false once a fork froze it.
   bool is_writable(const Slot& slot) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Moves the segments (offsets are file offsets inside slots the caller holds). Segments that are
-  /// written may have no memory: then `observer` fills buffers of the tier's (io_channel.h).
+  /// Transfers the segments; their offsets lie inside slots that the caller holds. Segments to
+  /// write may have no memory: then `observer` fills buffers of the tier (io_channel.h).
   TransferResult write(std::span<const IoSegment> segments, PieceObserver* observer);
   TransferResult read(std::span<const IoSegment> segments, PieceObserver* observer);
 
   /// Drops the page cache that accesses through a cold mapping of the slot left behind.
   void drop_page_cache(const Slot& slot) const;
 
-  /// Before fork(): freezes every slot in use and maps the token that the child will inherit. No
-  /// transfer may be running. A failure to make the token freezes them for good.
+  /// Before fork(): freezes every slot in use and maps the token that the child will inherit.
+  /// REQUIRES: no transfer is running. If the token cannot be made, the slots are frozen for good.
   void freeze_before_fork() TENCACHE_EXCLUDES(mutex_);
-  /// After fork() in the parent: gives up the parent's own mapping of the token.
+  /// After fork() in the parent: unmaps the parent's own mapping of the token.
   void after_fork_in_parent() TENCACHE_EXCLUDES(mutex_);
 
   int fd() const { return fd_; }
@@ -117,7 +117,7 @@ class DiskTier {
   /// A fork that froze every slot with an epoch up to its own, and the slots released since then.
   struct ForkEpoch {
     uint64_t epoch = 0;
-    int token_fd = -1;  // tells whether children live; -1 = they are taken to live for ever
+    int token_fd = -1;  // tells whether children live; -1 = assume that they live for ever
     std::vector<Slot> waiting;
   };
 
@@ -154,8 +154,8 @@ class DiskTier {
   uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;  // grows with each fork that freezes slots
   std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);  // ascending
-  // Those that have buffers of their own are apart, so that there are no more of them than
-  // transfers that need buffers ran at once.
+  // Channels with bounce rings are apart, so that no more of them exist than transfers that needed
+  // buffers ran at once.
   std::vector<std::unique_ptr<IoChannel>> idle_channels_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<IoChannel>> idle_buffered_channels_ TENCACHE_GUARDED_BY(mutex_);
   void* fork_token_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // mapped only around a fork

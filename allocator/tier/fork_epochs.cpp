@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiskTier and fork(). Note [Fork epochs]: a child sees its parent's cold extents through mappings
-// of the spill file, so a slot that was in use at a fork must keep its bytes as long as a child of
-// that fork lives, whatever the parent does. Each fork that finds slots in use ends an epoch; a
-// slot carries the epoch in which it was taken and is frozen by every living fork whose epoch is
-// not older.
+// of the spill file. So a slot that was in use at a fork must hold its bytes as long as a child of
+// that fork lives, whatever the parent does. Each fork that finds slots in use ends an epoch. A
+// slot carries the epoch in which it was taken; every living fork whose epoch is not older freezes
+// it.
 //
-// "Living" is told by a token: one page of a memfd, mapped shared and writable just before the fork
-// and unmapped by the parent just after it. The child, and whatever it forks, keep the mapping
-// exactly as long as they keep the mappings of the slots: until they exit or exec. The kernel
+// A token tells whether a fork lives: one page of a memfd, mapped shared and writable just before
+// the fork and unmapped by the parent just after it. The child, and processes that it forks, hold
+// the mapping exactly as long as the mappings of the slots: until they exit or exec. The kernel
 // refuses to seal a memfd against writing while anybody has it mapped so; the seal succeeds once
-// all are gone. (A pipe would tell the same until a child closes all its descriptors, as daemons
-// do, and reads on.)
+// all are gone. (A pipe would tell the same only until a child closes all its descriptors, as
+// daemons do, and reads on.)
 //
 // A slot that is released while frozen waits with the newest fork that freezes it. When that fork's
-// children are gone it moves to the next older one that freezes it, if there is one, else it is
-// free. Forks after its release cannot map it, so they are not asked.
+// children are gone, the slot moves to the next older fork that freezes it; without one it is free.
+// Forks after its release cannot map it, so they do not matter.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ namespace {
 
 constexpr size_t kTokenBytes = 4096;
 
-/// A token that is mapped at `address`; invalid with errno set when it cannot be had.
+/// Maps a token at `address`; invalid with errno set on failure.
 UniqueFd make_token(void*& address) {
   UniqueFd token(memfd_create("tencache-fork", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!token.is_valid() || ftruncate(token.get(), kTokenBytes) != 0) return {};
@@ -65,11 +65,11 @@ bool DiskTier::is_writable(const Slot& slot) const {
 }
 
 void DiskTier::freeze_before_fork() {
-  // What a child forks inherits the child's own token of the fork that made the child.
+  // A process that a child forks inherits the child's token of the fork that made the child.
   if (getpid() != owner_pid_) return;
   MutexLock lock(mutex_);
   TENCACHE_CHECK(fork_token_ == nullptr, "two forks at once");
-  // Also keeps the descriptors of a program that forks for ever from piling up.
+  // This also stops the descriptors of a program that forks for ever from piling up.
   reclaim_childless_epochs();
   if (ranges_.used() == 0) return;
   UniqueFd token = make_token(fork_token_);

@@ -15,8 +15,8 @@
 namespace tencache {
 namespace {
 
-// A chunk is not made where less than this would be left of the machine or its cgroup: the program
-// has more to allocate, and the kernel would end it.
+// No chunk is made if it leaves the machine or its cgroup less than this: the program has more to
+// allocate, and the kernel would kill it.
 constexpr uint64_t kLeftBytesMin = 128 * kMiB;
 
 constexpr char kRemedy[] = "Raise the budget of host memory";
@@ -51,7 +51,7 @@ HostTier::~HostTier() {
 // ---- Blocks --------------------------------------------------------------------------------
 
 Result<HostBlock> HostTier::allocate(uint64_t bytes) {
-  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  TENCACHE_CHECK(bytes > 0, "a block of 0 bytes was requested");
   if (getpid() != owner_pid_) return refused_in_child();
   {
     MutexLock lock(mutex_);
@@ -62,14 +62,14 @@ Result<HostBlock> HostTier::allocate(uint64_t bytes) {
 }
 
 HostBlock HostTier::take(uint64_t bytes) {
-  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  TENCACHE_CHECK(bytes > 0, "a block of 0 bytes was requested");
   if (getpid() != owner_pid_ || bytes > config_.budget_bytes) return {};
   MutexLock lock(mutex_);
   return take_block(bytes);
 }
 
 void HostTier::release(const HostBlock& block) {
-  TENCACHE_CHECK(block.is_valid(), "no block was to be released");
+  TENCACHE_CHECK(block.is_valid(), "an invalid block was released");
   if (getpid() != owner_pid_) return;
   if (block.is_beyond_budget()) return release_beyond_budget(block);
   MutexLock lock(mutex_);
@@ -91,7 +91,7 @@ bool HostTier::may_hold(uint64_t bytes) const {
 }
 
 Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
-  TENCACHE_CHECK(bytes > 0, "a block of no bytes was asked for");
+  TENCACHE_CHECK(bytes > 0, "a block of 0 bytes was requested");
   if (getpid() != owner_pid_) return refused_in_child();
   MutexLock grow_lock(grow_mutex_);
   Result<HostMemory> memory = make_memory(round_up(bytes, kIoAlignment));
@@ -104,12 +104,12 @@ Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
   return HostBlock{data, bytes, HostBlock::kBeyondBudget, false};
 }
 
-// The memory is unmapped when the lock is given up.
+// The memory is unmapped after the lock is released.
 void HostTier::release_beyond_budget(const HostBlock& block) {
   std::map<const char*, HostMemory>::node_type released;
   MutexLock lock(mutex_);
   released = beyond_budget_.extract(block.memory);
-  TENCACHE_CHECK(!released.empty(), "%p is no block beyond the budget",
+  TENCACHE_CHECK(!released.empty(), "%p is not a block beyond the budget",
                  static_cast<const void*>(block.memory));
   stats_.beyond_bytes -= block.bytes;
 }
@@ -177,7 +177,7 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   ++stats_.chunk_count;
   stats_.placement = made.memory.placement();
   chunks_.push_back(std::move(made));
-  return take_block(bytes);  // nobody could take of the chunk before
+  return take_block(bytes);  // nobody could take from the new chunk before
 }
 
 uint64_t HostTier::next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const {
@@ -225,7 +225,7 @@ bool HostTier::pin(const HostMemory& memory) {
   return pinned.is_ok();
 }
 
-// Counted until the memory is unmapped, so that nobody maps more in its place too early.
+// Chunks count until they are unmapped, so that nobody maps others in their place too early.
 uint64_t HostTier::trim() {
   if (getpid() != owner_pid_) return 0;
   std::vector<Chunk> gone;
@@ -255,7 +255,7 @@ uint64_t HostTier::trim() {
   return gone_bytes;
 }
 
-// ---- What is in use ------------------------------------------------------------------------
+// ---- Use -----------------------------------------------------------------------------------
 
 HostTierStats HostTier::stats() const {
   MutexLock lock(mutex_);
@@ -266,7 +266,7 @@ bool HostTier::is_valid() const {
   MutexLock lock(mutex_);
   uint64_t chunk_bytes = 0;
   uint64_t pinned_bytes = 0;
-  uint64_t next_unit = 1;  // in front of each chunk stands a border
+  uint64_t next_unit = 1;  // a border stands in front of each chunk
   for (const Chunk& chunk : chunks_) {
     if (chunk.first_unit < next_unit) return false;
     chunk_bytes += chunk.memory.bytes();

@@ -1,38 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostTier: the host memory in which the bytes of extents stay that left the GPU. Copy engines read
-// and write it, the disk tier writes and reads it with O_DIRECT, so a block begins at a multiple of
-// kIoAlignment and has that much to itself; nothing else is rounded.
+// HostTier: the host memory that holds the bytes of extents that left the GPU. Copy engines read
+// and write it; the disk tier writes and reads it with O_DIRECT. So a block begins at a multiple of
+// kIoAlignment and has whole units to itself; nothing else is rounded.
 //
-// The memory comes in chunks: mapped, bound to a NUMA node, touched and pinned when a block finds
-// no room (platform/host_memory.h), kept and used again until somebody asks for them (trim()),
-// because to unpin may stop the device. A chunk that cannot be pinned stays, as pageable memory,
+// The memory comes in chunks. A chunk is mapped, bound to a NUMA node, touched and pinned when a
+// block finds no room (platform/host_memory.h). It is reused until somebody asks for it (trim()),
+// because unpinning may stop the device. A chunk that cannot be pinned stays, as pageable memory,
 // and its blocks say so; copies of those go through a StagingRing
 // (engine/move/gpu/staged_copies.h).
 //
-// A block beyond the budget is for bytes that must come through whatever the budget says: an op
-// waits for them, and all of it is taken. It is pageable memory of its own, unmapped when it is
-// released.
+// A block beyond the budget is for bytes that must get through even when the budget is used up,
+// because an op waits for them. It is pageable memory of its own, unmapped when it is released.
 //
-// Invariants: 1. blocks do not overlap, and none lies in two chunks: a copy is within one
-// registration. 2. the bytes of all chunks, those in the making included, are never more than the
-// budget. 3. asked <= chunk bytes; pinned <= chunk bytes.
+// Invariants: 1. blocks do not overlap, and no block spans two chunks, so a copy is within one
+// registration. 2. the bytes of all chunks, those being made included, never exceed the budget.
+// 3. asked <= chunk bytes; pinned <= chunk bytes.
 //
 // Note [Chunks]: a chunk holds a whole number of the blocks for which it is made: as many as fit
-// into chunk_bytes, one where the block is larger. Training allocates few sizes many times, so that
-// chunks are full, and a hole that a block leaves fits the next of its size. Measured with the
-// sizes of a 7 B model and its optimizer (65 GiB), all of which leave and come back in ever other
-// orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
-// sizes changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some
-// milliseconds, and nothing is pinned before it is needed. Limit: a chunk is given
-// back by trim() alone, so a program whose large blocks are of ever other sizes can fill the budget
-// with chunks that are free and too small.
+// into chunk_bytes, or one larger block. Training allocates few sizes many times, so chunks are
+// full, and the hole that a block leaves fits the next block of its size. Measured with the sizes
+// of a 7 B model and its optimizer (65 GiB), which all leave and come back in changing orders:
+// chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of sizes
+// changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some milliseconds,
+// and nothing is pinned before it is needed. Limit: only trim() gives a chunk back, so a program
+// whose large blocks keep changing size can fill the budget with free chunks that are too small.
 //
-// Threads: every method may be called from any thread. mutex_ is held for bookkeeping only;
-// growing, which can take seconds, is serialised by grow_mutex_ alone, and who waited for it first
+// Threads: every method may be called from any thread. mutex_ is held for bookkeeping only.
+// grow_mutex_ alone serialises growing, which can take seconds; a thread that waited for it first
 // looks for room again. A forked child has no host tier: the chunks are not mapped there (Note
-// [Fork] in platform/host_memory.h), allocate() and take() refuse, release() does nothing; stats()
-// is for the parent alone.
+// [Fork] in platform/host_memory.h), allocate() and take() refuse, release() does nothing, and
+// stats() is for the parent alone.
 #pragma once
 
 #include <sys/types.h>
@@ -53,7 +51,7 @@
 
 namespace tencache {
 
-/// A place in host memory. Trivially copyable; ownership is the holder's affair.
+/// A place in host memory. Trivially copyable; its holder owns it.
 struct HostBlock {
   static constexpr uint64_t kBeyondBudget = ~uint64_t{0};
 
@@ -63,29 +61,29 @@ struct HostBlock {
   bool is_pinned = false;
   bool is_valid() const { return bytes != 0; }
   bool is_beyond_budget() const { return offset == kBeyondBudget; }
-  /// What may be read and written at `memory`, in whole I/O units.
+  /// The bytes that may be read and written at `memory`, in whole I/O units.
   uint64_t capacity_bytes() const { return round_up(bytes, kIoAlignment); }
 };
 
 struct HostTierConfig {
   uint64_t budget_bytes = 0;         // chunks never take more (default_host_budget())
-  uint64_t chunk_bytes = 64 * kMiB;  // of a chunk for smaller blocks (Note [Chunks])
-  // Of the first such chunk; each further one is as large as all before, up to chunk_bytes. 0: all
-  // have chunk_bytes.
+  uint64_t chunk_bytes = 64 * kMiB;  // size of a chunk for smaller blocks (Note [Chunks])
+  // Size of the first such chunk; each further one is as large as all before it, up to chunk_bytes.
+  // 0: all have chunk_bytes.
   uint64_t first_chunk_bytes = 0;
   int node = -1;                 // NUMA node of the device; -1 = any
-  unsigned threads = 4;          // that touch a chunk
+  unsigned threads = 4;          // number of threads that touch a chunk
   HostPinner* pinner = nullptr;  // outlives the tier; null = nothing is pinned
-  /// Makes the memory of a chunk; empty = HostMemory::map. Tests put faults here.
+  /// Makes the memory of a chunk; empty = HostMemory::map. Tests inject faults here.
   std::function<Result<HostMemory>(const HostMemoryRequest&)> memory_factory = {};
-  /// What the machine has left; empty = bytes_left(probe_memory()).
+  /// The memory that the machine has left; empty = bytes_left(probe_memory()).
   std::function<uint64_t()> bytes_left = {};
 };
 
 struct HostTierStats {
   uint64_t asked_bytes = 0;  // of all live blocks
   uint64_t peak_asked_bytes = 0;
-  uint64_t chunk_bytes = 0;  // mapped, or just being mapped; shrinks by trim() or after a failure
+  uint64_t chunk_bytes = 0;  // mapped or being mapped; shrinks by trim() or after a failure
   uint64_t pinned_bytes = 0;
   uint64_t chunk_count = 0;
   uint64_t block_count = 0;
@@ -98,19 +96,19 @@ class HostTier {
  public:
   /// kInvalidArgument for a budget that holds nothing. Maps nothing yet.
   static Result<std::unique_ptr<HostTier>> create(HostTierConfig config);
-  /// Gives all memory back; not at process exit, where the driver may be gone. REQUIRES: no copy
+  /// Gives all memory back. Not for process exit, where the driver may be gone. REQUIRES: no copy
   /// from or to a block is under way.
   ~HostTier();
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  /// Takes a block; its bytes are whatever they were. kNoSpace when the budget or the machine has
-  /// no room for it, kOutOfMemory when the kernel refuses the memory; the message says how much was
-  /// asked, why it is refused and what would help. After a failure all blocks are as before.
+  /// Takes a block; its bytes are undefined. kNoSpace when the budget or the machine has no room
+  /// for it, kOutOfMemory when the kernel refuses the memory; the message says the size of the
+  /// request, why it is refused and what would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
-  /// As allocate(), but of what is mapped already: no block where that has no room for it, and in a
-  /// forked child.
+  /// Like allocate(), but only from mapped memory: no block where that has no room for it, and none
+  /// in a forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
   bool may_hold(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
@@ -121,7 +119,7 @@ class HostTier {
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.
   void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
 
-  /// Gives back chunks in which no block lies; returns their bytes. May stop the device.
+  /// Unmaps chunks in which no block lies; returns their bytes. May stop the device.
   uint64_t trim() TENCACHE_EXCLUDES(mutex_);
 
   uint64_t budget_bytes() const { return config_.budget_bytes; }

@@ -2,15 +2,15 @@
 //
 // IoChannel: moves segments of memory to and from one file with several requests in flight. Two
 // implementations, io_uring and a pool of threads with pread/pwrite, behave alike; tests put a
-// faulty one in their place. A channel serves one transfer at a time (DiskTier lends them out); the
-// transfer runs on the calling thread until all is done or a request failed.
+// faulty one in their place. A channel serves one transfer at a time (DiskTier lends channels out).
+// The transfer runs on the calling thread until all is done or a request failed.
 //
 // Segments are cut into pieces of at most kPieceBytes. Pieces are submitted in order, complete in
 // any order, and are reported in order, so that a hash can be fed while later pieces are in flight.
 //
-// A write may leave the memory to the channel: a segment without memory is written from buffers of
-// the channel's own (bounce_ring.h), which the observer fills piece by piece. These serve every
-// such write, which lets io_uring keep them pinned.
+// A write may leave the memory to the channel: the channel writes a segment without memory from its
+// own buffers (bounce_ring.h), which the observer fills piece by piece. All such writes use these
+// buffers, so io_uring can hold them pinned.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@
 
 namespace tencache {
 
-/// Largest request that is handed to the kernel; 1 MiB with 4-16 in flight saturates an NVMe.
+/// The largest request to the kernel; 1 MiB with 4-16 in flight saturates an NVMe.
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
-/// No piece is submitted before all but this many of the pieces ahead of it have been reported
-/// complete. It bounds the buffers of a channel, 32 MiB, whatever its depth.
+/// A piece is submitted only once all but this many of the pieces ahead of it have been reported
+/// complete. This bounds the buffers of a channel, 32 MiB, whatever its depth.
 inline constexpr size_t kWindowPiecesMax = 32;
 
 /// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
@@ -34,14 +34,14 @@ inline constexpr size_t kIoAlignment = 4096;
 
 enum class IoDirection : uint8_t { kRead, kWrite };
 
-/// `bytes` bytes between `memory` and the file at `offset`. All three multiples of kIoAlignment.
-/// Null memory, which only a write may have: the observer brings the bytes.
+/// `bytes` bytes between `memory` and the file at `offset`. All three are multiples of
+/// kIoAlignment. Memory is null only in a write for which the observer brings the bytes.
 struct IoSegment {
   char* memory = nullptr;
   uint64_t offset = 0;
   uint64_t bytes = 0;
 
-  /// Where the byte at `file_offset` is in memory.
+  /// The address of the byte at `file_offset`.
   char* memory_at(uint64_t file_offset) const { return memory + (file_offset - offset); }
 };
 
@@ -49,15 +49,15 @@ struct IoSegment {
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
-  /// Just before the piece is submitted from or to `memory` (a write may hash it now, and fills it
-  /// where its segment has no memory). Returning false cancels the transfer: nothing more is
-  /// submitted, what is in flight is awaited, transfer() returns ok with `cancelled` set.
+  /// Called just before the piece is submitted from or to `memory`. A write may hash it now, and
+  /// fills it if its segment has no memory. False cancels the transfer: nothing more is submitted,
+  /// requests in flight are awaited, and transfer() returns ok with `cancelled` set.
   virtual bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) = 0;
-  /// After the piece and all pieces before it are complete (a read may hash it now).
+  /// Called after the piece and all pieces before it are complete; a read may hash it now.
   virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
-  /// Asked whenever every segment has been handed out, and again while pieces of them are in
-  /// flight: one more, with memory, or false when there is none now. So a transfer goes on where
-  /// else the disk would run dry between two.
+  /// Called when every segment has been handed out, and again while pieces of them are in flight.
+  /// Returns one more segment, with memory, or false when there is none now. So one transfer goes
+  /// on where the disk would otherwise run dry between two.
   virtual bool next_segment(IoSegment* /*segment*/) { return false; }
 };
 
@@ -70,8 +70,8 @@ struct TransferResult {
 class IoChannel {
  public:
   virtual ~IoChannel() = default;
-  /// Moves all segments, and those that the observer adds. Short transfers are continued, EINTR and
-  /// EAGAIN repeated; end of file in a read is kDataLoss. On return no request is in flight,
+  /// Transfers all segments, and those that the observer adds. Continues short transfers, repeats
+  /// EINTR and EAGAIN; end of file in a read is kDataLoss. On return no request is in flight,
   /// whatever happened. `observer` may be null where every segment has memory.
   virtual TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                                   PieceObserver* observer) = 0;
@@ -79,13 +79,13 @@ class IoChannel {
 };
 
 /// A channel over io_uring with `depth` requests in flight; kUnavailable where the kernel or the
-/// container refuses it (EPERM, ENOSYS), with the reason. Its buffers are registered where the
-/// kernel allows it, unless `registers_buffers` is false.
+/// container refuses it (EPERM, ENOSYS), with the reason. Registers its buffers where the kernel
+/// allows it, unless `registers_buffers` is false.
 Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
                                                       bool registers_buffers = true);
 
-/// Registers buffers like those of a channel of this depth, for a moment. Ok, or why io_uring or
-/// the registration is refused.
+/// Registers buffers like those of a channel of this depth, for a moment. Ok, or the reason why
+/// io_uring or the registration is refused.
 Status try_registered_buffers(int fd, unsigned depth);
 
 /// A channel over `threads` threads that pread and pwrite. Its threads start at the first transfer.

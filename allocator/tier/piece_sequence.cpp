@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rules of a transfer that do not depend on how bytes move: what a short answer means, which
-// errors are repeated and for how long, and in which order pieces are reported. One thread.
+// errors are repeated and how often, in which order pieces are reported. One thread.
 #include "tier/piece_sequence.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// A request that is refused with EAGAIN for ever must end in an error and not in a loop.
+// A request that meets EAGAIN again and again must end in an error, not in a loop.
 constexpr unsigned kRepeatsMax = 1000;
 
 void check_segment(const IoSegment& segment) {
@@ -40,7 +40,7 @@ PieceSequence::PieceSequence(IoDirection direction, std::span<const IoSegment> s
   for (const IoSegment& segment : segments_) check_segment(segment);
   if (has_segment_without_memory(segments_)) {
     TENCACHE_CHECK(direction_ == IoDirection::kWrite && observer_ != nullptr,
-                   "a segment without memory, and nobody who brings or takes the bytes");
+                   "a segment without memory needs a write and an observer that brings the bytes");
     TENCACHE_CHECK(bounce_ring_ != nullptr && bounce_ring_->pieces() >= ring_.size(),
                    "no buffers for a window of %zu pieces", ring_.size());
   }
@@ -100,7 +100,7 @@ bool PieceSequence::settle(Piece& piece, int64_t answer) {
     abandon(piece, static_cast<int>(-answer));
     return false;
   }
-  // Only whole blocks count: with O_DIRECT the rest could not be requested from within a block.
+  // Only whole blocks count: with O_DIRECT a request cannot begin inside a block.
   const size_t moved = std::min(static_cast<size_t>(answer), piece.rest_bytes());
   const size_t progress = moved - moved % kIoAlignment;
   piece.done_bytes += progress;
@@ -141,7 +141,7 @@ std::string PieceSequence::attempt(const Piece& piece) const {
 }
 
 void PieceSequence::fail(Status status) {
-  // What follows a failure is often its consequence.
+  // Later failures are often consequences of the first.
   if (result_.status.is_ok()) result_.status = std::move(status);
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PieceSequence: the bookkeeping of one transfer, shared by all channels. It cuts the segments into
-// pieces, hands them out in order, judges what the kernel answered (done, continue, repeat,
-// failed), and tells the observer about completed pieces in order. A channel only moves bytes.
+// pieces, hands them out in order, judges the kernel's answers (done, continue, repeat, failed),
+// and reports completed pieces to the observer in order. A channel only moves bytes.
 //
-// Pieces live in a ring of `window` places, at most kWindowPiecesMax: a piece leaves it when it was
-// reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are stable
-// while it is in flight, and so is its buffer of the bounce ring, which has as many places.
+// Pieces live in a ring of `window` places, at most kWindowPiecesMax. A piece leaves the ring when
+// it is reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are
+// stable while it is in flight, and so is its buffer of the bounce ring, which has as many places.
 //
 // Invariants: 1. in_flight() counts the pieces handed out and not yet settled as done or failed.
 // 2. After a failure or a cancellation no piece is handed out. One thread: the caller of
@@ -33,7 +33,7 @@ struct Piece {
   size_t done_bytes = 0;  // a prefix, multiple of kIoAlignment
   unsigned repeats = 0;   // fruitless attempts in a row
   bool is_complete = false;
-  bool is_bounced = false;  // memory is of the bounce ring
+  bool is_bounced = false;  // memory belongs to the bounce ring
 
   char* rest_memory() const { return memory + done_bytes; }
   uint64_t rest_offset() const { return offset + done_bytes; }
@@ -43,15 +43,15 @@ struct Piece {
 class PieceSequence {
  public:
   /// REQUIRES: memory, offset and bytes of every segment are multiples of kIoAlignment; window > 0.
-  /// `observer` and `bounce_ring` may be null where every segment has memory; else the segments are
-  /// written, and the ring has at least as many buffers as the window has pieces.
+  /// `observer` and `bounce_ring` may be null where every segment has memory. Otherwise this is a
+  /// write, and the ring has at least as many buffers as the window has pieces.
   PieceSequence(IoDirection direction, std::span<const IoSegment> segments, size_t window,
                 PieceObserver* observer, BounceRing* bounce_ring);
 
   /// Whether anything is left to hand out, to await or to report.
   bool is_active() const;
 
-  /// The next piece, after the observer agreed; null when there is none, when the window is full,
+  /// The next piece, with the observer's consent; null when there is none, when the window is full,
   /// or after a failure or cancellation.
   Piece* next();
 
@@ -62,7 +62,7 @@ class PieceSequence {
   /// Ends the transfer for a piece that could not be requested at all.
   void abandon(Piece& piece, int error_number);
 
-  /// Reports the first piece that was not reported yet, if it is complete. False when it is not.
+  /// Reports the first piece not reported yet, if it is complete; else returns false.
   bool report_one();
 
   size_t in_flight() const { return in_flight_; }
@@ -77,12 +77,12 @@ class PieceSequence {
   bool is_stopped() const { return result_.cancelled || !result_.status.is_ok(); }
 
   const IoDirection direction_;
-  std::vector<IoSegment> segments_;  // those that the observer added come last
+  std::vector<IoSegment> segments_;  // segments that the observer added come last
   PieceObserver* const observer_;
   BounceRing* const bounce_ring_;
 
   size_t segment_ = 0;         // where the next piece is cut
-  uint64_t segment_done_ = 0;  // bytes of it that were cut already
+  uint64_t segment_done_ = 0;  // bytes of it that are cut already
   std::vector<Piece> ring_;
   uint64_t reported_ = 0;  // pieces [reported_, handed_out_) are in the ring
   uint64_t handed_out_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a directory offers to the disk tier, and which directory to take when the user named none.
-// Everything is found by doing it: a file is made, written with O_DIRECT, and handed to a ring; it
+// Probes what a directory offers to the disk tier, and finds a directory when the user named none.
+// It tries everything for real: makes a file, writes it with O_DIRECT, hands it to a ring. The file
 // is gone when the function returns. Reads the environment; otherwise no state, any thread.
 #include <algorithm>
 #include <cstdlib>

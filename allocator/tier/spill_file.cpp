@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Note [Spill file]: model weights and data lie in this file in the clear, so nobody else may open
-// it and nothing may be left of it. O_TMPFILE gives a file that never had a name; O_EXCL forbids
-// that it gets one later (linkat); 0600 and O_CLOEXEC keep it from other users and from programs
-// that this one starts. Where the file system lacks O_TMPFILE the file has a random name for an
-// instant; O_EXCL and O_NOFOLLOW make sure that it is new and ours. The directory is opened once
-// and checked through its descriptor, so that it cannot be swapped between check and use.
+// Note [Spill file]: model weights and data lie in this file in the clear. So nobody else may open
+// it, and nothing of it may be left behind. O_TMPFILE gives a file that never had a name; O_EXCL
+// forbids a later name (linkat); 0600 and O_CLOEXEC shut out other users and programs that this one
+// starts. Where the file system lacks O_TMPFILE, the file has a random name for an instant; O_EXCL
+// and O_NOFOLLOW make sure that it is new and ours. The directory is opened once and checked
+// through its descriptor, so that it cannot be swapped between check and use.
 #include "tier/spill_file.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@
 namespace tencache {
 namespace {
 
-// Less than this is a full disk: not even one step of growth of the spill file would fit.
+// Less free space than this counts as a full disk: one growth step of the spill file would not fit.
 constexpr uint64_t kFreeBytesMin = 64 * kMiB;
 
 struct FileSystemName {
@@ -76,7 +76,7 @@ std::string reason_of(int error_number) {
   return status_from_errno(error_number, "").message().substr(2);
 }
 
-/// Writes and reads one block. 0, or the errno of what failed.
+/// Writes and reads one block. Returns 0 or the errno of the call that failed.
 int try_io(int fd) {
   alignas(kIoAlignment) char block[kIoAlignment];
   memset(block, 0x5a, sizeof block);
@@ -86,7 +86,7 @@ int try_io(int fd) {
   return block[0] == 0x5a && block[sizeof block - 1] == 0x5a ? 0 : EIO;
 }
 
-/// Some file systems take the flag and refuse the first transfer, so both are tried.
+/// Some file systems accept the flag and refuse the first transfer, so both are tried.
 int try_direct_io(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_DIRECT) != 0) return errno;
@@ -123,7 +123,7 @@ Result<SpillDirectory> open_spill_directory(const std::string& path) {
   if (is_in_memory) {
     return refused(StatusCode::kInvalidArgument, path,
                    "it is in memory (" + directory.file_system +
-                       "), so what is spilled there would take the memory that it should free.");
+                       "), so spilled data would take the memory that spilling should free.");
   }
   directory.free_bytes = uint64_t{space.f_bavail} * uint64_t{space.f_frsize};
   if (directory.free_bytes < kFreeBytesMin) {
@@ -160,7 +160,7 @@ Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::st
   SpillFile file;
   file.fd =
       UniqueFd(openat(directory.fd.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  // EISDIR and EINVAL: kernels and file systems that do not know the flag take it for O_DIRECTORY.
+  // EISDIR and EINVAL: kernels and file systems that do not know the flag read it as O_DIRECTORY.
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL;
   if (!file.fd.is_valid() && is_unknown) file.fd = UniqueFd(open_and_unlink(directory.fd.get()));
   if (!file.fd.is_valid()) {
@@ -178,7 +178,7 @@ Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::st
   if (direct_io == Choice::kOn && !file.direct_io) {
     return refused(
         StatusCode::kUnavailable, path,
-        "direct_io is on, but " + file.direct_io_reason + "; set to auto it would be buffered.");
+        "direct_io is on, but " + file.direct_io_reason + "; with auto, I/O would be buffered.");
   }
   if (!file.direct_io) {
     if (const int error_number = try_io(file.fd.get()); error_number != 0) {

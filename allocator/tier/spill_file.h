@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the spill file comes into being: a checked directory, a file in it that nobody else can open
-// and that vanishes with its last descriptor, and the kind of I/O that the file system allows,
-// found by doing it. Internal to the disk tier and its probe. No state; any thread.
+// Makes the spill file: checks a directory, makes a file in it that nobody else can open and that
+// vanishes with its last descriptor, and finds by trial which kind of I/O the file system allows.
+// Internal to the disk tier and its probe. No state; any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct SpillFile {
   std::string direct_io_reason;  // why not
 };
 
-/// Opens `path` and checks all that can be known without writing: it is a directory, belongs to the
+/// Opens `path` and checks what can be checked without writing: it is a directory, belongs to the
 /// user or is sticky, is not in memory, has room.
 Result<SpillDirectory> open_spill_directory(const std::string& path);
 
@@ -35,8 +35,8 @@ Result<SpillDirectory> open_spill_directory(const std::string& path);
 Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::string& path,
                                   Choice direct_io);
 
-/// For file systems without O_TMPFILE: makes a file under a random name that did not exist and
-/// unlinks it at once. -1 with errno set when that fails.
+/// For file systems without O_TMPFILE: makes a file under a new random name and unlinks it at once.
+/// -1 with errno set on failure.
 int open_and_unlink(int directory_fd);
 
 }  // namespace tencache

@@ -73,7 +73,7 @@ std::optional<StagingBuffer> StagingRing::try_acquire() {
 void StagingRing::release(const StagingBuffer& buffer) {
   const auto offset = static_cast<uint64_t>(buffer.memory - memory_.data());
   TENCACHE_CHECK(offset < memory_.bytes() && offset % buffer_bytes_ == 0,
-                 "%p is no buffer of this ring", static_cast<const void*>(buffer.memory));
+                 "%p is not a buffer of this ring", static_cast<const void*>(buffer.memory));
   MutexLock lock(mutex_);
   TENCACHE_CHECK(std::find(free_.begin(), free_.end(), buffer.memory) == free_.end(),
                  "buffer %p released twice", static_cast<const void*>(buffer.memory));

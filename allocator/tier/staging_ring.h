@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StagingRing: a few small pinned buffers through which blocks of pageable host memory are copied
-// to and from a device. A copy engine reads pinned memory only; given pageable memory the driver
+// to and from a device. A copy engine reads pinned memory only; for pageable memory the driver
 // copies through a buffer of its own while the calling thread waits. With two buffers of ours the
-// processor copies into one while the device empties the other:
+// processor fills one while the device empties the other:
 //
 //   for each piece of the block:
-//     buffer = try_acquire(); while there is none: wait for the event of the oldest piece on its
-//     way,
-//                                                  release() its buffer, try again
-//     memcpy(buffer.memory, piece); enqueue the copy to the device; record an event behind it
+//     buffer = try_acquire(); while there is none:
+//       wait for the event of the oldest piece on its way, release() its buffer, try again
+//     memcpy(buffer.memory, piece); queue the copy to the device; record an event behind it
 //
-// The memory, beside the budget of the host tier, is one pinned piece; no buffer crosses its end,
-// and a copy from one buffer is within one registration. Where it cannot be pinned, the buffers are
-// plain memory, is_pinned() says so and pin_refusal() why: copies are correct, and slower.
+// The memory is one pinned piece outside the budget of the host tier. No buffer crosses its end, so
+// a copy from one buffer is within one registration. Where it cannot be pinned, the buffers are
+// plain memory; is_pinned() and pin_refusal() tell that and why. Copies are then correct but slow.
 //
-// Invariant: a buffer is free or with one holder. Threads: any may acquire and release; mutex_ is
+// Invariant: a buffer is free or has one holder. Threads: any may acquire and release; mutex_ is
 // held for bookkeeping only. A forked child has no buffers (Note [Fork] in platform/host_memory.h).
 #pragma once
 
@@ -34,14 +33,14 @@
 namespace tencache {
 
 struct StagingRingConfig {
-  /// 8 MiB take some 150 us at 50 GB/s, many times what starting a copy costs.
+  /// 8 MiB take some 150 us at 50 GB/s, many times the cost of starting a copy.
   uint64_t buffer_bytes = 8 * kMiB;  // rounded up to whole pages
   unsigned buffer_count = 2;
   int node = -1;                 // NUMA node; -1 = any
   HostPinner* pinner = nullptr;  // outlives the ring; null = plain memory
 };
 
-/// One buffer of a ring, aligned to a page. Trivially copyable; ownership is the holder's affair.
+/// One buffer of a ring, aligned to a page. Trivially copyable; its holder owns it.
 struct StagingBuffer {
   char* memory = nullptr;
   uint64_t bytes = 0;
@@ -61,7 +60,7 @@ class StagingRing {
   StagingBuffer acquire() TENCACHE_EXCLUDES(mutex_);
   /// A free buffer, or nullopt when none is free now.
   std::optional<StagingBuffer> try_acquire() TENCACHE_EXCLUDES(mutex_);
-  /// REQUIRES: the device has finished with it.
+  /// REQUIRES: the device has finished with the buffer.
   void release(const StagingBuffer& buffer) TENCACHE_EXCLUDES(mutex_);
 
   bool is_pinned() const { return pin_refusal_.empty(); }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The channel for machines and containers that refuse io_uring: `threads` threads that pread and
-// pwrite one request at a time. The calling thread cuts, judges and reports as in the io_uring
-// channel (tier/piece_sequence.h); the threads only move bytes, so both channels behave alike.
+// pwrite one request at a time. As in the io_uring channel, the calling thread cuts, judges and
+// reports (tier/piece_sequence.h), and the threads only move bytes, so both channels behave alike.
 //
 // Threads: transfer() on one thread at a time; mutex_ guards the two queues and is never held
-// across I/O. The threads start at the first transfer, and signals are left to the program's own
-// threads. In a forked child the threads do not exist: there the channel is only ever leaked.
+// across I/O. The threads start at the first transfer and leave signals to the program's own
+// threads. In a forked child the threads do not exist, and the channel may only be leaked.
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,9 +62,9 @@ class ThreadChannel final : public IoChannel {
 
   const int fd_;
   const unsigned thread_count_;
-  const size_t window_;                      // pieces
-  pid_t owner_pid_ = 0;                      // where the threads run; written by the first transfer
-  std::vector<std::thread> threads_;         // written by the first transfer
+  const size_t window_;               // pieces
+  pid_t owner_pid_ = 0;               // process of the threads; written by the first transfer
+  std::vector<std::thread> threads_;  // written by the first transfer
   std::unique_ptr<BounceRing> bounce_ring_;  // made by the first transfer that needs it
 
   Mutex mutex_;
@@ -95,7 +95,7 @@ Status ThreadChannel::start_threads() {
   try {
     while (threads_.size() < thread_count_) threads_.emplace_back([this] { run_thread(); });
   } catch (const std::system_error& error) {
-    // A process limit may allow some threads and not all: fewer are slower, none cannot work.
+    // A process limit may allow only some threads: fewer are slower, none is an error.
     if (threads_.empty()) {
       return status_from_errno(error.code().value(), "cannot start a thread for the spill file");
     }

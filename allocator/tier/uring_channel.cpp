@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The io_uring channel: one ring with `depth` entries, the file registered, each piece one request
-// that is submitted as soon as it is cut, so that the disk works while the next piece is hashed.
+// The io_uring channel: one ring with `depth` entries, the file registered. Each piece is one
+// request, submitted as soon as it is cut, so that the disk works while the next piece is hashed.
 //
-// Choices. IORING_SETUP_SINGLE_ISSUER and a registered ring descriptor bind a ring to one thread,
-// and channels are lent to different threads over time. Polling for completion (IOPOLL, SQPOLL)
-// takes a core from the training program.
+// Choices. IORING_SETUP_SINGLE_ISSUER and a registered ring descriptor would bind a ring to one
+// thread, but channels are lent to different threads over time. Polling for completion (IOPOLL,
+// SQPOLL) would take a core from the training program.
 //
 // Note [Registered buffers]: the kernel looks up and pins the pages of each request, unless they
 // lie in memory that was registered once. Reads go to fresh pages each time, so there is nothing to
 // register. Writes of the engine come from the bounce ring, which is registered as one buffer.
-// What that costs is bounded: pages stay pinned (not swapped, not migrated) and count against the
-// memlock limit of the user for as long as the channel lives (and a forked child that outlives the
-// process, since it has the ring's descriptor). So the ring is registered only after each of its
-// buffers was used, when with huge pages all of it is there anyway; it has at most kWindowPiecesMax
-// pieces; and a tier keeps no more channels with a ring than evictions ran at once (disk_tier.h).
-// It is all or nothing: half a ring would take the whole of a small limit from the user's other
-// programs. Where it is refused (memlock, seccomp) the same writes go as plain requests. It saves
-// time of the kernel for each request; the disk writes no faster for it.
+// The cost: pages stay pinned (not swapped, not migrated) and count against the user's memlock
+// limit while the channel lives, or while a forked child lives longer, since it has the ring's
+// descriptor. Three rules bound the cost. The ring is registered only after each of its buffers was
+// used, when with huge pages all of it is there anyway. It has at most kWindowPiecesMax pieces. A
+// tier has no more channels with a ring than evictions ran at once (disk_tier.h).
+// Registration is all or nothing: half a ring would take the whole of a small limit from the user's
+// other programs. Where it is refused (memlock, seccomp) the same writes go as plain requests. It
+// saves the kernel time for each request; the disk writes no faster for it.
 //
 // Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
-// entry stays in the submission queue and would be submitted later with memory that may be gone by
-// then, so the ring is closed and opened anew by the next transfer. Threads: as io_channel.h says.
+// entry stays in the submission queue and would be submitted later, with memory that may be gone by
+// then. So the ring is closed, and the next transfer opens a new one. Threads: see io_channel.h.
 #include <liburing.h>
 #include <sched.h>
 
@@ -40,11 +40,11 @@
 namespace tencache {
 namespace {
 
-// Pieces complete in any order and are reported in order: with twice the depth, one slow piece does
+// Pieces complete in any order and are reported in order. With twice the depth, one slow piece does
 // not idle the disk at once.
 constexpr unsigned kWindowPerDepth = 2;
 
-// Submissions that the kernel refuses for want of memory are repeated this often.
+// A submission that the kernel refuses for lack of memory is repeated this often.
 constexpr unsigned kSubmitAttemptsMax = 1000;
 
 // The kernel takes at most 1 GiB as one registered buffer.
@@ -67,7 +67,7 @@ size_t window_of(unsigned depth) {
   return std::min(size_t{depth} * kWindowPerDepth, kWindowPiecesMax);
 }
 
-/// Ok, or why the kernel does not keep the ring pinned.
+/// Ok, or why the kernel does not pin the ring.
 Status register_memory(io_uring& ring, const BounceRing& bounce_ring) {
   const iovec memory = {bounce_ring.memory().data(), bounce_ring.memory().size()};
   const int result = io_uring_register_buffers(&ring, &memory, 1);
@@ -112,13 +112,13 @@ class UringChannel final : public IoChannel {
   bool is_file_registered_ = false;
   bool was_registration_tried_ = false;  // of the bounce ring with this ring
   bool is_bounce_ring_registered_ = false;
-  bool is_spoiled_ = false;  // an entry that must never be submitted is in the submission queue
+  bool is_spoiled_ = false;  // the submission queue holds an entry that must never be submitted
 };
 
 Status UringChannel::open_ring() {
   io_uring_params params = {};
-  // Completions are looked for at each turn anyway; without the flags the kernel interrupts the
-  // thread for each one. Kernels before 5.19 do not know them.
+  // Each turn looks for completions anyway; without the flags the kernel interrupts the thread for
+  // each one. Kernels before 5.19 do not know them.
   params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
   int result = io_uring_queue_init_params(depth_, &ring_, &params);
   if (result == -EINVAL) {
@@ -139,7 +139,7 @@ Status UringChannel::open_ring() {
     return {StatusCode::kUnavailable,
             "io_uring is not available: the kernel is older than 5.6 and lacks its read and write"};
   }
-  // Saves a reference count on the file a request; where it is refused the plain descriptor serves.
+  // Saves a reference count on the file per request; where refused, the plain descriptor serves.
   is_file_registered_ = io_uring_register_files(&ring_, &fd_, 1) == 0;
   return Status::ok();
 }
@@ -186,7 +186,7 @@ TransferResult UringChannel::transfer(IoDirection direction, std::span<const IoS
     while (sequence.in_flight() < depth_ && (piece = sequence.next()) != nullptr) {
       request(direction, *piece, sequence);
     }
-    // Reporting may hash for tens of microseconds; in between, what completed makes room for more.
+    // Reporting may hash for tens of microseconds; meanwhile completions make room for more.
     const bool reported = sequence.report_one();
     if (sequence.in_flight() > 0) reap(direction, sequence, !reported);
   }
@@ -215,7 +215,7 @@ void UringChannel::request(IoDirection direction, Piece& piece, PieceSequence& s
   }
 }
 
-/// Submits the one entry that is queued. 0, or the errno that does not go away.
+/// Submits the one queued entry. Returns 0, or the errno that does not go away.
 int UringChannel::submit() {
   int result = 0;
   for (unsigned attempt = 0; attempt < kSubmitAttemptsMax; ++attempt) {
@@ -228,7 +228,7 @@ int UringChannel::submit() {
   return result == 0 ? EBUSY : -result;
 }
 
-/// Takes in the completions that are there; waits for the first one if `waits`.
+/// Takes the completions that are there; waits for the first one if `waits`.
 void UringChannel::reap(IoDirection direction, PieceSequence& sequence, bool waits) {
   io_uring_cqe* completion = nullptr;
   for (;;) {
@@ -237,7 +237,7 @@ void UringChannel::reap(IoDirection direction, PieceSequence& sequence, bool wai
     if (result == -EAGAIN && !waits) return;
     if (result == -EINTR || result == -EAGAIN) continue;
     if (result < 0) {
-      // Requests are in flight on memory of the program, and there is no way left to await them.
+      // Requests are in flight on memory of the program, and nothing is left to await them with.
       fatal("cannot wait for io_uring: %s", strerrordesc_np(-result));
     }
     auto* piece = static_cast<Piece*>(io_uring_cqe_get_data(completion));

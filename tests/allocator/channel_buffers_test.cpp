@@ -123,8 +123,10 @@ TEST_P(ChannelBuffersTest, SegmentsWithoutMemoryNeedSomebodyWhoBringsTheBytes) {
   const std::vector<IoSegment> segments = {{nullptr, 0, 4096}};
   AlignedBuffer model(4096);
   BringingObserver observer(model);
-  EXPECT_DEATH(channel_->transfer(IoDirection::kWrite, segments, nullptr), "nobody who brings");
-  EXPECT_DEATH(channel_->transfer(IoDirection::kRead, segments, &observer), "nobody who brings");
+  EXPECT_DEATH(channel_->transfer(IoDirection::kWrite, segments, nullptr),
+               "an observer that brings");
+  EXPECT_DEATH(channel_->transfer(IoDirection::kRead, segments, &observer),
+               "an observer that brings");
 }
 
 INSTANTIATE_TEST_SUITE_P(Channels, ChannelBuffersTest, ::testing::ValuesIn(kChannelKinds),

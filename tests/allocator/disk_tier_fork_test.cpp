@@ -179,7 +179,7 @@ TEST_F(DiskTierForkTest, TheChildSeesItsBytesUntilItIsGone) {
   EXPECT_EQ(tier_->used_bytes(), kBytes) << "released, and kept for the child";
   EXPECT_EQ(overwrite_all_free(), kQuota / kBytes - 1);
   const Status refused = tier_->allocate(kQuota).status();
-  EXPECT_NE(refused.message().find("2.00 MiB of them kept for forked processes"), std::string::npos)
+  EXPECT_NE(refused.message().find("2.00 MiB of them held for forked processes"), std::string::npos)
       << refused.message();
   EXPECT_EQ(child.finish(), 0) << "the child saw other bytes than those of the fork";
   EXPECT_EQ(overwrite_all_free(), kQuota / kBytes);

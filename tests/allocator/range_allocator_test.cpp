@@ -118,7 +118,7 @@ TEST(RangeAllocatorDeathTest, RefusesToFreeWhatIsNotInUse) {
   ranges.free(2, 2);
   EXPECT_DEATH(ranges.free(0, 5), "freed twice");
   EXPECT_DEATH(ranges.free(3, 2), "freed twice");
-  EXPECT_DEATH((void)ranges.allocate(0), "no length");
+  EXPECT_DEATH((void)ranges.allocate(0), "length 0");
   EXPECT_DEATH(ranges.grow(19), "shrink");
 }
 
