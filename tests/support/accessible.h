@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a page may be read or written, asked of the kernel: it answers a system call on memory
-// that is not accessible with EFAULT, where user code would get a signal. Any thread.
+// Asks the kernel whether a page may be read or written: a system call on inaccessible memory
+// returns EFAULT, where user code would get a signal. Any thread.
 #pragma once
 
 #include <fcntl.h>

@@ -93,7 +93,7 @@ std::string AllocationModel::finish() {
   return "";
 }
 
-// Most are a few pages; some are small blocks, of odd size, or many huge pages long.
+// Most sizes are a few pages; some are small blocks, odd sizes, or many huge pages.
 uint64_t AllocationModel::random_bytes() {
   const uint64_t draw = random_.between(0, 99);
   if (draw < 8) return random_.between(1, kPageBytes - 1);
@@ -133,7 +133,7 @@ std::string AllocationModel::free_one() {
   const std::unique_ptr<Allocation> allocation = std::move(live_[index]);
   live_[index] = std::move(live_.back());
   live_.pop_back();
-  // Also under an open gate: an op's inputs may die before it ends.
+  // This happens under an open gate too: an op's inputs may die before it ends.
   if (engine_.extent(allocation->address) == nullptr) {
     small_bytes_ -= malloc_usable_size(allocation->address);
   } else {

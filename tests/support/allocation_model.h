@@ -2,8 +2,8 @@
 //
 // AllocationModel: the reference model of the randomized tests. It plays a program on one thread:
 // it allocates, frees, opens and closes gates, reads and writes with and without a gate, from user
-// code and through system calls, and keeps for every allocation a plain copy of the bytes that must
-// be there. Each access compares. The engine below may evict, fetch and fail as it likes.
+// code and through system calls. For every allocation it holds a plain copy of the bytes that must
+// be there, and compares at each access. The engine below may evict, fetch and fail as it likes.
 //
 // One thread an object; several objects may share an engine.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace tencache {
 
-/// How often a step does what; the weights of a random draw.
+/// Weights of the random draw that picks each step.
 struct StepWeights {
   unsigned allocate = 12;
   unsigned free = 9;
@@ -50,12 +50,13 @@ class AllocationModel {
   AllocationModel(const AllocationModel&) = delete;
   AllocationModel& operator=(const AllocationModel&) = delete;
 
-  /// Memory that other threads only read and this one may name in its ops; with fill_pattern(seed).
+  /// Adds memory with fill_pattern(seed) that other threads only read and this one may name in its
+  /// ops.
   void share(const char* address, uint64_t bytes, uint64_t seed);
 
-  /// One random step. Empty, or what is wrong.
+  /// Takes one random step. Returns "", or what is wrong.
   std::string step();
-  /// Closes all gates, gives up all holds and compares everything.
+  /// Closes all gates, releases all holds and compares everything.
   std::string finish();
 
   uint64_t small_bytes() const { return small_bytes_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much of a slot the page cache holds.
+// Counts the pages of a slot that the page cache holds.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forked test bodies and the seccomp filters that play a kernel, container or file system that
-// refuses.
+// Forked test bodies, and the seccomp filters that imitate a kernel, container or file system that
+// refuses calls.
 #include "support/child_process.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Test bodies that run in a forked child, because they bend the whole process: system calls that
-// the kernel refuses (seccomp), limits, another user, another view of the mounts. Expectations that
-// fail in the child are printed there and fail the test in the parent. Call with one thread
-// running.
+// Test bodies that run in a forked child because they bend the whole process: system calls that the
+// kernel refuses (seccomp), limits, another user, another view of the mounts. Expectations that
+// fail in the child are printed there and fail the test in the parent. REQUIRES: one thread runs.
 #pragma once
 
 #include <sys/types.h>
@@ -13,11 +12,11 @@
 
 namespace tencache {
 
-/// Forks, runs `body` in the child and waits. 0 when no expectation failed in it, kSkipped when the
-/// body ended the child with that, else another number.
+/// Forks, runs `body` in the child and waits. Returns 0 when no expectation failed in it, kSkipped
+/// when the body ended the child with that, else another number.
 int run_in_child(const std::function<void()>& body);
 
-/// What a body passes to _exit when the machine does not allow what it needs.
+/// A body passes this to _exit when the machine does not allow what it needs.
 inline constexpr int kSkipped = 77;
 
 /// From now on the kernel answers the system call with this errno, in this process and its

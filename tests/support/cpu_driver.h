@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the suite of every backend (tests/allocator/backends_test.cpp) asks of a backend, and
-// CpuDriver, which does it with the cpu backend: an engine whose budget is so many tensors, ops
-// that write or look for a pattern, and what has to be waited for before states are looked at.
-// CudaDriver (support/cuda/cuda_driver.h) has the same members. Lanes are what several threads use
-// side by side: streams where the backend has them.
+// The interface through which the suite of every backend (tests/allocator/backends_test.cpp) uses a
+// backend, and CpuDriver, which implements it for the cpu backend: an engine whose budget is so
+// many tensors, ops that write or look for a pattern, and the wait that must come before a look at
+// states. CudaDriver (support/cuda/cuda_driver.h) has the same members. Several threads work side
+// by side on lanes: streams where the backend has them.
 //
 // Threads: as Engine; each lane on one thread at a time.
 #pragma once
@@ -42,12 +42,12 @@ class CpuDriver {
   Result<void*> try_allocate(uint64_t bytes, size_t /*lane*/) { return engine_->allocate(bytes); }
   void free(void* address) { engine_.free(address); }
 
-  /// An op that writes the pattern of a seed.
+  /// Runs an op that writes the pattern of a seed.
   void write(char* address, uint64_t seed, size_t /*lane*/) {
     const GateScope op(engine_, {address}, AccessMode::kWrite);
     fill_pattern(address, kTensorBytes, seed);
   }
-  /// One op that reads all of these; what differs from the seeds [first_seed, ...) is counted.
+  /// Runs one op that reads all tensors; counts those that differ from the seeds [first_seed, ...).
   void check(const std::vector<char*>& tensors, uint64_t first_seed, size_t /*lane*/) {
     std::vector<Access> accesses;
     for (char* address : tensors) accesses.push_back({address, AccessMode::kRead});
@@ -59,7 +59,7 @@ class CpuDriver {
   void open(const std::vector<Access>& accesses) { engine_->gate().open(0, accesses); }
   Hold* hold(const std::vector<Access>& accesses) { return engine_->gate().hold(accesses, false); }
 
-  /// Until what was fetched or queued is there.
+  /// Waits until fetched and queued bytes are there.
   void settle() {}
   uint64_t differences() const { return differences_.load(); }
   std::string check_books() { return engine_.check_books(); }

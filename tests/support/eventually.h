@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eventually(): for what another thread or the kernel does in its own time. Any thread.
+// eventually(): waits for the work of another thread or of the kernel. Any thread.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@
 
 namespace tencache {
 
-/// Asks until the answer is yes, for a minute: that costs nothing where it comes, and is long
-/// enough for a machine that does much else. Returns the last answer.
+/// Evaluates the condition until it holds, for a minute at most. That costs nothing where it comes
+/// soon, and is long enough for a busy machine. Returns the last answer.
 template <typename Condition>
 bool eventually(Condition condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FakePinner: a HostPinner that writes down what is pinned and refuses on demand. It fails the test
-// when memory is pinned twice, unpinned without being pinned, or pinned without being there. Any
-// thread.
+// FakePinner: a HostPinner that records pins and refuses on demand. It fails the test when memory
+// is pinned twice, unpinned without being pinned, or pinned without being present. Any thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +21,7 @@ class FakePinner final : public HostPinner {
  public:
   ~FakePinner() override { EXPECT_EQ(pinned_bytes(), 0U) << "not unpinned"; }
 
-  /// Refuses every pin() after this many more; all of them by default pass.
+  /// Refuses every pin() after this many more; by default all succeed.
   void refuse_after(uint64_t pins) {
     MutexLock lock(mutex_);
     pins_left_ = pins;

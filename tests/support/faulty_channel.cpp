@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves each piece through the decorated channel as a transfer of its own, bent as the plan says.
+// Moves each piece through the decorated channel as a transfer of its own, with the plan's fault.
 #include "support/faulty_channel.h"
 
 #include <algorithm>

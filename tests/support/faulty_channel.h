@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FaultyChannel: a real channel whose pieces go wrong as a plan says. The plan is shared with the
-// test, counts the pieces of each direction over all channels and transfers, and decides for each
-// one. Give it to a DiskTier through DiskTierConfig::channel_factory:
+// FaultyChannel: a real channel whose pieces go wrong by a plan. The test shares the plan, which
+// counts the pieces of each direction over all channels and transfers and decides for each piece.
+// Give it to a DiskTier through DiskTierConfig::channel_factory:
 //
 //   auto plan = std::make_shared<FaultPlan>();
 //   config.channel_factory = faulty_channel_factory(plan);
@@ -10,7 +10,7 @@
 //              .error_number = ENOSPC});
 //
 // A faulty channel moves one piece at a time, in order, so that "the third piece" means the same in
-// every run. Threads: the plan may be used by any thread; a channel as io_channel.h says.
+// every run. Threads: any for the plan; for a channel see io_channel.h.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ enum class FaultKind : uint8_t {
   kFail,       // the piece is not moved and the transfer fails with error_number
   kFlipBit,    // one bit differs: in memory after a read, in the file after a write
   kMisdirect,  // the piece is moved to or from the file offset + shift_bytes
-  kTear,       // only the first half is moved; the transfer says that all went well
-  kDrop,       // nothing is moved; the transfer says that all went well
+  kTear,       // only the first half is moved; the transfer reports success
+  kDrop,       // nothing is moved; the transfer reports success
   kEndOfFile,  // a read finds the end of the file there (kDataLoss)
   kDelay,      // the piece is moved delay_us later
-  kCall,       // before the piece is moved, `call` is called by the thread that moves it
+  kCall,       // the thread that moves the piece calls `call` first
 };
 
-/// Which pieces go wrong: number `first` (counted from 1, per direction), then each `every`-th
-/// after it, `count` times in all.
+/// The pieces that go wrong: number `first` (from 1, per direction), then each `every`-th after it,
+/// `count` times in all.
 struct Fault {
   IoDirection direction = IoDirection::kWrite;
   uint64_t first = 1;
@@ -43,7 +43,7 @@ struct Fault {
   uint64_t count = UINT64_MAX;
   FaultKind kind = FaultKind::kFail;
   int error_number = 5;                                     // EIO
-  uint64_t bit = 0;                                         // kFlipBit: which bit of the piece
+  uint64_t bit = 0;                                         // the bit of the piece, for kFlipBit
   int64_t shift_bytes = static_cast<int64_t>(kPieceBytes);  // multiple of kIoAlignment
   unsigned delay_us = 1000;
   std::function<void()> call = nullptr;
@@ -52,18 +52,18 @@ struct Fault {
 class FaultPlan {
  public:
   void add(const Fault& fault) TENCACHE_EXCLUDES(mutex_);
-  /// Forgets all faults and starts to count from the beginning.
+  /// Forgets all faults and counts from the beginning.
   void clear() TENCACHE_EXCLUDES(mutex_);
 
-  /// Pieces that passed, faulty ones included.
+  /// The number of pieces that passed, faulty ones included.
   uint64_t pieces(IoDirection direction) const TENCACHE_EXCLUDES(mutex_);
-  /// Transfers that have begun.
+  /// The number of transfers that have begun.
   uint64_t transfers(IoDirection direction) const TENCACHE_EXCLUDES(mutex_);
-  /// Pieces that went wrong.
+  /// The number of pieces that went wrong.
   uint64_t injected() const TENCACHE_EXCLUDES(mutex_);
 
   void count_transfer(IoDirection direction) TENCACHE_EXCLUDES(mutex_);
-  /// Counts one more piece and returns what befalls it.
+  /// Counts one more piece and returns its faults.
   std::vector<Fault> take(IoDirection direction) TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FunctionUses: a plan's knowledge of what is needed when (engine/move/next_uses.h), as a test says
-// it. The function is called from any thread of the engine.
+// FunctionUses: a plan's knowledge of the next uses (engine/move/next_uses.h), given by a test as a
+// function. Any thread of the engine may call it.
 #pragma once
 
 #include <functional>

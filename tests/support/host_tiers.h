@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the suites of the host tier share: tiers and blocks that must come about, memory that is
-// addresses alone, and shuffling by the test's seed.
+// Helpers of the host tier's suites: tiers and blocks that must come about, memory that is only
+// addresses, and shuffling by the test's seed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ inline HostBlock must_allocate(HostTier& tier, uint64_t bytes) {
   return block.is_ok() ? block.value() : HostBlock();
 }
 
-/// A chunk without memory, for tests that look at places only: touching it crashes.
+/// A chunk without memory, for tests of placement alone: touching it crashes.
 inline Result<HostMemory> map_addresses(const HostMemoryRequest& request) {
   void* memory =
       mmap(nullptr, request.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -11,7 +11,7 @@
 
 namespace tencache {
 
-/// kInvalidArgument names the file and what is wrong.
+/// kInvalidArgument names the file and the error.
 Result<Trace> read_period(const std::string& path);
 
 }  // namespace tencache

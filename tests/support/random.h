@@ -18,7 +18,7 @@
 
 namespace tencache {
 
-/// The seed of this run; printed when it is first asked for.
+/// The seed of this run; printed at the first call.
 inline uint64_t test_seed() {
   static const uint64_t seed = [] {
     const char* text = std::getenv("TENCACHE_TEST_SEED");
@@ -33,7 +33,7 @@ inline uint64_t test_seed() {
 
 class Random {
  public:
-  /// `stream` tells apart several generators of one test.
+  /// `stream` tells several generators of one test apart.
   explicit Random(uint64_t stream = 0) : generator_(test_seed() * 1'000'003 + stream) {}
 
   uint64_t next() { return generator_(); }
@@ -43,9 +43,9 @@ class Random {
   }
   bool chance(double probability) { return std::bernoulli_distribution(probability)(generator_); }
 
-  /// Fills memory with random bytes, no two pages alike: a random block that is repeated, with
-  /// fresh words in each page. (A fresh word everywhere takes most of a test's time under
-  /// sanitizers.) REQUIRES: bytes is a multiple of 8.
+  /// Fills memory with random bytes, no two pages alike: a repeated random block, with fresh words
+  /// in each page. (Fresh words everywhere take most of a test's time under sanitizers.) REQUIRES:
+  /// bytes is a multiple of 8.
   void fill(void* memory, size_t bytes) {
     std::array<uint64_t, kBlockBytes / 8> block;
     for (uint64_t& word : block) word = generator_();

@@ -60,7 +60,7 @@ class TransformerBuilder {
   }
 
   void backward(bool is_first) {
-    std::vector<uint32_t> incoming;  // the gradient that the ops before made
+    std::vector<uint32_t> incoming;  // the gradient that the previous ops made
     for (uint32_t layer = shape_.layers; layer-- > 0;) {
       for (uint32_t index = activations_per_layer(); index-- > 0;) {
         std::vector<uint32_t> ending = {activations_[layer * activations_per_layer() + index]};
@@ -123,7 +123,7 @@ class TransformerBuilder {
     for (const uint32_t tensor : tensors) trace_.tensors[tensor].freed_at = trace_.tick_count() - 1;
   }
 
-  // The first op makes tensors, the others name those too.
+  // The first op makes tensors; the others name those too.
   void add_ops(uint32_t name, uint64_t compute_ns, std::vector<TraceAccess> accesses,
                const std::vector<uint32_t>& made) {
     trace_.ops.push_back({name, compute_ns, accesses});

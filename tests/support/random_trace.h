@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Traces for tests: small random ones with persistent tensors, tensors that come and go within a
-// period and tensors that live across its border; and training steps of a transformer of any
-// size, which benchmarks plan too. And the machine that makes their times easy to work out by hand.
+// Traces for tests: small random ones, with persistent tensors, tensors that come and go within a
+// period and tensors that live across its border; and training steps of a transformer of any size,
+// which benchmarks plan too. Also a machine whose times are easy to work out by hand.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct RandomTraceShape {
   uint64_t compute_ns_max = 10;
 };
 
-/// Every tensor is named at least once.
+/// Names every tensor at least once.
 Trace random_trace(Random& random, const RandomTraceShape& shape);
 
 /// A training step: forward and backward for each micro-batch, then an AdamW step.
 struct TransformerShape {
   uint32_t layers = 4;
-  // One entry for each of a layer, in the order in which they are used. Weight i is named where
-  // activation i is made; a layer has as many activations as weights, or more.
+  // One entry for each weight of a layer, in the order of use. Weight i is named where activation i
+  // is made; a layer has at least as many activations as weights.
   std::vector<uint64_t> weight_bytes = std::vector<uint64_t>(6, uint64_t{64} << 20);
   std::vector<uint64_t> activation_bytes = std::vector<uint64_t>(8, uint64_t{32} << 20);
   uint32_t state_bytes_per_weight_byte = 1;  // each of the two AdamW states: 2 when they are fp32

@@ -2,7 +2,7 @@
 //
 // SmallFileSystem: an ext4 of a few MiB in an image file, mounted on a fresh directory, for disks
 // that are really full. Needs root and loop devices; is_mounted() tells whether it worked, and a
-// test skips itself when it did not.
+// test skips itself otherwise.
 #pragma once
 
 #include <sys/mount.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How TestEngine is made and how its books are checked.
+// Makes TestEngine and checks its books.
 #include "support/test_engine.h"
 
 #include <cstring>
@@ -49,8 +49,7 @@ bool TestEngine::evict(const void* address) {
 }
 
 std::string TestEngine::check_books(uint64_t small_bytes) {
-  // The evictor drops cached extents without a permit, so its books may be between two lines for
-  // a moment.
+  // The evictor drops cached extents without a permit, so its books may be unbalanced for a moment.
   std::string fault;
   eventually([&] {
     if (engine_->mover() != nullptr) engine_->mover()->fork_latch().close();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TestEngine: a whole allocator with small figures, spilling into a TestDirectory of its own, and
-// the few things that tests do with one: name extents, evict and fetch one of them, look at its
-// state. The arena is small enough for sanitizers, extents begin at one page, and the budget is so
-// large that the evictor stays asleep unless a test lowers it. GateScope opens and closes the gate
-// as an op would. Threads: as Engine; make and destroy it on one thread.
+// helpers for tests: name extents, evict and fetch one of them, look at its state. The arena is
+// small enough for sanitizers, extents begin at one page, and the budget is so large that the
+// evictor sleeps unless a test lowers it. GateScope opens and closes the gate as an op would.
+// Threads: as Engine; make and destroy it on one thread.
 #pragma once
 
 #include <cstdint>
@@ -44,13 +44,13 @@ class TestEngine {
   Engine* operator->() { return engine_.get(); }
   CpuDevice& device() { return *device_; }
 
-  /// Allocates; a failure is a failed test and ends the process.
+  /// Allocates; a failure ends the process.
   char* allocate(uint64_t bytes);
   void free(void* address) { engine_->free(address); }
   Extent* extent(const void* address) const { return engine_->heap().find(address); }
   ExtentState state(const void* address) const { return extent(address)->state(); }
 
-  /// An op that reads (writes) the extents runs and ends.
+  /// Runs an op that reads (or writes) the extents.
   void use(std::initializer_list<const void*> addresses, AccessMode mode = AccessMode::kRead);
   /// Makes this one extent cold; false when it stayed resident.
   bool evict(const void* address);
@@ -72,11 +72,11 @@ class TestEngine {
   CpuDevice* device_ = nullptr;  // the engine's
 };
 
-/// What a gate over the engine's memory needs that records and counts for itself; a test adds the
-/// timers.
+/// The parts for a gate over the engine's memory that records and counts for itself; a test adds
+/// the timers.
 Parts gate_parts(TestEngine& engine, Recorder& recorder, Stats& stats);
 
-/// An op that is open for as long as the object lives.
+/// An op that is open while the object lives.
 class GateScope {
  public:
   GateScope(TestEngine& engine, std::initializer_list<const void*> addresses,
@@ -90,7 +90,7 @@ class GateScope {
   Engine* engine_;
 };
 
-/// A page-wise recognisable pattern: every 8 bytes hold a number made of seed and place.
+/// Writes a recognisable pattern: every 8 bytes hold a number made of seed and place.
 void fill_pattern(char* memory, uint64_t bytes, uint64_t seed);
 /// The first offset at which memory differs from the pattern, or `bytes`.
 uint64_t first_difference(const char* memory, uint64_t bytes, uint64_t seed);

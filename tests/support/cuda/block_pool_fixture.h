@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // BlockPoolFixture: a BlockPool over the simulated driver and mapped segments, with streams and
-// kernels that a test can hold up. In the end every segment must be back with the source and
+// kernels that a test can hold up. At the end every segment must be back with the source and
 // nothing left in the driver, unless the test says that the context has failed. One thread.
 #pragma once
 
@@ -20,8 +20,7 @@ namespace tencache {
 class BlockPoolFixture : public ::testing::Test {
  protected:
   BlockPoolFixture() {
-    // A test that dies begins anew in a process of its own: the threads of streams do not survive a
-    // fork.
+    // A death test runs in a fresh process, because the threads of streams do not survive a fork.
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     driver_.emplace(SimulatedDriverConfig{.capacity_bytes = kGiB});
     Result<std::unique_ptr<Gpu>> gpu = Gpu::open(api(), 0);
@@ -58,7 +57,7 @@ class BlockPoolFixture : public ::testing::Test {
     return streams_.emplace_back(stream);
   }
   StreamSet set_of(CUstream stream) { return numbers_->set_of(stream); }
-  // From now on new streams have the shared bit.
+  // Uses up all numbers, so that new streams get the shared bit.
   void use_up_numbers() {
     uintptr_t handle = 0x1000000;
     while (numbers_->set_of(reinterpret_cast<CUstream>(handle)) != StreamNumbers::kShared >> 1) {
@@ -76,7 +75,7 @@ class BlockPoolFixture : public ::testing::Test {
     EXPECT_TRUE(pool_->note_use(address, set_of(stream)));
   }
 
-  // The block that begins there.
+  // The block that begins at the address.
   BlockView view_of(CUdeviceptr address) {
     for (const SegmentView& segment : pool_->segments()) {
       for (const BlockView& block : segment.blocks) {

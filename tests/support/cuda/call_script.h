@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CallScript: counts the calls of each function of the simulated driver, and decides which of them
-// fail or take long. Functions are named as in TENCACHE_CUDA_FUNCTIONS; another name is a failed
-// check. Any thread may use it; a call takes no lock while nothing is to fail or to wait, so that
+// fail or take long. Functions are named as in TENCACHE_CUDA_FUNCTIONS; any other name is a failed
+// check. Any thread may use it. A call takes no lock while nothing is to fail or to wait, so
 // counting orders no threads of the program and hides no race from ThreadSanitizer.
 #pragma once
 
@@ -25,7 +25,7 @@ inline constexpr std::string_view kCudaFunctionNames[] = {
 };
 inline constexpr size_t kCudaFunctionCount = std::size(kCudaFunctionNames);
 
-/// The place of a function in the table; kCudaFunctionCount for a name that is not there.
+/// The index of a function in the table; kCudaFunctionCount for an unknown name.
 constexpr size_t cuda_function_index(std::string_view name) {
   size_t index = 0;
   while (index < kCudaFunctionCount && kCudaFunctionNames[index] != name) ++index;
@@ -36,18 +36,18 @@ class CallScript {
  public:
   /// The nth call of the function from now (1 is the next one) returns `result`.
   void fail(std::string_view name, uint64_t nth, CUresult result) TENCACHE_EXCLUDES(mutex_);
-  /// From now on each call of the function takes so much longer.
+  /// From now on each call of the function takes that much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency)
       TENCACHE_EXCLUDES(mutex_);
   uint64_t calls(std::string_view name) const;
 
-  /// Begins one call: counts it, lets it wait, and returns the failure that is planned for it.
+  /// Begins one call: counts it, delays it, and returns its planned failure.
   CUresult enter(size_t function) TENCACHE_EXCLUDES(mutex_);
 
  private:
   struct Fault {
     size_t function;
-    uint64_t call;  // counted from the first one
+    uint64_t call;  // counted from the first call
     CUresult result;
   };
 

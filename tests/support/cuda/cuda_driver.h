@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaDriver: what support/cpu_driver.h describes, with the cuda backend over the simulated driver.
+// CudaDriver: the interface of support/cpu_driver.h for the cuda backend over the simulated driver.
 // A lane is a stream; kernels write and look for stamps.
 #pragma once
 
@@ -51,7 +51,7 @@ class CudaDriver {
     engine_.wait_until_idle();
     if (engine_->mover() != nullptr) engine_->mover()->settle(true);
   }
-  /// Of what has run so far.
+  /// Counts kernels that have run so far.
   uint64_t differences() const { return engine_.differences(); }
   std::string check_books() { return engine_.check_books(); }
 

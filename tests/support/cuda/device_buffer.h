@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tests take from a driver, given back with the object: CurrentContext (a primary context,
-// current on this thread), DeviceBuffer (mapped memory that the device may read and write) and
-// PinnedBuffer (registered host memory). Each aborts when it cannot be had. After the context has
-// failed the driver takes nothing back; the objects bear it. Make and destroy a CurrentContext on
-// one thread.
+// Resources of a driver that go back with their object: CurrentContext (a primary context, current
+// on this thread), DeviceBuffer (mapped memory that the device may read and write) and PinnedBuffer
+// (registered host memory). Each aborts when it cannot get the resource. After the context has
+// failed the driver takes nothing back, which the objects tolerate. Make and destroy a
+// CurrentContext on one thread.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ class DeviceBuffer {
     const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, flags};
     return api_.cuMemSetAccess(address_, bytes_, &access, 1);
   }
-  /// Gives the memory back and keeps the address.
+  /// Gives the memory back but holds on to the address.
   CUresult unmap() {
     is_mapped_ = false;
     return api_.cuMemUnmap(address_, bytes_);
@@ -68,7 +68,7 @@ class DeviceBuffer {
 
   CUdeviceptr address() const { return address_; }
   uint64_t bytes() const { return bytes_; }
-  /// For kernels.
+  /// The address for kernels.
   char* data() const { return reinterpret_cast<char*>(address_); }
 
  private:

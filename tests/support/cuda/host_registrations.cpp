@@ -14,7 +14,7 @@ constexpr unsigned kFlags =
 }  // namespace
 
 bool HostRegistrations::overlaps(uint64_t begin, uint64_t end) const {
-  auto next = ends_.lower_bound(end);  // the first that begins behind the range
+  auto next = ends_.lower_bound(end);  // the first registration that begins behind the range
   if (next == ends_.begin()) return false;
   return std::prev(next)->second > begin;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostRegistrations: the host memory that is page-locked for the simulated device. It locks
-// nothing, it only keeps the books. Invariants: no two registrations overlap, their sum and each of
-// them keep within the limits of the config. Any thread.
+// HostRegistrations: records which host memory is page-locked for the simulated device; it locks
+// nothing. Invariants: no two registrations overlap; their sum and each of them stay within the
+// limits of the config. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class HostRegistrations {
   CUresult add(void* memory, size_t bytes, unsigned flags) TENCACHE_EXCLUDES(mutex_);
   CUresult remove(void* memory) TENCACHE_EXCLUDES(mutex_);
 
-  /// Where the device finds registered memory: at the host's own address.
+  /// The device's address of registered memory, which is the host's own.
   CUresult device_pointer(CUdeviceptr* address, void* memory, unsigned flags)
       TENCACHE_EXCLUDES(mutex_);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MappedSegments: a SegmentSource for tests, whose segments are memory that the driver has mapped.
-// It checks that exactly what was made goes back, keeps a limit, and can be told to refuse. What
-// goes back is unmapped at once, so that work which still uses it fails the context. Any thread.
+// It checks that exactly the segments it made come back, has a limit, and can be told to refuse.
+// A returned segment is unmapped at once, so work that still uses it fails the context. Any thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,12 +49,12 @@ class MappedSegments : public SegmentSource {
     MutexLock lock(mutex_);
     limit_bytes_ = bytes;
   }
-  /// Of what was made and is not back.
+  /// Bytes of segments that are not back yet.
   uint64_t bytes() const {
     MutexLock lock(mutex_);
     return bytes_;
   }
-  /// How often a segment was asked for.
+  /// How often a segment was requested.
   uint64_t asked_count() const {
     MutexLock lock(mutex_);
     return asked_count_;

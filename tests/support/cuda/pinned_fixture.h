@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PinnedFixture: pinned memory over the simulated driver, with streams that copy from and to it and
-// that a test can hold up. Chunks are of 64 KiB, so that few blocks fill one. In the end everything
-// must be back with the driver. One thread.
+// that a test can hold up. Chunks are 64 KiB, so few blocks fill one. At the end everything must be
+// back with the driver. One thread.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ class PinnedFixture : public ::testing::Test {
     EXPECT_TRUE(noted.is_ok()) << noted.status().message();
     return noted.is_ok() && noted.value();
   }
-  // As PyTorch's is_pinned(), which asks the driver.
+  // Asks the driver, as PyTorch's is_pinned() does.
   bool is_pinned(void* address) {
     CUdeviceptr found = 0;
     return api().cuMemHostGetDevicePointer(&found, address, 0) == CUDA_SUCCESS;

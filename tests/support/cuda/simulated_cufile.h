@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedCuFile: cuFile without a GPU, behind the same table (platform/cuda/cufile_api.h): reads
-// a file into the simulated driver's memory, as far as file and buffer were registered. Calls can
+// SimulatedCuFile: cuFile without a GPU, behind the same table (platform/cuda/cufile_api.h). It
+// reads a file into the simulated driver's memory, if file and buffer are registered. Calls can
 // fail, and reads can lie. One is alive at a time; any thread may call the table.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace tencache {
 
 class SimulatedCuFile {
  public:
-  /// `supported`: what the driver's properties say; 0: nothing is read directly.
+  /// `supported` is the field of the driver's properties; 0: nothing is read directly.
   explicit SimulatedCuFile(unsigned supported = 1u << 4);
   ~SimulatedCuFile();
   SimulatedCuFile(const SimulatedCuFile&) = delete;
@@ -27,10 +27,10 @@ class SimulatedCuFile {
   const CuFileApi& api() const { return api_; }
   /// The nth call of that member of the table from now fails; a read returns -5.
   void fail(std::string_view name, uint64_t nth = 1) TENCACHE_EXCLUDES(mutex_);
-  /// The next read delivers other bytes than the file has.
+  /// The next read delivers bytes that the file does not have.
   void lie_once() TENCACHE_EXCLUDES(mutex_);
   uint64_t calls(std::string_view name) const TENCACHE_EXCLUDES(mutex_);
-  /// Files and buffers that are registered still.
+  /// The number of files and buffers that are still registered.
   size_t leaks() const TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel that copies, for the simulated driver: the very text that NVRTC compiles, as the
-// host's compiler has it, lane after lane.
+// The copy kernel for the simulated driver: the very text that NVRTC compiles, compiled for the
+// host and run lane after lane.
 #pragma once
 
 #include <cstring>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A chunk is a matrix of words of 16 bytes, a row for each word of a strip and a column for each
-// lane. One vector of 32 bytes holds two lanes, whose four sums of products for each pass stay in
-// the nearest cache from row to row. Only what is AVX2 is compiled for it; what is included has
-// linkage, so it is included before.
+// A chunk is a matrix of words of 16 bytes, with a row for each word of a strip and a column for
+// each lane. One vector of 32 bytes holds two lanes; their four sums of products for each pass stay
+// in the nearest cache from row to row. Only the AVX2 part is compiled for AVX2. The includes have
+// external linkage, so they come before it.
 #include "support/cuda/simulated_device_hash.h"
 
 #include <immintrin.h>
@@ -20,12 +20,12 @@ namespace tencache {
 namespace {
 
 constexpr unsigned kRowBytes = kHashLanes * 16;
-// So many rows are added to the sums of a lane while they are in registers.
+// The number of rows added to the sums of a lane while these are in registers.
 constexpr unsigned kRowsAtOnce = 8;
 constexpr int kPhiloxRounds = 10;
 static_assert(kHashStripWords % kRowsAtOnce == 0 && kHashLanes % 4 == 0);
 
-// The products of a chunk: of each pass, two for each lane, to be added.
+// The products of a chunk: two for each lane and pass, still to be added.
 struct alignas(32) ChunkProducts {
   uint64_t pass[kHashPasses][kHashLanes * 2];
 };
@@ -47,14 +47,14 @@ __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m
 
 void store(void* to, __m256i vector) { _mm256_storeu_si256(static_cast<__m256i*>(to), vector); }
 
-// The lower halves of the words of 64 bits, multiplied.
+// Multiplies the lower halves of the 64-bit words.
 __m256i multiply(__m256i first, __m256i second) { return _mm256_mul_epu32(first, second); }
 
 __m256i upper_halves(__m256i words) { return _mm256_srli_epi64(words, 32); }
 
 __m256i all_words(uint64_t word) { return _mm256_set1_epi64x(static_cast<long long>(word)); }
 
-// add_word() for all lanes of some rows.
+// Does add_word() for all lanes of some rows.
 void add_rows(const HashJob& job, const unsigned char* chunk, unsigned first_row,
               ChunkProducts& products) {
   __m256i keys[kRowsAtOnce][kHashPasses];
@@ -83,7 +83,7 @@ void add_rows(const HashJob& job, const unsigned char* chunk, unsigned first_row
   }
 }
 
-// Keys of 64 bits, by their halves, times 32 bits.
+// Multiplies 64-bit keys, given by their halves, by 32-bit factors.
 __m256i times(__m256i low, __m256i high, __m256i factors) {
   return _mm256_add_epi64(multiply(low, factors), _mm256_slli_epi64(multiply(high, factors), 32));
 }
@@ -107,8 +107,8 @@ RoundKeys round_keys(uint64_t key) {
   return keys;
 }
 
-// hash_term(value, hash_keys(seeds, index, kind)) for four values and their indices. The upper
-// halves of the counters hold what multiply() does not look at.
+// hash_term(value, hash_keys(seeds, index, kind)) for four values and their indices. multiply()
+// does not look at the upper halves of the counters, so they hold anything.
 __m256i terms_of(const RoundKeys& keys, uint64_t second_seed, unsigned kind, __m256i values,
                  __m256i indices) {
   __m256i counter[4] = {indices, upper_halves(indices),
@@ -128,7 +128,7 @@ __m256i terms_of(const RoundKeys& keys, uint64_t second_seed, unsigned kind, __m
                           times(counter[2], counter[3], upper_halves(values)));
 }
 
-// What add_strip() adds for all lanes of a whole chunk.
+// Adds what add_strip() adds for all lanes of a whole chunk.
 void add_chunk(const HashJob& job, uint64_t chunk, HashSums& sums) {
   ChunkProducts products = {};
   const unsigned char* const data = job.data + chunk * kHashChunkBytes;
@@ -139,7 +139,7 @@ void add_chunk(const HashJob& job, uint64_t chunk, HashSums& sums) {
   for (unsigned pass = 0; pass < kHashPasses; ++pass) {
     __m256i terms = _mm256_setzero_si256();
     for (unsigned lane = 0; lane < kHashLanes; lane += 4) {
-      // Two lanes in each: their values come out in the order of lanes 0, 2, 1 and 3.
+      // Each vector holds two lanes: their values come out in the order of lanes 0, 2, 1 and 3.
       const __m256i first = load(&products.pass[pass][lane * 2]);
       const __m256i second = load(&products.pass[pass][lane * 2 + 4]);
       const __m256i values = _mm256_add_epi64(_mm256_unpacklo_epi64(first, second),

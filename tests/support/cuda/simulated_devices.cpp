@@ -12,11 +12,11 @@
 namespace tencache {
 namespace {
 
-// Of the contexts that one thread has pushed.
+// The most contexts that one thread may push.
 constexpr size_t kStackMax = 64;
 
-// The state of one thread. The generation says of which driver. It has no destructor: handlers that
-// run at exit may call the driver after the main thread's objects are gone.
+// The state of one thread, for the driver with this generation. It has no destructor, because exit
+// handlers may call the driver after the main thread's objects are gone.
 struct ThreadState {
   uint64_t generation = 0;
   std::array<CUcontext, kStackMax> contexts = {};
@@ -136,7 +136,7 @@ CUresult SimulatedDevices::pci_bus_id(char* id, int length, CUdevice device) {
   return copy_text(id, length, text);
 }
 
-// A context is a number that looks like an address. Nothing lies there.
+// A context is a number that looks like an address; nothing lies there.
 CUcontext SimulatedDevices::context_of(int device) const {
   return reinterpret_cast<CUcontext>((generation_ << 16) + static_cast<uint64_t>(device) * 8 + 8);
 }

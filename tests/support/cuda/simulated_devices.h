@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedDevices: the devices of the simulated driver, what they say of themselves, and their
-// primary contexts. A method has the parameters of the driver's function of that name. The current
-// context is the top of a stack of the calling thread, which is empty at first and is forgotten
-// with the driver; the capture mode is the thread's, too.
+// SimulatedDevices: the devices of the simulated driver, their attributes, and their primary
+// contexts. A method has the parameters of the driver's function of that name. The current context
+// is the top of a stack of the calling thread; the stack is empty at first and forgotten with the
+// driver. The capture mode is the thread's, too.
 //
 // A primary context exists while it is retained more often than released. Any thread.
 #pragma once
@@ -30,7 +30,7 @@ class SimulatedDevices {
   CUresult get(CUdevice* device, int ordinal);
   CUresult name(char* name, int length, CUdevice device);
   CUresult total_memory(size_t* bytes, CUdevice device);
-  /// What the backends ask for; attributes that nothing here knows are 0.
+  /// The attributes that the backends ask for; an attribute unknown here is 0.
   CUresult attribute(int* value, CUdevice_attribute attribute, CUdevice device);
   CUresult pci_bus_id(char* id, int length, CUdevice device);
   CUresult uuid(CUuuid* uuid, CUdevice device);
@@ -39,7 +39,7 @@ class SimulatedDevices {
   CUresult release_primary(CUdevice device) TENCACHE_EXCLUDES(mutex_);
   CUresult primary_state(CUdevice device, unsigned* flags, int* active);
   CUresult current(CUcontext* context);
-  /// The top of the stack becomes that context, or goes where it is null.
+  /// Makes the context the top of the stack; null removes the top.
   CUresult set_current(CUcontext context) TENCACHE_EXCLUDES(mutex_);
   CUresult push_current(CUcontext context) TENCACHE_EXCLUDES(mutex_);
   CUresult pop_current(CUcontext* context);
@@ -50,16 +50,16 @@ class SimulatedDevices {
   bool has_device(int device) const { return device >= 0 && device < config_.device_count; }
   /// Whether the primary context is retained. REQUIRES: has_device().
   bool is_active(int device) const TENCACHE_EXCLUDES(mutex_);
-  /// -1 for what is no context of this driver.
+  /// The device of a context; -1 for any other value.
   int device_of(CUcontext context) const;
-  /// Whether it is a context of this driver that is retained.
+  /// Whether it is a retained context of this driver.
   bool is_alive(CUcontext context) const TENCACHE_EXCLUDES(mutex_);
   /// Whether the calling thread has a current context that exists.
   bool has_current() const TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: has_current().
   int current_device() const;
 
-  /// A line for each device whose primary context is retained still.
+  /// A line for each device whose primary context is still retained.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -67,7 +67,7 @@ class SimulatedDevices {
   CUcontext current_context() const;  // null for none
 
   const SimulatedDriverConfig config_;
-  const uint64_t generation_;  // tells this driver's contexts from those of one before it
+  const uint64_t generation_;  // tells this driver's contexts from those of an earlier one
   mutable Mutex mutex_;
   std::vector<uint64_t> retained_ TENCACHE_GUARDED_BY(mutex_);  // by device
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts the parts of the driver together and fills the table: each of its functions finds the driver
-// that is alive, asks whether the call may happen, and hands it to the method of a part.
+// Puts the parts of the driver together and fills the table. Each of its functions finds the driver
+// that is alive, asks whether the call may happen, and passes it to the method of a part.
 #include "support/cuda/simulated_driver.h"
 
 #include <atomic>
@@ -17,10 +17,10 @@ namespace {
 
 using Parts = SimulatedDriver::Parts;
 
-// Set while a driver is alive. Acquire and release: a thread that finds it finds it made.
+// Set while a driver is alive. Acquire and release: a thread that finds the driver finds it made.
 std::atomic<Parts*> alive = nullptr;
 
-// The function of the table that stands for a method of a part.
+// The function of the table that calls a method of a part.
 template <size_t kFunction, CallKind kKind, auto kPart, auto kMethod>
 struct Entry;
 

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SimulatedDriver: a CUDA driver without a GPU, behind the same table of functions (DriverApi). A
-// device address is an address of the process, and device memory that is not mapped is not
-// accessible, so a kernel that touches an extent that is not resident is a crash in a test.
+// device address is an address of the process, and unmapped device memory is inaccessible, so a
+// kernel that touches an extent that is not resident crashes the test.
 //
 //   SimulatedDriver driver({.capacity_bytes = 64 * kMiB, .to_device_bytes_per_s = kGiB});
-//   const DriverApi& api = driver.api();      // cuInit has been done; contexts are up to the
-//   caller driver.launch(stream, {{address, bytes}}, [&] { ...read and write there... },
-//   1'000'000); driver.fail("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
+//   const DriverApi& api = driver.api();  // cuInit has been done; the caller makes contexts
+//   driver.launch(stream, {{address, bytes}}, [&] { ...read and write there... }, 1'000'000);
+//   driver.fail("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
 //   EXPECT_EQ(driver.calls("cuStreamSynchronize"), 0u);
 //   EXPECT_EQ(driver.leaks(), "");
 //
-// It is strict where the real driver may let something pass: a call from a host function or kernel
-// is CUDA_ERROR_NOT_PERMITTED, one without a current context, where the function needs one,
-// CUDA_ERROR_INVALID_CONTEXT. How memory, streams and clocks behave stands in simulated_memory.h,
-// stream_table.h and simulated_stream.h.
+// It is strict where the real driver may be lenient: a call from a host function or kernel is
+// CUDA_ERROR_NOT_PERMITTED, and a call without the current context that its function needs is
+// CUDA_ERROR_INVALID_CONTEXT. simulated_memory.h, stream_table.h and simulated_stream.h define how
+// memory, streams and clocks behave.
 //
-// Work that uses memory which is not, or no longer, accessible fails the context with
-// CUDA_ERROR_ILLEGAL_ADDRESS: all work that is queued is dropped, and every later call but the
-// queries of devices, versions, error texts and the current context returns it. This holds for
-// copies and for the ranges that kernels declare; a kernel that touches others gets a SIGSEGV.
+// Work on memory that is not, or no longer, accessible fails the context with
+// CUDA_ERROR_ILLEGAL_ADDRESS. All queued work is dropped, and every later call returns the error,
+// except queries of devices, versions, error texts and the current context. This holds for copies
+// and for the ranges that kernels declare; a kernel that touches other memory gets a SIGSEGV.
 //
-// One is alive at a time, since the table's functions carry no context; a call when there is none
-// is a failed check. Any thread may call the table and the methods; make and destroy it while no
-// other thread uses it.
+// One is alive at a time, since the table's functions carry no context; a call without one is a
+// failed check. Any thread may call the table and the methods. Make and destroy it while no other
+// thread uses it.
 #pragma once
 
 #include <chrono>
@@ -43,59 +43,59 @@ namespace tencache {
 class SimulatedDriver {
  public:
   explicit SimulatedDriver(const SimulatedDriverConfig& config = {});
-  /// Drops queued work, waits for a kernel that runs, and takes back all memory.
+  /// Drops queued work, waits for a running kernel, and takes back all memory.
   ~SimulatedDriver();
   SimulatedDriver(const SimulatedDriver&) = delete;
   SimulatedDriver& operator=(const SimulatedDriver&) = delete;
 
-  /// Every function is there.
+  /// The table with every function.
   const DriverApi& api() const { return api_; }
 
   /// Queues a kernel that uses these ranges. The stream is busy for the duration; then the callable
-  /// runs, on the stream's thread. As on the real driver the ranges are not looked at before the
+  /// runs, on the stream's thread. As on the real driver, the ranges are checked only when the
   /// kernel's turn comes.
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   std::chrono::nanoseconds duration = {});
 
-  /// What modules mean by a kernel of that name from now on (support/cuda/simulated_modules.h).
+  /// From now on modules find this kernel by that name (support/cuda/simulated_modules.h).
   void add_kernel(std::string_view name, SimulatedKernel kernel);
 
   /// The nth call of the function from now (1 is the next one) returns `result` and does nothing.
   void fail(std::string_view name, uint64_t nth, CUresult result);
-  /// From now on each call of the function takes so much longer.
+  /// From now on each call of the function takes that much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
-  /// From now on the stream says that it captures a CUDA graph, and refuses events; or no longer.
+  /// Makes the stream report that it captures a CUDA graph, and refuse events; or ends that.
   void set_capturing(CUstream stream, bool is_capturing);
-  /// What the stream is given from now on waits for let_go(). After two minutes that ends the test.
+  /// Later work of the stream waits for let_go(). After two minutes of waiting the test ends.
   void hold(CUstream stream);
-  /// But for the next so many, no copy begins until let_go(), whatever waits for it; for two
-  /// minutes at most, too. REQUIRES: no copy is queued.
+  /// No copy after the next `but` copies begins until let_go(), whatever waits for it; likewise for
+  /// two minutes at most. REQUIRES: no copy is queued.
   void hold_copies(int64_t but = 0);
-  /// All that is held goes on.
+  /// Lets all held work go on.
   void let_go();
-  /// Whether all that is queued waits for let_go(), and some of it by way of an event: what else
-  /// was queued, and did not wait, has been done then.
+  /// Whether all queued work waits for let_go(), some of it through an event. Work that did not
+  /// have to wait is done then.
   bool is_stuck() const;
-  /// The context fails as if by a kernel's fault.
+  /// Fails the context as a kernel's fault would.
   void fail_context(CUresult result);
   /// How often the function was called, failed calls included.
   uint64_t calls(std::string_view name) const;
 
-  /// Works that are queued or running: in one stream, in all.
+  /// The number of works that are queued or running: in one stream, in all.
   size_t unfinished(CUstream stream) const;
   bool is_idle() const;
-  /// Returns when all that is queued has ended; lets go of what is held. Counts as no call of the
+  /// Lets go of held work and returns when all queued work has ended. Counts as no call of the
   /// driver.
   void wait_until_idle();
 
-  /// What is alive still, one line each: reservations, mappings, handles, registrations, streams,
-  /// events, modules, retained contexts. Empty when there is nothing.
+  /// The objects that are still alive, one line each: reservations, mappings, handles,
+  /// registrations, streams, events, modules, retained contexts. Empty when there are none.
   std::string leaks() const;
 
-  /// The table's functions, which find the driver that is alive themselves: for who must name them
+  /// The table's functions, which find the live driver themselves; for callers that must name them
   /// before there is one.
   static DriverApi functions();
-  /// For who puts more functions around the table's (support/cuda/simulated_driver_parts.h).
+  /// For code that puts more functions around the table's (support/cuda/simulated_driver_parts.h).
   struct Parts;
   Parts& parts() { return *parts_; }
 

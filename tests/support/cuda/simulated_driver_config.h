@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of the simulated driver share: how it is set up, a range of device memory, and the
-// failure of the context. Config and range are plain values. StickyFailure may be used by any
-// thread; the first failure stays, as on the real driver, until the driver is gone.
+// Types that the parts of the simulated driver share: its configuration, a range of device memory,
+// and the failure of the context. Config and range are plain values. StickyFailure may be used by
+// any thread; as on the real driver, the first failure stays until the driver is gone.
 #pragma once
 
 #include <cuda.h>
@@ -17,28 +17,28 @@
 namespace tencache {
 
 struct SimulatedDriverConfig {
-  // Several devices differ by number and have a capacity each; they share the copy engines.
+  // Several devices differ by number and each have this capacity; they share the copy engines.
   int device_count = 1;
   std::string device_name = "Simulated GPU";
   uint64_t capacity_bytes = 256 * kMiB;   // of one device
   uint64_t granularity_bytes = 2 * kMiB;  // a power of two
 
-  // With 0, copies of a direction go as fast as they go, side by side; with a rate, the direction
+  // With 0, copies of a direction run side by side, as fast as they can. With a rate, the direction
   // is one copy engine, which takes one copy after another from all streams.
   uint64_t to_device_bytes_per_s = 0;
   uint64_t to_host_bytes_per_s = 0;
   uint64_t on_device_bytes_per_s = 0;
-  // What a kernel that is launched through a module reads and writes in a second; 0: any amount.
+  // Bytes per second that a kernel launched through a module reads and writes; 0: no limit.
   uint64_t kernel_bytes_per_s = 0;
-  uint64_t copy_latency_ns = 0;  // on top of each copy, which keeps its engine for so long
+  uint64_t copy_latency_ns = 0;  // added to each copy, which occupies its engine meanwhile
 
-  // Works that take time are done at its beginning and not at its end. Then whoever waits for one
-  // goes on in time, so that the device's clock holds for the host too; but a program that reads a
-  // target too early finds what it looked for.
+  // Timed work is done at the beginning of its time, not at the end. Then a thread that waits for
+  // it goes on in time, so the device's clock holds for the host too. The price: a program that
+  // reads a target too early finds the right bytes.
   bool works_first = false;
 
-  // What copies to the host read may be written by kernels meanwhile, on purpose: ThreadSanitizer
-  // is told to let that pass.
+  // Kernels may deliberately write the source of a copy to the host meanwhile; ThreadSanitizer is
+  // told to let that pass.
   bool reads_may_race = false;
 
   bool has_host_numa_handles = true;  // whether cuMemCreate gives memory of a NUMA node
@@ -47,7 +47,7 @@ struct SimulatedDriverConfig {
   uint64_t registered_bytes_max = UINT64_MAX;  // of host memory, all registrations together
   uint64_t registered_bytes_per_call_max = UINT64_MAX;  // of one call
 
-  // Attributes that shall differ from what a device of today says.
+  // Attributes that differ from those of a device of today.
   std::map<CUdevice_attribute, int> attributes = {};
 };
 
@@ -64,13 +64,13 @@ class StickyFailure {
     CUresult none = CUDA_SUCCESS;
     result_.compare_exchange_strong(none, result, std::memory_order_relaxed);
   }
-  /// CUDA_SUCCESS as long as all is well.
+  /// CUDA_SUCCESS as long as nothing has failed.
   CUresult result() const { return result_.load(std::memory_order_relaxed); }
   bool is_set() const { return result() != CUDA_SUCCESS; }
 
  private:
-  // Written once by any thread, read by all. It orders nothing else, so that it hides no race of
-  // the program from ThreadSanitizer.
+  // Written once by any thread, read by all. It orders nothing else, so it hides no race of the
+  // program from ThreadSanitizer.
   std::atomic<CUresult> result_ = CUDA_SUCCESS;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of SimulatedDriver and what its functions ask before they act. For
-// simulated_driver.cpp, and for who puts more of the driver's functions around it
+// The parts of SimulatedDriver, and the checks that its functions make before they act. For
+// simulated_driver.cpp and for code that puts more of the driver's functions around it
 // (tests/emulated_gpu/driver); suites use the methods of SimulatedDriver. Each part guards itself:
 // any thread.
 #pragma once
@@ -20,11 +20,11 @@
 
 namespace tencache {
 
-// What a function asks for before it does anything.
+// The conditions that a function checks before it does anything.
 enum class CallKind : uint8_t {
-  kQuery,    // nothing; it answers after a failure too
-  kMemory,   // that the context has not failed
-  kContext,  // the same, and a current context of the calling thread
+  kQuery,    // none; it answers after a failure too
+  kMemory,   // the context has not failed
+  kContext,  // the same, and the calling thread has a current context
 };
 
 struct SimulatedDriver::Parts {

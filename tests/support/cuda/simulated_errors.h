@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names and texts of the driver's errors, as cuGetErrorName and cuGetErrorString give them: for
+// The names and texts of the driver's errors, as cuGetErrorName and cuGetErrorString give them, for
 // the errors that the simulated driver returns or a test plans. They need no driver, since a real
 // one explains its errors before cuInit too. Constant; any thread.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace tencache {
 
-/// CUDA_ERROR_INVALID_VALUE and a null text for an error that is not known.
+/// CUDA_ERROR_INVALID_VALUE and a null text for an unknown error.
 CUresult simulated_error_name(CUresult result, const char** text);
 CUresult simulated_error_string(CUresult result, const char** text);
 

@@ -138,8 +138,8 @@ CUresult SimulatedMemory::free_reservation(CUdeviceptr address, size_t bytes) {
   if (mapping != mappings_.end() && mapping->first < address + bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Accesses that were doomed by an unmapping may still run there; the addresses stay theirs, since
-  // the next mmap of anybody could get them otherwise.
+  // Accesses that were doomed by an unmapping may still run there. So the addresses are not given
+  // back yet; otherwise anybody's next mmap could get them.
   if (!is_in_use(address, bytes)) munmap(pointer(address), bytes);
   reservations_.erase(found);
   return CUDA_SUCCESS;
@@ -219,8 +219,8 @@ CUresult SimulatedMemory::unmap(CUdeviceptr address, size_t bytes) {
     void* memory = nullptr;
     if (is_in_use(begin, mapping.bytes)) {
       failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-      // Not through libc: ThreadSanitizer would take the mapping for a write and report the race
-      // that the program does have with the access, where the failure is to be reported.
+      // Not through libc: ThreadSanitizer would take the mapping for a write and report a race with
+      // the access. The race is real, but the test should see the context's failure.
       memory = reinterpret_cast<void*>(syscall(
           SYS_mmap, begin, mapping.bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0));
     } else {
@@ -281,7 +281,7 @@ CUresult SimulatedMemory::set_access(CUdeviceptr address, size_t bytes,
 void SimulatedMemory::protect(CUdeviceptr address, const Mapping& mapping,
                               int device_access_before) {
   if (mapping.device_access < device_access_before && is_in_use(address, mapping.bytes)) {
-    // As with memory that is unmapped: the access is doomed, but shall not end the process.
+    // As with unmapped memory: the access is doomed but must not end the process.
     failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     return;
   }
@@ -378,7 +378,7 @@ std::string SimulatedMemory::leaks() const {
   for (const auto& [address, bytes] : reservations_) add("reservation", address, bytes);
   for (const auto& [address, mapping] : mappings_) add("mapping", address, mapping.bytes);
   for (const auto& [handle, allocation] : allocations_) {
-    // One that was released lives on through its mappings, which are named.
+    // A released handle lives on through its mappings, which have lines of their own.
     if (!allocation.is_released) add("handle", handle, allocation.bytes);
   }
   return text;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SimulatedMemory: the device memory of the simulated driver. A reservation is inaccessible address
-// space, a handle a part of one memory file, a mapping that part mapped at its address, so a device
-// address is an address of the process. The public methods of the driver have its parameters. On
-// top of them comes what the copy engines and kernels need: they declare what they use while they
-// use it.
+// space, a handle is a part of one memory file, and a mapping is that part mapped at its address.
+// So a device address is an address of the process. The driver's public methods have its
+// parameters. Other methods serve copy engines and kernels, which declare the memory they use while
+// they use it.
 //
 // Invariants:
 //   1. A mapping lies in one reservation, overlaps no other, and has the size of its handle.
-//   2. A byte is accessible only while a mapping with access covers it, else touching it is a
-//   SIGSEGV.
+//   2. A byte is accessible only while a mapping with access covers it; otherwise touching it is a
+//      SIGSEGV.
 //   3. A handle counts against the capacity of its device until it is released and mapped nowhere.
-//   4. Memory that is unmapped under an access that is running fails the context. The rest of that
-//      access finds memory that belongs to nobody, instead of a SIGSEGV, until the address is
-//      mapped again or given back.
+//   4. Unmapping memory under a running access fails the context. The rest of that access finds
+//      memory that belongs to nobody, instead of a SIGSEGV, until the address is mapped again or
+//      given back.
 //
-// What the simulation cannot tell apart: a processor that reads device memory from a kernel. A
-// fresh handle reads as zero. Any thread; no lock is held while memory is copied.
+// Limits of the simulation: the processor can read device memory as a kernel does. A fresh handle
+// reads as zero. Any thread; no lock is held while memory is copied.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +82,7 @@ class SimulatedMemory {
 
  private:
   struct Allocation {
-    uint64_t offset = 0;  // in the memory file; never used again
+    uint64_t offset = 0;  // in the memory file; never reused
     uint64_t bytes = 0;
     int device = 0;
     bool is_host = false;

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kMagic = "simulated cubin of sm_";
 constexpr unsigned kThreadsMax = 1024;
 
-// Modules and functions are numbers that look like addresses, and never used again.
+// Modules and functions are numbers that look like addresses; none is ever reused.
 template <typename Handle>
 Handle handle_of(uint64_t name) {
   return reinterpret_cast<Handle>(name * 16);
@@ -94,14 +94,14 @@ CUresult SimulatedModules::parameter(CUfunction function, size_t index, size_t* 
   if (found == functions_.end()) return CUDA_ERROR_INVALID_HANDLE;
   const std::vector<size_t>& sizes = found->second.kernel.parameter_bytes;
   if (offset == nullptr || index >= sizes.size()) return CUDA_ERROR_INVALID_VALUE;
-  // Each is aligned as a word of 64 bits at most.
+  // Each parameter is aligned as a word of 64 bits at most.
   *offset = 0;
   for (size_t before = 0; before < index; ++before) *offset += round_up(sizes[before], 8);
   if (bytes != nullptr) *bytes = sizes[index];
   return CUDA_SUCCESS;
 }
 
-// A kernel that does nothing but read and write memory takes what the memory takes.
+// A kernel that only reads and writes memory takes the time that the memory takes.
 uint64_t SimulatedModules::duration_ns(const SimulatedKernel::Ranges& ranges) const {
   if (config_.kernel_bytes_per_s == 0) return 0;
   uint64_t bytes = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedModules: the modules and kernels of the simulated driver. A test says by name what a
-// kernel does, as a callable of the host; a module is loaded from an image that names its kernels
-// and the GPU it was compiled for (support/cuda/simulated_nvrtc.h makes such images). A launch
-// copies the parameters, and runs the callable on the stream's thread, in the stream's order, while
-// the device ranges that it says it uses are declared to the memory. A range that is not
+// SimulatedModules: the modules and kernels of the simulated driver. A test gives the work of a
+// kernel by name, as a callable of the host. A module is loaded from an image that names its
+// kernels and the GPU it was compiled for (support/cuda/simulated_nvrtc.h makes such images). A
+// launch copies the parameters. It runs the callable on the stream's thread, in the stream's order,
+// while the ranges that the kernel says it uses are declared to the memory. A range that is not
 // accessible, or host memory that is not registered, fails the context when the kernel's turn
 // comes.
 //
@@ -37,14 +37,14 @@ struct SimulatedKernel {
   struct Ranges {
     std::vector<DeviceRange> device;
     std::vector<DeviceRange> host;    // addresses of registered host memory
-    std::vector<DeviceRange> either;  // of one or the other
+    std::vector<DeviceRange> either;  // of either kind
   };
   std::vector<size_t> parameter_bytes;  // the size of each parameter
   std::function<Ranges(const SimulatedLaunch& launch)> ranges;
   std::function<void(const SimulatedLaunch& launch)> run;
 };
 
-/// What cuModuleLoadData takes.
+/// An image for cuModuleLoadData.
 std::string simulated_image(int compute_capability, const std::vector<std::string>& kernels);
 
 class SimulatedModules {
@@ -64,15 +64,14 @@ class SimulatedModules {
                   CUstream stream, void** parameters, void** extra) TENCACHE_EXCLUDES(mutex_);
 
   CUresult function_name(const char** name, CUfunction function) TENCACHE_EXCLUDES(mutex_);
-  /// Where the parameter of that number begins in the parameters' buffer, and its size, which
-  /// may be null.
+  /// The offset of that parameter in the parameters' buffer, and its size; `bytes` may be null.
   CUresult parameter(CUfunction function, size_t index, size_t* offset, size_t* bytes)
       TENCACHE_EXCLUDES(mutex_);
 
   /// One line for each module.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Of the device that is current: ten times major, plus minor. REQUIRES: there is one.
+  /// The capability of the current device: ten times major, plus minor. REQUIRES: there is one.
   int current_capability();
 
  private:

@@ -19,14 +19,14 @@ SimulatedNvrtc* alive = nullptr;
 constexpr std::string_view kKernel = "extern \"C\" __global__ ";
 constexpr std::string_view kLaunchBounds = "__launch_bounds__";
 
-// The word that ends in front of a position.
+// The word that ends at a position.
 std::string word_before(const std::string& text, size_t end) {
   size_t begin = end;
   while (begin > 0 && (isalnum(text[begin - 1]) != 0 || text[begin - 1] == '_')) --begin;
   return text.substr(begin, end - begin);
 }
 
-// The kernels that a program defines: what stands in front of the parameters.
+// The kernels that a program defines: the words before their parameters.
 std::vector<std::string> kernels_of(const std::string& text) {
   std::vector<std::string> names;
   for (size_t at = text.find(kKernel); at != std::string::npos; at = text.find(kKernel, at)) {
@@ -140,7 +140,7 @@ NvrtcResult SimulatedNvrtc::compile(NvrtcProgram program, int option_count,
   return kNvrtcSuccess;
 }
 
-// Both with the zero at the end, as NVRTC's texts have it.
+// Both sizes count the zero at the end, as NVRTC's texts have it.
 NvrtcResult SimulatedNvrtc::size_of(const char* name, NvrtcProgram program,
                                     std::string Program::*part, size_t* bytes) {
   if (const NvrtcResult planned = enter(name); planned != kNvrtcSuccess) return planned;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedNvrtc: NVRTC without NVIDIA, behind the same table (NvrtcApi). It compiles nothing: what
-// it makes of a program is an image for the simulated driver, which names the program's kernels and
-// the GPU that was asked for. It knows GPUs up to a capability, as the real one does. One is alive
-// at a time; one thread.
+// SimulatedNvrtc: NVRTC without NVIDIA, behind the same table (NvrtcApi). It compiles nothing: from
+// a program it makes an image for the simulated driver, which names the program's kernels and the
+// requested GPU. It knows GPUs up to a capability, as the real one does. One is alive at a time;
+// one thread.
 #pragma once
 
 #include <map>

@@ -150,9 +150,9 @@ void SimulatedStream::run() {
     const uint64_t begin_ns = time_ns_;
     const bool is_kernel = work->action && work->kind == WorkKind::kKernel;
     if (work->action) time_ns_ = std::max(time_ns_, work->action(*this, begin_ns));
-    // What the action holds is gone before anybody sees that it has ended.
+    // Destroys everything that the action holds before anybody sees that it has ended.
     work->action = nullptr;
-    // Whoever sees the marker complete finds the stream idle too, and the other way round.
+    // A thread that sees the marker complete finds the stream idle too, and the other way round.
     MutexLock lock(mutex_);
     if (is_kernel) count_kernel(work->pushed_ns, begin_ns, time_ns_);
     if (work->marker != nullptr) work->marker->complete(time_ns_);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedStream: one stream of the simulated driver, a thread that does its work in the order in
-// which it was pushed. Marker: a moment in a stream, which is what an event records and what the
-// host waits for. CopyEngine: one direction of the link, shared by all streams.
+// SimulatedStream: one stream of the simulated driver: a thread that does its work in the order in
+// which it was pushed. Marker: a moment in a stream, which an event records and the host waits for.
+// CopyEngine: one direction of the link, shared by all streams.
 //
-// Work that takes time takes it on the device's clock: a stream's next work begins when its last
-// one ended, though its thread may have woken late. So lateness does not add up, and the times of
-// markers follow exactly from the rates; no time is ahead of the real one. The bytes move, and
-// kernels run, at the end of their time: the worst for a program that reads a target too early or
-// reuses a source too soon.
+// Timed work takes its time on the device's clock: a stream's next work begins when its last one
+// ended, even if its thread woke late. So lateness does not add up, and the times of markers follow
+// exactly from the rates; no time is ahead of the real one. Bytes move, and kernels run, at the end
+// of their time: the worst case for a program that reads a target too early or reuses a source too
+// soon.
 //
-// A stream counts what became of its time on that clock, kernel by kernel. Between two kernels it
-// was stalled as long as the second one had been queued already, and starved before.
+// A stream accounts for its time on that clock, kernel by kernel. Between two kernels it was
+// stalled from the moment the second one was queued, and starved before.
 //
-// When the context has failed or the stream is stopped, queued work is dropped but for its markers,
-// so that nobody waits for ever. Work that is taking its time just then is dropped too.
-// Threads: push(), markers and engines by any thread; what an action may call says so.
+// When the context has failed or the stream is stopped, queued work is dropped except its markers,
+// so that nobody waits for ever. Work whose time is running is dropped too.
+// Threads: push(), markers and engines by any thread; actions may call the methods that say so.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,7 @@ class CopyEngine {
   CopyEngine(uint64_t bytes_per_s, uint64_t latency_ns)
       : bytes_per_s_(bytes_per_s), latency_ns_(latency_ns) {}
 
-  /// Takes the engine for one copy that could begin then; returns when the copy will have ended.
+  /// Takes the engine for one copy that could begin at `begin_ns`; returns its end.
   uint64_t take(uint64_t begin_ns, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -61,52 +61,53 @@ class CopyEngine {
 
 enum class WorkKind : uint8_t { kKernel, kOther };
 
-/// What a stream does: its work, or waiting for what has not come yet.
+/// The state of a stream: idle, working, or waiting.
 enum class Standing : uint8_t { kIdle, kGoesOn, kWaitsForEvent, kIsHeld };
 
-/// What became of a stream's time from the first kernel to the last one, on the device's clock.
+/// How a stream spent its time from the first kernel to the last one, on the device's clock.
 struct StreamTimes {
   uint64_t kernels = 0;
   uint64_t busy_ns = 0;     // with kernels
-  uint64_t stalled_ns = 0;  // a kernel was queued, and what stood before it was not done
+  uint64_t stalled_ns = 0;  // a kernel was queued and waited for earlier work
   uint64_t starved_ns = 0;  // no kernel was queued
 };
 
 class SimulatedStream {
  public:
-  /// Does the work, which the device begins at `begin_ns`; returns when the device ended it.
+  /// Does the work, which the device begins at `begin_ns`; returns its end on the device.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
   SimulatedStream(const StickyFailure& failure, int device);
-  /// Stops, and waits for the work that is running.
+  /// Stops, and waits for running work.
   ~SimulatedStream();
   SimulatedStream(const SimulatedStream&) = delete;
   SimulatedStream& operator=(const SimulatedStream&) = delete;
 
   int device() const { return device_; }
 
-  /// The marker is complete once the action and all before it have ended. An empty action is none.
+  /// The marker is complete once the action and everything before it have ended. The action may be
+  /// empty.
   void push(Action action, std::shared_ptr<Marker> marker = nullptr,
             WorkKind kind = WorkKind::kOther) TENCACHE_EXCLUDES(mutex_);
-  /// Works that are queued or running.
+  /// The number of works that are queued or running.
   size_t unfinished() const TENCACHE_EXCLUDES(mutex_);
   void wait_until_idle() TENCACHE_EXCLUDES(mutex_);
-  /// After so many lettings go.
+  /// The state after so many calls of let_go().
   Standing standing(uint64_t lettings_go) const TENCACHE_EXCLUDES(mutex_);
   StreamTimes times() const TENCACHE_EXCLUDES(mutex_);
-  /// Counts from the next kernel on.
+  /// Starts to count anew at the next kernel.
   void reset_times() TENCACHE_EXCLUDES(mutex_);
-  /// Drops what is queued and cuts the time short that running work takes.
+  /// Drops queued work and cuts short the time of running work.
   void stop() TENCACHE_EXCLUDES(mutex_);
 
-  /// For actions: lets time pass up to then. False when the rest of the action is to be dropped.
+  /// For actions: lets time pass until then. False when the rest of the action is to be dropped.
   bool pause_until(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
-  /// For actions: returns the time of the moment, once it has come.
+  /// For actions: waits for the moment and returns its time.
   uint64_t wait_for(const std::shared_ptr<const Marker>& moment) TENCACHE_EXCLUDES(mutex_);
-  /// For actions: it is held from now on, until so many lettings go.
+  /// For actions: notes that it is held until so many calls of let_go().
   void note_held(uint64_t until) TENCACHE_EXCLUDES(mutex_);
 
-  /// Whether this thread does the work of a stream: it must not call the driver.
+  /// Whether this thread does the work of a stream and so must not call the driver.
   static bool is_on_stream();
 
  private:
@@ -136,7 +137,7 @@ class SimulatedStream {
   StreamTimes times_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t kernel_ended_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;  // 0 before the first counted one
   uint64_t time_ns_ = 0;                                      // of the device; the thread's own
-  std::thread thread_;  // last, so that it finds the rest made
+  std::thread thread_;  // last, so that it finds the other members made
 };
 
 }  // namespace tencache

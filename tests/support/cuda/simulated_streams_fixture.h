@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedStreamsFixture: a simulated driver with a current context, and what tests make of
-// streams and events, given back in the end. When the context has not failed, nothing may be left
+// SimulatedStreamsFixture: a simulated driver with a current context, and helpers that make streams
+// and events and give them back at the end. Unless the context has failed, nothing may be left
 // then. One thread.
 #pragma once
 
@@ -62,7 +62,7 @@ class SimulatedStreamsFixture : public ::testing::Test {
     EXPECT_EQ(api().cuEventElapsedTime(&elapsed, begin, end), CUDA_SUCCESS);
     return elapsed;
   }
-  // The context has failed with an illegal address, and everything says so.
+  // Expects that the context has failed with an illegal address, and that every call says so.
   void expect_illegal_address(CUstream stream) {
     has_failed_ = true;
     CUdeviceptr address = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stand-ins for the kernels that the tests in tests/gpu compile from their text, for the emulated
-// GPU: what the text does, on the host. Nothing else there runs kernels of a program's own.
+// Stand-ins on the emulated GPU for the kernels that the tests in tests/gpu compile from text: they
+// do on the host what the text does. Nothing else there runs a program's own kernels.
 #pragma once
 
 #include <cstdint>

@@ -13,13 +13,13 @@
 namespace tencache {
 namespace {
 
-// How often a stream looks whether what holds it was let go.
+// How often a held stream checks whether it was let go.
 constexpr uint64_t kPollNs = 20'000;
-// A test that waits for what it holds back itself ends here, and not when its time is up.
+// A test that waits for its own held work ends here, and not at its time limit.
 constexpr uint64_t kHeldMaxNs = 120'000'000'000;
 
-// Streams and events are numbers that look like addresses. None is ever used again, so what was
-// destroyed is always found out.
+// Streams and events are numbers that look like addresses. None is ever reused, so the use of a
+// destroyed one is always found out.
 template <typename Handle>
 Handle handle_of(uint64_t name) {
   return reinterpret_cast<Handle>(name * 16);
@@ -45,8 +45,8 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDev
 }
 
 StreamTable::~StreamTable() {
-  // All at once drop their work: one may wait for an event of another, which comes as soon as that
-  // one drops its own.
+  // All drop their work at once, because one may wait for an event of another, which comes as soon
+  // as the other drops its work.
   failure_.fail(CUDA_ERROR_DEINITIALIZED);
   for (const StreamPointer& stream : all_streams()) stream->stop();
 }
@@ -243,8 +243,8 @@ void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
   }
 }
 
-// Twice, because what one waits for may have come while another one was looked at. Once all others
-// stand still, it comes no more.
+// Looks twice, because the event that one stream waits for may have come while another stream was
+// looked at. Once all others stand still, it comes no more.
 bool StreamTable::is_stuck() const {
   bool waits = false;
   for (int round = 0; round < 2; ++round) {

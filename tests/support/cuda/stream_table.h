@@ -4,16 +4,16 @@
 // copies, kernels, host functions, waits and writes of values. The methods of the driver have its
 // parameters.
 //
-//   - Each device has a NULL stream of its own: that of the calling thread's current device is
-//     meant. It is an ordinary stream: it waits for no other and none for it.
-//   - An event stands for the last moment that was recorded; recording it again, or destroying it,
-//     changes nothing for who waits already.
+//   - Each device has a NULL stream of its own; a call means that of the calling thread's current
+//     device. It is an ordinary stream: it waits for no other and none waits for it.
+//   - An event stands for the last moment that was recorded. Recording it again, or destroying it,
+//     changes nothing for streams that already wait.
 //   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
 //     (the context fails); kernels only when they run.
-//   - A copy from or to pageable memory, or one that goes to its end before the call returns.
-//   - A stream that is said to capture a graph takes no events: the real one would take them for
-//     its graph. Everything else it does as before.
-//   - A stream that is destroyed finishes its work. The driver's end drops all work.
+//   - A copy from or to pageable memory ends before the call returns.
+//   - A stream that reports a capture takes no events, because the real one would take them for its
+//     graph. Otherwise it behaves as before.
+//   - A destroyed stream finishes its work. The driver's end drops all work.
 //
 // Any thread but those of streams.
 #pragma once
@@ -62,7 +62,7 @@ class StreamTable {
   CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status);
   /// REQUIRES: the stream exists.
   void set_capturing(CUstream stream, bool is_capturing) TENCACHE_EXCLUDES(mutex_);
-  /// EQ and GEQ.
+  /// Supports EQ and GEQ.
   CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
@@ -79,16 +79,16 @@ class StreamTable {
   CUresult copy_to_host(void* target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
-  /// `count` words of 32 bits.
+  /// Sets `count` words of 32 bits.
   CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
 
   CUresult launch(CUstream stream, Kernel kernel) {
     return push_kernel(stream, std::move(kernel), WorkKind::kKernel);
   }
-  /// What the stream is given from now on waits for let_go().
+  /// Later work of the stream waits for let_go().
   CUresult hold(CUstream stream);
-  /// But for so many, no copy begins until let_go(); those that have begun go on. REQUIRES: none
-  /// is queued or about to begin.
+  /// No copy after the next `but` copies begins until let_go(); running copies go on. REQUIRES: no
+  /// copy is queued or about to begin.
   void hold_copies(int64_t but) {
     copies_held_until_ = lettings_go_ + 1;
     copies_let_through_ = but;
@@ -97,23 +97,23 @@ class StreamTable {
     let_go_ns_ = now_ns();
     ++lettings_go_;
   }
-  /// Whether all that is queued waits for let_go(), and some of it by way of an event.
+  /// Whether all queued work waits for let_go(), some of it through an event.
   bool is_stuck() const;
 
-  /// Works that are queued or running in one stream. REQUIRES: the stream exists.
+  /// The number of works that are queued or running in one stream. REQUIRES: the stream exists.
   size_t unfinished(CUstream stream) const;
-  /// The same in all, those that were destroyed included.
+  /// The same in all streams, destroyed ones included.
   size_t unfinished() const;
   void wait_until_idle();
-  /// Waits for the streams of the current device, as cuCtxSynchronize.
+  /// Waits for the streams of the current device, like cuCtxSynchronize.
   CUresult synchronize();
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
-  /// Where works come first: those that kept the processor longer than the time they were given.
+  /// With works_first: the number of works that took the processor longer than their time.
   uint64_t late() const { return late_; }
-  /// The longest time, there, that the end of a work came after it was due.
+  /// With works_first: the longest delay of a work's end.
   uint64_t lag_ns() const { return lag_ns_; }
-  /// All streams count anew.
+  /// Restarts the counts of all streams.
   void reset_times();
   /// One line for each stream and event.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);
@@ -126,16 +126,16 @@ class StreamTable {
     std::shared_ptr<const Marker> last;  // null before the first record
   };
 
-  // The device whose streams the calling thread means: the first one, where it has no context.
+  // The device whose streams the calling thread means; the first one for a thread without context.
   int current_device() const;
-  // Null when there is none of that name.
+  // Null when there is no stream of that handle.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
   bool captures(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
-  // The moment an event stands for, null when it was never recorded; false when there is no event.
+  // The moment that an event stands for, null if never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
-  // Whether the stream's work may use memory at that address for a value.
+  // Whether the stream's work may use the value at that address.
   bool is_value_place(const DeviceRange& range) const;
   template <typename Value>
   CUresult push_value(CUstream stream, CUdeviceptr address, Value value, unsigned flags);
@@ -145,16 +145,16 @@ class StreamTable {
   CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
                      const void* source, size_t bytes, CUstream stream, bool is_synchronous);
   CUresult push_kernel(CUstream stream, Kernel kernel, WorkKind kind);
-  // Lets the work take its time and does it, all of it while it is declared to the memory. The
-  // clock tells how long the work takes by itself: a kernel may wait for something, while a copy
-  // only works, however seldom its thread is let run.
+  // Lets the work take its time and does it, with its ranges declared to the memory throughout. The
+  // clock measures the work's own time: a kernel may wait for something, while a copy only works,
+  // however seldom its thread gets to run.
   uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
                    uint64_t end_ns, const std::function<void()>& work, Clock clock,
                    const std::function<void()>& explain = {});
   // The same at the beginning of its time (SimulatedDriverConfig::works_first).
   uint64_t perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
                          const std::function<void()>& work);
-  // Waits for that many lettings go.
+  // Waits for that many calls of let_go().
   void wait_held(SimulatedStream& worker, uint64_t until) const;
   void note_lag(uint64_t lag_ns);
   void forget_finished() TENCACHE_EXCLUDES(mutex_);
@@ -178,7 +178,7 @@ class StreamTable {
   std::vector<StreamPointer> null_streams_;  // by device; constant
 
   mutable Mutex mutex_;
-  std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without those
+  std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without NULL streams
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::set<CUstream> capturing_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);

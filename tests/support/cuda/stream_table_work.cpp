@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What StreamTable puts into streams but for events: values, copies, and kernels.
+// The work that StreamTable puts into streams, except events: values, copies, and kernels.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace tencache {
 namespace {
 
-// How often a stream looks at a value that it waits for.
+// How often a stream checks a value that it waits for.
 constexpr uint64_t kPollNs = 20'000;
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
@@ -120,7 +120,7 @@ uint64_t StreamTable::perform(SimulatedStream& stream, std::span<const DeviceRan
     work_ns = clock() - started_ns;
   }
   memory_.end_access(access);
-  // Work that by itself takes longer than the time it was given makes the stream that late.
+  // A work that takes longer than its time delays the stream by the difference.
   return std::max(end_ns, begin_ns + work_ns);
 }
 
@@ -145,7 +145,7 @@ void StreamTable::note_lag(uint64_t lag_ns) {
 
 HostMemoryKind StreamTable::host_kind(const void* memory, size_t bytes, bool is_written) const {
   const SimulatedMemory::Place place = memory_.place_of({address_of(memory), bytes, is_written});
-  // Memory of a NUMA node that is mapped is as good as registered; the device's is not the host's.
+  // Mapped memory of a NUMA node is as good as registered; device memory is not the host's.
   if (place.is_reserved) {
     return place.is_accessible && place.is_host ? HostMemoryKind::kRegistered
                                                 : HostMemoryKind::kTorn;
@@ -203,7 +203,7 @@ CUresult StreamTable::copy_to_host(void* target, CUdeviceptr source, size_t byte
 CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes,
                                      CUstream stream) {
   const std::vector<DeviceRange> touches = {{target, bytes, true}, {source, bytes, false}};
-  // What is mapped there may be host memory: then the bytes cross the link.
+  // Host memory may be mapped there: then the bytes cross the link.
   const bool comes_from_host = memory_.place_of(touches[1]).is_host;
   const bool goes_to_host = memory_.place_of(touches[0]).is_host;
   CopyEngine& engine = comes_from_host == goes_to_host ? on_device_

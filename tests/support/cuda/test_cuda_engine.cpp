@@ -21,7 +21,7 @@ uint64_t word_at(uint64_t seed, uint64_t offset) {
   return (seed + 1) * 0x9e3779b97f4a7c15u ^ offset * 0xff51afd7ed558ccdu;
 }
 
-// An eviction copies and hashes what is still in use, and finds out later whether it held still.
+// An eviction copies and hashes memory that is still in use, and checks later whether it changed.
 SimulatedDriverConfig with_races(SimulatedDriverConfig config) {
   config.reads_may_race = true;
   return config;
@@ -141,7 +141,7 @@ size_t TestCudaEngine::prefetch(const std::vector<const void*>& addresses) {
 }
 
 std::string TestCudaEngine::check_books() {
-  // The evictor may be at work still, and between two lines of its books for a moment.
+  // The evictor may still be working, its books unbalanced for a moment.
   std::string fault;
   eventually([&] {
     driver_->wait_until_idle();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TestCudaEngine: a whole allocator over the simulated driver with small figures, and the few
-// things that tests do with one: streams, ops whose kernels write a stamp or look for one,
-// evictions and fetches of single extents. A kernel that touches what is not mapped fails the
-// context, which the destructor reports. The host tier pins for real what the simulated driver
-// calls pinned. Threads: as Engine; make and destroy it on one thread.
+// TestCudaEngine: a whole allocator over the simulated driver with small figures, and helpers for
+// tests: streams, ops whose kernels write a stamp or look for one, evictions and fetches of single
+// extents. A kernel that touches unmapped memory fails the context, which the destructor reports.
+// The host tier really pins the memory that the simulated driver calls pinned. Threads: as Engine;
+// make and destroy it on one thread.
 #pragma once
 
 #include <atomic>
@@ -25,11 +25,11 @@
 
 namespace tencache {
 
-/// What a kernel does with a buffer.
+/// A kernel's use of a buffer.
 struct KernelUse {
   char* address = nullptr;
   uint64_t bytes = 0;
-  uint64_t seed = 0;  // of the stamp that is written, or that must be there
+  uint64_t seed = 0;  // of the stamp to write or to find
   bool writes = false;
 };
 
@@ -47,8 +47,8 @@ class TestCudaEngine {
   /// Without a copy kernel the copy engines copy, however slow they are.
   explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {},
                           bool has_copy_kernel = false);
-  /// A failed test when something is left of the driver's objects, or when the context has failed
-  /// without expect_failed_context().
+  /// Fails the test when objects of the driver are left, or when the context has failed without
+  /// expect_failed_context().
   ~TestCudaEngine();
   TestCudaEngine(const TestCudaEngine&) = delete;
   TestCudaEngine& operator=(const TestCudaEngine&) = delete;
@@ -60,12 +60,12 @@ class TestCudaEngine {
   const DriverApi& api() const { return driver_->api(); }
   const Stats& stats() { return engine_->settled_stats(); }
 
-  /// A stream of the program's.
+  /// Makes a stream of the program's.
   CUstream make_stream();
-  /// What `later` is given from now on runs after what `earlier` has been given.
+  /// Orders all later work of `later` after all earlier work of `earlier`.
   void order(CUstream earlier, CUstream later);
 
-  /// Allocates; a failure is a failed test and ends the process.
+  /// Allocates; a failure ends the process.
   char* allocate(uint64_t bytes, CUstream stream);
   void free(void* address) { engine_->free(address); }
   /// Null for a small block.
@@ -82,19 +82,19 @@ class TestCudaEngine {
   void check(CUstream stream, char* address, uint64_t bytes, uint64_t seed) {
     op(stream, {{address, bytes, seed, false}});
   }
-  /// How many kernels have found another stamp than they should.
+  /// The number of kernels that have found a wrong stamp.
   uint64_t differences() const { return differences_.load(); }
 
   /// Makes this one extent cold; false when it stayed resident.
   bool evict(const void* address);
-  /// Fetches these ahead of use; how many orders were carried out.
+  /// Fetches these ahead of use; returns how many orders were carried out.
   size_t prefetch(const std::vector<const void*>& addresses);
   void wait_until_idle() { driver_->wait_until_idle(); }
   void expect_failed_context() { may_fail_ = true; }
   void allow_leaks() { may_leak_ = true; }
 
-  /// Empty when the books agree: the budget with the extents and segments, the host and disk tiers
-  /// with the copies, the heap with itself. REQUIRES: no other thread uses the engine.
+  /// Empty when the books agree: the budget with extents and segments, the host and disk tiers with
+  /// the copies, the heap with itself. REQUIRES: no other thread uses the engine.
   std::string check_books();
 
  private:
@@ -111,7 +111,7 @@ class TestCudaEngine {
   bool may_leak_ = false;
 };
 
-/// Words at both ends of each page, made of seed and place.
+/// Writes words made of seed and place at both ends of each page.
 void stamp(char* memory, uint64_t bytes, uint64_t seed);
 bool has_stamp(const char* memory, uint64_t bytes, uint64_t seed);
 

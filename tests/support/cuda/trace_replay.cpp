@@ -19,16 +19,16 @@ namespace {
 
 SimulatedDriverConfig driver_config(const Trace& trace, const ReplayConfig& config) {
   SimulatedDriverConfig driver;
-  driver.capacity_bytes = 2 * trace.peak_bytes() + kGiB;  // the budget is what is short
+  driver.capacity_bytes = 2 * trace.peak_bytes() + kGiB;  // the budget is the limit, not the device
   driver.to_device_bytes_per_s = config.link_bytes_per_s;
   driver.to_host_bytes_per_s = config.link_bytes_per_s;
   driver.on_device_bytes_per_s = config.device_bytes_per_s;
   driver.kernel_bytes_per_s = config.device_bytes_per_s;
-  driver.reads_may_race = true;  // a copy of what is still in use, which is found out afterwards
+  driver.reads_may_race = true;  // a copy of memory in use is expected and found out afterwards
   return driver;
 }
 
-// One direction of a disk: a piece has passed when those before it have.
+// One direction of a disk: a piece has passed when all earlier pieces have.
 Fault pace(IoDirection direction, uint64_t bytes_per_s) {
   auto engine = std::make_shared<CopyEngine>(bytes_per_s, 0);
   Fault fault;
@@ -140,7 +140,8 @@ Status TraceReplay::allocate(uint32_t tensor) {
   return Status::ok();
 }
 
-// By an op, as a program fills its parameters before the first step: what none has named stays.
+// An op makes it, as a program fills its parameters before the first step: a tensor that no op has
+// named would stay resident.
 Status TraceReplay::make_persistent(uint32_t tensor) {
   TENCACHE_RETURN_IF_ERROR(allocate(tensor));
   const std::vector<Access> accesses = {{tensors_[tensor].address, AccessMode::kWrite}};
@@ -155,13 +156,13 @@ void TraceReplay::free(uint32_t tensor) {
   if (address != nullptr) engine_->free(address);
 }
 
-// What the op allocates it fills, after it has passed the gate.
+// The op fills the tensors that it allocates, after it has passed the gate.
 Status TraceReplay::run_op(Tick tick) {
   const TraceOp& op = trace_.ops[tick];
   std::vector<Access> accesses;
   std::vector<Named> named;
   for (const TraceAccess& access : op.accesses) {
-    // Allocated by this very op: named by what comes inside of it.
+    // This very op allocates the tensor, and so names it inside.
     if (std::ranges::find(born_at_[tick], access.tensor) != born_at_[tick].end()) continue;
     if (tensors_[access.tensor].address == nullptr) continue;  // of the period before the first
     accesses.push_back({tensors_[access.tensor].address,

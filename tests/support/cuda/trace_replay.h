@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TraceReplay: runs a recorded period over and over on a whole allocator over the simulated driver,
-// as the program that it was recorded from would on a GPU: its tensors are allocated through the
-// engine, its ops pass the gate and queue one kernel each, which is busy for the op's time and uses
-// every tensor that the op names. The thread that queues waits for the stream once a period, as a
-// training loop does that reads the loss.
+// TraceReplay: replays a recorded period over and over on a whole allocator over the simulated
+// driver, as the recorded program would run on a GPU. Its tensors are allocated through the engine.
+// Its ops pass the gate and queue one kernel each, which is busy for the op's time and uses every
+// tensor that the op names. The queueing thread waits for the stream once a period, like a training
+// loop that reads the loss.
 //
-// A kernel finds a tensor that is not resident by failing the context, and bytes that are not those
-// of the last write by comparing both ends of the tensor with a number that each write changes.
+// A kernel detects a tensor that is not resident by failing the context. It detects wrong bytes by
+// comparing both ends of the tensor with a number that each write changes.
 //
-// Time is that of the simulated device, whose rates are given; a slow device leaves the processors
-// of this machine, which move the bytes, next to nothing to do, so that times follow from the rates
-// alone. Where host memory is to be short, what finds no room in it goes to a file, whose pieces
-// pass one after the other each way at the rates that are given.
+// Time is that of the simulated device, whose rates are given. On a slow device the processors of
+// this machine, which move the bytes, have next to nothing to do, so times follow from the rates
+// alone. Where host memory is to be short, bytes that find no room in it go to a file, whose pieces
+// pass one after another in each direction at the given rates.
 //
 // Threads: make, use and destroy it on one thread.
 #pragma once
@@ -40,21 +40,21 @@ struct ReplayConfig {
   uint64_t budget_bytes = 0;
   bool plans = true;                // else the least recently used leaves
   uint64_t link_bytes_per_s = 0;    // each way
-  uint64_t device_bytes_per_s = 0;  // what a hash reads
+  uint64_t device_bytes_per_s = 0;  // speed of a hash
   uint64_t host_bytes = 0;          // of host memory, a disk below it; 0: enough for everything
   uint64_t disk_read_bytes_per_s = 0;
   uint64_t disk_write_bytes_per_s = 0;
   uint64_t learned_after = 0;     // followed periods after which nothing is planned anew;
                                   // without plans, periods
-  uint64_t measured_periods = 3;  // then
-  uint64_t periods_max = 0;       // in all: gives up
+  uint64_t measured_periods = 3;  // after that
+  uint64_t periods_max = 0;       // in all; then the replay gives up
 };
 
 struct ReplayResult {
   uint64_t periods = 0;
   uint64_t peak_bytes = 0;
   uint64_t over_budget_events = 0;  // since the first plan was made
-  // Of all measured periods.
+  // Sums over all measured periods.
   uint64_t early_fetches = 0;
   uint64_t late_fetches = 0;
   uint64_t wasted_fetches = 0;
@@ -65,10 +65,10 @@ struct ReplayResult {
   uint64_t dropped_bytes = 0;  // of evicted_bytes, without a copy
   uint64_t disk_read_bytes = 0;
   uint64_t disk_written_bytes = 0;
-  // Of one of them.
+  // Figures of one measured period.
   uint64_t measured_ns = 0;  // the median
   uint64_t simulated_ns = 0;
-  uint64_t compute_ns = 0;  // what the learner takes for it
+  uint64_t compute_ns = 0;  // the learner's estimate of it
   uint64_t bound_ns = 0;
   uint64_t simulated_stall_ns = 0;
   uint64_t simulated_late_bytes = 0;
@@ -80,7 +80,7 @@ struct ReplayResult {
   std::string failure;       // empty when all went well
 };
 
-/// The same ops on tensors whose bytes are whole granules, taking `compute_ns` together.
+/// The same ops on tensors of whole granules, taking `compute_ns` together.
 Trace scaled_for_replay(Trace trace, uint64_t compute_ns);
 
 class TraceReplay {
@@ -90,32 +90,32 @@ class TraceReplay {
   TraceReplay(const TraceReplay&) = delete;
   TraceReplay& operator=(const TraceReplay&) = delete;
 
-  /// Once.
+  /// Call it once.
   ReplayResult run();
 
  private:
   struct Tensor {
     char* address = nullptr;
-    uint64_t stamp = 0;  // what the last write leaves
+    uint64_t stamp = 0;  // the number that the last write leaves
   };
   using Named = std::pair<uint32_t, bool>;  // a tensor, and whether it is written
   struct Use {
     char* address = nullptr;
     uint64_t bytes = 0;
-    uint64_t before = 0;  // 0: whatever
+    uint64_t before = 0;  // 0: any
     uint64_t after = 0;
   };
   struct Plans {
     Mutex mutex;
     uint64_t bound_ns TENCACHE_GUARDED_BY(mutex) = 0;
-    Simulation simulation TENCACHE_GUARDED_BY(mutex);  // of the last one
+    Simulation simulation TENCACHE_GUARDED_BY(mutex);  // the last one
   };
 
   void start_engine();
   DiskTierConfig disk_config();
   Status allocate(uint32_t tensor);
   Status make_persistent(uint32_t tensor);
-  /// That uses these tensors.
+  /// Queues a kernel that uses these tensors.
   Status queue_kernel(const std::vector<Named>& named, uint64_t duration_ns);
   void free(uint32_t tensor);
   Status run_period();
