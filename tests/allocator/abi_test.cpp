@@ -250,7 +250,7 @@ TEST_F(AbiTest, SpillDirectoryThatIsMissingIsNamed) {
     EXPECT_NE(tencache_start(&error_), TENCACHE_OK);
     EXPECT_NE(strstr(error_.message, "/nonexistent/spill"), nullptr) << error_.message;
     EXPECT_EQ(tencache_is_started(), 0);
-    start();  // another try with a good one
+    start();  // try again with a good one
     EXPECT_EQ(tencache_is_started(), 1);
   });
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The access barrier over a range whose pages move away and come back: who touches it waits, user
-// and kernel, and then sees the right bytes. Skipped where the kernel does not allow userfaultfd.
+// The access barrier over a range whose pages move away and come back: a thread that touches it, in
+// user code or through the kernel, waits and then sees the right bytes. Skipped where the kernel
+// does not allow userfaultfd.
 #include "platform/access_barrier.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +52,7 @@ class AccessBarrierTest : public ::testing::Test {
   char* elsewhere_ = nullptr;
 };
 
-/// Three threads that each touch the range in their own way, and what came of it.
+/// Three threads that each touch the range in their own way, and their results.
 struct Visitors {
   explicit Visitors(char* range) {
     threads.emplace_back([this, range] {

@@ -73,7 +73,7 @@ class AddedSegmentsTest : public ::testing::TestWithParam<ChannelKind> {
     ASSERT_TRUE(channel_->transfer(IoDirection::kWrite, all, nullptr).status.is_ok());
   }
 
-  /// All of the file, cut at random places and shuffled.
+  /// The whole file, cut at random places and shuffled.
   std::vector<IoSegment> cut() {
     std::vector<IoSegment> segments;
     for (uint64_t offset = 0; offset < kFileBytes;) {
@@ -171,12 +171,12 @@ TEST_F(AddedToATierTest, BufferedReadsLeaveNoPageCache) {
   ASSERT_TRUE(result.status.is_ok()) << result.status.message();
   EXPECT_EQ(result.bytes, small.bytes() + large.bytes());
   EXPECT_EQ(memcmp(read_back.data(), large.data(), large.bytes()), 0);
-  // Read-ahead may bring a few pages back behind the advice.
+  // Read-ahead may bring a few pages back after the advice.
   EXPECT_LE(cached_pages(*tier_, second), second.bytes / 4096 / 16);
 }
 
 TEST_F(AddedToATierTest, OutsideTheFileTheyAbort) {
-  // The tier is opened by the process that dies: one that was forked later may not use it.
+  // The process that dies opens the tier, because a process forked later may not use it.
   const auto read_outside = [this] {
     open(Choice::kAuto);
     AlignedBuffer buffer(kMiB);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operations of the address arena, and that the two which replace what stands behind an address
-// show a reader nothing in between.
+// The operations of the address arena. The two that replace the memory behind an address never show
+// a reader anything in between.
 #include "platform/address_arena.h"
 
 #include <fcntl.h>
@@ -75,7 +75,7 @@ TEST_F(AddressArenaTest, SaysWhatToRaiseWhenAddressesAreLimited) {
     EXPECT_EQ(arena.status().code(), StatusCode::kUnavailable);
     EXPECT_NE(arena.status().message().find("ulimit -v"), std::string::npos);
     EXPECT_NE(arena.status().message().find("64.0 GiB"), std::string::npos);
-    // A wish that is below the least is taken as it is.
+    // A size below the minimum is taken as it is.
     EXPECT_TRUE(AddressArena::reserve(kGiB).is_ok());
   });
   EXPECT_EQ(outcome, 0);

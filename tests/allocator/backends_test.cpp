@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What holds for an engine over any backend: bytes come back right, pins keep, room is made and
-// never exceeded but where one op needs it, what is freed is used again, plans fetch ahead, figures
-// add up, threads do not meet. The drivers of the suite are in support/.
+// Properties of an engine over any backend: bytes come back right, pins hold, room is made and
+// exceeded only where one op needs it, freed memory is reused, plans fetch ahead, figures add up,
+// threads do not collide. The drivers of the suite are in support/.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class BackendsTest : public ::testing::Test {
     TENCACHE_CHECK(made.is_ok(), "%s", made.status().message().c_str());
     return tensors_.emplace_back(static_cast<char*>(made.value()));
   }
-  // Written with the seeds 0, 1, ...
+  // Tensors written with the seeds 0, 1, ...
   std::vector<char*> written(size_t count) {
     std::vector<char*> made;
     for (uint64_t seed = 0; seed < count; ++seed) {
@@ -111,11 +111,11 @@ TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
   EXPECT_EQ(this->state(tensor), ExtentState::kResident);
   EXPECT_EQ(this->stats().evicted_bytes, this->kBytes);
   EXPECT_EQ(this->stats().fetched_bytes, this->kBytes);
-  // On cuda it may be there before the stream comes to what needs it.
+  // On cuda it may be there before the stream comes to the op that needs it.
   EXPECT_EQ(this->stats().late_fetches + this->stats().early_fetches, 1u);
 }
 
-// What was written since it came back leaves with its new bytes, not those of the copy below.
+// A tensor written after it came back leaves with its new bytes, not with those of the copy below.
 TYPED_TEST(BackendsTest, ANewLifeOfTheBytesIsNotTakenForTheOld) {
   this->start();
   char* const tensor = this->written(1)[0];
@@ -206,7 +206,7 @@ TYPED_TEST(BackendsTest, WhatIsFreedIsUsedAgain) {
   EXPECT_EQ(this->engine().budget().used(), this->kBytes);
 }
 
-// Freed while it is cold: nothing of it is left on any tier.
+// A tensor freed while cold leaves nothing on any tier.
 TYPED_TEST(BackendsTest, WhatIsFreedColdGivesEverythingBack) {
   this->start();
   char* const tensor = this->written(1)[0];
@@ -232,13 +232,13 @@ TYPED_TEST(BackendsTest, AProgramLargerThanTheBudgetRunsWithinIt) {
   EXPECT_GT(this->stats().fetched_bytes, 24 * this->kBytes);
 }
 
-// What has left and not come back is cold now.
+// Bytes that have left and not come back are cold.
 TYPED_TEST(BackendsTest, FiguresAddUp) {
   this->start();
   const std::vector<char*> tensors = this->written(24);
   for (uint64_t seed = 0; seed < tensors.size(); seed += 3) this->check(tensors[seed], seed);
   this->driver_->settle();
-  ASSERT_EQ(this->driver_->check_books(), "");  // nothing is under way behind it
+  ASSERT_EQ(this->driver_->check_books(), "");  // no migration is still under way
   this->engine().mover()->fork_latch().close();
   uint64_t cold_bytes = 0;
   for (char* tensor : tensors) cold_bytes += this->is_cold(tensor) ? this->kBytes : 0;
@@ -251,7 +251,7 @@ TYPED_TEST(BackendsTest, FiguresAddUp) {
   EXPECT_GE(stats.evicted_bytes, stats.clean_dropped_bytes);
 }
 
-// What one op names may exceed the budget; that is counted, and passes.
+// One op may exceed the budget; that is counted.
 TYPED_TEST(BackendsTest, OneOpMayExceedTheBudget) {
   this->start({.budget_tensors = 4});
   const std::vector<char*> tensors = this->written(8);
@@ -301,7 +301,7 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
   this->check(tensors[2], 2);
   this->driver_->settle();
   const Stats& stats = this->stats();
-  // On cuda the last may be there before the stream comes to what needs it.
+  // On cuda the last one may be there before the stream comes to the op that needs it.
   EXPECT_GE(stats.early_fetches, 1u);
   EXPECT_EQ(stats.early_fetched_bytes, stats.early_fetches * this->kBytes);
   EXPECT_EQ(stats.wasted_fetches, 1u);
@@ -309,12 +309,13 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
   EXPECT_EQ(stats.early_fetches + stats.late_fetches, 2u);
 }
 
-// A loop is learned, and what it needs next comes before it is asked for.
+// A loop is learned, and its next tensors arrive before an op asks for them.
 TYPED_TEST(BackendsTest, PlansFetchEarly) {
   this->start({.budget_tensors = 7});
   this->engine().evictor().on_attention();
   const std::vector<char*> tensors = this->written(12);
-  // The work of an op, in which others can be fetched, however slow the disk of this machine is.
+  // The length of an op, in which other tensors can be fetched, however slow this machine's disk
+  // is.
   std::chrono::nanoseconds work = std::chrono::milliseconds(2);
   constexpr std::chrono::nanoseconds kWorkMax = std::chrono::milliseconds(100);
   const auto step = [&] {
@@ -327,7 +328,7 @@ TYPED_TEST(BackendsTest, PlansFetchEarly) {
     }
     this->engine().gate().on_step();
   };
-  // Before a plan is followed well some come late or in vain, and then most of them come early.
+  // Until a plan is followed well, some fetches are late or wasted; then most are early.
   constexpr uint64_t kRounds = 8;
   bool has_settled = false;
   for (int part = 0; part < 8 && !has_settled; ++part) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BinTimeline: bins of one tick and of several, and which of them lie within a gap.
+// BinTimeline: bins of one tick and of several, and the bins that lie within a gap.
 #include "learn/bin_timeline.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(BinTimelineTest, SlotsInsideAnIdlePeriodHoldOnlyItsTicks) {
           ASSERT_TRUE(idle.contains(tick)) << "tensor " << period.tensor << ", tick " << tick;
         }
       });
-      // Of the bins at both ends, some ticks may be idle that do not count.
+      // In the bins at both ends, some idle ticks do not count.
       const size_t ticks_per_bin = timeline.first_tick(1);
       EXPECT_GT(ticks_inside + 2 * ticks_per_bin, idle.size()) << "tensor " << period.tensor;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bound: small cases by hand, never above what the simulator reaches on random traces, and
-// equal to the best of all schedules where tensors have one size and Belady's rule is exact.
+// The bound: small cases by hand; never above the simulator's result on random traces; equal to the
+// best schedule where tensors have one size and Belady's rule is exact.
 #include "learn/bound.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ TEST(BoundTest, NothingHasToBeReadWhenAllFits) {
 }
 
 TEST(BoundTest, ThreeInTurnOnTwoPlaces) {
-  // Two of them keep their places for two ops of three: 15 bytes a period on average, since what is
-  // needed next but one always leaves.
+  // Two tensors stay for two ops of three: 15 bytes a period on average, because the tensor that is
+  // needed last but one always leaves.
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 20), 15u);
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 25), 7u);
 }
@@ -44,17 +44,17 @@ TEST(BoundTest, ThreeInTurnOnOnePlaceAreAllRead) {
 
 TEST(BoundTest, WhatIsFreedUnusedLeavesFirst) {
   Trace trace = three_in_turn();
-  trace.tensors.push_back({10, 0, 2});  // there all the time, named by nobody after its birth
-  // Only while it is born somebody else has to be away.
+  trace.tensors.push_back({10, 0, 2});  // there all the time, never named after its birth
+  // Another tensor has to be away only while this one is born.
   EXPECT_EQ(bound_bytes_read(trace, 30), 10u);
-  trace.tensors.back() = {10, kNoTick, kNoTick};  // named by nobody at all: it cannot leave
+  trace.tensors.back() = {10, kNoTick, kNoTick};  // never named at all: it cannot leave
   EXPECT_EQ(bound_bytes_read(trace, 30), 15u);
 }
 
 TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
-  // Six tensors of 10 bytes on three places: an op that computes for long names two of them, then
-  // three ops that compute for no time name all six. Of those no more than three can be there when
-  // the three ops begin, so they wait for the other three.
+  // Six tensors of 10 bytes, three places. One long op names two of them; then three ops of no
+  // duration name all six. When the three ops begin, at most three tensors can be there, so they
+  // wait for the other three.
   Trace trace = three_in_turn();
   trace.ops = {{0, 1000, {{0, false}, {1, false}}},
                {0, 0, {{0, false}, {1, false}}},
@@ -69,7 +69,7 @@ TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
 }
 
 TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
-  // The three ops of the burst, the second half of them at the begin of the period.
+  // The three ops of the burst; its second half is at the beginning of the period.
   Trace trace = three_in_turn();
   trace.ops = {{0, 0, {{4, false}, {5, false}}},
                {0, 1000, {{0, false}, {1, false}}},
@@ -82,7 +82,7 @@ TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
 }
 
 TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
-  // As above, but the long op names what the burst does not: of the six no more than one can be
+  // As above, but the long op names other tensors than the burst: at most one of the six can be
   // there when the burst begins.
   Trace trace = three_in_turn();
   trace.ops = {{0, 1000, {{6, false}}},
@@ -101,7 +101,7 @@ TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
   EXPECT_NEAR(static_cast<double>(bound_step_ns(trace, {30, 1e9, 1e9})), 1030, 1);
 }
 
-// In the long run: a period that ends otherwise than it began may have left work to the next one.
+// In the long run only: a period that ends differently than it began may leave work to the next.
 TEST(BoundTest, NoScheduleIsFaster) {
   Random random;
   int steady_count = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Writes from a channel's own buffers (tier/bounce_ring.h): the same bytes over both channels, and
-// what io_uring makes of registered buffers where the kernel allows them and where it does not.
+// io_uring's use of registered buffers where the kernel allows them and where it does not.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,15 +29,15 @@
 namespace tencache {
 namespace {
 
-/// What the file begins with, read past the channel.
+/// Reads the first bytes of the file, past the channel.
 AlignedBuffer load(const UniqueFd& file, size_t bytes) {
   AlignedBuffer buffer(bytes);
   EXPECT_EQ(pread(file.get(), buffer.data(), bytes, 0), static_cast<ssize_t>(bytes));
   return buffer;
 }
 
-/// Brings the bytes of segments without memory from a model of the file, and checks that no buffer
-/// is handed out again before its piece is complete.
+/// Brings the bytes of segments without memory from a model of the file. Checks that no buffer is
+/// handed out again before its piece is complete.
 class BringingObserver : public PieceObserver {
  public:
   explicit BringingObserver(const AlignedBuffer& model) : model_(model) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The content hash against the reference code of xxHash, at every kernel and in every way of
-// feeding.
+// The content hash against the reference code of xxHash, with every kernel and every way of feeding
+// it.
 #include "tier/content_hash.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages of freed extents under other addresses (memory/cpu_heap_frames.cpp): when they are taken,
-// what is left of whoever had them, that bytes and books stay right, and what happens where the
+// Pages of freed extents at other addresses (memory/cpu_heap_frames.cpp): when they are taken, what
+// is left of the extent that had them, that bytes and books stay right, and what happens where the
 // kernel refuses to move them.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -79,7 +79,7 @@ TEST(HeapCacheTest, SeveralServeALargerOne) {
   for (char* donor : donors) engine.free(donor);
   const uint64_t used = engine->budget().used();
   char* large = engine.allocate(5 * kMiB);
-  // Oldest first, granule by granule; the tail is the first one's.
+  // Oldest first, granule by granule; the tail comes from the first one.
   EXPECT_EQ(large[0], 1);
   EXPECT_EQ(large[2 * kMiB], 2);
   EXPECT_EQ(large[5 * kMiB - 1], 1);
@@ -87,7 +87,7 @@ TEST(HeapCacheTest, SeveralServeALargerOne) {
   EXPECT_EQ(engine->heap().cached_bytes(), 4 * kMiB);
   EXPECT_EQ(engine.extent(large)->mapping_count, 3u);
   EXPECT_EQ(engine.check_books(), "");
-  // An extent of several mappings leaves, comes back, and gives in its turn.
+  // An extent of several mappings leaves, comes back, and gives its pages in turn.
   fill_pattern(large, 5 * kMiB, 7);
   ASSERT_TRUE(engine.evict(large));
   EXPECT_EQ(engine.extent(large)->mapping_count, 1u);
@@ -161,7 +161,7 @@ TEST_P(FetchIntoFramesTest, BytesComeBackAndTheOldAddressIsGone) {
     char* cold = engine.allocate(bytes);
     fill_pattern(cold, bytes, 1);
     ASSERT_TRUE(engine.evict(cold));
-    cold[8] = 3;  // behind the gate's back: wins over the slot
+    cold[8] = 3;  // unannounced: wins over the slot
     char* cached = engine.allocate(bytes + more);
     memset(cached, 9, bytes + more);
     fill_up(engine);
@@ -202,7 +202,7 @@ TEST(HeapCacheTest, KernelThatCannotKeepTheSourceGetsFreshPages) {
   EXPECT_EQ(outcome, 0);
 }
 
-// The program may have split a range's mapping, which the kernel then does not move.
+// The program may have split a range's mapping; the kernel then does not move the range.
 TEST(HeapCacheTest, PagesThatCannotMoveAreGivenBack) {
   const int outcome = run_in_child([] {
     TestEngine engine(small_budget());
@@ -224,8 +224,8 @@ TEST(HeapCacheTest, PagesThatCannotMoveAreGivenBack) {
   EXPECT_EQ(outcome, 0);
 }
 
-// Of an extent that is moved granule by granule one may be refused (vm.max_map_count). It stays
-// cold, with the right bytes, and is fetched when the refusal is over.
+// An extent moves granule by granule, and the kernel may refuse one (vm.max_map_count). The extent
+// stays cold, with the right bytes, and is fetched once the refusal is over.
 TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
   const int outcome = run_in_child([] {
     TestEngine engine(small_budget());
@@ -237,7 +237,7 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
     fill_up(engine);
     for (char* donor : donors) engine.free(donor);
     const uint64_t in_use = engine->budget().used() - engine->heap().cached_bytes();
-    // One of two neighbours among the granules has this bit in its address.
+    // One of two neighbouring granules has this bit in its address.
     if (!deny_syscall_when(SYS_mremap, ENOMEM, 4, kGranuleBytes)) _exit(kSkipped);
     {
       const GateScope op(engine, {cold});
@@ -255,7 +255,7 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
   EXPECT_EQ(outcome, 0);
 }
 
-// All sizes, little room: whoever takes whose pages, each extent keeps its own bytes.
+// All sizes, little room: whichever pages change hands, each extent has its own bytes.
 class HeapFramesTest : public ::testing::TestWithParam<Choice> {};
 INSTANTIATE_TEST_SUITE_P(Userfaultfd, HeapFramesTest,
                          ::testing::Values(Choice::kOff, Choice::kAuto), [](const auto& choice) {

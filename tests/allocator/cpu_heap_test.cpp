@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The front door without an engine: small blocks and extents, the cache, the rungs of the ladder,
-// and the texts of its end. What the layer above does is played by a RoomMaker of the test's.
+// The heap's interface without an engine: small blocks and extents, the cache, the rungs of the
+// ladder, and the error texts at its end. A RoomMaker of the test stands for the layer above.
 #include "memory/cpu_heap.h"
 
 #include <gtest/gtest.h>
@@ -170,7 +170,7 @@ TEST_F(HeapTest, CacheServesBeforeRoomIsAskedFor) {
   EXPECT_EQ(budget_->used(), kLimit - kMiB);
 }
 
-// A small block has no use for an extent's pages.
+// A small block cannot use an extent's pages.
 TEST_F(HeapTest, CacheGoesBeforeRoomIsAskedFor) {
   const Allocation large = allocate(kLimit - kPageBytes);
   heap_->free(large.address);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceWaits: what the device has waited for, which fetches were late for it, and what is counted
-// where it cannot tell. The timer is a fake whose device takes as long as the test says. Then the
-// gate: which streams' waits it has timed, and that threads' waits are counted beside them.
+// DeviceWaits: how long the device waited, which fetches were late for it, and the counts where it
+// cannot tell. The timer is a fake whose device takes as long as the test says. Then the gate: it
+// times the waits of the right streams, and counts threads' waits beside them.
 #include "engine/gate/device_waits.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kBytes = 64 * kKiB;
 constexpr uint64_t kLongNs = 5'000'000;
-constexpr uint64_t kShortNs = 2'000;  // what lies between two events anyway
+constexpr uint64_t kShortNs = 2'000;  // the time between two events anyway
 constexpr StreamSet kStream = 2;
 constexpr StreamSet kTwoStreams = 6;
 
@@ -44,7 +44,7 @@ class FakeTimer final : public OpTimer {
     return std::exchange(finished, {});
   }
 
-  uint64_t device_ns = 0;  // between the two events of what is finished from now on
+  uint64_t device_ns = 0;  // between the two events of spans that finish from now on
   size_t spans_max = 4;
   size_t under_way = 0;
   bool refuses_end = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DiskTier across real forks: what a child maps stays as it was at the fork, however long the child
-// and its own children live, and the slots come back once they are gone.
+// DiskTier across real forks: slots that a child maps stay as they were at the fork, however long
+// the child and its own children live, and come back once these are gone.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -26,7 +26,7 @@
 namespace tencache {
 namespace {
 
-/// A child that lives until it is told to go on, then runs `last` and exits with what that returns.
+/// A child that waits for a signal to go on, then runs `last` and exits with its result.
 class HeldChild {
  public:
   HeldChild(DiskTier& tier, const std::function<void()>& first, const std::function<int()>& last) {
@@ -58,15 +58,15 @@ class HeldChild {
     if (pid_ > 0) finish();
   }
 
-  /// Lets the child go on and waits for its end; the exit status.
+  /// Lets the child go on and waits for its end; returns the exit status.
   int finish() {
-    // A byte and not the end of the pipe: children that were forked later hold it open.
+    // A byte, not the end of the pipe, because children forked later hold the pipe open.
     const char byte = 0;
     (void)!write(go_, &byte, 1);
     return wait();
   }
 
-  /// Kills the child and waits for its end; the exit status.
+  /// Kills the child and waits for its end; returns the exit status.
   int kill_and_wait() {
     kill(pid_, SIGKILL);
     return wait();
@@ -120,14 +120,15 @@ class DiskTierForkTest : public ::testing::Test {
   static bool all_are(const char* memory, uint64_t bytes, char byte) {
     return memory[0] == byte && memcmp(memory, memory + 1, bytes - 1) == 0;
   }
-  /// As soon as the children are gone, which any call that takes or releases notices.
+  /// Whether all slots come back, once any call that takes or releases notices that children are
+  /// gone.
   bool all_comes_back() {
     return eventually([this] {
       tier_->release(take());
       return tier_->used_bytes() == 0;
     });
   }
-  /// Takes all that can be taken in slots of kBytes, overwrites it, and says how many there were.
+  /// Takes everything free in slots of kBytes, overwrites it, and returns the number of slots.
   size_t overwrite_all_free() {
     std::vector<Slot> slots;
     for (;;) {
@@ -215,7 +216,7 @@ TEST_F(DiskTierForkTest, AChildOfTheChildCounts) {
   char byte = 0;
   EXPECT_EQ(read(answer[0], &byte, 1), 1);
   EXPECT_EQ(byte, 'y');
-  // The grandchild is not ours to wait for: its mappings go soon after its answer.
+  // We cannot wait for the grandchild itself: its mappings go soon after its answer.
   EXPECT_TRUE(all_comes_back());
   close(answer[0]);
   close(answer[1]);
@@ -225,7 +226,7 @@ TEST_F(DiskTierForkTest, AChildThatClosesItsDescriptorsStillCounts) {
   const Slot slot = take();
   store(slot, 'c');
   char* cold = map(slot);
-  // As daemons do; only the pipe that holds the child stays open.
+  // Like daemons; only the pipe that holds the child stays open.
   HeldChild child(
       *tier_, [&] { syscall(SYS_close_range, tier_->fd(), tier_->fd(), 0); },
       [&] { return all_are(cold, kBytes, 'c') ? 0 : 1; });
@@ -264,7 +265,7 @@ TEST_F(DiskTierForkTest, AKilledChildIsGone) {
 TEST_F(DiskTierForkTest, AForkThatFailsFreezesNothing) {
   const Slot slot = take();
   tier_->freeze_before_fork();
-  tier_->after_fork_in_parent();  // what the handlers do when fork() itself failed
+  tier_->after_fork_in_parent();  // the handlers do this when fork() itself failed
   tier_->release(slot);
   EXPECT_EQ(tier_->used_bytes(), 0U);
 }
@@ -287,7 +288,7 @@ TEST_F(DiskTierForkTest, SeveralForksInAnyOrder) {
   older.finish();
   EXPECT_EQ(overwrite_all_free(), kQuota / kBytes);
 
-  // The older child ends first: what it froze is still frozen by the newer one.
+  // The older child ends first; the newer one still freezes the slots that both froze.
   const Slot again = take();
   HeldChild older_again(*tier_);
   HeldChild newer_again(*tier_);
@@ -329,7 +330,7 @@ TEST_F(DiskTierForkTest, ManyForksLeaveNoDescriptors) {
 TEST_F(DiskTierForkTest, WithoutATokenSlotsStayFrozenForGood) {
   const Slot slot = take();
   const int result = run_in_child([&] {
-    // The tier of the child itself, as it owns no other.
+    // The child opens a tier of its own, since it does not own the parent's.
     DiskTierConfig config;
     config.directory = directory_.path();
     config.quota_bytes = kQuota;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiskTier: slots and their limits, transfers over each channel and without O_DIRECT, and every way
-// in which the disk, the quota or the kernel can refuse. Forks are in disk_tier_fork_test.cpp.
+// in which the disk, the quota or the kernel can refuse. disk_tier_fork_test.cpp has forks.
 #include "tier/disk_tier.h"
 
 #include <fcntl.h>
@@ -221,7 +221,7 @@ TEST_F(DiskTierTest, AFullDiskIsNoticedWhenASlotIsTaken) {
   expect_message(status, StatusCode::kNoSpace,
                  {disk.path(), "4.00 MiB", "No space left on device", "--spill-dir"});
   EXPECT_GE(slots.size(), 18U) << "more than the first step of 64 MiB: smaller steps were tried";
-  // Every slot that was given can be written, to the last one.
+  // Every slot handed out can be written, to the last one.
   AlignedBuffer buffer(4 * kMiB);
   Random().fill(buffer.data(), buffer.bytes());
   for (const Slot& slot : slots) {
@@ -313,7 +313,7 @@ TEST_F(DiskTierTest, BufferedTransfersLeaveNoPageCache) {
   ASSERT_TRUE(tier->write(segment_of(buffer, slot), nullptr).status.is_ok());
   EXPECT_EQ(cached_pages(*tier, slot), 0U);
   ASSERT_TRUE(tier->read(segment_of(buffer, slot), nullptr).status.is_ok());
-  // Read-ahead may bring a few pages back behind the advice.
+  // Read-ahead may bring a few pages back after the advice.
   EXPECT_LE(cached_pages(*tier, slot), slot.bytes / 4096 / 16);
 }
 
@@ -349,7 +349,7 @@ TEST_F(DiskTierTest, AWritebackThatFailsIsAnError) {
 }
 
 TEST_F(DiskTierTest, SegmentsOutsideTheFileAbort) {
-  // The tier is opened by the process that dies: one that was forked later may not use it.
+  // The process that dies opens the tier, because a process forked later may not use it.
   const auto write_outside = [this] {
     const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
     AlignedBuffer buffer(kMiB);
@@ -454,7 +454,7 @@ TEST_F(FaultyDiskTest, AFileThatEndsIsDataLoss) {
   plan_->clear();
   plan_->add({.direction = IoDirection::kRead, .first = 6, .kind = FaultKind::kEndOfFile});
   expect_message(read().status, StatusCode::kDataLoss, {directory_.path()});
-  // And for real: the file is cut behind the tier's back.
+  // Now for real: the file is cut behind the tier's back.
   plan_->clear();
   ASSERT_EQ(ftruncate(tier_->fd(), static_cast<off_t>(slot_.offset + 2 * kPieceBytes)), 0);
   expect_message(read().status, StatusCode::kDataLoss, {"the file ends before that"});
@@ -497,7 +497,7 @@ TEST_F(FaultyDiskTest, AChannelThatCannotBeMadeIsAnError) {
 
 // ---- Many threads ----------------------------------------------------------------------------
 
-/// One thread's slots, each with the hash of what was written into it last.
+/// One thread's slots, each with the hash of the bytes last written into it.
 void run_random_steps(DiskTier& tier, uint64_t stream, int steps) {
   struct Stored {
     Slot slot;

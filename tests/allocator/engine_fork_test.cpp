@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forked children see the bytes as of the fork, whatever the parent does afterwards, change nothing
-// of the parent's, and work on plain memory.
+// Forked children see the bytes as of the fork, whatever the parent does afterwards; they change
+// nothing of the parent's, and allocate plain memory.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ class Child {
     const bool second_is_right = second();
     _exit(first_is_right && second_is_right ? 0 : first_is_right ? 2 : 1);
   }
-  /// Lets it go on; 0 when both parts were right.
+  /// Lets it go on; returns 0 when both parts were right.
   int finish() {
     const char byte = 1;
     EXPECT_EQ(write(to_child_[1], &byte, 1), 1);
@@ -103,7 +103,7 @@ TEST_F(EngineForkTest, ChildKeepsItsBytesWhileTheParentChangesEvictsAndFrees) {
     EXPECT_TRUE(has_pattern(cold_, kBytes, 100 + round));
   }
   engine_.free(cold_);
-  // Takes whatever room the slots of the past left.
+  // Takes any room that old slots left.
   char* other = engine_.allocate(kBytes);
   fill_pattern(other, kBytes, 55);
   ASSERT_TRUE(engine_.evict(other));
@@ -121,7 +121,7 @@ TEST_F(EngineForkTest, SlotsComeBackWhenTheChildIsGone) {
   EXPECT_EQ(engine_.device().disk()->used_bytes(), 2 * kBytes) << "the child's slot waits";
   EXPECT_EQ(child.finish(), 0);
   engine_.use({cold_});
-  engine_.free(cold_);  // the next release finds the child gone
+  engine_.free(cold_);  // this release finds the child gone
   EXPECT_EQ(engine_.device().disk()->used_bytes(), 0u);
   EXPECT_EQ(engine_.check_books(), "");
 }
@@ -163,7 +163,7 @@ TEST_F(EngineForkTest, ForkInsideAnOpLeavesBothSidesInStep) {
   EXPECT_TRUE(engine_.is_resident(cold_));
 }
 
-// A fork waits until no migration is inside a window, and none begins while the process is copied.
+// A fork waits until no migration is in a window, and none begins while the process is copied.
 TEST(EngineForkPressureTest, ForksDuringHeavyMigrationShowRightBytes) {
   constexpr uint64_t kCount = 12;
   constexpr int kForks = 50;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs on a small engine against a model that keeps a plain copy of every byte
-// (support/allocation_model.h). The evictor works under pressure all the time, the disk is small
-// and fails now and then. All of it with pages of what leaves given back, and kept (userfaultfd).
-// TENCACHE_TEST_SEED repeats a run, TENCACHE_TEST_STEPS makes it longer.
+// Random programs on a small engine against a model that has a plain copy of every byte
+// (support/allocation_model.h). The evictor works under pressure all the time; the disk is small
+// and fails now and then. Pages of evicted extents are given back in some runs, parked in others
+// (userfaultfd). TENCACHE_TEST_SEED repeats a run, TENCACHE_TEST_STEPS makes it longer.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ uint64_t step_count() {
   return kHasSanitizer ? 20'000 : 100'000;
 }
 
-/// Use may exceed the budget by what was counted, and no more.
+/// Use may exceed the budget by the counted excess, and no more.
 std::string check_budget(TestEngine& engine) {
   const uint64_t limit = engine->budget().limit();
   const uint64_t excess = engine.read(engine.stats().over_budget_peak_bytes);
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Userfaultfd, EngineFuzzTest, ::testing::Values(Choice::
                            return choice.param == Choice::kOn ? "on" : "off";
                          });
 
-/// Now and then the next writes fail or are slow.
+/// Makes the next writes fail or slow now and then.
 void trouble_disk(FaultPlan& plan, Random& random) {
   plan.clear();
   if (random.chance(0.5)) return;

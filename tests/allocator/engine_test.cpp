@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole allocator over the cpu backend: slots, ways to the disk, chaos. What holds over any
-// backend is in backends_test.cpp.
+// The whole allocator over the cpu backend: slots, ways to the disk, chaos. backends_test.cpp has
+// the properties of any backend.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 namespace tencache {
 namespace {
 
-// An extent that lost its slot when it was freed must not be taken for a copy of it in its next
-// life, even if its new bytes hash alike.
+// An extent that lost its slot when it was freed must not be taken for a copy of that slot in its
+// next life, even if its new bytes hash alike.
 TEST(EngineTest, RecycledExtentIsNotPresumedEqualToASlotItLost) {
   TestEngine engine;
   char* first = engine.allocate(kMiB);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who leaves when room is short, who waits, and what an allocation is told when nothing may leave.
+// Which extents leave when room is short, which threads wait, and what an allocation is told when
+// nothing may leave.
 #include "engine/plan/evictor.h"
 
 #include <gtest/gtest.h>
@@ -86,7 +87,7 @@ TEST(EvictorTest, AmongTheOldTheCleanGoFirst) {
   EXPECT_LE(engine.read(engine.stats().disk_written_bytes) - written, 2 * kMiB);
 }
 
-// So that a thread which asks for one after another waits once.
+// A thread that requests one extent after another waits only once.
 TEST(EvictorTest, RoomIsMadeForWhatIsAskedForSoon) {
   TestEngine engine(small_budget());
   used_extents(engine, 24);

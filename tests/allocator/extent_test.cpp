@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The state machine of an extent: which transition is allowed where, what happens to pins and
-// flags, and that a pin and an eviction never both win.
+// flags; and a pin and an eviction never both win.
 #include "memory/extent.h"
 
 #include <gtest/gtest.h>
@@ -121,7 +121,7 @@ TEST(ExtentTest, RetiringWaitsForTheEndOfAWindow) {
   }
 }
 
-// Between two looks of the one who frees it, another thread may claim the extent and give it up.
+// Between two looks of the freeing thread, another thread may claim the extent and give it up.
 TEST(ExtentTest, RetiringNeverWaitsForWhatHasEnded) {
   constexpr int kRounds = 20000;
   std::vector<Extent> extents(kRounds);
@@ -146,7 +146,7 @@ TEST(ExtentTest, RetiringNeverWaitsForWhatHasEnded) {
     }
     if (freed.load() > index) continue;
     ++stuck;
-    extents[index].pin();  // changes the word, so that it looks once more when it is woken
+    extents[index].pin();  // changes the word, so that the thread looks once more when it is woken
     extents[index].release_busy();
     while (freed.load() <= index) std::this_thread::yield();
   }
@@ -289,7 +289,7 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
   EXPECT_TRUE(revived.claim_for_eviction());
 }
 
-// Cold all the while; nobody else moves it, and a free does not wait.
+// It is cold all the while; nobody else moves it, and a free does not wait.
 TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   Extent extent;
   lead_to(extent, kCold);
@@ -309,7 +309,7 @@ TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   EXPECT_FALSE(extent.claim_for_demotion());
 }
 
-// Who waits to fetch it learns that it was freed meanwhile.
+// A thread that waits to fetch it learns that it was freed meanwhile.
 TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
   Extent extent;
   lead_to(extent, kCold);
@@ -406,12 +406,12 @@ TEST(ExtentTest, WaiterWakesAtEachEndOfAWindow) {
     std::jthread waiter([&] { extent.wait_while(seen); });
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     (extent.*end)();
-    waiter.join();  // hangs when nobody woke it
+    waiter.join();  // hangs if nobody woke it
     EXPECT_NE(extent.load(), seen);
   }
 }
 
-// Invariant 2 under threads: as long as a pin holds that found the extent usable, it does not go
+// Invariant 2 under threads: while a pin holds that found the extent usable, the extent does not go
 // cold.
 TEST(ExtentTest, PinAndEvictionNeverBothWin) {
   constexpr int kPinners = 3;
@@ -437,7 +437,7 @@ TEST(ExtentTest, PinAndEvictionNeverBothWin) {
     });
   }
   int cold = 0;
-  // A thread that holds a pin may be off its core for all these rounds; for a minute it is not.
+  // A thread that holds a pin may be off its core for all these rounds, but not for a minute.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   const auto may_go_on = [&] { return cold == 0 && std::chrono::steady_clock::now() < deadline; };
   for (int round = 0; round < kRounds || may_go_on(); ++round) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is pinned between open and close, and for how long: inputs, inner allocations, holds; and
-// what becomes of a thread's state when the thread or the gate ends first.
+// What is pinned between open and close, and for how long: inputs, inner allocations, holds. Also
+// the state of a thread when the thread or the gate ends first.
 #include "engine/gate/gate.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ class GateTest : public ::testing::Test {
   void SetUp() override {
     a_ = engine_.allocate(kBytes);
     b_ = engine_.allocate(kBytes);
-    engine_->evictor().on_attention();  // arms: from here on allocations are told to the gate
+    engine_->evictor().on_attention();  // arms: from here on the gate hears of allocations
     ASSERT_TRUE(engine_->evictor().is_armed());
   }
   Gate& gate() { return engine_->gate(); }
@@ -63,7 +63,7 @@ TEST_F(GateTest, TheLastUseIsNeverMadeEarlier) {
   EXPECT_EQ(engine_.extent(a_)->last_use_at.load(), kLater);
 }
 
-// One for each GPU: an op passes all of them, each has its own frames and pins.
+// There is one gate for each GPU: an op passes all of them, each with its own open ops and pins.
 TEST_F(GateTest, AThreadPassesSeveralGatesAtOnce) {
   TestEngine other;
   char* c = other.allocate(kBytes);
@@ -159,7 +159,7 @@ TEST_F(GateTest, ExtentFreedInsideItsOpIsCachedAndTrimmedAfterIt) {
     const GateScope op(engine_, {a_});
     engine_.free(a_);
     EXPECT_EQ(engine_->heap().drop_cached(kBytes), 0u);
-    // Reused at once, with the old op's pin.
+    // It is reused at once, with the old op's pin.
     EXPECT_EQ(engine_.allocate(kBytes), a_);
     EXPECT_EQ(pins(a_), 2u);
   }
@@ -188,7 +188,7 @@ TEST_F(GateTest, HoldOfNothingIsNull) {
   EXPECT_EQ(pins(a_), 0u);
 }
 
-// A collective may have freed some of what it allocated before its Work is held.
+// A collective may have freed some of its allocations before its Work is held.
 TEST_F(GateTest, HoldOfInnerAllocationsLeavesOutTheFreedOnes) {
   char* kept = nullptr;
   char* freed = nullptr;
@@ -260,7 +260,7 @@ TEST_F(GateTest, PassiveGateDoesNothing) {
   EXPECT_TRUE(engine_->recorder().snapshot().empty());
 }
 
-// The engines are made in the process that is to die: in a forked child a gate is passive.
+// The engines are made in the process that is to die, because a gate is passive in a forked child.
 TEST(GateDeathTest, MoreClosesThanOpensAreNamed) {
   const TestDirectory directory;
   EXPECT_DEATH(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Host memory that is there for good: what the kernel says of its pages, and kernels and containers
-// that refuse (played by seccomp filters and limits in a child process).
+// Host memory made to be pinned: the kernel's report of its pages, and kernels and containers that
+// refuse (imitated by seccomp filters and limits in a child process).
 #include "platform/host_memory.h"
 
 #include <gtest/gtest.h>
@@ -82,7 +82,7 @@ TEST(HostMemoryTest, LiesOnTheNodeThatIsAsked) {
   EXPECT_EQ(placement.is_bound, placement.bind_refusal.empty()) << placement.bind_refusal;
   void* page = memory.value().data();
   int node = -1;
-  if (syscall(SYS_move_pages, 0, 1, &page, nullptr, &node, 0) != 0) return;  // nobody to ask
+  if (syscall(SYS_move_pages, 0, 1, &page, nullptr, &node, 0) != 0) return;  // no answer
   EXPECT_EQ(node, 0);
 }
 
@@ -182,7 +182,7 @@ TEST(HostMemoryTest, AForkedChildDoesNotGetIt) {
     unsigned char present = 0;
     ASSERT_EQ(mincore(data, 4096, &present), -1);
     EXPECT_EQ(errno, ENOMEM);
-    // The child may come to have something else there, which its HostMemory leaves alone.
+    // The child may map something else there, which its HostMemory leaves alone.
     ASSERT_EQ(mmap(data, 4096, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0),
               data);

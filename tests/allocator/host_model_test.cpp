@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostModel: small cases worked out by hand, and the simulator with it: what a disk below host
-// memory costs, and that it costs nothing where host memory holds everything.
+// HostModel: small cases worked out by hand. The simulator with it: the cost of a disk below host
+// memory, which is zero where host memory holds everything.
 #include "learn/host_model.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class HostModelTest : public ::testing::Test {
     machine_.disk_write_bytes_per_s = 0.5e9;
     model_.emplace(trace_, machine_);
   }
-  /// When there was room for it.
+  /// Returns when there was room for it.
   uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
     const uint64_t room_ns = model_->take_room(tensor, now_ns);
     model_->become_cold(tensor, next_use);
@@ -120,8 +120,8 @@ TEST(HostSimulationTest, FetchesWaitForTheDisk) {
   const Simulation without = simulate(trace, plan, roomy);
   EXPECT_EQ(without.disk_bytes_read + without.disk_bytes_written, 0u);
   const Simulation with = simulate(trace, plan, with_host(roomy, 100, 1e9));
-  // Each op waits for the one before to leave, which waits for what is in host memory to be
-  // written, and for its own bytes from disk.
+  // Each op waits for the tensor of the previous op to leave, which waits for a write from host
+  // memory; and it waits for its own bytes from disk.
   EXPECT_GT(with.step_ns, without.step_ns);
   EXPECT_EQ(with.bytes_read, without.bytes_read);
   EXPECT_GT(with.disk_bytes_read, 0u);
@@ -147,7 +147,7 @@ TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
       const Simulation result = simulate(trace, plan, with_host(machine, 2 * all_bytes, 1e6));
       EXPECT_EQ(result.step_ns, expected.step_ns);
       EXPECT_EQ(result.disk_bytes_read + result.disk_bytes_written, 0u);
-      // A disk as fast as can be, with hardly any host memory above it.
+      // The fastest possible disk, with hardly any host memory above it.
       const Simulation fast = simulate(trace, plan, with_host(machine, all_bytes / 16, 1e18));
       disk_read_bytes += fast.disk_bytes_read;
       read_and_ahead_bytes += fast.bytes_read + all_bytes / 16;
@@ -156,8 +156,9 @@ TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
       EXPECT_LE(fast.over_budget_bytes, expected.over_budget_bytes);
     }
   }
-  // Over all traces, for now and then another victim goes, or what is read ahead has to make room
-  // again: copies go from host memory before they can spare a write, and little is read twice.
+  // Compared over all traces, because now and then another victim goes, or a tensor read ahead has
+  // to make room again. Copies go from host memory before they can save a write; few are read
+  // twice.
   EXPECT_GE(fast_written_bytes, expected_written_bytes);
   EXPECT_LE(disk_read_bytes, read_and_ahead_bytes);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The host tier in long random runs, by a printed seed: against a small model while memory and
-// pinning are refused now and then, and by several threads at once.
+// pinning are refused now and then, and with several threads at once.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@
 namespace tencache {
 namespace {
 
-/// Marks each page of a block and its last bytes, so that a block that shares a page with another
-/// is found out.
+/// Marks each page of a block and its last bytes, so that a page shared by two blocks is found out.
 void stamp(const HostBlock& block, uint64_t value) {
   for (uint64_t offset = 0; offset < block.bytes; offset += kIoAlignment) {
     memcpy(block.memory + offset, &value, sizeof value);
@@ -83,8 +82,7 @@ class Model {
   uint64_t stamp_ = 0;
 };
 
-/// One life of a tier, until its budget is reached and after: what is refused then is refused by
-/// the budget alone.
+/// One life of a tier, until its budget is reached and after; from then on only the budget refuses.
 class FuzzRun {
  public:
   explicit FuzzRun(uint64_t stream) : random_(stream) {}
@@ -156,7 +154,7 @@ class FuzzRun {
 };
 
 TEST(HostTierFuzzTest, RandomStepsWithFaultsEqualAModel) {
-  set_log_level(LogLevel::kError);  // each life has one warning of pins that are refused
+  set_log_level(LogLevel::kError);  // each life has one warning about refused pins
   for (uint64_t life = 0; life < 20 && !HasFatalFailure(); ++life) FuzzRun(1 + life).run(2'000);
   set_log_level(LogLevel::kInfo);
 }
@@ -209,7 +207,7 @@ TEST(HostTierFuzzTest, ThreadsAllocateAndReleaseAtOnce) {
   EXPECT_TRUE(tier->is_valid());
 }
 
-/// A factory that stays inside until it is told to go on.
+/// A factory that blocks until it is told to go on.
 class SlowMemory {
  public:
   Result<HostMemory> map(const HostMemoryRequest& request) {
@@ -250,7 +248,7 @@ TEST(HostTierFuzzTest, WhoFindsRoomDoesNotWaitForGrowth) {
   memory.let_go(false);
   std::thread growing([&] { must_allocate(*tier, kMiB); });
   memory.wait_until_inside();
-  // A lock that were held now would hold this thread for ever.
+  // If a lock were held now, this thread would wait for ever.
   const HostBlock second = must_allocate(*tier, kMiB / 2);
   EXPECT_EQ(tier->stats().chunk_bytes, 2 * kMiB) << "what is being mapped is reserved";
   tier->release(first);
@@ -272,7 +270,7 @@ TEST(HostTierFuzzTest, ThreadsThatFindNoRoomTogetherGrowOnce) {
     threads.emplace_back([&] { must_allocate(*tier, kMiB / 4); });
   }
   memory.wait_until_inside();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the others come to the door
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time for the others to arrive
   memory.let_go(true);
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(memory.calls(), 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host tier: blocks and chunks in small cases, every refusal (budget, machine, kernel, driver)
-// and what still works after it, forks, and how much of the chunks is unused when blocks of a
-// model's sizes come and go. Long random runs and threads are in host_tier_fuzz_test.cpp.
+// The host tier: blocks and chunks in small cases; every refusal (budget, machine, kernel, driver)
+// and what still works after it; forks; and how much of the chunks is unused when blocks of a
+// model's sizes come and go. host_tier_fuzz_test.cpp has long random runs and threads.
 #include "tier/host_tier.h"
 
 #include <gtest/gtest.h>
@@ -159,7 +159,7 @@ TEST(HostTierTest, TheBudgetIsHard) {
   for (const HostBlock& block : {first, last, again}) tier->release(block);
 }
 
-// Blocks beyond the budget are memory of their own, which goes when they do.
+// A block beyond the budget is memory of its own, unmapped with the block.
 TEST(HostTierTest, ABlockBeyondTheBudgetCountsApart) {
   uint64_t left_bytes = kGiB;
   const auto tier =
@@ -310,7 +310,7 @@ TEST(HostTierTest, AForkedChildHasNoHostTier) {
 }
 
 TEST(HostTierDeathTest, RefusesWhatItDidNotGive) {
-  // A forked child has no tier and would check nothing: the test runs again in a new process.
+  // A forked child has no tier and would check nothing, so the test runs again in a new process.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto tier = make_tier({.budget_bytes = 4 * kMiB, .chunk_bytes = kMiB});
   const HostBlock block = must_allocate(*tier, 64 * kKiB);
@@ -325,8 +325,9 @@ TEST(HostTierDeathTest, RefusesWhatItDidNotGive) {
 
 // ---- Unused bytes --------------------------------------------------------------------------
 
-/// Sizes of a 7 B model that trains with Adam, a 64th of each: for each of 32 layers the weights,
-/// and twice as large the master weights and both moments; activations of odd sizes; embeddings.
+/// Sizes of a 7 B model that trains with Adam, a 64th of each. Each of 32 layers has the weights
+/// and, twice as large, the master weights and both moments. Also activations of odd sizes, and
+/// embeddings.
 std::vector<uint64_t> model_sizes() {
   constexpr uint64_t kScaledMiB = kMiB / 64;
   std::vector<uint64_t> sizes;
@@ -348,8 +349,8 @@ double unused_share(const HostTier& tier) {
   return static_cast<double>(stats.chunk_bytes) / static_cast<double>(stats.peak_asked_bytes) - 1;
 }
 
-// Every block leaves and comes back once an iteration, in ever another order; three in ten are away
-// at a time, as a plan that moves extents ahead of their use has it.
+// Every block leaves and comes back once an iteration, in changing orders. Three in ten are away at
+// a time, as under a plan that moves extents ahead of their use.
 TEST(HostTierTest, LeavesAtMostTwoPercentUnusedWhenBlocksComeAndGo) {
   Random random(1);
   const auto tier = make_tier({.budget_bytes = 8 * kGiB,
@@ -379,8 +380,8 @@ TEST(HostTierTest, LeavesAtMostTwoPercentUnusedWhenBlocksComeAndGo) {
          static_cast<unsigned long long>(tier->stats().chunk_count));
 }
 
-// The worst case: which part of the blocks is here changes at random, so that also how many there
-// are of each size does.
+// The worst case: the set of present blocks changes at random, and so does the number of blocks of
+// each size.
 TEST(HostTierTest, LeavesLittleUnusedWhenTheMixtureChanges) {
   Random random(2);
   const auto tier = make_tier({.budget_bytes = 8 * kGiB,

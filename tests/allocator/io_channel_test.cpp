@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One suite over both channels at depth 1 and 16: what they promise in tier/io_channel.h, against a
-// byte-array model of the file, and what the kernel can do to them.
+// One suite over both channels at depth 1 and 16: the promises of tier/io_channel.h, against a
+// byte-array model of the file, and the kernel's possible answers.
 #include "tier/io_channel.h"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ class IoChannelTest : public ::testing::TestWithParam<ChannelKind> {
   std::unique_ptr<IoChannel> channel_;
 };
 
-/// Writes down what it is told, and cancels before the piece with number `cancel_at`.
+/// Records its calls, and cancels before the piece with number `cancel_at`.
 class RecordingObserver : public PieceObserver {
  public:
   struct Event {
@@ -201,7 +201,7 @@ TEST_P(IoChannelTest, RunsAheadByNoMoreThanTheWindow) {
   EXPECT_EQ(observer.outstanding_max, kWindowPiecesMax);
 }
 
-/// Compares each piece with what the file holds at the moment it is reported.
+/// Compares each piece with the file's contents at the moment it is reported.
 class ComparingObserver : public PieceObserver {
  public:
   ComparingObserver(const char* memory, const char* model) : memory_(memory), model_(model) {}
@@ -291,7 +291,7 @@ TEST_P(IoChannelTest, MemoryThatMayNotBeWrittenFailsTheRead) {
   EXPECT_NE(result.status.message().find("Bad address"), std::string::npos)
       << result.status.message();
   EXPECT_LE(observer.completed.size(), 10U) << "nothing behind the failed piece is reported";
-  // Nothing is in flight any more: what is written to the memory now stays.
+  // Nothing is in flight any more, so bytes written to the memory now stay.
   ASSERT_EQ(mprotect(memory.data(), memory.bytes(), PROT_READ | PROT_WRITE), 0);
   memset(memory.data(), 0x11, memory.bytes());
   usleep(20'000);
@@ -312,14 +312,14 @@ TEST_P(IoChannelTest, AFileThatMayNotBeWrittenFailsTheWrite) {
   const std::vector<IoSegment> segments = {{memory.data(), 0, memory.bytes()}};
   const TransferResult result = channel.value()->transfer(IoDirection::kWrite, segments, nullptr);
   EXPECT_EQ(result.status.code(), StatusCode::kIoError);
-  // Which of the pieces under way fails first is open.
+  // Any of the pieces under way may fail first.
   EXPECT_THAT(result.status.message(),
               ::testing::MatchesRegex("cannot write 1.00 MiB at file offset [0-9]+: Bad file.*"));
   EXPECT_EQ(result.bytes, 0U);
 }
 
-/// Lowers the largest file size while it lives; the kernel then writes less than asked, then
-/// refuses.
+/// Lowers the largest file size while it lives; the kernel then writes less than requested, and
+/// then refuses.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
@@ -429,7 +429,7 @@ TEST_P(IoChannelTest, RefusesWhatIsNotAligned) {
 INSTANTIATE_TEST_SUITE_P(Channels, IoChannelTest, ::testing::ValuesIn(kChannelKinds),
                          name_of_channel_kind);
 
-// ---- What the kernel or the container refuses ------------------------------------------------
+// ---- Refusals of the kernel or the container -------------------------------------------------
 
 TEST(RefusedChannelTest, UringSaysWhy) {
   const TestDirectory directory;
@@ -450,7 +450,7 @@ TEST(RefusedChannelTest, UringSaysWhy) {
   }
 }
 
-/// One write over a channel in a child in which `number` fails; its status is checked there.
+/// Writes once over a channel in a child in which `number` fails, and checks the status there.
 int write_while_refused(int number, int error_number, bool uring, StatusCode code,
                         const char* text) {
   const TestDirectory directory;
@@ -504,8 +504,8 @@ TEST(RefusedChannelTest, NoThreadsIsAnError) {
 }
 
 TEST(RefusedChannelTest, UringReportsSubmissionsThatFail) {
-  // The ring is mapped, so only the submission itself is refused; the transfer after it opens the
-  // ring anew, without what the failed submission left in the queue.
+  // The ring is mapped, so only the submission itself is refused. The next transfer opens a new
+  // ring, without the entry that the failed submission left in the queue.
   const int result = write_while_refused(SYS_io_uring_enter, EACCES, true, StatusCode::kIoError,
                                          "Permission denied");
   if (result == kSkipped) GTEST_SKIP() << "no io_uring or no seccomp filters here";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON lines: a file appears whole or not at all, whatever is in the way, and any name is text.
+// JSON lines: a file appears whole or not at all, whatever fails, and any name becomes valid text.
 #include "learn/json_lines.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST_F(JsonLinesTest, FailureNamesPathAndReasonAndLeavesNothing) {
   EXPECT_NE(missing.message().find("writing the list to"), std::string::npos);
   EXPECT_NE(missing.message().find("/none/list.jsonl"), std::string::npos);
   EXPECT_NE(missing.message().find("No such file"), std::string::npos) << missing.message();
-  // A folder stands in the way: the unfinished file is removed.
+  // A folder stands in the way; the unfinished file is removed.
   const std::string folder = directory_.path() + "/folder";
   std::filesystem::create_directory(folder);
   EXPECT_FALSE(replace(folder).is_ok());

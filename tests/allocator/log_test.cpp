@@ -18,12 +18,12 @@
 namespace tencache {
 namespace {
 
-/// Sends file descriptor 2 to memory while it lives, and sets the level back when it ends.
+/// Sends file descriptor 2 to memory while it lives, and restores the level at the end.
 class StderrCapture {
  public:
   StderrCapture()
       : saved_fd_(dup(STDERR_FILENO)), memory_fd_(memfd_create("log", 0)), level_(log_level()) {
-    // A memfd does not serialise writers by itself: append mode does, as for any log file.
+    // A memfd does not serialise writers by itself; append mode does, as for any log file.
     fcntl(memory_fd_, F_SETFL, O_APPEND);
     dup2(memory_fd_, STDERR_FILENO);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the machine tells, against the kernel's own numbers, and the default budget for machines and
-// containers of other sizes.
+// The probed figures of the machine against the kernel's own numbers, and the default budget for
+// machines and containers of other sizes.
 #include "platform/machine.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The books of small blocks, alone and under threads that trim all the time, and that malloc really
-// gives back what it kept.
+// The books of small blocks, alone and under threads that trim all the time; and malloc really
+// gives its free memory back.
 #include "memory/malloc_use.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ TEST_F(MallocUseTest, MallocGivesThePagesBack) {
   if (kHasSanitizer) GTEST_SKIP() << "sanitizers have their own malloc";
   constexpr uint64_t kBlockBytes = 60 * kKiB;
   std::vector<void*> blocks;
-  std::vector<void*> between;  // hold malloc's heap together, as a program's own objects do
+  std::vector<void*> between;  // fragment malloc's heap, as a program's own objects do
   for (uint64_t bytes = 0; bytes < 64 * kMiB; bytes += kBlockBytes) {
     blocks.push_back(malloc(kBlockBytes));
     memset(blocks.back(), 1, kBlockBytes);

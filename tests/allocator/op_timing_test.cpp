@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OpTiming, through the gate: a tick's time begins after all that it waits for, ends where the next
-// tick of the stream begins, and leaves out the waits for memory in between; nothing is noted in a
-// stream that may be gone. The timer is a fake that writes down what it is told.
+// OpTiming, through the gate: a tick's time begins after everything it waits for, ends where the
+// next tick of the stream begins, and leaves out waits for memory in between. Nothing is noted in a
+// stream that may be gone. The timer is a fake that records its calls.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -57,7 +57,7 @@ class OpTimingTest : public ::testing::Test {
     tensor_ = engine_.allocate(kBytes);
   }
   ~OpTimingTest() override {
-    open(99);  // what is timed last ends
+    open(99);  // ends the last timed op
     timer_.refuses = true;
     close();
   }
@@ -85,7 +85,7 @@ TEST_F(OpTimingTest, FromAnOpToTheNextTick) {
   EXPECT_EQ(timer_.take(), "begin1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
-  // What names no extent is no tick, and its work counts to the tick before it.
+  // An op that names no extent is no tick, and its work counts to the tick before it.
   open_without_extents(2);
   close();
   EXPECT_EQ(timer_.take(), "");
@@ -122,8 +122,8 @@ TEST_F(OpTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
   close();
 }
 
-// A forward thread waits while autograd's thread queues the backward pass in the same stream, and
-// what it queues before its first tick belongs to the forward thread's last.
+// A forward thread waits while autograd's thread queues the backward pass in the same stream. Work
+// queued there before the first backward tick belongs to the forward thread's last tick.
 TEST_F(OpTimingTest, TheNextTickMayBeAnotherThreads) {
   open(1);
   close();
@@ -155,7 +155,7 @@ TEST_F(OpTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
   close();
 }
 
-// A side stream stands idle between its ticks, which is no part of any.
+// A side stream is idle between its ticks; that time is part of none.
 TEST_F(OpTimingTest, AnotherThreadsTickInAnotherStreamLeavesTheEndWhereItIs) {
   open(1);
   close();
@@ -180,14 +180,14 @@ TEST_F(OpTimingTest, OneSpanLiesLooseAtATime) {
   EXPECT_EQ(timer_.take(), "end1 finish2 ");
 }
 
-// An op that allocates what it is about to fill may wait for room, and the device runs dry.
+// An op that allocates its output may wait for room, while the device runs dry.
 TEST_F(OpTimingTest, AWaitCutsASpanInTwo) {
   open(1);
   wait_for_room();
   EXPECT_EQ(timer_.take(), "begin1 end1 finish1 begin1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
-  // Ops without extents wait too, and what they queue afterwards counts to the tick before them.
+  // Ops without extents wait too, and work they queue afterwards counts to the tick before them.
   wait_for_room();
   EXPECT_EQ(timer_.take(), "end1 finish1 begin1 end1 ");
   open(2);

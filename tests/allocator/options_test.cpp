@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The option table: every row round-trips, every bound holds, every message names option, value and
-// remedy, and the environment is read whole.
+// remedy, and the whole environment is read.
 #include "base/options.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the page map tells of a private file mapping: which pages were written, whether any was
-// read.
+// The page map of a private file mapping: which pages were written, and whether any was read.
 #include "platform/page_map.h"
 
 #include <fcntl.h>
@@ -69,7 +68,7 @@ TEST_F(PageMapTest, ReadsAreCountedAndAreNoWrites) {
   EXPECT_TRUE(is_readable(address_ + 2500 * kPageBytes));
   const TouchedPages touched = scan();
   EXPECT_TRUE(touched.written.empty());
-  EXPECT_GE(touched.read_count, 2u);  // the kernel may map neighbours along
+  EXPECT_GE(touched.read_count, 2u);  // the kernel may map neighbours too
   EXPECT_LT(touched.read_count, 100u);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What counts as a repetition, and what its tensors are: parameters by identity, activations by
-// their place, gradients that live across the border, layers that look alike and are not the same.
+// Which repetitions count, and their tensors: parameters by identity, activations by their place,
+// gradients that live across the border, layers that look alike but differ.
 #include "learn/period.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ class PeriodTest : public ::testing::Test {
     events_.events.clear();
   }
 
-  // A step of a model of layers with one parameter each. Activations die in the backward pass;
-  // gradients are freed at the begin of the next step's backward pass.
+  // One step of a model whose layers have one parameter each. Activations die in the backward pass;
+  // gradients are freed when the next step's backward pass begins.
   void train_step(const std::vector<uint64_t>& parameters, uint64_t batch_bytes = kBytes) {
     std::vector<uint64_t> activations;
     for (const uint64_t parameter : parameters) {
@@ -136,7 +136,7 @@ TEST_F(PeriodTest, StepsThatTakeTurnsAreOnePeriod) {
   EXPECT_EQ(period->trace.tick_count(), 15u);
 }
 
-// With two marks a period the loop is seen from either of them.
+// With two marks a period, the loop is seen from either of them.
 TEST_F(PeriodTest, ALoopIsTheSameFromAnyOfItsTicks) {
   for (int round = 0; round < 3; ++round) {
     train_step({1, 2});
@@ -182,7 +182,7 @@ TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
   for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   flush();
   EXPECT_TRUE(find_repeats(stream_, 0).empty());
-  // Not even many of them hide what repeats.
+  // Not even many of them hide the repetition.
   for (int round = 0; round < 2; ++round) {
     for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   }
@@ -248,7 +248,7 @@ TEST_F(PeriodTest, CopiesAreFoundWhereverTheStreamEnds) {
   EXPECT_TRUE(build_period(stream_, *place, recorder_)->is_same_kind(*period));
 }
 
-// The learner looks when the last op of a period has begun and not allocated yet.
+// The learner may look while the last op of a period has begun but not yet allocated.
 TEST_F(PeriodTest, ALastTickThatStillRunsIsNotTakenForWhole) {
   for (int step = 0; step < 4; ++step) train_step({1, 2});
   const std::optional<Period> period = build();
@@ -270,8 +270,8 @@ TEST_F(PeriodTest, ALastTickThatStillRunsIsNotTakenForWhole) {
   EXPECT_TRUE(build_period(stream_, places[0], recorder_).has_value());
 }
 
-// Where the device tells, the host's clock does not count. An op takes the median of what was
-// measured of it in the last repetitions; one that was not measured takes after those like it.
+// Where the device's times are known, the host's clock does not count. An op takes the median of
+// its measurements in the last repetitions; an op without any takes the time of similar ones.
 TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
   constexpr uint64_t kOtherBytes = 4 * kBytes;
   std::vector<OpTime> times;
@@ -282,7 +282,7 @@ TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
     op(kForward, {{2}});                      // never; it has the digest of the one before
     op(kForward, {{3, false, kOtherBytes}});  // never; it has its name and four times its bytes
     op(kBackward, {{2}});                     // in one that is long gone
-    if (step == 0) measured(kBackward, 21);   // the least that any op takes
+    if (step == 0) measured(kBackward, 21);   // the least time that any op takes
     op(kUpdate, {{3, true}});                 // never, and nothing is like it
     mark();
   }
@@ -313,8 +313,8 @@ TEST_F(PeriodTest, WaitingIsNotComputing) {
   EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the begin of the next step";
 }
 
-// A checkpoint, say: the tick at the end of a step is the newest of all when the step is looked at,
-// so only those before it tell how long it takes.
+// A checkpoint, for example: when the step is looked at, its last tick is the newest of all, so
+// only earlier last ticks tell how long it takes.
 TEST_F(PeriodTest, APauseBetweenStepsIsNotComputing) {
   constexpr uint64_t kPause = uint64_t{1} << 40;
   for (int step = 0; step < 4; ++step) {

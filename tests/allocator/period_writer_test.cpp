@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The period file: the lines that its header promises, from which the same trace can be made again.
+// The period file: the lines that its header promises, from which the same trace can be rebuilt.
 #include "learn/period_writer.h"
 
 #include <gtest/gtest.h>

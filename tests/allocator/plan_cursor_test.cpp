@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Following plans: requests at the right ticks and for the right extents, ticks too many and too
-// few, other programs, finding the place again, changing plans while one is followed.
+// Following plans: requests at the right ticks and for the right extents, extra and missing ticks,
+// other programs, finding the place again, changing plans while one is followed.
 #include "engine/plan/plan_cursor.h"
 
 #include <gtest/gtest.h>
@@ -128,7 +128,7 @@ TEST_F(PlanCursorTest, PassesOverTicksTooManyAndTooFew) {
   cursor_->install({learned(1)});
   play_step();
   play(0);
-  play(0, 77);  // not of this program
+  play(0, 77);  // of another program
   play(1);
   play(4);  // two are missing
   EXPECT_TRUE(is_following());

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Learning and following from end to end: a program of gate calls over an engine whose budget is
-// too small. What is expected is that plans are made and fetches come early, and that bytes are
-// right whatever the program does next: another kind of step, freed parameters, chaos, many
-// threads.
+// too small. Plans must be made and fetches must come early. Bytes must be right whatever the
+// program does next: another kind of step, freed parameters, chaos, many threads.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -41,11 +40,11 @@ class PlanEngineTest : public ::testing::Test {
 
   void op(uint32_t number, char* parameter, AccessMode mode = AccessMode::kRead) {
     const GateScope scope(engine_, {parameter}, mode, number);
-    // The work of an op, in which others can be fetched.
+    // The length of an op, in which other tensors can be fetched.
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 
-  // Forwards and backwards with an activation for each layer, then an update of all.
+  // Forward and backward with an activation for each layer, then an update of all.
   void train_step(uint64_t activation_bytes = kBytes / 4) {
     std::vector<char*> activations;
     for (char* parameter : parameters_) {
@@ -68,7 +67,7 @@ class PlanEngineTest : public ::testing::Test {
     }
   }
 
-  /// Repeats until what was asked for is true; false when it does not become true.
+  /// Repeats the step until the condition holds; false when it does not.
   template <typename Step, typename Condition>
   static bool repeat_until(Step step, Condition condition) {
     // Plans are made beside the program, by a thread that may have to wait for a core.

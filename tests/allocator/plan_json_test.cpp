@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions through the C ABI, as ctypes asks for them: figures worked out by hand, the same as
-// those of the planner itself, and refusals that say what is wrong.
+// Predictions through the C ABI, as ctypes requests them: figures worked out by hand, figures equal
+// to the planner's own, and refusals that say what is wrong.
 #include "abi/plan_json.h"
 
 #include <gtest/gtest.h>
@@ -119,8 +119,8 @@ class PlanJsonTest : public ::testing::Test {
 };
 
 TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
-  // Nothing can be done ahead: before op 1 tensor 0 is written and 1 is read, before op 0 tensor 1
-  // is dropped and 0 is read.
+  // Nothing can be done ahead. Before op 1, tensor 0 is written and 1 is read; before op 0, tensor
+  // 1 is dropped and 0 is read.
   EXPECT_EQ(plan(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
       "step_ns": 230, "compute_ns": 200, "bound_step_ns": 200, "stall_ns": 30, "work_ns": 0,
       "bytes_read": 20,
@@ -143,7 +143,7 @@ TEST_F(PlanJsonTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
   EXPECT_GT(with["disk_bytes_read"], 0);
   EXPECT_GT(with["disk_bytes_written"], 0);
   EXPECT_EQ(with["bound_step_ns"], without["bound_step_ns"]);
-  // All that exists fits, so no disk is asked.
+  // All tensors fit, so the disk is not used.
   machine.host_bytes = 30;
   machine.disk_read_bytes_per_s = machine.disk_write_bytes_per_s = 0;
   EXPECT_EQ(plan(trace, machine), without);

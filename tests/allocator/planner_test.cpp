@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Planner: what can be hidden is hidden, no plan is worse than doing without one, whatever the
-// trace and the budget are like, and on small random traces it is compared with the best of all
-// plans, found by trying every one.
+// Planner: transfers that can be hidden are hidden; no plan is worse than none, for any trace and
+// budget. On small random traces a plan is compared with the best plan, found by trying all.
 #include "learn/planner.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +42,7 @@ TEST(PlannerTest, WhatCanBeHiddenIsHidden) {
 }
 
 TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
-  // Both could leave for the same time; the first would have to be written.
+  // Both could be away equally long; the first would have to be written.
   Trace trace;
   trace.op_names = {"op"};
   trace.ops = {{0, 100, {{0, true}, {1, false}}}, {0, 100, {{2, true}}}, {0, 100, {}}};
@@ -70,7 +69,7 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   }
 }
 
-/// The plan keeps to the trace, tells what the simulator tells, and beats doing without one.
+/// The plan fits the trace, agrees with the simulator, and is no worse than no plan.
 void expect_sound(const Trace& trace, const Machine& limits) {
   ASSERT_TRUE(trace.validate().is_ok()) << trace.validate().message();
   const Planned planned = make_plan(trace, limits);
@@ -89,7 +88,7 @@ void expect_sound(const Trace& trace, const Machine& limits) {
   }
 }
 
-/// Every budget from nothing to everything.
+/// Checks every budget from nothing to everything.
 void expect_sound_plans(const Trace& trace) {
   const uint64_t peak = trace.peak_bytes();
   for (const uint64_t budget : {uint64_t{0}, uint64_t{1}, peak / 4, peak / 2, peak - 1, peak}) {
@@ -219,7 +218,7 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
   }
 }
 
-/// Every plan that uses any of the gaps, with every op at which a fetch may start.
+/// Tries every plan that uses any of the gaps, with every op at which a fetch may start.
 class Exhaustive {
  public:
   Exhaustive(const Trace& trace, const Machine& limits)
@@ -288,7 +287,7 @@ TEST(PlannerTest, CloseToTheBestOfAllPlans) {
     if (planned.simulation.over_budget_bytes != best.over_budget_bytes || best.step_ns == 0)
       continue;
     ++count;
-    // Among moves at one op the search keeps one order, so a plan can beat it by a little.
+    // For moves at one op the search tries one order only, so a plan can beat it by a little.
     const double ratio = static_cast<double>(planned.simulation.step_ns) /
                          static_cast<double>(std::min(best.step_ns, planned.simulation.step_ns));
     ratio_sum += ratio;

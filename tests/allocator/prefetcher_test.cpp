@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fetches ahead of use: room is taken only where there is some, requests that have become pointless
-// are dropped, and the worker does all of it in order, waits for room, and forgets when told to.
+// Fetches ahead of use: they take only free room, and pointless requests are dropped. The worker
+// does this in order, waits for room, and forgets when told to.
 #include "engine/plan/prefetcher.h"
 
 #include <gtest/gtest.h>
@@ -124,7 +124,7 @@ TEST_F(PrefetcherTest, WorksThroughItsOrders) {
   }
 }
 
-// So that the disk does not run dry between two of them.
+// Otherwise the disk would run dry between two fetches.
 TEST_F(PrefetcherTest, WhatIsOrderedMeanwhileJoinsTheTransfer) {
   const char* first = cold(1);
   const char* second = cold(2);
@@ -199,7 +199,7 @@ TEST_F(PrefetcherTest, WhatJoinedAndCannotBeReadStaysCold) {
   Fault fault;
   fault.direction = IoDirection::kRead;
   fault.first = 2;
-  fault.count = 3;  // as often as a read is tried
+  fault.count = 3;  // the number of times that a read is tried
   faults_->add(fault);
   const std::vector<MoveRequest> requests = {request(first), request(second), request(third)};
   ListedRequests listed(requests);

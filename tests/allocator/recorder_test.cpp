@@ -13,7 +13,7 @@
 namespace tencache {
 namespace {
 
-/// An event whose every field tells its number, so that a torn one is seen.
+/// An event whose every field holds its number, so that a torn event is noticed.
 Event numbered(uint64_t number) {
   return {number, number * 3, number * 5, static_cast<uint32_t>(number * 7),
           static_cast<EventKind>(number % 7)};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictions that keep the pages (engine/move/disk/seal.cpp, engine/move/disk/parked_evictions.cpp):
-// where they are then, what brings them back, which extents leave by the other window, and that
-// nobody notices. Skipped where the kernel does not allow userfaultfd.
+// Evictions that park the pages (engine/move/disk/seal.cpp, engine/move/disk/parked_evictions.cpp):
+// where the pages are then, what brings them back, which extents leave by the other window, and
+// that nobody notices. Skipped where the kernel does not allow userfaultfd.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -34,7 +34,7 @@ class ParkedPagesTest : public ::testing::Test {
     if (!AccessBarrier::open().is_ok()) GTEST_SKIP() << "userfaultfd is not allowed here";
   }
   static void park_pages(CpuEngineConfig& config) { config.userfaultfd = Choice::kOn; }
-  /// And calls `hook` once, when the first piece of an eviction has been written.
+  /// Also calls `hook` once, when the first piece of an eviction has been written.
   static TestEngine::Adjust park_pages_with(const std::function<void()>& hook) {
     auto plan = std::make_shared<FaultPlan>();
     plan->add({.first = 2, .count = 1, .kind = FaultKind::kCall, .call = hook});
@@ -64,7 +64,7 @@ TEST_F(ParkedPagesTest, EvictedPagesAreCachedAndServeTheNextRequest) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// Presumed clean, and found out when the pages have moved away already.
+// Presumed clean, and found to differ when its pages have already moved away.
 TEST_F(ParkedPagesTest, BytesThatDifferAreWritten) {
   TestEngine engine(park_pages);
   char* address = engine.allocate(3 * kMiB);
@@ -81,8 +81,7 @@ TEST_F(ParkedPagesTest, BytesThatDifferAreWritten) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// ---- Wanted while its pages are away (engine/move/disk/parked_evictions.cpp)
-// ------------------------------
+// ---- Wanted while its pages are away (engine/move/disk/parked_evictions.cpp) -----------------
 
 class WantedWhileWrittenTest : public ParkedPagesTest {
  protected:
@@ -162,7 +161,7 @@ TEST_F(WantedWhileWrittenTest, OthersOfItsBatchLeave) {
   EXPECT_EQ(engine().check_books(), "");
 }
 
-// Nobody told the gate, so it does not come back; what is written arrives all the same.
+// No gate announced the write, so the extent does not come back; the write arrives all the same.
 TEST_F(WantedWhileWrittenTest, StrayWriteWaitsAndIsKept) {
   hook_ = [this] { other_ = std::jthread([this] { address_[5] = 9; }); };
   EXPECT_TRUE(engine().evict(address_));
@@ -211,7 +210,7 @@ TEST_F(ParkedPagesTest, SlotThatTheKernelDoesNotMapBringsThePagesBack) {
     EXPECT_TRUE(engine.evict(first));
     char* address = engine.allocate(3 * kMiB);
     fill_pattern(address, 3 * kMiB, 1);
-    constexpr unsigned kOffset = 5;  // of what is mapped, which only a file has
+    constexpr unsigned kOffset = 5;  // argument of mmap; only a file mapping has one
     if (!deny_syscall_when(SYS_mmap, ENOMEM, kOffset, 3 * kMiB)) _exit(kSkipped);
     EXPECT_FALSE(engine.evict(address));
     EXPECT_TRUE(engine.is_resident(address));
@@ -223,13 +222,13 @@ TEST_F(ParkedPagesTest, SlotThatTheKernelDoesNotMapBringsThePagesBack) {
   EXPECT_EQ(outcome, 0);
 }
 
-// Where the kernel refuses to move pages back they are copied; nobody may go without them.
+// Where the kernel refuses to move pages back they are copied, because the bytes must come back.
 TEST_F(ParkedPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
   const int outcome = run_in_child([] {
     char* address = nullptr;
     Extent* extent = nullptr;
     TestEngine engine(park_pages_with([&extent] { extent->pin(); }));
-    // Of two neighbours one has this bit in its address; its pages leave for the other's place.
+    // One of two neighbours has this bit in its address; its pages leave for the other's place.
     address = engine.allocate(kGranuleBytes);
     char* other = engine.allocate(kGranuleBytes);
     if ((reinterpret_cast<uintptr_t>(address) & kGranuleBytes) == 0) std::swap(address, other);
@@ -249,8 +248,8 @@ TEST_F(ParkedPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
   EXPECT_EQ(outcome, 0);
 }
 
-// The kernel moves only what is one mapping to it, and the program may have split it. Such an
-// extent leaves by the other window.
+// The kernel moves only a range that is one mapping to it, and the program may have split it. Such
+// an extent leaves by the other window.
 TEST_F(ParkedPagesTest, MappingThatTheProgramHasSplitLeavesAllTheSame) {
   TestEngine engine(park_pages);
   char* address = engine.allocate(3 * kMiB);
@@ -281,8 +280,8 @@ TEST_F(ParkedPagesTest, WhatTheKernelDoesNotMoveLeavesAllTheSame) {
   EXPECT_EQ(outcome, 0);
 }
 
-// Whoever comes by while pages leave and come back, in user code or in a system call, finds the
-// right bytes and no error.
+// A thread that accesses pages while they leave and come back, in user code or in a system call,
+// finds the right bytes and no error.
 TEST_F(ParkedPagesTest, NobodyNoticesWhatMoves) {
   TestEngine engine(park_pages);
   char* address = engine.allocate(3 * kMiB);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Simulator: small schedules worked out by hand, victims against a naive cache's, and invariants on
-// random traces and plans: nothing runs before its bytes are there, the budget holds unless told
-// otherwise, bytes are conserved.
+// random traces and plans. Nothing runs before its bytes are there, reported excesses are the only
+// ones over the budget, and bytes are conserved.
 #include "learn/simulator.h"
 
 #include <gtest/gtest.h>
@@ -41,8 +41,8 @@ TEST(SimulatorTest, WhatFitsNeverWaits) {
 
 TEST(SimulatorTest, WithoutAPlanOpsWaitForRoomAndBytes) {
   const Simulation result = simulate(two_in_turn(), kNoPlan, byte_per_ns(10));
-  // Before op 0 tensor 1 is dropped, for it has a copy, and 0 is read; before op 1 tensor 0 is
-  // written, then 1 is read.
+  // Before op 0, tensor 1 is dropped, because it has a copy, and 0 is read; before op 1, tensor 0
+  // is written, then 1 is read.
   EXPECT_EQ(result.stall_ns, (std::vector<uint64_t>{10, 20}));
   EXPECT_EQ(result.step_ns, 230u);
   EXPECT_EQ(result.bytes_read, 20u);
@@ -75,7 +75,7 @@ TEST(SimulatorTest, WhatWasFetchedTooEarlyLeavesAgain) {
 TEST(SimulatorTest, MigrationsTellWhenTheLinksAreTaken) {
   const Simulation result = simulate(two_in_turn(), kNoPlan, byte_per_ns(10));
   ASSERT_EQ(result.begin_ns, (std::vector<uint64_t>{10, 130}));
-  // Tensor 1 is dropped and 0 read before op 0; 0 is written, then 1 read before op 1.
+  // Tensor 1 is dropped and 0 read before op 0; 0 is written, then 1 read, before op 1.
   const std::vector<std::tuple<uint32_t, bool, int64_t, int64_t>> expected = {
       {1, false, 0, 0}, {0, true, 0, 10}, {0, false, 110, 120}, {1, true, 120, 130}};
   std::vector<std::tuple<uint32_t, bool, int64_t, int64_t>> found;
@@ -102,7 +102,7 @@ TEST(SimulatorTest, WhatIsUnderWayAtTheBorderIsSeenOnBothSides) {
   EXPECT_EQ(result.migrations[2].begin_ns, 300);
 }
 
-// Three tensors in turn and room for two: the plan has each away while the other two are there.
+// Three tensors in turn and room for two: by the plan each is away while the other two are there.
 TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
   Trace trace;
   trace.op_names = {"op"};
@@ -110,7 +110,7 @@ TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
   for (uint32_t tensor = 0; tensor < 3; ++tensor) {
     trace.ops.push_back({0, 100, {{tensor, true}}});
     trace.tensors.push_back({10, kNoTick, kNoTick});
-    // Gone after its op; comes back while the op before its own runs.
+    // Leaves after its op and comes back while the op before its own runs.
     plan.moves.push_back({tensor, tensor, (tensor + 2) % 3, tensor});
   }
   const Simulation planned = simulate(trace, plan, byte_per_ns(20));
@@ -135,8 +135,8 @@ TEST(SimulatorTest, AHalfDuplexLinkTakesTurns) {
   EXPECT_GE(step_ns(true), step_ns(false));
 }
 
-/// Who leaves when no plan says so and moving takes no time: looks at every tensor and every op for
-/// each victim.
+/// Picks victims when no plan does and moving takes no time: for each victim it looks at every
+/// tensor and every op.
 class NaiveCache {
  public:
   NaiveCache(const Trace& trace, Victim rule, uint64_t budget_bytes)
@@ -147,7 +147,7 @@ class NaiveCache {
         is_cold_(trace.tensors.size(), false),
         last_use_(trace.tensors.size(), 0) {}
 
-  /// In order, during the third period.
+  /// The victims of the third period, in order.
   std::vector<uint32_t> victims() {
     for (uint32_t tensor = 0; tensor < trace_.tensors.size(); ++tensor) {
       if (!trace_.tensors[tensor].is_persistent()) continue;
@@ -185,7 +185,7 @@ class NaiveCache {
     if (trace_.tensors[tensor].allocated_at == (tick_ + ahead) % count) {
       return (trace_.tensors[tensor].freed_at + count - tick_) % count;  // its room until its end
     }
-    return ahead % count;  // who is named by this op alone was just needed
+    return ahead % count;  // a tensor that only this op names was just needed
   }
 
   void make_room(uint64_t bytes, bool is_running) {
@@ -257,8 +257,8 @@ TEST(SimulatorTest, ChoosesTheVictimsThatALookAtAllChooses) {
 }
 
 TEST(SimulatorTest, WhoIsFreedSoonStays) {
-  // Tensor 2 is not used after op 0, and freed before tensor 1 is needed: to write it would gain
-  // little room that is there for nothing in a moment.
+  // Tensor 2 is not used after op 0, and freed before tensor 1 is needed. Writing it would gain
+  // only a little room, which is free in a moment anyway.
   Trace trace;
   trace.op_names = {"op"};
   for (int tick = 0; tick < 4; ++tick) trace.ops.push_back({0, 100, {{0, false}}});
@@ -324,11 +324,11 @@ TEST(SimulatorTest, InvariantsHoldForAnyPlan) {
       EXPECT_LE(result.used_bytes[tick], limits.budget_bytes + result.over_budget_bytes);
       EXPECT_LE(result.used_bytes[tick], most) << "more than there is, tick " << tick;
     }
-    // What came back had left; what left was written or had been written before.
+    // Every tensor that came back had left; one that left was written then or earlier.
     uint64_t left = 0;
     for (const PlannedMove& move : result.moves) left += trace.tensors[move.tensor].bytes;
     EXPECT_EQ(left, result.bytes_written + result.bytes_dropped);
-    // A link carries one at a time, and all that it read and wrote is there.
+    // A link carries one tensor at a time, and all its reads and writes are listed.
     std::array<int64_t, 2> free_ns = {std::numeric_limits<int64_t>::min(),
                                       std::numeric_limits<int64_t>::min()};
     std::array<uint64_t, 2> carried = {0, 0};

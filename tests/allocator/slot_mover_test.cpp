@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictions and fetches one at a time: what a use, a stray write or a failing disk does in each of
-// their phases. Death tests show the messages of bytes that are lost.
+// Single evictions and fetches: the effect of a use, a stray write or a failing disk in each of
+// their phases. Death tests show the messages about lost bytes.
 #include "engine/move/disk/slot_mover.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 namespace tencache {
 namespace {
 
-/// Runs a hook between the moments in which a piece is prepared and moved, and another one after.
+/// Runs one hook between preparing and moving a piece, and another one after.
 class HookedChannel final : public IoChannel {
  public:
   using Hook = std::function<void(IoDirection)>;
@@ -133,7 +133,7 @@ TEST_F(UseDuringWriteTest, OpThatBeginsAndEndsKeepsItResident) {
 
 TEST_F(UseDuringWriteTest, StrayWriteKeepsItResident) {
   hook_ = [this] { address_[kBytes - 1] = 99; };
-  // The copy of the one piece was taken before, so the slot differs.
+  // The copy of the only piece was taken before, so the slot differs.
   EXPECT_FALSE(engine().evict(address_));
   EXPECT_EQ(address_[kBytes - 1], 99);
   ASSERT_TRUE(engine().evict(address_));
@@ -226,7 +226,7 @@ TEST(MigrationsTest, ColdExtentMayBeReadAndWrittenAndIsCounted) {
   engine.use({address});
   EXPECT_EQ(address[5 * kPageBytes], 77);
   EXPECT_EQ(engine.read(engine.stats().unannounced_writes), 1u);
-  // What was written behind the gate's back is not in the slot.
+  // The slot lacks bytes that were written unannounced.
   EXPECT_FALSE(engine.extent(address)->is_presumed_clean());
   ASSERT_TRUE(engine.evict(address));
   EXPECT_EQ(address[5 * kPageBytes], 77);
@@ -316,7 +316,8 @@ TEST_F(FailingDiskTest, ReadThatFailsTwiceIsRepeated) {
 }
 
 /// Evicts an extent and fetches it again with one fault in either direction. The engine is made
-/// here, in the process that is to die: in a forked child the parent's engine migrates nothing.
+/// here, in the process that is to die, because in a forked child the parent's engine migrates
+/// nothing.
 void evict_and_fetch_with(IoDirection direction, FaultKind kind, uint64_t count,
                           const TestDirectory& directory) {
   auto plan = std::make_shared<FaultPlan>();
@@ -427,8 +428,9 @@ TEST(MigrationsTest, SeveralThreadsMayWantTheSameExtent) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// The kernel may refuse a mapping (vm.max_map_count): the extent stays cold, usable, and is fetched
-// when the refusal is over. Freed under its pin, it leaves no trace in the object's next life.
+// The kernel may refuse a mapping (vm.max_map_count): the extent stays cold but usable, and is
+// fetched once the refusal is over. Freed under its pin, it leaves no trace in the object's next
+// life.
 TEST(MigrationsTest, RefusedMappingLeavesItColdAndRight) {
   const int outcome = run_in_child([] {
     TestEngine engine;

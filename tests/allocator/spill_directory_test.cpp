@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a spill file may be made and how: every refusal of a directory with its message, the file
-// that leaves no trace, and file systems that lack O_TMPFILE or O_DIRECT (played by seccomp
+// Where a spill file may be made and how: every refusal of a directory with its message, a file
+// that leaves no trace, and file systems without O_TMPFILE or O_DIRECT (imitated by seccomp
 // filters).
 #include <fcntl.h>
 #include <gtest/gtest.h>

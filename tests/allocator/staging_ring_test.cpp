@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Buffers between pageable memory and a device: who gets which, who waits, and a copy in pieces
-// that overlap, with a thread in the device's place.
+// Buffers between pageable memory and a device: which thread gets which, which thread waits, and a
+// copy in overlapping pieces, with a thread in the device's place.
 #include "tier/staging_ring.h"
 
 #include <gtest/gtest.h>

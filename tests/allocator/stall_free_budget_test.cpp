@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The search for a stall-free budget: against a scan of every budget on random traces, a case by
-// hand, its end on demand, and what it costs.
+// hand, its end on demand, and its cost.
 #include "learn/stall_free_budget.h"
 
 #include <gtest/gtest.h>
@@ -44,13 +44,13 @@ TEST(StallFreeBudgetTest, ThreeInTurnNeedTwoPlaces) {
     trace.ops.push_back({0, 100, {{tensor, false}}});
     trace.tensors.push_back({10, kNoTick, kNoTick});
   }
-  // In the second place the next one arrives while the op computes on the first.
+  // With a second place the next tensor arrives while the op computes on the first.
   EXPECT_EQ(stall_free_budget(trace, byte_per_ns(10), kStallShareMax, go_on), 20u);
   EXPECT_EQ(stall_free_budget(trace, byte_per_ns(10), 0.1, go_on), 11u) << "as near as it looks";
 }
 
-// What is found does hold, a little less does not, and nothing smaller is missed where one budget
-// parts those that wait from those that do not.
+// The budget found is enough, and a little less is not. Where one budget separates those that wait
+// from those that do not, no smaller one is missed.
 TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
   constexpr int kRounds = kHasSanitizer ? 60 : 200;
   Random random;
@@ -75,7 +75,7 @@ TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
     }
     if (too_small.empty() || too_small.front() != low) {
       ASSERT_TRUE(is_enough(trace, machine, low));
-      continue;  // what the search takes for too small is not
+      continue;  // the search assumes that `low` is too small
     }
     ++searched_count;
     const auto next = std::lower_bound(too_small.begin(), too_small.end(), found);

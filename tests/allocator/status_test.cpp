@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status and Result: what errno becomes which code, and who owns the value.
+// Status and Result: which errno becomes which code, and who owns the value.
 #include "base/status.h"
 
 #include <gtest/gtest.h>

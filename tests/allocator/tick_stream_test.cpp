@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of events: which ops are ticks, whose accesses are whose, lives of extents, marks,
-// the bound on memory, and a stream whose events were lost.
+// From events to ticks: which ops are ticks, which op an access belongs to, lives of extents,
+// marks, the bound on memory, and a stream whose events were lost.
 #include "learn/tick_stream.h"
 
 #include <gtest/gtest.h>
@@ -94,8 +94,8 @@ TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(stream_.marks()[0], 2u);
 }
 
-// An op that is measured is told by when it began; another op of the same moment is another
-// thread's.
+// The begin of an op identifies its measured time; another op of the same moment belongs to another
+// thread.
 TEST_F(TickStreamTest, TimesFindTheirTicks) {
   for (uint64_t moment = 10; moment <= 30; moment += 10) {
     now_ = moment;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trace: what is found wrong in one, bytes by tick, and gaps, in small cases and against a
-// walk through two repetitions of random traces.
+// Trace: the errors found in a trace, bytes by tick, and gaps, in small cases and against a walk
+// through two repetitions of random traces.
 #include "learn/trace.h"
 
 #include <gtest/gtest.h>

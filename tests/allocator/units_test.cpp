@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes as text: every unit, the limits, and what is refused.
+// Sizes as text: every unit, the limits, and the refusals.
 #include "base/units.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TEST(UnitsTest, ParsesWhatPeopleWrite) {
       {"1.KiB", kKiB},
       {"0.0001KiB", 0},
       {"18446744073709551615", UINT64_MAX},
-      {"9007199254740993", 9007199254740993},  // not a double
+      {"9007199254740993", 9007199254740993},  // no double has this value
   };
   for (const auto& [text, bytes] : expected) {
     Result<uint64_t> parsed = parse_bytes(text);

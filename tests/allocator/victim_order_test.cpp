@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// VictimOrder against a walk through all tensors with a score for each, on random uses of which a
-// random part could leave at each tick. And the set of numbers below it against std::set.
+// VictimOrder against a walk through all tensors with a score for each, on random uses; at each
+// tick a random part of the tensors could leave. Also the underlying set of numbers, against
+// std::set.
 #include "learn/victim_order.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +42,7 @@ TEST(NumberSetTest, FindsTheNearestMember) {
   }
 }
 
-/// Looks at everybody: the highest score leaves, of equals the lowest number.
+/// Looks at every tensor: the highest score leaves; among equals, the lowest number.
 class Walk {
  public:
   Walk(size_t tensor_count, Tick tick_count, Victim rule)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The write barrier: alone over a page with a judge of the test's, and in an engine whose windows
-// are hit by a thread that writes without a gate. What is not ours reaches the handler that was
-// there before, and kills where there was none.
+// are hit by a thread that writes without a gate. Foreign faults reach the handler that was there
+// before; without one they kill the process.
 #include "platform/write_barrier.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 #include "platform/address_arena.h"
 #include "support/test_engine.h"
 
-// The sanitizers' own handler would turn the deaths below, which are what is tested, into reports.
+// The sanitizers' own handler would turn the deaths that are tested here into reports.
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __asan_default_options() { return "handle_segv=0"; }
@@ -33,15 +33,15 @@ std::atomic<FaultVerdict> g_verdict{FaultVerdict::kForeign};
 
 FaultVerdict judge(const void*) { return g_verdict.load(); }
 
-/// A page that nobody may touch, outside the addresses of the barrier. Not null, whose use
-/// UndefinedBehaviorSanitizer reports before the processor does.
+/// A page that nobody may touch, outside the addresses of the barrier. It is not null, because
+/// UndefinedBehaviorSanitizer reports uses of null before the processor does.
 char* forbidden_page() {
   static void* const page =
       mmap(nullptr, kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return static_cast<char*>(page);
 }
 
-/// A page that may be read only, inside the addresses of the barrier.
+/// Owns a read-only page inside the addresses of the barrier.
 class WriteBarrierTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -91,7 +91,7 @@ TEST_F(WriteBarrierTest, WriteWaitsForTheEndOfTheWindow) {
 }
 
 TEST_F(WriteBarrierTest, WriteThatComesLateIsRepeatedWithoutWaiting) {
-  // The judge finds the window over by the time it is asked; the page follows a little later.
+  // The judge finds the window over when it is asked; the page follows a little later.
   g_verdict.store(FaultVerdict::kRetry);
   const uint64_t waited_before = WriteBarrier::waited_count();
   std::jthread opener([this] {
@@ -143,7 +143,7 @@ TEST_F(WriteBarrierDeathTest, NewcomerIsChainedAndOursIsInFrontAgain) {
   volatile char* nowhere = forbidden_page();
   EXPECT_EXIT(*nowhere = 1, ::testing::ExitedWithCode(42), "");
   EXPECT_EXIT(*const_cast<volatile char*>(page_) = 1, ::testing::ExitedWithCode(43), "");
-  // A window is still waited for, by us.
+  // Our handler still waits for the end of a window.
   g_verdict.store(FaultVerdict::kRetry);
   make_writable();
   *const_cast<volatile char*>(page_) = 7;
@@ -187,8 +187,9 @@ TEST_F(WriteBarrierDeathTest, NewcomerThatFallsBackToOursEndsTheProcess) {
 
 // ---- In an engine --------------------------------------------------------------------------
 
-/// Writes a rising number to both ends of a large extent, without a gate, in bursts with pauses in
-/// which an eviction can succeed, while the extent is evicted and fetched: nothing may be lost.
+/// Writes a rising number to both ends of a large extent, without a gate, while the extent is
+/// evicted and fetched: no write may be lost. It writes in bursts; an eviction can succeed in the
+/// pauses.
 void hammer(TestEngine& engine, uint64_t bytes, int rounds) {
   char* address = engine.allocate(bytes);
   fill_pattern(address, bytes, 1);
@@ -215,7 +216,7 @@ void hammer(TestEngine& engine, uint64_t bytes, int rounds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     cold += engine.evict(address) ? 1 : 0;
     is_paused.store(false);
-    // While it is cold the writer goes on, so that the fetch has pages to merge.
+    // The writer goes on while the extent is cold, so that the fetch has pages to merge.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     engine.use({address});
   }

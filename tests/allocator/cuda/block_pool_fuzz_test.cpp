@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs for the BlockPool, against a model that knows only addresses and bytes. Every
-// block is written by a kernel of its stream, read by kernels of that and other streams, and freed
-// while these are queued. So a block that is used again too early shows: a kernel finds what it did
-// not write, or, under ThreadSanitizer, two kernels race. By one thread with faults and captures,
-// and by several threads that free each other's blocks.
+// Random programs for the BlockPool, against a model that knows only addresses and bytes. A kernel
+// of its stream writes every block; kernels of that and other streams read it; it is freed while
+// they are queued. So premature reuse shows: a kernel finds bytes that it did not write, or, under
+// ThreadSanitizer, two kernels race. On one thread with faults and captures, and on several threads
+// that free each other's blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -57,8 +57,8 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
     ASSERT_EQ(result, CUDA_SUCCESS);
   }
 
-  // The stream uses the block after what its own stream has been given so far, as a program that
-  // passes a tensor to another stream has to say.
+  // The stream uses the block after all earlier work of the block's own stream. A program that
+  // passes a tensor to another stream has to order them so.
   void use_on_another(const Held& held, CUstream stream, Random& random) {
     CUevent event = nullptr;
     ASSERT_EQ(api().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
@@ -70,7 +70,7 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
     ASSERT_TRUE(pool_->note_use(inside, set_of(stream)));
   }
 
-  // Returns nothing held when the source has none left.
+  // Returns an empty Held when the source has none left.
   Held allocate_and_write(CUstream stream, Random& random) {
     const uint64_t bytes = random.chance(0.85)  ? random.between(1, 64 * kKiB)
                            : random.chance(0.7) ? random.between(1, kMiB)
@@ -85,14 +85,14 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
     return held;
   }
 
-  // Neither the simulated streams nor this machine's memory should be flooded.
+  // Avoids flooding the simulated streams and this machine's memory.
   void throttle(CUstream stream) {
     if (driver_->unfinished(stream) > 100) {
       ASSERT_EQ(api().cuStreamSynchronize(stream), CUDA_SUCCESS);
     }
   }
 
-  // The pool's own account agrees with what is held, and its blocks cover its segments.
+  // The pool's own account agrees with the blocks held, and its blocks cover its segments.
   void expect_accounted(const std::map<CUdeviceptr, Held>& held) {
     uint64_t used_bytes = 0;
     uint64_t segment_bytes = 0;
@@ -141,8 +141,8 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   std::atomic<uint64_t> mismatches_ = 0;
 };
 
-// A refused call, or the beginning or end of a capture, on the last stream alone: work that a test
-// requests by events must not meet it.
+// Refuses a call, or begins or ends a capture, on the last stream alone: work that a test orders by
+// events must not meet it.
 void BlockPoolFuzzTest::disturb(Random& random) {
   if (random.chance(0.3)) {
     driver_->set_capturing(streams_.back(), random.chance(0.4));
@@ -168,7 +168,7 @@ void BlockPoolFuzzTest::step(Random& random, std::map<CUdeviceptr, Held>& held) 
   const auto found = std::next(held.begin(), static_cast<std::ptrdiff_t>(index));
   const Held& chosen = found->second;
   if (random.chance(0.35)) {
-    // The last stream may be capturing: it is given no events here, nor is one recorded on it.
+    // The last stream may be capturing, so no event is made for it or recorded on it.
     if (stream != chosen.stream && stream != streams_.back() && chosen.stream != streams_.back()) {
       use_on_another(chosen, stream, random);
     }
@@ -181,7 +181,7 @@ void BlockPoolFuzzTest::step(Random& random, std::map<CUdeviceptr, Held>& held) 
 
 TEST_F(BlockPoolFuzzTest, RandomProgramsAgainstAModel) {
   for (size_t count = 0; count < kStreamCount; ++count) make_stream();
-  // Two that share the last bit, and then one that captures now and then, which shares it too.
+  // Two streams share the last bit; the third, which captures now and then, shares it too.
   for (const CUstream stream : streams_) (void)set_of(stream);
   use_up_numbers();
   for (int count = 0; count < 3; ++count) make_stream();
@@ -204,7 +204,7 @@ TEST_F(BlockPoolFuzzTest, RandomProgramsAgainstAModel) {
     driver_->set_capturing(streams_.back(), false);
     driver_->wait_until_idle();
     EXPECT_EQ(mismatches_, 0u);
-    // Calls that are to fail yet may fail here, and what could not be marked is marked only now.
+    // Planned failures that have not happened yet may hit here, and unmarked blocks are marked now.
     for (int round = 0; round < 20 && pool_->segment_bytes() > 0; ++round) {
       pool_->trim(~uint64_t{0});
       driver_->wait_until_idle();

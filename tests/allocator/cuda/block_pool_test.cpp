@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockPool: a block of one stream is used again at once and without the driver, one of several
-// waits for the kernels of all of them, a free segment changes streams, what a capture or a refused
-// call keeps from being marked is freed later, and what goes back to the source is idle.
+// BlockPool: a block of one stream is reused at once and without the driver; a block of several
+// waits for the kernels of all; a free segment changes streams; a block that a capture or a refused
+// call keeps from being marked is freed later; memory that goes back to the source is idle.
 #include "memory/cuda/block_pool.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ constexpr uint64_t kBytes = 4096;
 
 class BlockPoolTest : public BlockPoolFixture {
  protected:
-  // A block that others keep from being a whole segment.
+  // A block that is not a whole segment, because others lie beside it.
   CUdeviceptr allocate_beside_another(CUstream stream) {
     const CUdeviceptr address = allocate(kBytes, stream);
     kept_ = allocate(kMiB, stream);
@@ -83,7 +83,7 @@ TEST_F(BlockPoolTest, WhatAnotherStreamUsedWaitsForItsKernels) {
   EXPECT_EQ(pool_->segment_bytes(), 4 * kMiB);
   free(allocate(kMiB, main_));
   EXPECT_EQ(view_of(first).state, BlockState::kWaiting);
-  const CUdeviceptr fourth = allocate(kMiB, main_);  // fills what is free
+  const CUdeviceptr fourth = allocate(kMiB, main_);  // fills the free part
   driver_->wait_until_idle();
   EXPECT_EQ(allocate(kMiB, main_), first);
   for (const CUdeviceptr address : {first, second, third, fourth}) free(address);
@@ -113,7 +113,7 @@ TEST_F(BlockPoolTest, EveryStreamIsWaitedFor) {
   free(other);
 }
 
-// A long kernel of one stream does not keep back what waits for another one.
+// A long kernel of one stream does not delay blocks that wait for another stream.
 TEST_F(BlockPoolTest, ABusyStreamDelaysOnlyItsOwn) {
   const CUstream third = make_stream();
   const CUdeviceptr late = allocate(20 * kMiB, main_);
@@ -189,7 +189,7 @@ TEST_F(BlockPoolTest, AFreeSegmentChangesToTheSharedBitOnlyWhenItIsIdle) {
   free(address);
   free(other);
   driver_->wait_until_idle();
-  // Back from the shared bit: what is free there is idle.
+  // Back from the shared bit: free memory there is idle.
   EXPECT_GT(pool_->trim(1), 0u);
   const CUdeviceptr again = allocate(20 * kMiB, main_);
   EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
@@ -240,7 +240,7 @@ TEST_F(BlockPoolTest, WhatGoesBackIsIdle) {
   const CUdeviceptr first = allocate(kBytes, main_);
   const CUdeviceptr large = allocate(2 * kMiB, side_);
   const CUdeviceptr used = allocate(kBytes, side_);
-  // Unmapped too early, the kernel would fail the context.
+  // If unmapped too early, the kernel would fail the context.
   ASSERT_EQ(driver_->launch(
                 main_, {{first, kBytes}},
                 [first] { memset(reinterpret_cast<void*>(first), 1, kBytes); }, milliseconds(20)),
@@ -296,8 +296,8 @@ TEST_F(BlockPoolTest, AddressesThatAreNoBlocks) {
   EXPECT_DEATH(pool_->free(waiting), "freed twice");
 }
 
-// One program that comes to every call of the driver, the same number of times each time it runs;
-// each of these calls fails once.
+// One program that makes every call of the driver, the same number of times in each run; each of
+// these calls fails once.
 TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
   const auto run = [this] {
     ASSERT_EQ(source_->bytes(), 0u);
@@ -313,7 +313,7 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
   for (const char* name : {"cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode",
                            "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord", "cuEventQuery",
                            "cuStreamWaitEvent", "cuEventSynchronize"}) {
-    marks_.emplace(*gpu_);  // that has no event to use again
+    marks_.emplace(*gpu_);  // without an event to reuse
     const uint64_t calls_before = driver_->calls(name);
     run();
     ASSERT_EQ(pool_->segment_bytes(), 0u);
@@ -321,7 +321,7 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
     ASSERT_GT(call_count, 0u) << name;
     for (uint64_t nth = 1; nth <= call_count; ++nth) {
       SCOPED_TRACE(std::string(name) + ", call " + std::to_string(nth));
-      // What a refused call of the last round has left the thread in.
+      // A refused call of the last round may have left the thread in this mode.
       CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
       ASSERT_EQ(api().cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
       marks_.emplace(*gpu_);
@@ -329,7 +329,7 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
       const uint64_t calls_before_nth = driver_->calls(name);
       run();
       EXPECT_GE(driver_->calls(name) - calls_before_nth, nth) << "it did not fail";
-      // Whatever was delayed is marked now, if it was not, and goes when that is reached.
+      // Delayed blocks are marked now, if they were not, and go when the mark is reached.
       pool_->trim(~uint64_t{0});
       driver_->wait_until_idle();
       pool_->trim(~uint64_t{0});

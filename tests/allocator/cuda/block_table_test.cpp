@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockTable: what requests become at the edges of each size, the smallest block that fits, what is
-// split and what is not, neighbours that are joined in every order, and which segments are claimed.
-// At random against a model that knows only bytes, with every invariant looked at.
+// BlockTable: the block of a request at the edges of each size, the smallest block that fits, when
+// a block is split, joining neighbours in every order, and which segments are claimed. Random steps
+// run against a model that knows only bytes, and check every invariant.
 #include "memory/cuda/block_table.h"
 
 #include <gtest/gtest.h>
@@ -190,14 +190,14 @@ TEST_F(BlockTableTest, WholeSegmentsAreClaimedByAgeKindAndOwner) {
   for (Block* block : oldest) table_.remove_segment(block);
   EXPECT_EQ(table_.segment_bytes(), 22 * kMiB);
   EXPECT_TRUE(table_.claim_oldest(kGiB, kOther).empty());
-  // The claimed one goes to the other owner.
+  // The claimed segment goes to the other owner.
   newest->segment->owner = kOther;
   table_.release(newest);
   EXPECT_EQ(table_.take(1, kOne), nullptr);
   EXPECT_NE(table_.take(1, kOther), nullptr);
 }
 
-// The running figures against those of a walk.
+// Compares the running figures with those of a walk.
 void expect_figures(BlockTable& table, bool is_small) {
   BlockFigures counted;
   uint64_t waiting_bytes = 0;
@@ -233,7 +233,7 @@ void expect_figures(BlockTable& table, bool is_small) {
   ASSERT_EQ(figures.segment_bytes - figures.active_bytes - figures.free_bytes, waiting_bytes);
 }
 
-// Every invariant of the header, over all blocks.
+// Checks every invariant of the header, over all blocks.
 void expect_valid(BlockTable& table) {
   CUdeviceptr end = 0;
   const Block* before = nullptr;
@@ -284,7 +284,7 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
         if (block == nullptr) {
           const uint64_t segment_bytes = BlockTable::segment_bytes_for(bytes, kLargeSegmentBytes);
           table.add_segment(next, segment_bytes, owner, BlockTable::is_small(bytes));
-          // Some are neighbours.
+          // Some segments are neighbours.
           next += segment_bytes + (random.chance(0.5) ? 2 * kMiB : 0);
           block = table.take(bytes, owner);
         }

@@ -71,7 +71,7 @@ class CopyKernelTest : public ::testing::Test {
 };
 
 TEST_F(CopyKernelTest, EveryByteArrivesAndNoOther) {
-  // Several blocks, and fewer than there are chunks.
+  // Several blocks, fewer than there are chunks.
   start({.attributes = {{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 24}}});
   ASSERT_TRUE(create().is_ok());
   Random random;
@@ -118,7 +118,7 @@ TEST_F(CopyKernelTest, RefusedCallsAreStatuses) {
 // ---- The engine's choice -----------------------------------------------------------------------
 
 struct Choice {
-  uint64_t engine_copies = 0;  // of one eviction and one fetch
+  uint64_t engine_copies = 0;  // by one eviction and one fetch
   uint64_t launches = 0;
 };
 
@@ -147,8 +147,8 @@ Choice chosen_by(SimulatedDriverConfig driver, bool has_nvrtc = true) {
   return {after.engine_copies - before.engine_copies, after.launches - before.launches};
 }
 
-constexpr uint64_t kSlow = 20 * kMiB;  // a second; much slower than a host under a sanitizer
-constexpr uint64_t kHashes = 2;        // of an eviction that copies
+constexpr uint64_t kSlow = 20 * kMiB;  // bytes a second; much slower than a host under a sanitizer
+constexpr uint64_t kHashes = 2;        // in an eviction that copies
 
 TEST(CopyChoiceTest, AKernelThatIsFasterCopies) {
   const Choice choice = chosen_by({.to_device_bytes_per_s = kSlow, .to_host_bytes_per_s = kSlow});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamMark and CopyStream: copies wait for kernels and kernels for copies, on the device; the two
-// directions run side by side; events are used again; every refused call is a Status and leaves
-// nothing behind. At random, over several streams, against the order that the marks promise.
+// directions run side by side; events are reused; every refused call is a Status and leaves nothing
+// behind. Random programs over several streams keep the order that the marks promise.
 #include "platform/cuda/copy_stream.h"
 
 #include <gtest/gtest.h>
@@ -151,7 +151,7 @@ TEST_F(CopyStreamTest, AnEventThatIsUsedAgainStillHoldsBackWhoWaitedForIt) {
   CUstream other = nullptr;
   ASSERT_EQ(api().cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
   ASSERT_TRUE(mark_program().hold_back(other).is_ok());
-  // The same event, of a stream with nothing to do.
+  // Reuses the event for a stream with nothing to do.
   ASSERT_TRUE(mark_of(*up_).wait().is_ok());
   ASSERT_EQ(driver_->launch(other, {}, [&] { was_done = is_done.load(); }), CUDA_SUCCESS);
   driver_->wait_until_idle();
@@ -188,7 +188,7 @@ TEST_F(CopyStreamTest, EveryRefusedCallIsAStatus) {
           [&] { return up_->to_device(device_->address(), host_->data(), kBytes); });
 }
 
-// Else memory went to others while a copy is under way.
+// Otherwise memory would go to others while a copy is under way.
 TEST_F(CopyStreamTest, AWaitThatIsRefusedOnceIsAskedForAgain) {
   start();
   for (const char* name : {"cuStreamSynchronize", "cuCtxGetCurrent"}) {
@@ -203,7 +203,7 @@ TEST_F(CopyStreamTest, AWaitThatIsRefusedOnceIsAskedForAgain) {
   EXPECT_EQ(up_->wait_until_idle().code(), StatusCode::kIoError);
 }
 
-// Threads hand one counter on the device from stream to stream; with each mark kept, none is lost.
+// Threads hand one counter on the device from stream to stream; as marks hold, no step is lost.
 TEST_F(CopyStreamTest, MarksKeepTheOrderOfManyStreams) {
   start();
   constexpr int kSteps = 300;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that is ahead of its GPU: what a plan requests to leave waits for what was queued until
-// then and no longer, unless it was used since, and in parts; a thread that lacks room lets fetches
-// go first which are due earlier, as long as the device has work; and fetches arrive one after
+// A program that is ahead of its GPU. An eviction that a plan requests waits for the work queued
+// until then and no longer, unless the extent was used since; it leaves in parts. A thread that
+// lacks room lets earlier fetches go first while the device has work. Fetches arrive one after
 // another.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ class CudaAheadTest : public ::testing::Test {
     engine_.emplace(TestCudaEngine::Adjust(), driver);
     stream_ = engine_->make_stream();
   }
-  /// With a link that moves a tensor in 60 ms, and is known to.
+  /// Starts with a link that moves a tensor in 60 ms, and is known to.
   void start_slow() {
     engine_.emplace(
         [](CudaEngineConfig& config) {
@@ -48,7 +48,7 @@ class CudaAheadTest : public ::testing::Test {
     allocated_.push_back(engine_->allocate(bytes, stream_));
     return allocated_.back();
   }
-  /// That this tensor leave, given now.
+  /// A request, made now, that this tensor leave.
   std::vector<MoveRequest> request(const char* tensor) {
     Extent* extent = engine_->extent(tensor);
     std::vector<MoveRequest> requests = {{extent, extent->id.load(), extent->bytes, timestamp()}};
@@ -69,14 +69,14 @@ class CudaAheadTest : public ::testing::Test {
   std::vector<char*> allocated_;
 };
 
-// What a plan requests to leave is marked then: it need not wait for what was queued afterwards.
+// A requested eviction is marked at the request: it need not wait for work queued afterwards.
 TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
   start();
   char* tensor = allocate();
   char* other = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
   const std::vector<MoveRequest> requests = request(tensor);
-  engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
+  engine_->driver().hold(stream_);  // a wait for it would never end
   engine_->write(stream_, other, kBytes, 2);
   EXPECT_EQ(evict_requested(requests), 1u);
   EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
@@ -84,7 +84,7 @@ TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
   engine_->check(stream_, tensor, kBytes, 1);
 }
 
-// Nor does anything else that was not used since somebody left last.
+// An unused extent does not wait for work queued since the last eviction either.
 TEST_F(CudaAheadTest, EvictionsWaitForNothingQueuedSinceAnother) {
   start();
   char* idle = allocate();
@@ -93,7 +93,7 @@ TEST_F(CudaAheadTest, EvictionsWaitForNothingQueuedSinceAnother) {
   engine_->write(stream_, idle, kBytes, 1);
   engine_->write(stream_, first, kBytes, 2);
   ASSERT_TRUE(engine_->evict(first));
-  engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
+  engine_->driver().hold(stream_);  // a wait for it would never end
   engine_->write(stream_, used, kBytes, 3);
   EXPECT_TRUE(engine_->evict(idle));
   EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
@@ -103,7 +103,7 @@ TEST_F(CudaAheadTest, EvictionsWaitForNothingQueuedSinceAnother) {
   engine_->check(stream_, used, kBytes, 3);
 }
 
-// Many moments later an old one is forgotten; a later one covers what it did.
+// Many moments later an old moment is forgotten; a later one covers it.
 TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
   start();
   char* idle = allocate();
@@ -111,7 +111,7 @@ TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
   engine_->write(stream_, idle, kBytes, 1);
   engine_->write(stream_, used, kBytes, 2);
   for (int count = 0; count < 200; ++count) (void)request(used);
-  engine_->driver().hold(stream_);  // whoever waited for it would wait for ever
+  engine_->driver().hold(stream_);  // a wait for it would never end
   engine_->check(stream_, used, kBytes, 2);
   EXPECT_TRUE(engine_->evict(idle));
   EXPECT_GT(engine_->driver().unfinished(stream_), 0u);
@@ -119,7 +119,7 @@ TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
   engine_->check(stream_, idle, kBytes, 1);
 }
 
-// Unless what is ordered was used since; here just after that was looked at.
+// An eviction waits if the extent was used since the request; here just after the check for that.
 TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
@@ -135,7 +135,7 @@ TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// A use that no gate announced, but the program did.
+// The use was announced by the program (record_stream), not by a gate.
 TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   start();
   char* tensor = allocate();
@@ -153,8 +153,7 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// Nor is what was marked once enough for what the program says that a stream uses: it may queue
-// that use later, by no op.
+// A stream that the program announces may queue its use later, by no op, so one mark is not enough.
 TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   start();
   char* tensor = allocate();
@@ -173,7 +172,7 @@ TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   engine_->check(stream_, tensor, kBytes, 3);
 }
 
-// What was used since is not to leave any more; the order of the other one stands.
+// An extent that was used since is not to leave any more; the order for the other one stands.
 TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   start();
   char* used = allocate();
@@ -188,7 +187,7 @@ TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
 
-// Its op was queued before it had come, so by the time the order's turn comes it may be on its way.
+// Its op was queued before it had come, so it may still be arriving when the order's turn comes.
 TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
   start();
   char* tensor = allocate();
@@ -211,7 +210,7 @@ TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// Room is told in parts, and by then the next part is on its way.
+// Room is reported part by part; at that moment the next part is already under way.
 TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   start_slow();
   std::vector<MoveRequest> requests;
@@ -240,7 +239,8 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   }
 }
 
-// Under pressure too: who waits for little need not wait for all that leaves for another's sake.
+// Under pressure too, a thread that needs little room need not wait for evictions for another's
+// sake.
 TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
   start();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of the budget
@@ -267,7 +267,7 @@ TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
 }
 
-// A thread waits for others' fetches as long as it has queued work for the device, and no longer.
+// A thread waits for others' fetches while its own queued work still occupies the device.
 TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   start();
   char* tensor = allocate();
@@ -287,7 +287,7 @@ TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   EXPECT_TRUE(has_stamp(tensor, kBytes, 1));
 }
 
-// An op that has it pinned lets the order for it go first, though its own use is newer than that.
+// An op that has the extent pinned lets the order for it go first, although its own use is newer.
 TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   start();
   char* tensor = allocate();
@@ -305,7 +305,7 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   engine_->check(stream_, tensor, kBytes, 1);
 }
 
-// However little the link moves in the time that is fetched ahead.
+// The next fetch is queued however little the link moves in the time that is fetched ahead.
 TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   start_slow();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of a second
@@ -332,7 +332,7 @@ TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   }
 }
 
-// An op does not wait for the room of all that it names before the first of it travels.
+// The first extent of an op travels before there is room for all the others.
 TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
   start();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of the budget
@@ -345,7 +345,7 @@ TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
   }
   const auto fetched = [this] { return engine_->driver().calls("cuMemcpyHtoDAsync"); };
   const uint64_t fetched_before = fetched();
-  engine_->driver().hold_copies();  // those that make room, too
+  engine_->driver().hold_copies();  // also the copies that make room
   std::jthread op([&] {
     engine_->op(stream_,
                 {{tensors[0], kLargeBytes, 0, false}, {tensors[1], kLargeBytes, 1, false}});
@@ -362,7 +362,7 @@ TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
   }
 }
 
-// Of what is fetched at a time the first is there before the last.
+// Fetches of one op arrive one by one, the first before the last.
 TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   start();
   constexpr uint64_t kLargeBytes = 32 * kMiB;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every function of the driver is refused once, at many moments of a small program that allocates,
-// spills, fetches and frees. A refused call of itself costs an eviction or a fetch ahead, or is
-// tried again; an allocation may fail with a Status. No kernel reads wrong bytes, nothing hangs,
-// and the books agree at the end.
+// spills, fetches and frees. A refused call costs at most an eviction or a fetch ahead, or is tried
+// again; an allocation may fail with a Status. No kernel reads wrong bytes, nothing hangs, and the
+// books agree at the end.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -94,7 +94,7 @@ void refuse_one_after_another(const Fault& fault, const TestCudaEngine::Adjust& 
   for (uint64_t nth = 1;; nth += std::max<uint64_t>(1, nth / (kHasSanitizer ? 1 : 4))) {
     SCOPED_TRACE(std::string(fault.function) + " #" + std::to_string(nth));
     TestCudaEngine engine(adjust);
-    // What the driver does not hear of when it is told to take it back.
+    // The driver did not hear of some objects when it was told to take them back.
     if (fault.may_leak) engine.allow_leaks();
     FaultyProgram program(engine);
     const uint64_t before = engine.driver().calls(fault.function);
@@ -111,7 +111,7 @@ TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBit) {
                            [](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
 }
 
-// Host memory holds half of what leaves.
+// Host memory holds half of the bytes that leave.
 TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBitWithADiskBelow) {
   const TestDirectory directory;
   refuse_one_after_another(GetParam(), [&](CudaEngineConfig& config) {
@@ -127,7 +127,7 @@ TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBitWithADiskBelow) {
 INSTANTIATE_TEST_SUITE_P(Functions, CudaEngineFaultsTest, ::testing::ValuesIn(kFaults),
                          [](const auto& info) { return std::string(info.param.function); });
 
-// The context breaks under the allocator, by a kernel's fault say: errors and no hang.
+// The context breaks under the allocator, as by a kernel's fault: errors, and no hang.
 TEST(CudaEngineBrokenContextTest, EndsWithErrors) {
   for (int moment = 0; moment < 4; ++moment) {
     SCOPED_TRACE(moment);

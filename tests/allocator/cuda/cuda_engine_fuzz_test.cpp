@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A random program over the simulated driver against a model of it: streams, ops, frees, evictions
-// and fetches in any order, while another thread evicts and fetches what it likes, some with host
-// memory that is far too small and a disk below it. Every kernel
-// checks what it reads; one that touched memory which is not mapped would fail the context. The
-// model requests its own streams as a correct program does; all else is the allocator's affair.
+// A random program over the simulated driver against a model: streams, ops, frees, evictions and
+// fetches in any order, while another thread evicts and fetches at will. Some runs have far too
+// little host memory and a disk below it. Every kernel checks the bytes it reads; one that touches
+// unmapped memory would fail the context. The model orders its own streams as a correct program
+// does; everything else is the allocator's affair.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -42,7 +42,7 @@ class RandomProgram {
     for (size_t index = 0; index < kStreams; ++index) streams_.push_back(engine_.make_stream());
   }
 
-  /// Begins with more than fits, so that something has to leave, however few the steps are.
+  /// Begins with more than fits, so that some tensors have to leave, however few the steps are.
   void run(int steps) {
     for (uint64_t bytes = 0; bytes <= engine_->budget().limit(); bytes += tensors_.back().bytes) {
       allocate();
@@ -98,7 +98,7 @@ class RandomProgram {
     use(any_stream(), named, writes);
   }
 
-  // The first one is written, if any is.
+  // If `writes`, the first one is written.
   void use(CUstream stream, const std::set<size_t>& named, bool writes) {
     std::vector<KernelUse> uses;
     for (const size_t index : named) {
@@ -111,7 +111,7 @@ class RandomProgram {
         tensor.users.clear();
       }
       tensor.users.insert(stream);
-      // The gate tells the allocator which streams use an extent, not which use a small block.
+      // The gate tells the allocator which streams use an extent, but not which use a small block.
       if (engine_.extent(tensor.address) == nullptr) {
         engine_.device().record_stream(tensor.address, stream);
       }
@@ -152,8 +152,8 @@ class RandomProgram {
   uint64_t seed_ = 0;
 };
 
-/// Evicts and fetches whatever there is until it is told to stop. It does not evict where host
-/// memory is scarce: what it holds for a moment would make an allocation of the program fail.
+/// Evicts and fetches any extents until told to stop. It does not evict where host memory is
+/// scarce: blocks that it holds for a moment would make an allocation of the program fail.
 void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t generator) {
   const bool may_evict = engine.device().disk() == nullptr;
   Random random(generator);
@@ -166,7 +166,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       some.push_back(listed.extent);
       requests.push_back({listed.extent, listed.extent->id.load(), listed.bytes, ~uint64_t{0}});
     }
-    if (random.chance(0.2)) {  // as a plan that is followed; it decides what is on disk
+    if (random.chance(0.2)) {  // like a plan that is followed, it decides what is on disk
       std::unordered_map<const Extent*, uint64_t> uses;
       for (const Extent* extent : some) uses[extent] = random.between(1, 1'000);
       auto next = std::make_unique<FunctionUses>([uses = std::move(uses)] { return uses; });
@@ -179,7 +179,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       } else {
         engine->mover()->evict_requested(requests, [](const EvictionResult&) {});
       }
-    } else if (!engine->mover()->is_demanded()) {  // else it takes the room an op waits for
+    } else if (!engine->mover()->is_demanded()) {  // else it would take the room an op waits for
       ListedRequests listed(requests);
       engine->mover()->prefetch(listed);
     }
@@ -193,9 +193,9 @@ class CudaEngineFuzzTest : public ::testing::TestWithParam<uint64_t> {};
 TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   const uint64_t generator = GetParam();
   const TestDirectory directory;
-  // With a disk below, host memory holds a fraction of what leaves.
+  // With a disk below, host memory holds a fraction of the bytes that leave.
   const bool has_disk = generator >= 8;
-  // With a link of its own speed, the faster of copy engines and kernel is measured.
+  // With a link of limited speed, the faster of copy engines and kernel is found by measuring.
   const bool has_slow_link = generator % 4 == 3;
   const bool has_nvrtc = generator % 5 != 4;
   const bool reads_directly = has_disk && has_nvrtc && generator % 4 >= 2;
@@ -212,8 +212,8 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
         }
         if (has_slow_link) config.probe_bytes = 2 * kMiB;
         config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
-        // Without a compiler for the hash. With chaos, whatever may leave does so at the end of
-        // every tenth op.
+        // Runs without a compiler for the hash. With chaos, every extent that may leave does so at
+        // the end of every tenth op.
         if (!has_nvrtc) config.nvrtc.reset();
         if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
       },
@@ -231,7 +231,7 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   EXPECT_EQ(engine.differences(), 0u);
   EXPECT_GT(engine.stats().evicted_bytes, 0u);
   EXPECT_GT(engine.stats().early_fetches + engine.stats().late_fetches, 0u);
-  if (has_disk && !kHasSanitizer) {  // a short program may not come to it
+  if (has_disk && !kHasSanitizer) {  // a short program may not reach it
     EXPECT_GT(engine.stats().disk_written_bytes, 0u);
     EXPECT_GT(engine.stats().disk_read_bytes, 0u);
     EXPECT_EQ(cufile.calls("read") > 0, reads_directly);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole allocator over the simulated driver: tensors leave the GPU and come back in time,
-// whatever streams use them; memory is used again only when the device is done with it; and no
-// thread waits for data. What holds over any backend is in backends_test.cpp.
+// whatever streams use them; memory is reused only when the device is done with it; and no thread
+// waits for data. backends_test.cpp has the properties of any backend.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -51,7 +51,7 @@ TEST_F(CudaEngineTest, NoThreadWaitsForData) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 3);
   ASSERT_TRUE(engine_->evict(tensor));
-  engine_->driver().hold_copies();  // whoever waited for one would wait for ever
+  engine_->driver().hold_copies();  // a wait for one would never end
   engine_->check(stream_, tensor, kBytes, 3);
   EXPECT_EQ(engine_->state(tensor), ExtentState::kArriving);
   // Another stream that uses it waits for the same copy.
@@ -63,7 +63,7 @@ TEST_F(CudaEngineTest, NoThreadWaitsForData) {
   EXPECT_EQ(engine_->stats().fetched_bytes, kBytes);
 }
 
-// What was only read since it came back is dropped: the copy of the last time is proved to hold it.
+// A tensor only read since it came back is dropped: its copy from last time is proved to equal it.
 TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   start();
   char* tensor = allocate();
@@ -77,7 +77,7 @@ TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
   EXPECT_EQ(engine_->stats().clean_dropped_bytes, kBytes);
   engine_->check(stream_, tensor, kBytes, 1);
-  // Written: it is copied again.
+  // After a write it is copied again.
   engine_->write(stream_, tensor, kBytes, 2);
   engine_->wait_until_idle();
   EXPECT_TRUE(engine_->evict(tensor));
@@ -86,7 +86,7 @@ TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// A kernel that no gate announced wrote it: the hash tells, and the new bytes are copied.
+// A kernel that no gate announced wrote it: the hash shows that, and the new bytes are copied.
 TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
   start();
   char* tensor = allocate();
@@ -106,7 +106,7 @@ TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
   EXPECT_EQ(tensor[kBytes / 2 + 11], changed);
 }
 
-// Copies of resident tensors only save a copy later; what has to leave comes first.
+// Copies of resident tensors only save a later copy; tensors that have to leave come first.
 TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
   start([](CudaEngineConfig& config) { config.host->budget_bytes = 16 * kMiB; });
   for (uint64_t index = 0; index < 8; ++index) {
@@ -197,8 +197,8 @@ TEST_F(CudaEngineTest, FullHostTierIsAnOutOfMemoryError) {
   }
 }
 
-// The thread goes on, and the device waits: until it has stood there for a while, however busy the
-// machine is.
+// The thread goes on, and the device waits, as often as it takes to see it wait for a while,
+// however busy the machine is.
 TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   start();
   char* tensor = allocate();
@@ -219,7 +219,7 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   EXPECT_EQ(engine_->stats().early_fetches + engine_->stats().late_fetches, rounds);
 }
 
-// As an op finds it whose extent another thread has landed since the op pinned it.
+// An op finds an extent that another thread has landed since the op pinned it.
 TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   start();
   char* tensor = allocate();
@@ -237,7 +237,7 @@ TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   EXPECT_EQ(engine_->stats().wasted_fetches, 0u);
 }
 
-// Freed in every state: its bytes are nobody's, its memory is used again when that is safe.
+// An extent freed in any state: its bytes are dropped, its memory is reused once that is safe.
 TEST_F(CudaEngineTest, FreeInEveryState) {
   start({}, {.to_device_bytes_per_s = 256 * kMiB, .to_host_bytes_per_s = 256 * kMiB});
   char* cold = allocate();
@@ -267,7 +267,7 @@ TEST_F(CudaEngineTest, FreeInEveryState) {
   engine_->check(stream_, last, kBytes, 3);
 }
 
-// A stream that captures a graph cannot be waited for: what it uses stays, all else leaves.
+// A capturing stream cannot be waited for: tensors that it uses stay, all others leave.
 TEST_F(CudaEngineTest, CapturingStreamHoldsNoOtherTensor) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
   CUstream capturing = engine_->make_stream();
@@ -295,7 +295,7 @@ TEST_F(CudaEngineTest, CapturingStreamHoldsNoOtherTensor) {
   engine_->check(stream_, free_to_go, kBytes, 2);
 }
 
-// The first use after it has landed notes that, so that the next ones find it resident.
+// The first use after it has landed records that, so that later uses find it resident.
 TEST_F(CudaEngineTest, UseOfWhatHasLandedSettlesIt) {
   start();
   char* tensor = allocate();
@@ -361,7 +361,7 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   engine_->write(stream_, first, kBytes, 1);
   engine_->order(stream_, other);
   engine_->device().record_stream(first + 100, other);
-  // Not announced to the gate: a collective's kernel, say.
+  // No gate announces this use: a collective's kernel, say.
   const DeviceRange range{reinterpret_cast<CUdeviceptr>(first), kBytes, false};
   engine_->driver().hold(other);
   ASSERT_EQ(
@@ -395,7 +395,7 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   EXPECT_EQ(engine_->device().heap().figures().waiting_count, 0u);
 }
 
-// As long as there is room enough, nobody will want to know when the device is done with it.
+// While there is enough room, nobody needs to know when the device is done with a freed extent.
 TEST_F(CudaEngineTest, FreesCostNoEventsWhereMemoryIsNotScarce) {
   start();
   const auto events = [this] { return engine_->driver().calls("cuEventRecord"); };
@@ -410,8 +410,8 @@ TEST_F(CudaEngineTest, FreesCostNoEventsWhereMemoryIsNotScarce) {
   EXPECT_GT(events(), events_before);
 }
 
-// Where memory is scarce, what is freed goes as soon as the device has come to the free, whatever
-// was queued since.
+// Where memory is scarce, freed memory is available as soon as the device has come to the free,
+// whatever was queued since.
 TEST_F(CudaEngineTest, CachedMemoryWaitsForItsFreeAlone) {
   start();
   allocate(48 * kMiB);
@@ -422,14 +422,14 @@ TEST_F(CudaEngineTest, CachedMemoryWaitsForItsFreeAlone) {
   free(freed);
   engine_->driver().hold(stream_);
   engine_->write(stream_, other, kBytes, 2);
-  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);  // or it would wait for ever
+  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);  // or it would never return
   free(other);
   EXPECT_EQ((*engine_)->heap().drop_idle_cached(kBytes), 0u) << "the device still writes it";
   engine_->wait_until_idle();
   EXPECT_EQ((*engine_)->heap().drop_idle_cached(kBytes), kBytes);
 }
 
-// A request of another size gets the memory of what is cached, once the device is done with it.
+// A request of another size gets cached memory, once the device is done with it.
 TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 16 * kMiB; });
   for (int index = 0; index < 4; ++index) engine_->write(stream_, allocate(), kBytes, 1);
@@ -442,7 +442,7 @@ TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
   EXPECT_EQ(engine_->stats().evicted_bytes, 0u);
 }
 
-// Others took the GPU's memory: what the budget promises is not there.
+// Others took the GPU's memory: the budget promises memory that is not there.
 TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
         {.capacity_bytes = 32 * kMiB});
@@ -467,7 +467,7 @@ TEST_F(CudaEngineTest, SmallBlocksAreResident) {
   engine_->check(stream_, small, 1000, 4);
 }
 
-// They keep their segments on the GPU for good, and each stream has its own.
+// Small blocks hold their segments on the GPU for good, and each stream has its own.
 TEST_F(CudaEngineTest, SegmentsAreInKeepingWithTheBudget) {
   start();
   for (int count = 0; count < 8; ++count) {
@@ -495,7 +495,7 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_GT(to_host, 0.0);
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
-  // No figure of the program's tells of it.
+  // It shows in no figure of the program.
   EXPECT_EQ(engine_->device().heap().uses().all.bytes.peak, 0u);
   EXPECT_EQ(engine_->device().heap().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gpu and DeviceArena: what a GPU offers is found, frames are mapped under addresses that stay,
-// access is granted once for neighbours, and a call that the driver refuses leaves nothing mapped.
+// Gpu and DeviceArena: a GPU's features are found, frames are mapped under fixed addresses, access
+// is granted once for neighbours, and a call that the driver refuses leaves nothing mapped.
 #include "platform/cuda/device_arena.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ class DeviceArenaTest : public ::testing::Test {
     taken_.push_back(frame.value());
     return {arena_->base() + offset, frame.value()};
   }
-  // What a kernel writes there is what it reads.
+  // A kernel reads back what a kernel writes there.
   static void expect_usable(const FramePlace& place, char value) {
     char* data = reinterpret_cast<char*>(place.address);
     memset(data, value, place.frame.bytes);
@@ -109,7 +109,7 @@ TEST_F(DeviceArenaTest, AllOfTheFramesAreMappedOrNone) {
     ASSERT_FALSE(status.is_ok());
     EXPECT_NE(status.message().find("CUDA_ERROR_UNKNOWN"), std::string::npos);
   }
-  // Nothing was left behind, so it can be done now.
+  // Nothing was left behind, so mapping succeeds now.
   EXPECT_TRUE(arena_->map(places).is_ok());
   mapped_ = places;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hash of device memory, run by the host from the text that NVRTC compiles for the device: it
-// equals a plain reference, for every length near the borders; it does not depend on the shape of
-// the grid or the order of the blocks; whatever differs changes it, in each of its four words. What
-// is expected here of 32 bits holds but for one run in a million.
+// The hash of device memory, run by the host from the text that NVRTC compiles for the device. It
+// equals a plain reference for every length near the borders. It does not depend on the shape of
+// the grid or the order of the blocks. Every difference changes each of its four words.
+// Expectations on 32 bits fail in one run in a million.
 #include "platform/cuda/device_hash.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace {
 constexpr DeviceHashSeeds kSeeds = {0x0123456789abcdef, 0xfedcba9876543210};
 
 // Memory that begins at a multiple of 16 and ends with its last byte, so that AddressSanitizer sees
-// a read behind it.
+// a read beyond the end.
 class Bytes {
  public:
   explicit Bytes(uint64_t bytes) : bytes_(bytes), memory_(new (std::align_val_t{16}) char[bytes]) {
@@ -43,7 +43,7 @@ class Bytes {
   char* const memory_;
 };
 
-// No two words alike, unlike Random::fill().
+// Fills with words that are all different, unlike Random::fill().
 void fill(const Bytes& bytes, Random& random) {
   for (uint64_t done = 0; done < bytes.size(); done += 8) {
     const uint64_t word = random.next();
@@ -51,7 +51,7 @@ void fill(const Bytes& bytes, Random& random) {
   }
 }
 
-// The blocks in the order of `order`, which names each once.
+// Hashes the blocks in the order of `order`, which names each once.
 DeviceHash hash_in_order(const void* data, uint64_t bytes, const std::vector<unsigned>& order,
                          const DeviceHashSeeds& seeds = kSeeds) {
   std::vector<HashSums> sums(order.size());
@@ -76,7 +76,7 @@ DeviceHash hash_of(const Bytes& bytes) { return hash_of(bytes.data(), bytes.size
 
 // ---- A plain reference ---------------------------------------------------------------------
 
-// As in the paper, one word after the other.
+// As in the paper, one word after another.
 std::vector<uint32_t> reference_philox(std::vector<uint32_t> counter, uint64_t key) {
   auto low = static_cast<uint32_t>(key);
   auto high = static_cast<uint32_t>(key >> 32);
@@ -105,8 +105,8 @@ uint64_t reference_term(uint64_t value, const std::vector<uint32_t>& keys) {
   return key0 * (value & 0xffffffff) + key1 * (value >> 32);
 }
 
-// The four words of the hash from its definition: pads the memory with zeros and walks over all
-// words of all strips.
+// The four words of the hash by its definition: pads the memory with zeros and walks over all words
+// of all strips.
 DeviceHash reference_hash(const char* data, uint64_t bytes, const DeviceHashSeeds& seeds) {
   std::vector<uint32_t> strip_keys;
   for (uint64_t index = 0; index < 34; ++index) {
@@ -140,7 +140,7 @@ DeviceHash reference_hash(const char* data, uint64_t bytes, const DeviceHashSeed
   return {result[0] | uint64_t{result[1]} << 32, result[2] | uint64_t{result[3]} << 32};
 }
 
-// ---- What it is ----------------------------------------------------------------------------
+// ---- Its value -----------------------------------------------------------------------------
 
 // The known answers that come with Random123.
 TEST(DeviceHashTest, KeysAreThoseOfPhilox) {
@@ -163,7 +163,7 @@ TEST(DeviceHashTest, KeysAreThoseOfPhilox) {
   }
 }
 
-// The simulated driver runs it instead of the kernel.
+// The simulated driver runs the fast version instead of the kernel.
 TEST(DeviceHashTest, TheFastOneEqualsTheKernelInEveryBlock) {
   Random random;
   const Bytes all(7 * kHashChunkBytes);
@@ -236,9 +236,9 @@ TEST(DeviceHashTest, ChunksOfALengthAreCounted) {
   EXPECT_EQ(hash_chunk_count(UINT64_MAX), UINT64_MAX / kHashChunkBytes + 1);
 }
 
-// ---- What changes it -----------------------------------------------------------------------
+// ---- Changes -------------------------------------------------------------------------------
 
-// Not one of the four passes takes the one content for the other.
+// None of the four passes takes one content for the other.
 void expect_all_words_differ(const DeviceHash& left, const DeviceHash& right) {
   EXPECT_NE(static_cast<uint32_t>(left.low), static_cast<uint32_t>(right.low));
   EXPECT_NE(left.low >> 32, right.low >> 32);
@@ -285,7 +285,7 @@ TEST(DeviceHashTest, PositionMatters) {
   Bytes bytes(3 * kHashChunkBytes);
   fill(bytes, random);
   const DeviceHash before = hash_of(bytes);
-  // Neighbours, the words of one strip, the same place of two chunks; and anything at all.
+  // Neighbours, words of one strip, the same place in two chunks, and random places.
   std::vector<std::pair<uint64_t, uint64_t>> places = {
       {0, 16}, {0, 2048}, {2048, 4096}, {0, kHashChunkBytes}, {kHashChunkBytes, 131072}};
   for (int round = 0; round < 200; ++round) {
@@ -310,7 +310,7 @@ TEST(DeviceHashTest, PositionMatters) {
   expect_all_words_differ(hash_of(bytes), before);
 }
 
-// What equals zero by its contents is told apart by its length.
+// A content of zeros differs from a shorter one by its length.
 TEST(DeviceHashTest, TheLengthIsPartOfIt) {
   std::set<std::pair<uint64_t, uint64_t>> seen;
   size_t count = 0;
@@ -340,8 +340,8 @@ TEST(DeviceHashTest, SeedsChangeIt) {
   EXPECT_NE(first.value().second, second.value().second);
 }
 
-// Contents that differ little and in a regular way collide no more often than chance has it, as
-// seen in 20 bits of each word: of 4096 hashes some 8 pairs.
+// Contents that differ little and in a regular way collide no more often than by chance, as seen in
+// 20 bits of each word: of 4096 hashes some 8 pairs.
 TEST(DeviceHashTest, RegularContentsCollideAsOftenAsChance) {
   constexpr uint32_t kContents = 4096;
   std::vector<std::vector<uint32_t>> seen(4);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceHasher over the simulated driver, whose kernel is the text of the real one compiled for the
-// host: hashes come in the stream's order and wait for no thread; places are used again and run
+// host: hashes come in the stream's order and no thread waits for them; places are reused and run
 // out; every refused call is a Status that leaves nothing behind; threads hash at once.
 #include "platform/cuda/device_hasher.h"
 
@@ -36,7 +36,7 @@ using ::testing::HasSubstr;
 constexpr uint64_t kBytes = 2 * kMiB;
 constexpr DeviceHashSeeds kSeeds = {123456789, 987654321};
 
-// By the host alone, in one block.
+// Hashes by the host alone, in one block.
 DeviceHash hash_on_host(const char* data, uint64_t bytes) {
   HashSums sums = {};
   HashJob job = make_hash_job(kSeeds);
@@ -62,7 +62,7 @@ class DeviceHasherTest : public ::testing::Test {
     EXPECT_EQ(driver_->leaks(), "");
   }
 
-  // All but the hasher.
+  // Starts everything but the hasher.
   void start_driver(const SimulatedDriverConfig& config = {}) {
     driver_.emplace(config);
     add_hash_kernel(*driver_);
@@ -104,7 +104,7 @@ class DeviceHasherTest : public ::testing::Test {
   std::optional<DeviceBuffer> device_;
   CUstream stream_ = nullptr;
   std::unique_ptr<DeviceHasher> hasher_;
-  bool has_failed_ = false;  // the context, whose driver takes nothing back
+  bool has_failed_ = false;  // the context has failed, and the driver takes nothing back
 };
 
 TEST_F(DeviceHasherTest, AHashIsThatOfTheBytesAndOfTheirLength) {
@@ -193,7 +193,7 @@ TEST_F(DeviceHasherTest, EveryRefusedCallOfCreateIsAStatus) {
   };
   const struct {
     const char* name;
-    uint64_t calls;  // that a create() makes
+    uint64_t calls;  // that create() makes
   } driver_calls[] = {{"cuDeviceGetAttribute", 3}, {"cuCtxGetCurrent", 2},
                       {"cuModuleLoadData", 1},     {"cuModuleGetFunction", 1},
                       {"cuMemHostRegister", 1},    {"cuMemHostGetDevicePointer", 1}};
@@ -203,7 +203,7 @@ TEST_F(DeviceHasherTest, EveryRefusedCallOfCreateIsAStatus) {
       expect_refused(name);
     }
   }
-  // The first of each scope; its second puts the mode back, and tells nobody.
+  // Fails the first call of each scope; its second restores the mode, and its error is ignored.
   for (const uint64_t nth : {1, 3}) {
     driver_->fail("cuThreadExchangeStreamCaptureMode", nth, CUDA_ERROR_UNKNOWN);
     expect_refused("cuThreadExchangeStreamCaptureMode");
@@ -276,7 +276,7 @@ TEST_F(DeviceHasherTest, AForkedChildHashesNothing) {
   EXPECT_EQ(pending->value(), hash_on_host(device_->data(), kBytes));
 }
 
-// A copy that left the device, and the proof that the device still holds the same bytes.
+// A copy has left the device, and the hash proves that the device still holds the same bytes.
 TEST_F(DeviceHasherTest, AWriteAfterTheCopyShows) {
   start();
   PinnedBuffer host(api(), kBytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From disk straight to the GPU, over a simulated cuFile, the simulated driver and a real file:
-// what arrives is what was written, and wherever that way cannot be gone the one by host memory is.
+// From disk straight to the GPU, over a simulated cuFile, the simulated driver and a real file: the
+// bytes arrive as written, and wherever that way is closed, host memory serves instead.
 #include "platform/cuda/direct_storage.h"
 
 #include <fcntl.h>
@@ -186,7 +186,7 @@ class DirectFetchTest : public ::testing::Test {
     engine_.reset();
     EXPECT_EQ(cufile_.leaks(), 0u);
   }
-  /// Of as many tensors host memory holds two; the others are on disk alone.
+  /// Host memory holds two of the tensors; the others are on disk alone.
   void start(const TestCudaEngine::Adjust& adjust = {}) {
     engine_.emplace([&](CudaEngineConfig& config) {
       config.host->budget_bytes = kHostTensors * kBytes;

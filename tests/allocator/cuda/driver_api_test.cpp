@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of the driver's functions: what a machine without a driver says, and what a failed call
-// becomes. The calls themselves are proved with the simulated driver.
+// The table of the driver's functions: the error on a machine without a driver, and the Status of a
+// failed call. Suites over the simulated driver prove the calls themselves.
 #include "platform/cuda/driver_api.h"
 
 #include <dlfcn.h>
@@ -64,7 +64,7 @@ TEST_F(CudaStatusTest, ResultBecomesTheCodeTheCallerActsOn) {
       {CUDA_ERROR_INVALID_HANDLE, StatusCode::kInvalidArgument},
       {CUDA_ERROR_NO_DEVICE, StatusCode::kUnavailable},
       {CUDA_ERROR_NOT_INITIALIZED, StatusCode::kUnavailable},
-      // CUDA_ERROR_DEINITIALIZED ends the use of the driver; driver_use_test.cpp has it.
+      // CUDA_ERROR_DEINITIALIZED ends the use of the driver; see driver_use_test.cpp.
       {CUDA_ERROR_NOT_PERMITTED, StatusCode::kUnavailable},
       {CUDA_ERROR_NOT_SUPPORTED, StatusCode::kUnavailable},
       {CUDA_ERROR_STUB_LIBRARY, StatusCode::kUnavailable},

@@ -2,8 +2,8 @@
 //
 // Where the driver must not be called: in a forked child, and once the process exits. Every object
 // of the cuda backend is made, then used and destroyed there; the simulated driver counts the
-// calls. Exits and a driver that is shut down end the process, so they run in one of their own,
-// started anew. What a call scope leaves on its thread when it is refused.
+// calls. Exits and a driver that is shut down end the process, so they run in fresh processes. Also
+// the state in which a refused call scope leaves its thread.
 #include "platform/cuda/driver_use.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ T value_of(Result<T> result) {
   return std::move(result).value();
 }
 
-// One of each, in use.
+// One object of each kind, in use.
 struct DriverObjects {
   explicit DriverObjects(const DriverApi& api)
       : gpu(value_of(Gpu::open(api, 0))),
@@ -55,14 +55,14 @@ struct DriverObjects {
     EXPECT_TRUE(arena->map({&place, 1}).is_ok());
     EXPECT_TRUE(pinner->pin(memory, sizeof memory).is_ok());
   }
-  // As a program that may still call the driver.
+  // Ends everything as a program does that may still call the driver.
   void finish() {
     EXPECT_TRUE(mark.wait().is_ok());
     mark = StreamMark();
     EXPECT_TRUE(arena->unmap(arena->base(), kUnit).is_ok());
     pool->give_back(frame);
   }
-  // After finish(), or where the driver must not be called: what is in use stays so then.
+  // After finish(), or where the driver must not be called; objects in use then stay so.
   void destroy_all() {
     pinner->unpin(memory, sizeof memory);
     stream.reset();
@@ -95,7 +95,7 @@ void expect_refused(const Status& status, const char* reason) {
   EXPECT_THAT(status.message(), HasSubstr(reason));
 }
 
-// Everything is refused and destroyed, without a word and without a call of the driver.
+// Everything is refused and destroyed silently, without a call of the driver.
 void expect_no_driver(const SimulatedDriver& driver, DriverObjects& objects, const char* reason) {
   const uint64_t calls_before = all_calls(driver);
   testing::internal::CaptureStderr();
@@ -159,8 +159,8 @@ TEST(DriverUseTest, AChildOfAProcessThatHasNotCalledItHasItsOwn) {
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
 }
 
-// Lives to the end of the process and tells by its exit code what was called then. A failed
-// expectation in an exit handler changes no exit code by itself.
+// Lives to the end of the process and reports by its exit code which calls were made then. A failed
+// expectation in an exit handler does not change the exit code by itself.
 class LastWord {
  public:
   explicit LastWord(bool expects_calls) : expects_calls_(expects_calls) {}
@@ -190,15 +190,15 @@ class LastWord {
   DriverObjects* objects_ = nullptr;
 };
 
-// The driver's own exit handler runs somewhere between those of before it was loaded and those of
-// later on.
+// The driver's own exit handler runs somewhere between handlers registered before it was loaded and
+// later ones.
 TEST(DriverUseTest, ExitHandlersOfBeforeTheDriverWasLoadedDoNotCallIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto body = [] {
     static LastWord last_word(false);
-    auto* driver = new SimulatedDriver;  // lives on, as the real one's library does
+    auto* driver = new SimulatedDriver;  // lives on, as the real driver's library does
     last_word.watch(driver, new DriverObjects(driver->api()));
-    std::exit(2);  // what the last word is to change
+    std::exit(2);  // the last word changes it
   };
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
 }
@@ -272,10 +272,10 @@ TEST_F(CallScopeTest, PutsTheContextBackWhenTheCaptureModeIsRefused) {
   expect_thread_as_before();
 }
 
-// What a table's plain function pointer reaches.
+// A plain function pointer of a table can reach this.
 const DriverApi* g_real = nullptr;
 
-// The driver reports errors of earlier work also from calls that did their own.
+// The driver also reports errors of earlier work from calls that succeeded themselves.
 TEST_F(CallScopeTest, PutsTheCaptureModeBackThatAFailedCallHasChanged) {
   g_real = &driver_.api();
   DriverApi api = driver_.api();

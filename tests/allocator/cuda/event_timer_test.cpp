@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EventTimer over the simulated driver: spans are as long as what the device did between their
-// moments; a stream that captures a graph, is gone or is refused a call is not timed and not
-// harmed; memory is bounded and events are used again. Then with a whole engine: ops that are only
-// queued have the device's times in the period that is learned, however fast the host is.
+// EventTimer over the simulated driver: a span is as long as the device's work between its moments.
+// A stream that captures a graph, is gone or is refused a call is not timed and not harmed. Memory
+// is bounded and events are reused. Then with a whole engine: in the learned period, ops that are
+// only queued have the device's times, however fast the host is.
 #include "engine/gate/event_timer.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ class EventTimerTest : public SimulatedStreamsFixture {
   OpTimer::Span* begin(CUstream stream, uint32_t op = 1) {
     return timer_->begin(op, ++begun_, numbers_->set_of(stream));
   }
-  // A whole span with one kernel in it; false when it was refused.
+  // Times a whole span with one kernel in it; false when it was refused.
   bool time(CUstream stream, uint32_t op, milliseconds duration) {
     OpTimer::Span* span = begin(stream, op);
     if (span == nullptr) return false;
@@ -67,8 +67,7 @@ class EventTimerTest : public SimulatedStreamsFixture {
   uint64_t begun_ = 0;
 };
 
-// What is queued behind a stream that is held is timed by the device alone, however slow the host
-// is.
+// Work queued behind a held stream is timed by the device alone, however slow the host is.
 TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
   driver_->hold(stream_);
   EXPECT_TRUE(time(stream_, 1, milliseconds(30)));
@@ -92,7 +91,7 @@ TEST_F(EventTimerTest, SpansAreAsLongAsTheirWork) {
   EXPECT_TRUE(timer_->take_finished().empty()) << "each is told once";
 }
 
-// A stream that is far behind keeps no other's times back.
+// A stream that is far behind does not delay the times of others.
 TEST_F(EventTimerTest, StreamsAreToldApart) {
   const CUstream other = stream();
   driver_->hold(stream_);
@@ -125,7 +124,7 @@ TEST_F(EventTimerTest, EventsAreUsedAgainAndBounded) {
   EXPECT_EQ(driver_->calls("cuEventCreate"), created);
 }
 
-// The events would be the graph's, and asking for them would spoil it.
+// The events would become the graph's, and a query of them would spoil it.
 TEST_F(EventTimerTest, AStreamThatCapturesIsLeftAlone) {
   OpTimer::Span* span = begin(stream_);
   ASSERT_NE(span, nullptr);
@@ -176,7 +175,7 @@ TEST_F(EventTimerTest, AStreamThatIsGoneIsNotTimed) {
   EXPECT_EQ(timer_->begin(1, 1, kNoStreams), nullptr);
 }
 
-// Over a whole engine: a period of kernels whose durations the host, which only queues them, cannot
+// A whole engine with a period of kernels whose durations the host, which only queues them, cannot
 // know. Every tensor has a size of its own, so that no op can stand for another.
 class OpTimesTest : public ::testing::Test {
  protected:
@@ -221,7 +220,7 @@ TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
   ASSERT_TRUE(has_plan_);
   ASSERT_EQ(compute_ns_.size(), kTensors);
   for (size_t index = 0; index < kTensors; ++index) {
-    // Were it the host's, all but the last would have a millisecond.
+    // By the host's clock all but the last would have a millisecond.
     const double expected_ns = 1e6 * static_cast<double>(2 + 3 * index);
     EXPECT_GE(static_cast<double>(compute_ns_[index]), 0.99 * expected_ns) << index;
   }

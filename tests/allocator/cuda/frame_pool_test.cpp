@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FramePool: exact sizes come back, the limit and the GPU's own capacity are kept, what waited
-// longest goes first, and whatever the driver refuses leaves the pool as it was. Against a
-// reference model at random, and from several threads at once.
+// FramePool: frames of exact sizes are reused, the limit and the GPU's own capacity hold, the
+// oldest frames go first, and a refusal of the driver leaves the pool as it was. Random steps
+// against a reference model, and several threads at once.
 #include "platform/cuda/frame_pool.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST_F(FramePoolTest, WhatWaitedLongestMakesRoom) {
   const Frame used = take(kUnit);
   pool_->give_back(old);
   pool_->give_back(newer);
-  // One unit is missing: the older one goes, and that is enough only together with the other.
+  // One unit is missing: the older frame goes, which is enough only together with the other.
   const Frame large = take(3 * kUnit);
   EXPECT_EQ(pool_->bytes(), 4 * kUnit);
   EXPECT_EQ(driver_->calls("cuMemRelease"), 2u);
@@ -106,7 +106,7 @@ TEST_F(FramePoolTest, WhatCannotBeMetCostsNoFrame) {
   pool_->give_back(used);
 }
 
-// Others hold what the limit would allow, and two threads share what is left, each just enough.
+// Others hold all that the limit would allow; two threads share the rest, just enough for each.
 TEST_F(FramePoolTest, AThreadWaitsForWhatAnotherGivesBack) {
   start(64 * kMiB, {.capacity_bytes = 4 * kUnit});
   driver_->set_latency("cuMemRelease", std::chrono::milliseconds(1));
@@ -129,7 +129,7 @@ TEST_F(FramePoolTest, OthersMayUseTheGpuToo) {
   const Frame frame = take(2 * kUnit);
   const Frame small = take(kUnit);
   pool_->give_back(small);
-  // The limit allows it, the GPU does not: what waits goes first, and that is not enough either.
+  // The limit allows it, the GPU does not: free frames go first, and that is not enough either.
   const Result<Frame> refused = pool_->take(3 * kUnit);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
@@ -166,7 +166,7 @@ TEST_F(FramePoolTest, RandomStepsAgainstAModel) {
       const uint64_t bytes = random.between(1, 8) * kUnit;
       if (random.chance(0.02)) driver_->fail("cuMemCreate", 1, CUDA_ERROR_UNKNOWN);
       const Result<Frame> frame = pool_->take(bytes);
-      // With an exact limit, room that is not held can always be had.
+      // With an exact limit, room that is not held is always available.
       if (!frame.is_ok()) {
         if (frame.status().code() == StatusCode::kOutOfMemory) {
           ASSERT_GT(held_bytes + bytes, kLimit) << frame.status().message();
@@ -198,7 +198,7 @@ TEST_F(FramePoolTest, ThreadsThatShareTheRoomNeverFindItMissing) {
     threads.emplace_back([this, number] {
       Random random(static_cast<uint64_t>(number));
       for (int step = 0; step < 500; ++step) {
-        // At most a quarter of the limit each: it must be there.
+        // At most a quarter of the limit each, so it must be there.
         const Result<Frame> frame = pool_->take(random.between(1, 4) * kUnit);
         ASSERT_TRUE(frame.is_ok()) << frame.status().message();
         pool_->give_back(frame.value());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for GPUs over the simulated driver: what the shim builds PyTorch's allocator on. Memory
-// is allocated, used on streams, freed and counted; private pools keep theirs to themselves; walks,
-// look-ups and figures agree with each other.
+// The C ABI for GPUs over the simulated driver, on which the shim builds PyTorch's allocator.
+// Memory is allocated, used on streams, freed and counted; private pools do not share theirs;
+// walks, look-ups and figures agree with each other.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -106,7 +106,7 @@ class GpuAbiTest : public ::testing::Test {
         &segments);
     return segments;
   }
-  // Walk and figures tell the same, and blocks cover their segments.
+  // Walk and figures agree, and blocks cover their segments.
   void expect_agreement() {
     const tencache_gpu_stats figures = stats();
     uint64_t reserved_bytes = 0;
@@ -186,7 +186,7 @@ TEST_F(GpuAbiTest, WhatIsAllocatedIsCounted) {
   EXPECT_EQ(now.all.device_bytes.added, 0u);
 }
 
-// As PyTorch's own allocator cuts the same requests.
+// PyTorch's own allocator cuts the same requests the same way.
 TEST_F(GpuAbiTest, WhatARequestLeavesOverIsFree) {
   struct Edge {
     uint64_t requested_bytes;
@@ -303,7 +303,7 @@ TEST_F(GpuAbiTest, KeptMemoryStays) {
   }
 }
 
-// What is freed in a pool serves the pool alone, and goes back when it is dropped.
+// Memory freed in a pool serves that pool alone, and goes back when the pool is dropped.
 TEST_F(GpuAbiTest, PrivatePoolsKeepTheirMemory) {
   start();
   const uint64_t pool = tencache_gpu_make_pool(gpu_);
@@ -329,7 +329,7 @@ TEST_F(GpuAbiTest, PrivatePoolsKeepTheirMemory) {
   free(small);
   free(large);
   EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);
-  EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);  // gone already
+  EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);  // already gone
   for (const Segment& segment : walk()) EXPECT_NE(segment.head.pool, pool);
   expect_agreement();
 }
@@ -350,7 +350,7 @@ TEST_F(GpuAbiTest, PrivatePoolsNeverLeave) {
   EXPECT_TRUE(found);
 }
 
-// While a stream captures a graph, a pool still serves it, and what it frees comes back at once.
+// While a stream captures a graph, a pool still serves it, and memory it frees comes back at once.
 TEST_F(GpuAbiTest, PoolsServeAStreamThatCaptures) {
   start();
   const uint64_t pool = tencache_gpu_make_pool(gpu_);

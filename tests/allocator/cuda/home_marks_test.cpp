@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HomeMarks: who wants memory back waits for what was queued before it was freed and for nothing
-// after that; many frees share a mark, and what no mark covers yet gets one. A stream that captures
-// a graph is not waited for, and threads that free and wait at once never miss a mark.
+// HomeMarks: a thread that wants freed memory back waits for the work queued before the free and
+// for no later work. Many frees share a mark; a free without a mark gets one. A stream that
+// captures a graph is not waited for. Threads that free and wait at once never miss a mark.
 #include "memory/cuda/home_marks.h"
 
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   EXPECT_EQ(driver_->unfinished(stream_), 0u);
 }
 
-// Three frees make the bytes of a mark; it covers those before it and none after it.
+// Three frees together are enough bytes for a mark; it covers those before it and none after it.
 TEST_F(HomeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
@@ -87,7 +87,7 @@ TEST_F(HomeMarksTest, FreesShareAMark) {
   EXPECT_FALSE(marks_->is_over(home_, later));
 }
 
-// Then the one who wants memory makes the mark, which covers what was queued since.
+// The thread that wants memory makes the mark, which covers the work queued since.
 TEST_F(HomeMarksTest, WhereMemoryIsNotScarceNoMarkIsMade) {
   make(1);
   const uint64_t number = marks_->note_free(home_, 10, false);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pinning through a driver of six functions that write down what they are asked: which context and
-// capture mode a call finds, and what is left on the thread after it, also after each failure.
+// Pinning through a driver of six functions that record their calls: the context and capture mode
+// that a call finds, and the state of the thread after it, also after each failure.
 #include "platform/cuda/host_pinner.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Disk below host memory, over the simulated driver and a real directory: the coldest goes further
-// down and comes back, what is on disk already is not written again, whoever wants a tensor that is
-// being written has it at once, and a disk that is full, fails or lies costs no bit.
+// Disk below host memory, over the simulated driver and a real directory. The coldest tensors go
+// further down and come back; a tensor that is already on disk is not written again; a thread that
+// wants a tensor which is being written gets it at once; a disk that is full, fails or lies costs
+// no bit.
 #include "engine/move/gpu/host_spill.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ namespace tencache {
 namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB;
-constexpr uint64_t kHostTensors = 4;  // that host memory holds
+constexpr uint64_t kHostTensors = 4;  // number that host memory holds
 constexpr uint64_t kPieces = kBytes / kPieceBytes;
 
 class HostSpillTest : public ::testing::Test {
@@ -63,7 +64,7 @@ class HostSpillTest : public ::testing::Test {
     engine_->wait_until_idle();
     (*engine_)->mover()->settle(true);
   }
-  /// The first `count` ones, one after another.
+  /// Evicts the first `count` tensors, one after another.
   void evict(uint64_t count) {
     for (uint64_t index = 0; index < count; ++index) ASSERT_TRUE(engine_->evict(tensors_[index]));
   }
@@ -72,13 +73,13 @@ class HostSpillTest : public ::testing::Test {
     return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
            extent(index)->slot.is_valid();
   }
-  /// As a plan that tells so; null: none does any more.
+  /// Follows a plan that predicts these uses; null: no plan any more.
   void follow(const FunctionUses::Function& function) {
     auto uses = function ? std::make_unique<FunctionUses>(function) : nullptr;
     (*engine_)->mover()->set_next_uses(uses.get());
     uses_ = std::move(uses);
   }
-  /// As a plan that needs the first one first.
+  /// Follows a plan that needs the tensors in their order.
   void need_in_order() {
     follow([this] {
       std::unordered_map<const Extent*, uint64_t> uses;
@@ -86,8 +87,8 @@ class HostSpillTest : public ::testing::Test {
       return uses;
     });
   }
-  /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead:
-  /// what is claimed only to be looked at would be left out by the batch of that moment.
+  /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead: a
+  /// batch would leave out an extent that is claimed just for this look.
   bool has_block(uint64_t index) {
     ForkLatch& gate = (*engine_)->mover()->fork_latch();
     gate.close();
@@ -122,7 +123,7 @@ TEST_F(HostSpillTest, ColdestGoesToDiskAndComesBack) {
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
 }
 
-// Who follows a plan knows better than what was used longest ago.
+// A plan that is followed knows better than the order of last use.
 TEST_F(HostSpillTest, NeededLastGoesFirst) {
   start();
   allocate(6);
@@ -145,14 +146,14 @@ TEST_F(HostSpillTest, NeededLastGoesFirst) {
   EXPECT_EQ(asked, asked_then);
 }
 
-// And it is in host memory again before it is fetched.
+// A tensor is in host memory again before it is fetched.
 TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(8);
   evict(8);
   need_in_order();
   for (uint64_t index = 0; index < tensors_.size(); ++index) {
-    // Nothing asks for it meanwhile; the fetch of the one before makes the thread look again.
+    // Nothing asks for it; the fetch of the previous one makes the thread look again.
     ASSERT_TRUE(eventually([&] { return has_block(index); })) << index;
     EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
     settle();
@@ -163,7 +164,7 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   check_all();
 }
 
-// Whoever needs room meanwhile does not wait for the read.
+// A thread that needs room meanwhile does not wait for the read.
 TEST_F(HostSpillTest, OthersDemoteWhileOneIsReadAhead) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(11);
@@ -186,8 +187,8 @@ TEST_F(HostSpillTest, OthersDemoteWhileOneIsReadAhead) {
   check_all();
 }
 
-// What is cold when the thread looks may be freed by the time it claims it, and allocated anew. For
-// ThreadSanitizer above all.
+// A cold extent that the thread sees may be freed by the time it claims it, and allocated anew.
+// This is for ThreadSanitizer above all.
 TEST_F(HostSpillTest, ReadAheadWhileTensorsComeAndGo) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(8);
@@ -248,7 +249,7 @@ TEST_F(HostSpillTest, FetchAheadReadsTheDisk) {
   EXPECT_EQ(engine_->stats().early_fetches, 1u);
 }
 
-// What came from the disk and was only read leaves again without a copy and without a write.
+// A tensor that came from disk and was only read leaves again without a copy and without a write.
 TEST_F(HostSpillTest, SlotIsASpareCopyUntilOtherBytesLeave) {
   start();
   allocate(5);
@@ -265,7 +266,7 @@ TEST_F(HostSpillTest, SlotIsASpareCopyUntilOtherBytesLeave) {
   EXPECT_EQ(written_bytes(), written);
   EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
   check(0);
-  // Written: the slot holds other bytes, and goes.
+  // After a write the slot holds old bytes, and goes.
   engine_->write(stream_, tensors_[0], kBytes, 0);
   settle();
   ASSERT_TRUE(engine_->evict(tensors_[0]));
@@ -273,7 +274,7 @@ TEST_F(HostSpillTest, SlotIsASpareCopyUntilOtherBytesLeave) {
   EXPECT_TRUE(extent(0)->host_block.is_valid());
 }
 
-// With a block and a slot, only the block has to go.
+// An extent with a block and a slot only has to lose the block.
 TEST_F(HostSpillTest, DemotionWritesNothingTwice) {
   start();
   allocate(5);
@@ -282,7 +283,7 @@ TEST_F(HostSpillTest, DemotionWritesNothingTwice) {
   ASSERT_TRUE(engine_->evict(tensors_[0]));
   ASSERT_TRUE(extent(0)->host_block.is_valid());
   ASSERT_TRUE(extent(0)->slot.is_valid());
-  // Everything else is hotter then.
+  // Makes all others hotter.
   for (uint64_t index = 1; index < 5; ++index) raise_to(extent(index)->last_use_at, timestamp());
   const uint64_t written = written_bytes();
   allocate(1);
@@ -316,7 +317,7 @@ TEST_F(HostSpillTest, FullDiskLeavesTheRestOnTheGpu) {
   check_all();
 }
 
-// Slots that only save a write later make room for those that are needed.
+// Slots that only save a later write make room for slots that are needed.
 TEST_F(HostSpillTest, SpareSlotsMakeRoomOnDisk) {
   start([](CudaEngineConfig& config) { config.disk->quota_bytes = kBytes; });
   allocate(5);
@@ -338,7 +339,7 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   allocate(5);
   evict(5);
   ASSERT_TRUE(is_on_disk_alone(0));
-  // A guess may not.
+  // A fetch ahead may not.
   engine_->prefetch({tensors_[0]});
   EXPECT_TRUE(is_on_disk_alone(0));
   check(0);
@@ -348,7 +349,7 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   check_all();
 }
 
-// What an op names may be more than host memory holds: then it comes back in parts.
+// An op may name more than host memory holds; then the bytes come back in parts.
 TEST_F(HostSpillTest, OpReadsTheDiskInParts) {
   start();
   allocate(12);
@@ -375,13 +376,13 @@ TEST_F(HostSpillTest, FailedWritesCostNothing) {
       allocate(6);
       evict(4);
       faults_->clear();
-      // Tried again once nothing else can leave.
+      // It is tried again once nothing else can leave.
       faults_->add({.first = piece, .count = 2, .error_number = error_number});
       EXPECT_FALSE(engine_->evict(tensors_[4]));
       EXPECT_EQ(engine_->state(tensors_[4]), ExtentState::kResident);
       EXPECT_EQ(engine_->device().disk()->used_bytes(), 0u);
       EXPECT_EQ(engine_->check_books(), "");
-      EXPECT_TRUE(engine_->evict(tensors_[4]));  // the disk is well again
+      EXPECT_TRUE(engine_->evict(tensors_[4]));  // the disk works again
       check_all();
       for (char* address : tensors_) engine_->free(address);
     }
@@ -408,7 +409,7 @@ TEST_F(HostSpillTest, FailedReadAheadOfUseLeavesItCold) {
   faults_->add({.direction = IoDirection::kRead, .count = 3});
   EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[4]}), 2u);
   EXPECT_TRUE(is_on_disk_alone(0));
-  EXPECT_EQ((*engine_)->mover()->bytes_ahead(), kBytes);  // of the other one
+  EXPECT_EQ((*engine_)->mover()->bytes_ahead(), kBytes);  // the other tensor's
   check_all();
 }
 
@@ -438,7 +439,7 @@ TEST_F(HostSpillDeathTest, OtherBytesEndTheProgram) {
   }
 }
 
-// ---- Who wants what is being written -------------------------------------------------------
+// ---- Tensors that are being written ----------------------------------------------------------
 
 class SlowHostSpillTest : public HostSpillTest {
  protected:
@@ -446,9 +447,9 @@ class SlowHostSpillTest : public HostSpillTest {
 
   ~SlowHostSpillTest() override { let_go(); }
 
-  // The tensors are cold in host memory; one thread writes three of them to disk, to make room
-  // for a large one, and is held in the middle of the first. There is room for one more then, so
-  // that what is fetched ahead and the large one do not race for the same.
+  // The tensors are cold in host memory. To make room for a large tensor, one thread writes three
+  // of them to disk and is held in the middle of the first. There is room for one more then, so
+  // fetches ahead and the large tensor do not compete for it.
   void start_demotion() {
     start([](CudaEngineConfig& config) { config.host->budget_bytes += kBytes; });
     other_ = engine_->allocate(kOtherBytes, stream_);
@@ -514,7 +515,7 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
 
 TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   start_demotion();
-  // The first one is not written, so its claim tells that the fetch has come as far as the second.
+  // The first tensor is not written, so its claim shows that the fetch has reached the second.
   std::jthread fetch([this] { EXPECT_EQ(engine_->prefetch({tensors_[3], tensors_[1]}), 2u); });
   EXPECT_TRUE(eventually([&] { return engine_->state(tensors_[3]) != ExtentState::kCold; }));
   EXPECT_EQ(engine_->state(tensors_[1]), ExtentState::kCold);
@@ -525,12 +526,12 @@ TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   check_all();
 }
 
-// Room that ops refuse to make is no host memory that is full.
+// An op that calls off a demotion does not make host memory count as full.
 TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   start();
   allocate(kHostTensors + 1);
   evict(kHostTensors);
-  // While each piece is written, all of them are asked for.
+  // While each piece is written, an op asks for all tensors.
   faults_->add({.kind = FaultKind::kCall, .call = [this] {
                   for (uint64_t index = 0; index < kHostTensors; ++index) {
                     extent(index)->last_use_at = timestamp();
@@ -543,14 +544,14 @@ TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   check_all();
 }
 
-// ---- The thread that keeps some of it free -------------------------------------------------
+// ---- The thread that keeps host memory free --------------------------------------------------
 
 TEST_F(HostSpillTest, ThreadKeepsHostMemoryFree) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(8);
   for (uint64_t index = 0; index < 8; ++index) {
     ASSERT_TRUE(engine_->evict(tensors_[index]));
-    // All of it would be in use without the thread.
+    // Without the thread all of it would be in use.
     EXPECT_TRUE(eventually([&] {
       return engine_->device().host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
     })) << index;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What launches pass that no op announces (abi/launch_gate.h), over the simulated driver: a kernel
-// that touches memory which is not resident fails the context there, and the test. How the launches
-// are seen is tests/guard/guard_test.cpp.
+// The gate that unannounced launches pass (abi/launch_gate.h), over the simulated driver: a kernel
+// that touches memory which is not resident fails the context, and so the test.
+// tests/guard/guard_test.cpp shows how launches are seen.
 #include "abi/launch_gate.h"
 
 #include <gtest/gtest.h>
@@ -38,13 +38,13 @@ class LaunchGateTest : public ::testing::Test {
   ~LaunchGateTest() override { gpus_.remove(&*engine_); }
 
   char* allocate(uint64_t bytes = kExtent) { return engine_.allocate(bytes, stream_); }
-  /// One that ops use.
+  /// A stream that ops use.
   CUstream known_stream() {
     CUstream stream = engine_.make_stream();
     engine_.op(stream, {});
     return stream;
   }
-  /// One that ops have written, and that is in host memory now.
+  /// A tensor that ops have written and that is in host memory now.
   char* cold(uint64_t seed, uint64_t bytes = kExtent) {
     char* address = allocate(bytes);
     engine_.write(stream_, address, bytes, seed);
@@ -52,7 +52,7 @@ class LaunchGateTest : public ::testing::Test {
     EXPECT_TRUE(engine_.evict(address));
     return address;
   }
-  /// A kernel that no op announces; whether it had to be an op.
+  /// Launches a kernel that no op announces; returns whether it had to be an op.
   bool launch(CUstream stream, const std::vector<KernelUse>& uses,
               std::chrono::nanoseconds duration = {}) {
     std::vector<Access> accesses;
@@ -121,7 +121,7 @@ TEST_F(LaunchGateTest, NothingLeavesUnderAKernelThatIsQueued) {
   engine_.driver().hold(other);
   EXPECT_TRUE(launch(other, {{a, kExtent, 1, false}}));
   std::thread evicting([&] { engine_.evict(a); });
-  std::this_thread::sleep_for(milliseconds(20));  // whatever it does, the frame must stay
+  std::this_thread::sleep_for(milliseconds(20));  // the frame must stay all this time
   EXPECT_NE(extent(a).state(), ExtentState::kCold);
   engine_.driver().let_go();
   evicting.join();
@@ -274,7 +274,7 @@ TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
   EXPECT_TRUE(extent(unnamed).has(kFlagKeepResident));
   engine_.free(a);
   engine_.free(unnamed);
-  // Its memory is used again, for another size.
+  // Its memory is reused for another size.
   char* larger = allocate(TestCudaEngine::kBudgetBytes - kExtent);
   finish();
   engine_.free(larger);
@@ -288,7 +288,7 @@ TEST_F(LaunchGateTest, AnotherStreamWaitsForWhatItsOpHasOnTheWay) {
   engine_->open_op(0, accesses, stream_);
   EXPECT_EQ(extent(a).state(), ExtentState::kArriving);
   EXPECT_FALSE(launch(other, {{a, kExtent, 1, false}}));
-  std::this_thread::sleep_for(milliseconds(20));  // it would have run
+  std::this_thread::sleep_for(milliseconds(20));  // time in which it would run
   EXPECT_EQ(engine_.driver().unfinished(other), 2u) << "the wait and the kernel";
   engine_.driver().let_go();
   engine_->gate().close();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NVRTC: what a machine without it says; what becomes of a refused call, with a simulated one; and
-// the real one, where it is installed, which must take the kernels of this project for each
-// generation of GPUs without a word. Nothing that it makes is run: there need be no GPU.
+// NVRTC: the error on a machine without it; the Status of a refused call, with a simulated NVRTC;
+// and the real one, where it is installed, which must compile this project's kernels for each
+// generation of GPUs without a warning. Nothing that it makes is run, so no GPU is needed.
 #include "platform/cuda/nvrtc_api.h"
 
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// TENCACHE_NVRTC is what the build found beside cuda.h; may be empty.
+// The build found TENCACHE_NVRTC beside cuda.h; it may be empty.
 Result<NvrtcApi> load_installed() { return load_nvrtc(TENCACHE_NVRTC); }
 
 KernelText hash_kernel(int compute_capability) {
@@ -48,7 +48,7 @@ bool is_loaded() {
 }
 
 // These two come first, because a library stays loaded once it was found. No file can be opened
-// here, so there is none.
+// here, so no library is found.
 TEST(LoadNvrtcTest, WhereThereIsNoneSaysWhatWasTriedAndTheRemedy) {
   if (is_loaded()) GTEST_SKIP() << "NVRTC is loaded already";
   const int ended = run_in_child([] {
@@ -142,8 +142,8 @@ TEST_P(RealNvrtcTest, TakesTheKernelsWithoutAWord) {
   }
 }
 
-// Registers that go to memory and back would cost the bandwidth that the kernel lives on; more than
-// 64 would leave less than eight blocks on a multiprocessor.
+// Registers spilled to memory would cost bandwidth that the kernel needs; more than 64 registers
+// would leave less than eight blocks on a multiprocessor.
 TEST_P(RealNvrtcTest, TheKernelsSpillNoRegisters) {
   for (const KernelText& kernel : {hash_kernel(GetParam()), copy_kernel(GetParam())}) {
     const char* const verbose = "-Xptxas=-v";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for pinned memory over the simulated driver: what it converts, and what it refuses.
+// The C ABI for pinned memory over the simulated driver: its conversions and its refusals.
 #include <cuda.h>
 #include <gtest/gtest.h>
 

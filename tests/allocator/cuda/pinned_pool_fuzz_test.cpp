@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random programs for pinned memory, against a model that knows only addresses and bytes. Blocks
-// are stamped by the host, read and written by kernels of several streams, and freed while these
-// are queued. So a block that is used again too early shows: a kernel finds what nobody gave it,
-// or, under ThreadSanitizer, races. By one thread with faults, captures, refused pinning and
-// private pools, and by several threads that free each other's blocks.
+// Random programs for pinned memory, against a model that knows only addresses and bytes. The host
+// stamps blocks, kernels of several streams read and write them, and they are freed while these are
+// queued. So premature reuse shows: a kernel finds foreign bytes, or, under ThreadSanitizer, races.
+// On one thread with faults, captures, refused pinning and private pools, and on several threads
+// that free each other's blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -38,7 +38,7 @@ class PinnedPoolFuzzTest : public PinnedFixture {
     memcpy(held.memory, &held.stamp, 8);
     memcpy(held.memory + held.bytes - 8, &held.stamp, 8);
   }
-  // A kernel that looks for the stamp at both ends.
+  // Launches a kernel that looks for the stamp at both ends.
   void read_on(CUstream stream, const Held& held, Random& random) {
     const auto duration = microseconds(random.chance(0.3) ? random.between(0, 300) : 0);
     const auto kernel = [this, held] {
@@ -52,7 +52,7 @@ class PinnedPoolFuzzTest : public PinnedFixture {
     const uint64_t offset = random.between(0, held.bytes - 1);
     ASSERT_TRUE(note_use(held.memory + offset, stream));
   }
-  // Nothing held where there is no room.
+  // Returns an empty Held where there is no room.
   Held make(Random& random, uint64_t private_pool) {
     Held held;
     // Room for two stamps that do not overlap.
@@ -101,7 +101,7 @@ class PinnedPoolFuzzTest : public PinnedFixture {
   uint64_t private_pool_ = 0;
 };
 
-// A refused call, the beginning or end of a capture on the last stream, or of a private pool.
+// Refuses a call, or begins or ends a capture on the last stream, or a private pool.
 void PinnedPoolFuzzTest::disturb(Random& random) {
   if (random.chance(0.3)) {
     driver_->set_capturing(streams_.back(), random.chance(0.4));
@@ -154,7 +154,7 @@ TEST_F(PinnedPoolFuzzTest, RandomProgramsAgainstAModel) {
     }
     driver_->set_capturing(streams_.back(), false);
     for (const auto& [memory, block] : held) pool().free(memory);
-    // Calls that are to fail yet may fail here, and what could not be marked is marked only now.
+    // Planned failures that have not happened yet may hit here, and unmarked blocks are marked now.
     for (int round = 0; round < 20 && figures().waiting_count > 0; ++round) {
       pool().poll();
       driver_->wait_until_idle();
@@ -166,8 +166,8 @@ TEST_F(PinnedPoolFuzzTest, RandomProgramsAgainstAModel) {
   }
 }
 
-// Each thread copies on a stream of its own, and frees blocks of the others too, where the budget
-// makes them wait for streams.
+// Each thread copies on a stream of its own, and frees blocks of the others too; the budget makes
+// them wait for streams.
 TEST_F(PinnedPoolFuzzTest, ThreadsFreeEachOthersBlocks) {
   start({}, 8 * kChunk);
   for (size_t count = 0; count < kStreamCount; ++count) make_stream();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pinned memory for the program over the simulated driver: exact sizes, used again at once or after
-// the streams that were noted, whatever the driver refuses; the budget and what it says; private
-// pools; forked children.
+// Pinned memory for the program over the simulated driver: exact sizes; reuse at once or after the
+// noted streams, whatever the driver refuses; the budget and its errors; private pools; forked
+// children.
 #include "memory/cuda/pinned_pool.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ constexpr uint64_t kBlock = 16 * kKiB;
 
 class PinnedPoolTest : public PinnedFixture {
  protected:
-  // A chunk's worth of blocks.
+  // Allocates as many blocks as fill a chunk.
   std::vector<char*> fill_chunk() {
     std::vector<char*> blocks;
     for (uint64_t bytes = 0; bytes < kChunk; bytes += kBlock) blocks.push_back(allocate(kBlock));
@@ -87,7 +87,7 @@ TEST_F(PinnedPoolTest, ABlockWaitsForTheStreamsThatWereNoted) {
   EXPECT_EQ(tier().chunk_bytes, 2 * kChunk);
 }
 
-// What the stream is given after the free is no business of the block.
+// Work that the stream is given after the free does not concern the block.
 TEST_F(PinnedPoolTest, TheMarkIsMadeWhenTheBlockIsFreed) {
   start();
   CUstream stream = make_stream();
@@ -149,7 +149,7 @@ TEST_F(PinnedPoolTest, MarksThatTheDriverRefusesAreMadeLater) {
       EXPECT_FALSE(pool().poll()) << name;
     }
     EXPECT_EQ(figures().waiting_count, 1u) << name;
-    // Two rounds where the first makes the mark.
+    // It takes two rounds if the first makes the mark.
     for (int round = 0; round < 100 && figures().waiting_count > 0; ++round) {
       pool().poll();
       driver_->wait_until_idle();
@@ -189,7 +189,7 @@ TEST_F(PinnedPoolTest, TheBudgetIsHardAndTheErrorSaysSo) {
   EXPECT_NE(allocate(8192), nullptr);
 }
 
-// At the budget, and only there, a thread waits for what streams are to be done with.
+// At the budget, and only there, a thread waits until streams are done with freed blocks.
 TEST_F(PinnedPoolTest, TheBudgetIsWorthWaitingForStreams) {
   start();
   CUstream stream = make_stream();
@@ -220,7 +220,7 @@ TEST_F(PinnedPoolTest, WhatNeverFitsWaitsForNobody) {
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
 }
 
-// While the mapped memory has room nothing is asked, but what waits does not grow without end.
+// While mapped memory has room, no stream is asked, but the number of waiting blocks is bounded.
 TEST_F(PinnedPoolTest, WhatGathersIsLookedAt) {
   start({}, 64 * kChunk);
   CUstream stream = make_stream();
@@ -234,7 +234,7 @@ TEST_F(PinnedPoolTest, WhatGathersIsLookedAt) {
   EXPECT_LT(figures().waiting_count, 64u);
 }
 
-// Of each stream at most one answer of "not yet" is asked for.
+// A poll stops at each stream's first "not yet".
 TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
   start();
   CUstream stream = make_stream();
@@ -251,8 +251,8 @@ TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
   EXPECT_EQ(figures().waiting_count, 0u);
 }
 
-// Where the driver refuses to pin there is memory all the same, it says what it is, and copies
-// from and to it are right.
+// Where the driver refuses to pin, there is memory all the same. It reports itself as pageable, and
+// copies from and to it are right.
 TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
   testing::internal::CaptureStderr();
   start({.registered_bytes_max = kChunk});
@@ -277,7 +277,7 @@ TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
   EXPECT_EQ(memcmp(pageable, third, kChunk), 0);
 }
 
-// No copy of a graph uses it, as no stream was noted for it.
+// No stream was noted for it, so no copy of a graph uses it.
 TEST_F(PinnedPoolTest, WhatNoStreamUsedServesItsPrivatePoolAgain) {
   start();
   const uint64_t graph = pool().make_private_pool();
@@ -374,8 +374,8 @@ TEST_F(PinnedPoolTest, PinningIsTimed) {
   EXPECT_EQ(memory_->pinner().times().shortest_ns, 0u);
 }
 
-// The memory is not mapped in a child, whatever it does with what it inherited; and a lock that
-// another thread had at the fork is not waited for.
+// A child does not map the memory, whatever it does with inherited pointers. It does not wait for a
+// lock that another thread held at the fork.
 TEST_F(PinnedPoolTest, AForkedChildHasNoneOfIt) {
   start();
   CUstream stream = make_stream();

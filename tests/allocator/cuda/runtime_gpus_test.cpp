@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The runtime on the cuda backend, over the simulated driver: the gate and the figures of
-// abi/tencache.h for one GPU and for two, GPUs that are opened while ops are open, the streams that
-// the host program tells, and CUDA graphs. A runtime is for the life of a process, so each body
+// abi/tencache.h for one GPU and for two, GPUs that are opened while ops are open, streams that the
+// host program announces, and CUDA graphs. A runtime lives as long as its process, so each body
 // runs in a child.
 #include <gtest/gtest.h>
 
@@ -261,7 +261,7 @@ TEST_F(RuntimeGpusTest, EachGpuArms) {
     EXPECT_EQ(tencache_is_armed(), 1);
     for (int index = 0; index < 14; ++index) allocate(0);
     EXPECT_EQ(g_armed, 2);
-    // What is allocated inside an op is pinned on its own GPU.
+    // An extent allocated inside an op is pinned on its own GPU.
     open_op({});
     char* inner = allocate(1);
     use({inner});
@@ -273,7 +273,7 @@ TEST_F(RuntimeGpusTest, EachGpuArms) {
   });
 }
 
-// An engine that came while ops were open must not take their ends for those of its own.
+// An engine that is opened while ops are open must not take their ends for those of its own.
 TEST_F(RuntimeGpusTest, AGpuMayBeOpenedInsideAnOp) {
   in_child([this] {
     start();
@@ -420,7 +420,7 @@ TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
   });
 }
 
-// Else the summary would blame memory for what failed because the context had.
+// Otherwise the summary would blame memory for failures of the context.
 TEST_F(RuntimeGpusTest, AFailedContextIsTold) {
   in_child([this] {
     start();

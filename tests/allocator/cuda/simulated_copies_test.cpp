@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copies of the simulated driver against what the real ones do: directions and their engines,
-// what is checked when, host memory of each kind, and memory that is unmapped while it is used. No
-// test depends on how fast the machine is: times are compared with what was asked for as a lower
-// bound, or are taken from events, whose times follow from the rates.
+// The copies of the simulated driver, which must behave like the real ones: directions and their
+// engines, when each check is made, host memory of each kind, and memory that is unmapped while it
+// is used. No test depends on the speed of the machine: measured times have only lower bounds, or
+// come from events, whose times follow from the rates.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -167,8 +167,8 @@ TEST_F(SimulatedCopiesTest, EmptyCopyIsNone) {
   EXPECT_TRUE(driver_->is_idle());
 }
 
-// 1 MiB at 64 MiB/s takes 15.625 ms, and 1 ms of latency. Times of events are exact but for the
-// nanoseconds that are rounded off and the work of the processor, which may only add to them.
+// 1 MiB at 64 MiB/s takes 15.625 ms, and 1 ms of latency. Times of events are exact except for
+// rounding to nanoseconds and the processor's work, which can only add to them.
 constexpr double kCopyMs = 16.62;
 const SimulatedDriverConfig kSlow = {.to_device_bytes_per_s = 64 * kMiB,
                                      .to_host_bytes_per_s = 64 * kMiB,
@@ -233,7 +233,7 @@ TEST_F(SimulatedCopiesTest, CopiesOnTheDeviceCrossTheLinkToHostMemory) {
   EXPECT_GE(elapsed_ms(begin, after), elapsed_ms(before, after));
 }
 
-// How tests stop the link, instead of making it slow.
+// Tests stop the link in this way instead of making it slow.
 TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
   start(kSlow);
   const DeviceBuffer buffer(api(), kGranule);
@@ -263,11 +263,11 @@ TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
   synchronize(second);  // nothing is held any more
 }
 
-// ---- memory that goes while it is used
+// ---- Memory that goes while it is used
 
 class SimulatedFaultTest : public SimulatedCopiesTest {
  protected:
-  // Memory is taken from a kernel that has begun and that writes there afterwards.
+  // Takes memory from a kernel that has begun and that writes there afterwards.
   void expect_fault_when(const std::function<CUresult(DeviceBuffer&)>& take) {
     start();
     DeviceBuffer buffer(api(), kGranule);
@@ -306,7 +306,7 @@ TEST_F(SimulatedFaultTest, QueuedCopyThatFindsItsRangeUnmappedFailsTheContext) {
 }
 
 TEST_F(SimulatedFaultTest, RunningCopyWhoseRangeIsUnmappedFailsTheContext) {
-  start({.to_host_bytes_per_s = kKiB});  // it would run for as long as anybody needs
+  start({.to_host_bytes_per_s = kKiB});  // slow enough to run as long as the test needs
   DeviceBuffer buffer(api(), kGranule);
   const PinnedBuffer host(api(), 100 * kKiB);
   std::atomic<bool> has_begun = false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random programs for the simulated driver: copies in all directions, memsets and kernels over a
-// few buffers, on several streams that are ordered by events alone. The model does each step at
-// once on plain memory; in the end every byte must be the same. A step waits for the last use of
-// each buffer it names, so any lost or reordered work shows.
+// few buffers, on several streams that only events order. The model does each step at once on plain
+// memory; at the end every byte must be the same. A step waits for the last use of each buffer it
+// names, so any lost or reordered work shows.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -100,7 +100,7 @@ class RandomProgram {
     return {begin, random_.between(1, kBytes - begin)};
   }
 
-  // A new stream takes the place of one that may still have work to do.
+  // A new stream replaces one that may still have work to do.
   void replace(CUstream& stream) {
     EXPECT_EQ(api_.cuStreamDestroy(stream), CUDA_SUCCESS);
     EXPECT_EQ(api_.cuStreamCreateWithPriority(&stream, 0, 0), CUDA_SUCCESS);
@@ -153,7 +153,7 @@ class RandomProgram {
 TEST(SimulatedDriverFuzzTest, ProgramsOrderedByEventsGiveWhatTheModelGives) {
   Random random;
   for (int round = 0; round < 4; ++round) {
-    // Without rates, with rates, and with one that makes a direction the slow one.
+    // Rounds without rates, with rates, and with one direction that is slower than the rest.
     SimulatedDriver driver({.to_device_bytes_per_s = round == 0 ? 0 : 2 * kGiB,
                             .to_host_bytes_per_s = round == 2 ? 256 * kMiB : kGiB * (round > 0),
                             .copy_latency_ns = random.between(0, 20'000)});

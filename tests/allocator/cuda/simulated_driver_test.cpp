@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simulated driver against what the real one does: devices and contexts, memory and its
-// mappings, host registrations, planned failures, and what is left behind. Its streams have a suite
-// of their own (simulated_streams_test.cpp).
+// The simulated driver, which must behave like the real one: devices and contexts, memory and its
+// mappings, host registrations, planned failures, and leaks. simulated_streams_test.cpp is the
+// suite of its streams.
 #include "support/cuda/simulated_driver.h"
 
 #include <gmock/gmock.h>
@@ -533,7 +533,7 @@ TEST(SimulatedDriverTest, TellsWhatIsStillAlive) {
 
 class SimulatedDriverDeathTest : public ::testing::Test {
  protected:
-  // A child that begins anew, since a forked one would lack the threads of streams.
+  // Uses a fresh child, since a forked one would lack the threads of streams.
   void SetUp() override { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Modules and kernels of the simulated driver: a kernel gets the parameters as they were at its
+// Modules and kernels of the simulated driver: a kernel gets the parameters of the moment of its
 // launch and runs in the stream's order; images, names, handles and shapes that the driver would
 // refuse are refused; ranges that the device cannot reach fail the context.
 #include "support/cuda/simulated_modules.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The streams of the simulated driver against what the real ones do: order within and between
-// streams, events, values, host functions and kernels. Copies have a suite of their own
-// (simulated_copies_test.cpp). No test depends on how fast the machine is: times are compared with
-// what was asked for as a lower bound.
+// The streams of the simulated driver, which must behave like the real ones: order within and
+// between streams, events, values, host functions and kernels. simulated_copies_test.cpp is the
+// suite of copies. No test depends on the speed of the machine: measured times have only lower
+// bounds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ TEST_F(SimulatedStreamsTest, StreamsDoNotWaitForEachOtherNorForTheNullStream) {
   EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_SUCCESS);
 }
 
-// How tests stop the device, instead of making it slow.
+// Tests stop the device in this way instead of making it slow.
 TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   start();
   const CUstream at = stream();
@@ -71,7 +71,7 @@ TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   driver_->let_go();
   synchronize(at);
   EXPECT_EQ(done, 12);
-  driver_->let_go();  // holds nothing up that comes later
+  driver_->let_go();  // holds up no later work
   driver_->hold(at);
   launch(at, [&done] { ++done; });
   EXPECT_EQ(api().cuStreamQuery(at), CUDA_ERROR_NOT_READY);
@@ -80,7 +80,7 @@ TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   EXPECT_EQ(done, 13);
 }
 
-// What does not wait for a held stream has been done once the driver is stuck.
+// Work that does not wait for a held stream has been done once the driver is stuck.
 TEST_F(SimulatedStreamsTest, IsStuckOnceAllThatIsLeftWaitsForWhatIsHeld) {
   start();
   const CUstream held = stream();
@@ -296,7 +296,7 @@ TEST_F(SimulatedStreamsTest, StreamTellsWhatBecameOfItsTime) {
   StreamTable& streams = driver_->parts().streams;
   const CUstream producer = stream();
   const CUstream consumer = stream();
-  // All is queued before anything begins.
+  // Everything is queued before anything begins.
   for (const CUstream at : {producer, consumer}) driver_->hold(at);
   launch(producer, milliseconds(40), [] {});
   const CUevent produced = record(producer);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies of pageable memory through pinned buffers: the same bytes both ways, in order with what
-// the stream does before and after, from several threads that share two buffers, and with each call
-// of the driver refused. And the whole engine where the driver pins no more than the buffers.
+// Copies of pageable memory through pinned buffers: the same bytes both ways, in order with earlier
+// and later work of the stream, from several threads that share two buffers, and with each call of
+// the driver refused. Also the whole engine where the driver pins no more than the buffers.
 #include "engine/move/gpu/staged_copies.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class StagedCopiesTest : public ::testing::Test {
     close();
     EXPECT_EQ(driver_->leaks(), "");
   }
-  // All but the driver.
+  // Closes everything but the driver.
   void close() {
     ring_.reset();
     streams_.clear();
@@ -89,7 +89,7 @@ TEST_F(StagedCopiesTest, BytesAreTheSameBothWays) {
   {
     StagedCopies copies(*streams_[0], *ring_);
     ASSERT_TRUE(copies.to_device(device_[0]->address(), there.data(), bytes).is_ok());
-    stamp(there.data(), bytes, 6);  // it may be used again
+    stamp(there.data(), bytes, 6);  // it may be reused
     ASSERT_TRUE(copies.to_host(back.data(), device_[0]->address(), bytes).is_ok());
   }
   EXPECT_TRUE(has_stamp(back.data(), bytes, 5));
@@ -106,7 +106,7 @@ TEST_F(StagedCopiesTest, ToTheDeviceWaitsForBuffersOnly) {
   StagedCopies copies(*streams_[0], *ring_);
   EXPECT_TRUE(copies.to_device(device_[0]->address(), there.data(), there.size()).is_ok());
   EXPECT_EQ(driver_->calls("cuMemcpyHtoDAsync"), 2u);
-  driver_->let_go();  // or it would have waited for ever
+  driver_->let_go();  // otherwise the call would never have returned
 }
 
 TEST_F(StagedCopiesTest, ThreadsShareTheBuffers) {
@@ -147,7 +147,7 @@ TEST_F(StagedCopiesTest, RefusedCallsKeepNoBuffer) {
           status = copies.to_host(host.data(), device_[0]->address(), kBytes);
         }
       }
-      // Events are used again, so that few are made.
+      // Events are reused, so few are made.
       const bool is_hit = driver_->calls(function) >= nth;
       EXPECT_EQ(status.is_ok(), !is_hit);
       EXPECT_TRUE(all_buffers_are_free());
@@ -155,7 +155,7 @@ TEST_F(StagedCopiesTest, RefusedCallsKeepNoBuffer) {
   }
 }
 
-// The driver pins the buffers and no block: every byte goes through them, and is right.
+// The driver pins the buffers and no block: every byte goes through them, and arrives right.
 TEST(StagedEngineTest, UnpinnedBlocksAreCopiedThroughTheBuffers) {
   constexpr uint64_t kTensorBytes = 20 * kMiB;
   TestCudaEngine engine({}, {.registered_bytes_max = 33 * kMiB});  // a ring each way, hashes
@@ -167,7 +167,7 @@ TEST(StagedEngineTest, UnpinnedBlocksAreCopiedThroughTheBuffers) {
     ASSERT_FALSE(engine.extent(tensors[index])->host_block.is_pinned);
   }
   EXPECT_EQ(engine.device().host()->stats().pinned_bytes, 0u);
-  EXPECT_EQ(engine.driver().calls("cuMemcpyDtoHAsync"), 6u);  // of 8 MiB at most
+  EXPECT_EQ(engine.driver().calls("cuMemcpyDtoHAsync"), 6u);  // 8 MiB each at most
   engine.op(stream, {{tensors[0], kTensorBytes, 0, false}, {tensors[1], kTensorBytes, 1, false}});
   engine.wait_until_idle();
   EXPECT_EQ(engine.driver().calls("cuMemcpyHtoDAsync"), 6u);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamNumbers: every stream keeps its bit, those beyond the 63rd share the last one, a set is
-// marked as a whole or not at all, a stream that captures a graph is left alone, and every refused
-// call is a Status that leaves nothing behind. Threads that number the same streams agree.
+// StreamNumbers: every stream keeps its bit, and those beyond the 63rd share the last one; a set is
+// marked as a whole or not at all; a stream that captures a graph is left alone; every refused call
+// is a Status that leaves nothing behind. Threads that number the same streams agree.
 #include "platform/cuda/stream_numbers.h"
 
 #include <gtest/gtest.h>
@@ -31,8 +31,7 @@ CUstream handle(size_t number) { return reinterpret_cast<CUstream>((number + 1) 
 class StreamNumbersTest : public ::testing::Test {
  protected:
   StreamNumbersTest() {
-    // A test that dies begins anew in a process of its own: the threads of streams do not survive a
-    // fork.
+    // A death test runs in a fresh process, because the threads of streams do not survive a fork.
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver_.api(), 0);
     EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
@@ -168,7 +167,7 @@ TEST_F(StreamNumbersTest, AStreamIsHeldBack) {
 TEST_F(StreamNumbersTest, AStreamThatCapturesIsLeftAlone) {
   const CUstream capturing = make_stream();
   const CUstream other = make_stream();
-  // The other one comes first in a set, so that it would be marked before the refusal.
+  // The other stream comes first in a set, so that it would be marked before the refusal.
   const StreamSet other_set = numbers_->set_of(other);
   const StreamSet capturing_set = numbers_->set_of(capturing);
   std::vector<StreamMark> marks;
@@ -208,7 +207,7 @@ TEST_F(StreamNumbersTest, EveryRefusedCallIsAStatusAndMarksNothing) {
                            "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord"}) {
     for (const uint64_t nth : {1, 2}) {
       SCOPED_TRACE(std::string(name) + ", call " + std::to_string(nth));
-      marks_.emplace(*gpu_);  // that has no event to use again
+      marks_.emplace(*gpu_);  // without an event to reuse
       driver_.fail(name, nth, CUDA_ERROR_UNKNOWN);
       expect_refused(numbers_->mark_all(first | second, &marks));
       EXPECT_TRUE(marks.empty());
