@@ -65,7 +65,7 @@ FAKE CUresult cuInit(unsigned) { return note("cuInit", nullptr, 0); }
 FAKE_LAUNCHES()
 FAKE_LAUNCHES(_ptsz)
 
-// The header's macros turn these names into those with a version.
+// The header's macros turn these names into versioned ones.
 FAKE CUresult cuMemcpyHtoD(CUdeviceptr, const void*, size_t bytes) {
   return note("cuMemcpyHtoD_v2", nullptr, bytes);
 }
@@ -105,7 +105,7 @@ FAKE CUresult cuKernelGetName(const char** name, CUkernel kernel) {
 
 namespace {
 
-// What the core looks up and no test calls.
+// Functions that the core looks up and no test calls.
 CUresult refuse() { return CUDA_ERROR_NOT_SUPPORTED; }
 
 bool is_of_the_core(const char* name) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A driver of a few functions, as a library of the driver's name: each call is noted, and answered
-// as the test has said. For the guard's suite, which is about who is asked for a function and what
-// a call passes on, and not about what a driver does. Threads: one at a time.
+// A driver of a few functions, as a library of the driver's name: it notes each call, and answers
+// as the test has said. It serves the guard's suite, which checks who is asked for a function and
+// what a call passes on, not what a driver does. Threads: one at a time.
 #pragma once
 
 #include <cuda.h>
@@ -14,12 +14,12 @@
 
 namespace tencache {
 
-/// What a CUfunction or CUkernel points to.
+/// The target of a CUfunction or CUkernel.
 struct FakeKernel {
   std::string name;
   std::vector<std::pair<size_t, size_t>> arguments;  // offset and bytes
   bool is_library_kernel = false;                    // a CUkernel, which has functions of its own
-  bool tells_nothing = false;                        // as a driver that is too old
+  bool tells_nothing = false;                        // like a driver that is too old
 };
 
 struct FakeDriver {
@@ -27,11 +27,11 @@ struct FakeDriver {
   CUstream stream = nullptr;       // of the last call that has one
   void** arguments = nullptr;      // of the last launch
   size_t bytes = 0;                // of the last copy or set
-  CUresult result = CUDA_SUCCESS;  // of what queues work
-  size_t questions = 0;            // for arguments of kernels
+  CUresult result = CUDA_SUCCESS;  // of calls that queue work
+  size_t questions = 0;            // number of questions about arguments of kernels
 };
 
 }  // namespace tencache
 
-/// The one of the process.
+/// The driver of the process.
 extern "C" tencache::FakeDriver* fake_driver();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The preloaded guard, before a driver that notes what it is asked (guard/fake_driver.h): every way
-// to a function of the driver leads past the hooks, calls arrive as they were made, and what is no
-// such function is served as if there were no guard. Runs with the guard in LD_PRELOAD; the core's
-// side of it is tests/allocator/cuda/launch_gate_test.cpp.
+// The preloaded guard, before a driver that notes its calls (guard/fake_driver.h). Every way to a
+// function of the driver leads past the hooks, calls arrive as they were made, and any other
+// function is served as if there were no guard. Runs with the guard in LD_PRELOAD.
+// tests/allocator/cuda/launch_gate_test.cpp tests the core's side.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ constexpr uintptr_t kBase = 0x7f0000000000;
 constexpr size_t kBytes = 1 << 20;
 const CUstream kStream = reinterpret_cast<CUstream>(0x100);
 
-/// What the hooks were told, and the calls that had reached the driver by then.
+/// The hooks' arguments, and the calls that had reached the driver by then.
 struct Told {
   std::string name;
   void* stream = nullptr;
@@ -113,7 +113,7 @@ class GuardTest : public ::testing::Test {
                          CUstream stream = kStream) {
     return function(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments.data(), nullptr);
   }
-  /// One kernel with one address; what was told of it.
+  /// Launches one kernel with one address, and checks what the hooks were told.
   void expect_guarded(Launch function, const char* symbol, void* told_stream,
                       CUstream stream = kStream) {
     g_told.clear();
@@ -155,7 +155,7 @@ TEST_F(GuardTest, WhoAsksTheDriverIsGuardedByEitherInterface) {
   EXPECT_EQ(status, CU_GET_PROC_ADDRESS_SUCCESS);
   expect_guarded(reinterpret_cast<Launch>(entry), "cuLaunchKernel", kStream);
 
-  // The run time asks the one for the other, of whichever version it wants.
+  // The run time asks one of them for the other, in any version.
   for (const int version : {11030, 12000}) {
     void* other = nullptr;
     ASSERT_EQ(get_with_status("cuGetProcAddress", &other, version, 0, &status), CUDA_SUCCESS);
@@ -195,7 +195,7 @@ TEST_F(GuardTest, OtherFunctionsAreTheDriversOwn) {
   EXPECT_EQ(cuGetProcAddress("cuInit", &entry, 12000, 0), CUDA_SUCCESS);
   EXPECT_EQ(entry, find(driver, "cuInit"));
   EXPECT_EQ(cuGetProcAddress("cuNoSuchFunction", &entry, 12000, 0), CUDA_ERROR_NOT_FOUND);
-  // What the core finds so asks nobody.
+  // Functions that the core finds this way ask nobody.
   uintptr_t address = kBase;
   launch(reinterpret_cast<Launch>(find(driver, "cuLaunchKernel")), handle({"own", {{0, 8}}}),
          {&address});
@@ -249,7 +249,7 @@ TEST_F(GuardTest, ListsOfAnyLengthAreTold) {
 
 TEST_F(GuardTest, PackedArgumentsAreReadFromTheirBlock) {
   std::array<uintptr_t, 3> block = {1, kBase, kBase + 1};
-  size_t bytes = 16;  // so the last one is none
+  size_t bytes = 16;  // so the last one does not fit
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
                    &bytes, CU_LAUNCH_PARAM_END};
   EXPECT_EQ(::cuLaunchKernel(handle({"packed", {}}), 1, 1, 1, 1, 1, 1, 0, kStream, nullptr, extra),
@@ -302,7 +302,7 @@ TEST_F(GuardTest, AKernelIsAskedAboutOnceUntilAModuleIsUnloaded) {
   launch(&::cuLaunchKernel, kernel, {&arguments[0], &arguments[1]});
   std::thread([&] { launch(&::cuLaunchKernel, kernel, {&arguments[0], &arguments[1]}); }).join();
   EXPECT_EQ(fake_driver()->questions, questions);
-  // The handle is another kernel's then.
+  // The handle now belongs to another kernel.
   *reinterpret_cast<FakeKernel*>(kernel) = {"second", {{0, 8}, {8, 8}}};
   EXPECT_EQ(unload(nullptr), CUDA_SUCCESS);
   launch(&::cuLaunchKernel, kernel, {&arguments[0], &arguments[1]});
@@ -310,7 +310,7 @@ TEST_F(GuardTest, AKernelIsAskedAboutOnceUntilAModuleIsUnloaded) {
   EXPECT_EQ(g_told[2].name, "launch::first");
   EXPECT_EQ(g_told[3].name, "launch::second");
   EXPECT_THAT(g_told[3].addresses, ElementsAre(kBase, kBase + 8));
-  // Whichever way the one who unloads it has found the function.
+  // This holds whichever way the caller found the function that unloads.
   *reinterpret_cast<FakeKernel*>(kernel) = {"third", {{0, 8}}};
   EXPECT_EQ(::cuModuleUnload(nullptr), CUDA_SUCCESS);
   launch(&::cuLaunchKernel, kernel, {&arguments[0]});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaAllocatorTest and CudaPoolTest: the CUDA allocator of the shim over the simulated driver,
-// with a current device and stream that a test chooses. In the end everything must be back with the
+// with a current device and stream that a test chooses. At the end everything must be back with the
 // driver. One thread.
 #pragma once
 
@@ -30,7 +30,7 @@ using Id = c10::MempoolId_t;
 
 inline constexpr uint64_t kExtent = 4 * kMiB;
 
-// What the functions of CudaCalls see.
+// The state that the functions of CudaCalls see.
 struct CurrentCuda {
   SimulatedDriver* driver = nullptr;
   c10::DeviceIndex device = 0;
@@ -105,7 +105,7 @@ class CudaAllocatorTest : public ::testing::Test {
     context_.reset();
     EXPECT_EQ(driver_->leaks(), "");
   }
-  // What leaves the GPU goes to host memory; else nothing leaves it.
+  // Lets bytes leave the GPU to host memory; otherwise nothing leaves it.
   void spill_to_host(uint64_t budget_bytes) {
     config_.host.emplace();
     config_.host->budget_bytes = budget_bytes;

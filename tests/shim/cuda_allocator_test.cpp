@@ -87,7 +87,7 @@ TEST_F(CudaAllocatorTest, AStreamHasItsMemoryAgainAndOthersWait) {
   EXPECT_EQ(keep(kExtent), address);
 }
 
-// Empty tensors, and memory of another allocator: PyTorch's own does not mind either.
+// Empty tensors, and memory of another allocator: PyTorch's own allocator accepts both, too.
 TEST_F(CudaAllocatorTest, RecordStreamLeavesWhatIsNotOurs) {
   start();
   int on_host = 0;
@@ -134,8 +134,7 @@ TEST_F(CudaAllocatorTest, StatisticsTellWhatHappened) {
   EXPECT_EQ(stats.num_device_alloc, 0);
 }
 
-// Each figure of the whole is the sum of both pools', what came and went and peaks included,
-// whenever anybody asks.
+// At any time each total is the sum of both pools' figures, current, peak, added and removed.
 TEST_F(CudaAllocatorTest, FiguresByPoolAreCountedWhereMemoryComesAndGoes) {
   start();
   keep(kMiB);
@@ -178,7 +177,7 @@ TEST_F(CudaAllocatorTest, EmptyCacheGivesMemoryBack) {
   EXPECT_EQ(largest, total);
 }
 
-// The link is measured with memory that is none of the program's.
+// The link is measured with memory that is not the program's.
 TEST_F(CudaAllocatorTest, WhatMeasuredTheLinkIsInNoStatistics) {
   spill_to_host(64 * kMiB);
   config_.probe_bytes = 16 * kMiB;
@@ -253,7 +252,7 @@ TEST_F(CudaAllocatorTest, OutOfMemoryIsToldInPyTorchsWords) {
 }
 
 TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
-  config_.budget_bytes = 256 * kMiB;  // all that there is
+  config_.budget_bytes = 256 * kMiB;  // all the memory there is
   config_.heap.strict = true;
   start();
   EXPECT_EQ(cuda_->getMemoryFraction(0), 1.0);
@@ -273,7 +272,7 @@ TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
 }
 
 TEST_F(CudaAllocatorTest, WhatALowerFractionDoesNotHoldLeavesTheGpu) {
-  config_.budget_bytes = 256 * kMiB;  // all that there is
+  config_.budget_bytes = 256 * kMiB;  // all the memory there is
   spill_to_host(256 * kMiB);
   engine_config_.arm_at = 0;
   start();
@@ -296,7 +295,7 @@ TEST_F(CudaAllocatorTest, EachGpuHasItsOwnMemory) {
   EXPECT_EQ(other.device(), c10::Device(c10::kCUDA, 1));
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(kExtent));
   EXPECT_EQ(all(cuda_->getDeviceStats(1).allocated_bytes), 1024);
-  g_current.device = 0;  // memory goes back to where it is from
+  g_current.device = 0;  // memory goes back to its own GPU
   kept_.clear();
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
   const auto snapshot = cuda_->snapshot({0, 0}, true);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Private pools, snapshots that agree with the statistics, and an honest error for everything that
-// is not supported, through PyTorch's own interface. With TENCACHE_SNAPSHOT_FILE set, a snapshot is
-// written there as the dictionary that torch.cuda.memory._snapshot() makes.
+// Private pools, snapshots that agree with the statistics, and an honest error for every
+// unsupported feature, through PyTorch's own interface. With TENCACHE_SNAPSHOT_FILE set, a snapshot
+// is written there as the dictionary that torch.cuda.memory._snapshot() makes.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A variable of the environment, for a while.
+// Sets a variable of the environment while it lives.
 class VariableGuard {
  public:
   VariableGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -59,7 +59,7 @@ TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 0u);
 }
 
-// As with PyTorch's own allocator: from 10 MiB on a segment holds its request alone.
+// As with PyTorch's own allocator, a segment from 10 MiB on holds its request alone.
 TEST_F(CudaPoolTest, LargeBuffersOfAGraphTakeNoMoreThanTheirSegments) {
   start();
   begin();
@@ -166,7 +166,7 @@ TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
             std::string::npos);
   EXPECT_NE(text_of([&] { begin({0, 0}); }).find("no private pool"), std::string::npos);
   cuda_->releasePool(0, {2, 0});
-  cuda_->createOrIncrefPool(0, {2, 0}, nullptr);  // again in use, with what is alive in it
+  cuda_->createOrIncrefPool(0, {2, 0}, nullptr);  // in use again, with its live blocks
   EXPECT_EQ(cuda_->getPoolUseCount(0, {2, 0}), 1);
   EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, {2, 0}, {inner.get()}));
   cuda_->setUseOnOOM(0, {2, 0}, false);
@@ -216,7 +216,7 @@ Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
           {"allocator_settings", Json::object()}};
 }
 
-// Small and large, free, pending, private and cold: all kinds that there are.
+// Small and large, free, pending, private and cold: all the kinds.
 TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
   spill_to_host(128 * kMiB);
   start();
@@ -268,7 +268,7 @@ TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
   }
 }
 
-// What is refused.
+// Refusals.
 
 TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
   start();
@@ -306,7 +306,7 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     EXPECT_NE(text.find(refusal.feature), std::string::npos) << text;
     EXPECT_NE(text.find(refusal.remedy), std::string::npos) << text;
   }
-  // What asks for nothing is fine.
+  // Calls that ask for nothing are fine.
   cuda_->enable(true);
   cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
                        {});

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole of it under PyTorch's dispatcher, over the simulated driver: CUDA tensors come from our
-// allocator, operators with CUDA kernels queue work on the current stream, and the gate's hooks see
-// to it that their tensors are there. A kernel that touches one that is not is a crash. What is
-// computed must be what the host computes by itself, whatever the budget.
+// Everything together under PyTorch's dispatcher, over the simulated driver. CUDA tensors come from
+// our allocator, operators with CUDA kernels queue work on the current stream, and the gate's hooks
+// make sure that their tensors are there. A kernel that touches a missing tensor crashes. Results
+// must equal those of the host, whatever the budget.
 //
-// A runtime is for the life of a process, so each body runs in a child, on one thread.
+// A runtime lives as long as its process, so each body runs in a child, on one thread.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -40,9 +40,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kCount = 2 * kMiB / sizeof(int64_t);  // of a tensor's elements: one extent
+constexpr int64_t kCount = 2 * kMiB / sizeof(int64_t);  // elements of a tensor: one extent
 
-// What the functions of CudaCalls and the kernels see.
+// The state that the functions of CudaCalls and the kernels see.
 struct Cuda {
   SimulatedDriver* driver = nullptr;
   c10::DeviceIndex device = 0;
@@ -107,7 +107,7 @@ void read(const at::Tensor& self, const at::Tensor& on_host) {
   });
 }
 
-// PyTorch's own operator: the kernel of its CUDA library is not in this process.
+// Stands for PyTorch's own operator, since the kernel of its CUDA library is not in this process.
 void foreach_add(at::TensorList self, at::TensorList other, const at::Scalar& alpha) {
   for (size_t index = 0; index < self.size(); ++index) {
     launch({self[index], other[index]},
@@ -157,7 +157,7 @@ int is_cold(const at::Tensor& tensor) { return tencache_is_cold(data_of(tensor))
 
 class CudaGateTest : public ::testing::Test {
  protected:
-  // In a child, with these options.
+  // Runs the body in a child, with these options.
   void run(std::map<std::string, std::string> options, const std::function<void()>& body) {
     EXPECT_EQ(run_in_child([&] {
                 start(std::move(options));
@@ -167,7 +167,7 @@ class CudaGateTest : public ::testing::Test {
                 }
                 g_inside = nullptr;
                 g_cuda.driver->wait_until_idle();
-                // The child ends without destructors, as a program that keeps its engines.
+                // The child ends without destructors, like a program whose engines live to the end.
               }),
               0);
   }
@@ -209,7 +209,7 @@ class CudaGateTest : public ::testing::Test {
   tencache_error error_ = {};
 };
 
-// Tensors of which two make another one, several times round.
+// Makes tensors from two others each, several times round.
 void run_program(const std::function<void(size_t)>& before_op = {}) {
   constexpr size_t kTensors = 24;
   std::vector<at::Tensor> tensors;
@@ -247,7 +247,7 @@ TEST_F(CudaGateTest, BothDoorsAreOursAndCpuTensorsAreNot) {
     const at::Tensor tensor = make_tensor();
     EXPECT_EQ(tensor.device(), at::Device(at::kCUDA, 0));
     EXPECT_EQ(stats()["gpus"].size(), 1u);
-    // What is there now would stay outside another one's budget.
+    // Tensors that exist now would stay outside another allocator's budget.
     const std::string reason = why_no_cuda_doors(calls());
     EXPECT_NE(reason.find("\"tencache\" holds "), std::string::npos) << reason;
     EXPECT_NE(reason.find("MiB of GPU memory already"), std::string::npos) << reason;
@@ -282,7 +282,7 @@ TEST_F(CudaGateTest, OpsOnSeveralStreamsWaitForWhatIsBroughtBack) {
   run({{"chaos", "3"}, {"chaos_probability", "0.5"}}, [] {
     const std::array<CUstream, 2> streams = g_cuda.streams;
     run_program([&](size_t op) {
-      // As wait_stream() does: the streams take turns, each after what the other was given.
+      // As with wait_stream(): the streams take turns, each after the other's earlier work.
       const CUstream next = streams.at(op % 2), last = g_cuda.streams[0];
       if (next == last) return;
       const DriverApi& api = g_cuda.driver->api();
@@ -359,7 +359,7 @@ TEST_F(CudaGateTest, EachGpuHasItsBudgetAndItsStream) {
   });
 }
 
-// Far below the share of the budget at which ops are watched.
+// Use is far below the share of the budget at which ops are watched.
 TEST_F(CudaGateTest, AGraphIsWatchedHoweverLittleIsUsed) {
   run({}, [this] {
     const at::Tensor input = make_filled(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The recorded history of a GPU's memory, through PyTorch's own interface: which entries there are,
-// in what order, with whose streams, stacks and metadata, and that nothing is kept when it is off.
+// their order, streams, stacks and metadata; and nothing is recorded when it is off.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -59,13 +59,13 @@ TEST_F(CudaHistoryTest, EntriesTellWhatHappenedInItsOrder) {
   EXPECT_EQ(told[1].user_metadata_, "first step");
   EXPECT_EQ(told[2].user_metadata_, "");
   cuda_->emptyCache({0, 0});
-  // The snapshot from before stands in between.
+  // The SNAPSHOT entry is of the earlier snapshot.
   EXPECT_EQ(actions(), (std::vector<Entry::Action>{Entry::SEGMENT_ALLOC, Entry::ALLOC,
                                                    Entry::FREE_REQUESTED, Entry::FREE_COMPLETED,
                                                    Entry::SNAPSHOT, Entry::SEGMENT_FREE}));
 }
 
-// A block of a segment and an extent, which other streams use as well.
+// A block of a segment and an extent; other streams use both as well.
 TEST_F(CudaHistoryTest, AFreeIsCompletedWhenStreamsAreDone) {
   for (const uint64_t bytes : {uint64_t{1000}, uint64_t{kExtent}}) {
     start();
@@ -110,7 +110,7 @@ TEST_F(CudaHistoryTest, StacksAreKeptWithWhatIsAllocated) {
   EXPECT_NE(stack_of(block), nullptr);
   EXPECT_EQ(stack_of(before), nullptr);
   EXPECT_EQ(entries().at(0).context_, nullptr) << "of the state alone";
-  // What is freed when nothing is recorded any more leaves no stack for the next one.
+  // A block freed after recording ended leaves no stack for the next one.
   cuda_->recordHistory(false, nullptr, 0, When::NEVER, false, {});
   EXPECT_NE(stack_of(block), nullptr);
   const void* const address = block.get();

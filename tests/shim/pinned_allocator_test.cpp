@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kBudget = 256 * kKiB;
 
-// What was installed before: it writes down what it is passed.
+// The allocator that was installed before: it records its calls.
 class PreviousAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t) override { return {}; }
@@ -91,7 +91,7 @@ class PinnedAllocatorTest : public ::testing::Test {
     return streams_.emplace_back(stream);
   }
   c10::DataPtr allocate(uint64_t bytes) { return host_->allocate(bytes); }
-  // As a copy of non_blocking does it, with the storage's context.
+  // Acts like a non_blocking copy, with the storage's context.
   bool record(void* address, void* context) {
     return host_->record_event(address, context, as_torch(stream_).unwrap());
   }
@@ -149,7 +149,7 @@ TEST_F(PinnedAllocatorTest, PyTorchTakesItForTheOneBefore) {
   kept_.clear();
   EXPECT_TRUE(at::getHostAllocator(at::kCUDA)->record_event(&previous.own, nullptr,
                                                             as_torch(stream_).unwrap()));
-  at::setHostAllocator(at::kCUDA, nullptr, 255);  // PyTorch would keep it longer than it lives
+  at::setHostAllocator(at::kCUDA, nullptr, 255);  // PyTorch would hold it longer than it lives
 }
 
 TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {
@@ -157,7 +157,7 @@ TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {
   c10::DataPtr pointer = allocate(kBudget / 2);
   char* const address = static_cast<char*>(pointer.get());
   driver_->hold(stream_);
-  // The address of a view, and a context that is another's: the address decides.
+  // The address of a view, and another block's context: the address decides.
   EXPECT_TRUE(record(address + 1000, &open_count_));
   pointer.clear();
   EXPECT_EQ(host_->get_stats().active_bytes.current, static_cast<int64_t>(kBudget / 2));
@@ -231,7 +231,7 @@ TEST_F(PinnedAllocatorTest, WhatIsNotPinnedIsGivenAndSaysSo) {
   EXPECT_FALSE(is_pinned(pointer.get()));
 }
 
-// A graph's capture allocates on its stream alone; what it freed is kept for its replays.
+// A graph's capture allocates on its stream alone; memory that it freed stays for its replays.
 TEST_F(PinnedAllocatorTest, APoolKeepsWhatItsGraphUsed) {
   start();
   const Id graph = {1, 0};
@@ -251,7 +251,7 @@ TEST_F(PinnedAllocatorTest, APoolKeepsWhatItsGraphUsed) {
   EXPECT_NE(text_of([&] { (void)allocate(kBudget); }).find("CUDA graphs keep another 128 KiB"),
             std::string::npos);
   EXPECT_EQ(g_current.synchronize_count, 0);
-  // Released: had again when memory is short, after the device was waited for.
+  // Once released, it is available when memory is short, after a wait for the device.
   host_->release_pool(graph);
   EXPECT_EQ(allocate(kBudget).get(), of_graph);
   EXPECT_EQ(g_current.synchronize_count, 1);

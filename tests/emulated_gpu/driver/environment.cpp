@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// Each has a number of its own on the bus, of which there are 255.
+// Each device has a number of its own on the bus, which has 255.
 constexpr int kDevicesMax = 255;
 
 // Empty where it is not set.
@@ -24,7 +24,7 @@ std::string_view variable(const char* name) {
   return text != nullptr ? text : "";
 }
 
-// Without the handlers of exit: the program is in the middle of starting its libraries.
+// Skips exit handlers, because the program is in the middle of starting its libraries.
 [[noreturn]] void refuse(const char* name, const std::string& why) {
   fprintf(stderr, "emulated GPU: %s=%s: %s\n", name, std::string(variable(name)).c_str(),
           why.c_str());

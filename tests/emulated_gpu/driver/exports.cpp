@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libcuda.so.1 exports. Each name of the driver is a trampoline that jumps through its slot to
-// the function of the table of names, so that the dynamic linker's names and those of
-// cuGetProcAddress are the same functions, whose types stand in cuda.h only. The slots are filled
-// when the library is loaded. The functions of emulated_gpu.h follow.
+// The exports of libcuda.so.1. Each name of the driver is a trampoline that jumps through its slot
+// to the function of the table of names. So the dynamic linker's names and those of
+// cuGetProcAddress are the same functions, whose types only cuda.h has. The slots are filled when
+// the library is loaded. The functions of emulated_gpu.h follow.
 #include "driver/functions.h"
 #include "driver/kernel_durations.h"
 #include "driver/name_table.h"
@@ -11,7 +11,7 @@
 #include "driver/tasks.h"
 #include "emulated_gpu.h"
 
-// The name with its version, where cuda.h gives it one: what programs are linked against.
+// The name with its version, where cuda.h gives it one: programs are linked against that.
 #define EMULATED_STRING(name) #name
 #define EMULATED_JOINED(first, second) first##second
 #define EMULATED_SLOT(name) EMULATED_JOINED(slot_of_, name)

@@ -58,7 +58,7 @@ uint64_t KernelDurations::duration_ns(std::string_view name, uint64_t bytes) con
 
 KernelDurations& kernel_durations() {
   static auto* const made = [] {
-    auto* durations = new KernelDurations;  // for ever, as the driver
+    auto* durations = new KernelDurations;  // lives for ever, as the driver does
     if (has_device_clock()) durations->read(getenv(kVariable));
     return durations;
   }();

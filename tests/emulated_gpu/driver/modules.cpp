@@ -20,7 +20,7 @@ namespace {
 
 bool is_cubin(const void* image) { return memcmp(image, ELFMAG, SELFMAG) == 0; }
 
-// A cubin, or the text of PTX, which begins with a comment.
+// The contents of a cubin, or of PTX text, which begins with a comment.
 std::string_view text_of(const void* image) {
   if (!is_cubin(image)) return static_cast<const char*>(image);
   Elf64_Ehdr header;
@@ -30,7 +30,7 @@ std::string_view text_of(const void* image) {
           header.e_shoff + uint64_t{header.e_shentsize} * header.e_shnum};
 }
 
-// The kernels with a stand-in whose names are in it.
+// The kernels with a stand-in whose names are in the image.
 std::vector<std::string> kernels_of(const void* image) {
   const std::string_view file = text_of(image);
   std::vector<std::string> kernels;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuGetProcAddress is here, because it answers from the table. With EMULATED_GPU_TRACE_DRIVER it
-// writes to stderr which functions somebody asked for that have no stand-in.
+// writes to stderr which requested functions have no stand-in.
 #include "driver/name_table.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Started<kFunction> {
   }
 };
 
-// Serves CUDA 13's PyTorch; what is simulated is tencache's older interface.
+// CUDA 13's PyTorch needs this version; the simulation has tencache's older interface.
 CUresult driver_version(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *version = 13000;
@@ -53,7 +53,7 @@ DriverApi table_functions() {
 
 // ---- The others
 
-// NVRTC looks for its cache here, and calls it without a check that it was found.
+// NVRTC looks for its cache here, and calls it without checking that it was found.
 CUresult export_table(const void** table, const CUuuid*) {
   if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;
@@ -62,7 +62,7 @@ CUresult export_table(const void** table, const CUuuid*) {
 CUresult get_proc_address(const char* name, void** entry, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult* status);
 
-// Before CUDA 12 it had no status. The plain name is this one for the dynamic linker still.
+// Before CUDA 12 it had no status. For the dynamic linker the plain name still means this version.
 CUresult get_proc_address_v1(const char* name, void** entry, int version, cuuint64_t flags) {
   return get_proc_address(name, entry, version, flags, nullptr);
 }
@@ -95,7 +95,7 @@ OwnFunctions own_functions() {
   return own;
 }
 
-// ---- Those without a stand-in
+// ---- Functions without a stand-in
 
 enum class AbsentName : uint8_t {
 #define EMULATED_LISTED(name) name,
@@ -123,7 +123,7 @@ bool is_absent(std::string_view name) {
 class NameTable {
  public:
   NameTable() {
-    // cuda.h defines many a name as a macro for a versioned one, which is the second string.
+    // cuda.h defines many names as macros for versioned ones; the second string is the expansion.
 #define EMULATED_STRING(name) #name
 #define EMULATED_ADD(name) add(#name, EMULATED_STRING(name), table.name);
     const DriverApi table = table_functions();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each name of the driver stands for: one table for the exports (exports.cpp) and for
-// cuGetProcAddress. It is made when the library is loaded, without a driver, and is constant then;
-// any thread.
+// The function behind each name of the driver: one table for the exports (exports.cpp) and for
+// cuGetProcAddress. It is made when the library is loaded, without a driver, and constant from then
+// on; any thread.
 #pragma once
 
 #include <string_view>
 
 namespace tencache {
 
-/// Null for a name that the driver has not. A name with a version (cuStreamDestroy_v2) and without
-/// one stand for the same function, but for cuGetProcAddress.
+/// Null for a name that the driver lacks. A name with a version (cuStreamDestroy_v2) and the plain
+/// one stand for the same function, except for cuGetProcAddress.
 void* find_driver_function(std::string_view name);
 
 }  // namespace tencache

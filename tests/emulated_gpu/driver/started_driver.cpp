@@ -17,7 +17,7 @@
 namespace tencache {
 namespace {
 
-// Whoever finds a driver finds it made.
+// Published after the driver is made, so that a thread that finds it finds it whole.
 std::atomic<SimulatedDriver*> started = nullptr;
 // Whether this process is a child of one that has started the driver.
 std::atomic<bool> is_forked_child = false;
@@ -48,7 +48,8 @@ void make_driver() {
   add_hash_kernel(*driver);
   add_copy_kernel(*driver);
   add_test_kernels(*driver);
-  // After the handlers of the libraries that were loaded before: so it runs before theirs.
+  // Registered after the handlers of the libraries that were loaded before, and so runs before
+  // them.
   atexit(&at_exit);
   pthread_atfork(nullptr, nullptr, &in_forked_child);
   started = driver;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one driver of the process, and how its functions are served. cuInit makes it; it lives for
-// ever, as the real one does. A process that only loads CUDA's libraries has none: its streams have
-// threads, and such a process may be forked later. In a child of a process that has called cuInit
-// there is none and cuInit fails, as with the real driver, whose contexts are the parent's.
+// The one driver of the process, and how its functions are served. cuInit makes it; like the real
+// one it lives for ever. A process that only loads CUDA's libraries has none, because its streams
+// have threads and such a process may fork later. A child of a process that has called cuInit has
+// none, and cuInit fails there, as with the real driver, whose contexts are the parent's.
 //
-// Served<kKind, kFunction>::call is what libcuda.so.1 gives out for a function: it asks whether the
-// call may happen, and hands it to a method of a part of the simulated driver, or to a function
-// that takes the driver first. Any thread.
+// libcuda.so.1 serves a function as Served<kKind, kFunction>::call. It asks whether the call may
+// happen, and passes it to a method of a part of the simulated driver, or to a function that takes
+// the driver first. Any thread.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ SimulatedDriver* started_driver();
 /// cuInit. CUDA_ERROR_NOT_INITIALIZED in a forked child.
 CUresult start_driver(unsigned flags);
 
-/// Says on stderr that the driver's function of that name has no stand-in.
+/// Reports on stderr that the driver's function of that name has no stand-in.
 CUresult refuse(const char* name);
 
 template <typename Part>

@@ -40,7 +40,7 @@ class FunctionNames {
   std::set<const void*> handles_ TENCACHE_GUARDED_BY(mutex_);
 };
 
-// How many tasks each stream holds.
+// Counts the tasks that each stream holds.
 class Room {
  public:
   using Stream = std::pair<int, CUstream>;  // the current device, whose NULL stream may be meant
@@ -73,8 +73,8 @@ Room& room() {
   return *made;
 }
 
-// A task in its stream, from its launch until it ran or was dropped. One that was not queued stays
-// the caller's.
+// A task in its stream, from its launch until it ran or was dropped. A task that was not queued
+// stays the caller's.
 class QueuedTask {
  public:
   QueuedTask(const EmulatedParameters& parameters, const Room::Stream& stream)
@@ -132,7 +132,7 @@ const char* name_of_emulated(CUfunction function) { return function_names().name
 
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream) {
-  // std::function copies what it holds.
+  // Shared, because std::function copies its captures.
   const Room::Stream room_of = {driver.parts().devices.current_device(), stream};
   const auto task = std::make_shared<QueuedTask>(parameters, room_of);
   const SimulatedMemory& memory = driver.parts().memory;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The exported functions that move and reduce data. Each checks its arguments and puts an operation
-// into the thread's group; outside of one it is queued in the stream at once. Nothing waits.
+// into the thread's group; outside of a group it is queued in the stream at once. Nothing waits.
 #include <cstring>
 
 #include "errors.h"
@@ -12,7 +12,7 @@ using namespace emulated_gpu::nccl;
 
 namespace {
 
-// The arguments of a call that all have in common.
+// The arguments that all calls have in common.
 struct Call {
   const char* name;
   ncclComm_t handle;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A communicator: one rank's part in a meeting, on one device. Its operations run in the order in
-// which they were queued, also in several streams: as in NCCL a stream waits, on the device, for
-// the operations that another one was given before. While a stream captures a CUDA graph that is
-// left to the graph's own order.
+// which they were queued, also across streams: as in NCCL, a stream waits on the device for
+// operations that were given to another stream before. While a stream captures a CUDA graph, the
+// graph's own order applies instead.
 //
 // An error of an operation becomes the communicator's asynchronous error; an abort ends operations
-// without one. Queued operations own the communicator too, so it may be destroyed before they ran.
+// without one. Queued operations share the communicator, so it may be destroyed before they ran.
 //
-// Threads: any; operations run on the streams' threads, those of one communicator one at a time.
+// Threads: any. Operations run on the streams' threads, those of one communicator one at a time.
 #pragma once
 
 #include <atomic>
@@ -35,29 +35,29 @@ class Communicator {
 
   /// Waits for the other ranks.
   ncclResult_t join() { return keep(meeting_.join()); }
-  /// A communicator of the ranks that give the same color, in the order of their keys; none for a
-  /// rank without a color. All ranks must call it.
+  /// Makes a communicator of the ranks that give the same color, in the order of their keys; none
+  /// for a rank without a color. All ranks must call it.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>* made);
-  /// Before operations are queued in the stream, and after. The device is the thread's current one.
+  /// Call it before and after operations are queued in the stream, on the thread's current device.
   ncclResult_t enter_stream(cudaStream_t stream);
   ncclResult_t mark_stream(cudaStream_t stream);
-  /// What a stream's thread does when their turn has come.
+  /// A stream's thread runs the operations by this when their turn has come.
   void run(const std::vector<Operation>& operations);
   ncclResult_t asynchronous_error() const { return error_.load(); }
   /// An abort is no failure.
   bool has_failed() const { return error_ != ncclSuccess && !meeting_.is_aborted(); }
 
   void abort() { meeting_.abort(); }
-  /// Gives CUDA's things back: nothing is launched any more.
+  /// Gives CUDA's objects back; nothing is launched afterwards.
   void close();
 
   ncclRedOp_t add_factor(ncclDataType_t type, const Factor& factor);
   bool remove_factor(ncclRedOp_t operation);
-  /// What the operation means for values of the type; nothing where it has no meaning.
+  /// The reduction that the operation means for values of the type; none where it means nothing.
   std::optional<Reduction> find_reduction(ncclRedOp_t operation, ncclDataType_t type) const;
 
  private:
-  // Keeps an error.
+  // Stores an error.
   ncclResult_t keep(ncclResult_t result);
 
   Meeting meeting_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exported functions that make communicators, tell about them, and end them. A configuration's
-// hints (channels, policies) change nothing here; a communicator that may be made without waiting
+// The exported functions that make communicators, describe them, and end them. A configuration's
+// hints (channels, policies) change nothing here. A communicator that may be made without waiting
 // is made before the call returns, which NCCL allows. An ncclUniqueId holds the place where the
 // ranks meet.
 #include <cstring>
@@ -76,7 +76,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int count, ncclUniqueId 
   return init_rank(handle, count, id, rank, config);
 }
 
-// More places than one would only spread the load of many ranks.
+// More than one place would only spread the load of many ranks.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* handle, int count, int rank, int id_count,
                                       ncclUniqueId* ids, ncclConfig_t* config) {
   if (id_count < 1 || ids == nullptr) return ncclInvalidArgument;
@@ -113,7 +113,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ma
   });
 }
 
-// What was queued runs to its end without the handle.
+// Queued operations run to their end without the handle.
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   return is_ready(handle) ? ncclSuccess : ncclInvalidArgument;
 }

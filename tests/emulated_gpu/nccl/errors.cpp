@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last failure's sentence, which a lock guards; who asks gets a copy of the thread's own.
+// The sentence of the last failure, guarded by a lock; a caller gets the thread's own copy.
 #include "errors.h"
 
 #include <cstdarg>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How NCCL's stand-in fails: a code of NCCL's, and a sentence that ncclGetLastError tells and that
-// also goes to stderr. The last sentence of the process is kept, whichever thread failed, because
-// collectives fail on the threads of streams and the program asks from its own. What has no
-// stand-in is refused with its name. Any thread.
+// Failures of NCCL's stand-in: a code of NCCL's, and a sentence that ncclGetLastError returns and
+// that also goes to stderr. The process has one last sentence, whichever thread failed, because
+// collectives fail on the threads of streams and the program asks from its own. A function without
+// a stand-in is refused by name. Any thread.
 #pragma once
 
 #include <nccl.h>
 
 namespace emulated_gpu::nccl {
 
-// Keeps and prints the sentence, and returns the code.
+// Stores and prints the sentence, and returns the code.
 [[gnu::format(printf, 2, 3)]] ncclResult_t fail(ncclResult_t result, const char* format, ...);
 // Lives until this thread asks again.
 const char* last_failure();

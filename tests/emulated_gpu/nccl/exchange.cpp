@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The progress of one exchange, which one thread owns.
+// The progress of one exchange. One thread owns it.
 #include "exchange.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class Exchange {
   Exchange(Meeting* meeting, const std::vector<Message>& messages)
       : meeting_(*meeting), messages_(messages), moved_bytes_(messages.size()) {}
 
-  // Moves what can be moved. Whether nothing is left to do, as after an error.
+  // Moves all that can move now. Returns whether nothing is left to do, as after an error.
   bool advance();
   bool needs(int rank) const;
   ncclResult_t result() const { return result_; }
@@ -47,7 +47,7 @@ bool Exchange::advance() {
     const size_t channel = channel_of(messages_[index]);
     if (!is_done(index) && !is_taken[channel]) move_pieces(index);
     if (is_done(index)) continue;
-    is_taken[channel] = true;  // those after it wait for it
+    is_taken[channel] = true;  // messages after it wait for it
     is_all_done = false;
   }
   return is_all_done || result_ != ncclSuccess;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages between ranks, in pieces through the mailboxes. All messages of one exchange move at the
-// same time, as those of an NCCL group must; those between the same two ranks in the same lane and
-// direction arrive in the order in which they were given. A message that is longer or shorter than
-// its receiver expects is an error, where NCCL would hang or spoil memory. The calling thread,
-// which is a stream's, waits until all have moved.
+// same time, as those of an NCCL group must. Messages between the same two ranks in the same lane
+// and direction arrive in the order in which they were given. A message that is longer or shorter
+// than its receiver expects is an error, where NCCL would hang or spoil memory. The calling thread,
+// a stream's, waits until all have moved.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One group a thread.
+// Each thread has one group.
 #include "group.h"
 
 #include <algorithm>

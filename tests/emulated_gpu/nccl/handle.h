@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What NCCL's opaque handles stand for.
+// The types behind NCCL's opaque handles.
 #pragma once
 
 #include <nccl.h>

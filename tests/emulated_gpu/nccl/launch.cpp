@@ -14,7 +14,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// The device is the thread's one meanwhile.
+// Makes the device the thread's current one while it lives.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -29,7 +29,7 @@ class DeviceScope {
   int before_ = 0;
 };
 
-// All batches are of one stream.
+// All batches of a task are in one stream.
 using Task = std::vector<Batch>;
 
 const char* name_of(const Task& task) {

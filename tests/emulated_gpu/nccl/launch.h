@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operations as tasks of streams. What a call or a group gives one stream is one task, which
-// declares all device memory that its operations touch. Where it belongs to several communicators
-// of one device they run side by side, since they may wait for each other. An error fails the
-// context, because what the task should have written is not there. Any thread may call; tasks run
-// on the streams' threads.
+// Operations as tasks of streams. All operations that a call or a group gives one stream are one
+// task, which declares the device memory they touch. Operations of several communicators of one
+// device run side by side in it, since they may wait for each other. An error fails the context,
+// because the task's output is missing. Any thread may call; tasks run on the streams' threads.
 #pragma once
 
 #include <memory>
@@ -21,7 +20,7 @@ struct Batch {
   std::vector<Operation> operations = {};
 };
 
-/// Queues them all in their streams.
+/// Queues all batches in their streams.
 ncclResult_t launch(std::vector<Batch> batches);
 
 }  // namespace emulated_gpu::nccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The seats and mailboxes in shared memory, futexes as doorbells, and pidfds, which become readable
-// when their process has ended, also when nobody has waited for it yet.
+// when their process has ended, even if nobody has waited for it yet.
 #include "meeting.h"
 
 #include <linux/futex.h>
@@ -20,7 +20,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// How long who waits sleeps without a ring before it looks whether the others are alive.
+// A waiting thread that is not rung checks this often whether the others are alive.
 constexpr timespec kLookAfter = {.tv_sec = 0, .tv_nsec = 100'000'000};
 
 size_t mailbox_index(Lane lane, int from, int to, int count) {
@@ -33,7 +33,7 @@ size_t mailbox_index(Lane lane, int from, int to, int count) {
 
 struct alignas(64) Meeting::Seat {
   std::atomic<int32_t> process;  // 0 before the rank has come
-  std::atomic<int32_t> count;    // of ranks, as this one was told
+  std::atomic<int32_t> count;    // number of ranks, as this one was told
   std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> arrivals;
   std::atomic<uint32_t> has_left;
@@ -136,12 +136,12 @@ ncclResult_t Meeting::wait_until(const char* what, const std::function<bool()>& 
                                  const std::function<bool(int)>& is_needed) {
   std::atomic<uint32_t>& doorbell = seat(rank_).doorbell;
   for (;;) {
-    // Before the look: a ring after it ends the sleep.
+    // Read before the look, so that a ring after it ends the sleep.
     const uint32_t seen = doorbell.load();
     if (is_done()) return ncclSuccess;
     if (is_aborted()) return ncclInternalError;
     if (const int gone = find_gone(is_needed); gone >= 0) {
-      // What it did before it went counts.
+      // The work it did before it went counts.
       if (is_done()) return ncclSuccess;
       return fail(ncclRemoteError, "rank %d waits for %s, but rank %d (process %d) has gone", rank_,
                   what, gone, seat(gone).process.load());

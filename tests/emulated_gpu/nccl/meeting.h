@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of one communicator share, and how they wait for each other. In shared memory each
-// rank has a seat: its process, a doorbell that others ring when they have changed something it may
-// wait for, its arrivals at barriers, and its vote when the communicator is split. Each ordered
-// pair of ranks has a mailbox for one piece of a message in each of two lanes: collectives and the
+// The shared state of the ranks of one communicator, and their waits for each other. In shared
+// memory each rank has a seat: its process, a doorbell that others ring after a change it may wait
+// for, its arrivals at barriers, and its vote when the communicator is split. Each ordered pair of
+// ranks has a mailbox for one piece of a message in each of two lanes, so that collectives and
 // messages of send and receive do not overtake or mix with each other.
 //
-// Nobody waits for the dead: who waits looks after every ring, and ten times a second, whether a
-// rank it needs has left or its process has ended, and takes that for an error only if what this
-// rank left in the mailboxes does not suffice. A rank leaves when its meeting is destroyed or
-// aborted.
+// Nobody waits for the dead. After every ring, and ten times a second, a waiting rank checks
+// whether a rank it needs has left or its process has ended. That is an error only if the pieces it
+// left in the mailboxes do not suffice. A rank leaves when its meeting is destroyed or aborted.
 //
-// Threads: streams' threads exchange, the program's threads join, pass barriers and abort. One
-// thread at a time may write a mailbox or empty it.
+// Threads: streams' threads exchange; the program's threads join, pass barriers and abort. One
+// thread at a time may fill a mailbox or empty it.
 #pragma once
 
 #include <nccl.h>
@@ -32,7 +31,7 @@ constexpr size_t kPieceBytes = 256 << 10;
 enum class Lane : uint8_t { kCollective, kPointToPoint };
 constexpr int kLaneCount = 2;
 
-/// Whoever sends fills it when it is empty, and the receiver empties it.
+/// The sender fills it when it is empty, and the receiver empties it.
 struct Mailbox {
   std::atomic<uint32_t> is_full;
   uint32_t piece_bytes;
@@ -40,7 +39,7 @@ struct Mailbox {
   alignas(64) char piece[kPieceBytes];
 };
 
-/// What a rank wants of a split, and where those of its color will meet.
+/// A rank's wish in a split, and the place where the ranks of its color will meet.
 struct Vote {
   int32_t color;
   int32_t key;
@@ -50,7 +49,7 @@ struct Vote {
 class Meeting {
  public:
   Meeting(const Place& place, int rank, int count);
-  /// Leaves.
+  /// Leaves the meeting.
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
@@ -58,21 +57,21 @@ class Meeting {
   int rank() const { return rank_; }
   int count() const { return count_; }
 
-  /// Waits until all ranks have come. Everything below needs that.
+  /// Waits until all ranks have come. Every method below requires that.
   ncclResult_t join();
-  /// Waits until all ranks have called it as often.
+  /// Waits until all ranks have called it equally often.
   ncclResult_t pass_barrier();
   Vote& vote(int rank);
 
   Mailbox& mailbox(Lane lane, int from, int to);
-  /// Wakes the rank, which may wait for what has changed.
+  /// Wakes the rank, which may wait for the change.
   void ring(int rank);
-  /// Calls `is_done`, at first and whenever this rank was rung, until it returns true. An error
-  /// when a rank that is `needed` has gone, or when the meeting is aborted.
+  /// Calls `is_done`, at first and whenever this rank was rung, until it returns true. Fails when a
+  /// rank that is `needed` has gone, or when the meeting is aborted.
   ncclResult_t wait_until(const char* what, const std::function<bool()>& is_done,
                           const std::function<bool(int)>& is_needed);
 
-  /// Whoever waits here returns, and the other ranks find this one gone.
+  /// Makes waiting threads here return, and tells the other ranks that this one is gone.
   void abort();
   bool is_aborted() const { return is_aborted_.load(); }
 
@@ -82,7 +81,7 @@ class Meeting {
   Seat& seat(int rank) const;
   void leave();
   bool is_gone(int rank);
-  // The lowest one that is needed, -1 where none is.
+  // The lowest needed rank that has gone, -1 if none has.
   int find_gone(const std::function<bool(int)>& is_needed);
 
   const Place place_;

@@ -17,7 +17,7 @@ void writes(Operation* operation, void* address, size_t bytes) {
   operation->ranges.push_back({reinterpret_cast<uint64_t>(address), bytes, 1});
 }
 
-// Sent bytes are only read.
+// Callers only read bytes that they send.
 char* at(const void* address, int part, size_t bytes) {
   return static_cast<char*>(const_cast<void*>(address)) + static_cast<size_t>(part) * bytes;
 }
@@ -30,7 +30,7 @@ void receives(Operation* operation, int peer, void* to, size_t bytes) {
       {.is_sent = false, .peer = peer, .bytes = at(to, 0, 0), .count = bytes});
 }
 
-// This rank reduces the parts that all ranks send it.
+// Makes this rank reduce the parts that all ranks send it.
 void reduces(Operation* operation, const Reduction& reduction, const void* own, void* result,
              size_t count) {
   operation->sum = Operation::Sum{reduction, own, result, count};
@@ -38,7 +38,7 @@ void reduces(Operation* operation, const Reduction& reduction, const void* own, 
   reads(operation, reduction.factor->address, bytes_of(reduction.type));
 }
 
-// The parts of one sum: the rank's own, and buffers for those of the others.
+// The parts of one sum: the rank's own, and buffers for the others'.
 struct Parts {
   std::vector<std::vector<char>> received;
   std::vector<const void*> addresses;

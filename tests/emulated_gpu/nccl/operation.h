@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What NCCL's operations do, as values: which messages a rank exchanges, what it copies within its
-// own memory, what it reduces afterwards, and which device memory that touches. They are made when
-// the program calls NCCL, perhaps within a group, and run later on a stream's thread, once or, from
-// a CUDA graph, many times; running changes nothing in them.
+// NCCL's operations as values: the messages that a rank exchanges, its copies within its own
+// memory, its reductions afterwards, and the device memory that all of it touches. They are made
+// when the program calls NCCL, perhaps within a group, and run later on a stream's thread: once, or
+// many times from a CUDA graph. Running changes nothing in them.
 //
 // A reduction brings all parts together before it writes its result, so every operation may work in
 // place where NCCL's may.
@@ -25,7 +25,7 @@ struct Operation {
     const void* from = nullptr;
     size_t bytes = 0;
   };
-  /// Parts of all ranks, of which each sends its own.
+  /// The parts of all ranks, each sent by its rank.
   struct Sum {
     Reduction reduction;
     const void* own = nullptr;
@@ -40,14 +40,14 @@ struct Operation {
   std::optional<Sum> sum = std::nullopt;
 };
 
-/// Who makes the operation, and what it is called.
+/// The operation's name, this rank, and the number of ranks.
 struct Caller {
   const char* name;
   int rank;
   int count;
 };
 
-// Counts are of values, of `bytes` each, or of the reduction's type.
+// Counts are numbers of values, of `bytes` each, or of the reduction's type.
 Operation all_reduce(const Caller& caller, const void* from, void* to, size_t count,
                      const Reduction& reduction);
 Operation reduce_to(const Caller& caller, const void* from, void* to, size_t count,
@@ -61,7 +61,7 @@ Operation all_to_all(const Caller& caller, const void* from, void* to, size_t by
 Operation send(const Caller& caller, const void* from, size_t bytes, int peer);
 Operation receive(const Caller& caller, void* to, size_t bytes, int peer);
 
-/// All messages at the same time, then copies and reductions.
+/// Moves all messages at the same time, then copies and reduces.
 ncclResult_t run(Meeting* meeting, std::span<const Operation> operations);
 
 }  // namespace emulated_gpu::nccl

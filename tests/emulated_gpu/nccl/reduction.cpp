@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One template for all types: a type says in what its values are computed, and how they are rounded
-// back.
+// One template for all types: a type defines in which type its values are computed, and how they
+// are rounded back.
 #include "reduction.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// What a value is computed in. Integers overflow as a GPU's do.
+// The type in which a value is computed. Integers overflow as a GPU's do.
 template <typename T>
 T widen(T value) {
   return value;
@@ -65,7 +65,7 @@ T smaller(T a, T b) {
   }
 }
 
-// `prepare` is what happens to each part's value, `combine` joins two, `finish` is for the result.
+// `prepare` changes each part's value, `combine` joins two, `finish` makes the result.
 template <typename T, typename Prepare, typename Combine, typename Finish>
 void reduce_each(std::span<const void* const> parts, void* result, size_t count, Prepare prepare,
                  Combine combine, Finish finish) {

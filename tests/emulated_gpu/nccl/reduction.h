@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NCCL's types and reductions. Values are reduced one rank after the other, rank 0 first, and each
-// partial result is rounded to the type; so all ranks get the same bits, every time. As NCCL does,
-// an average of floating-point values multiplies by 1/ranks before it adds, one of integers divides
+// NCCL's types and reductions. Values are reduced one rank after another, rank 0 first, and each
+// partial result is rounded to the type; so all ranks get the same bits, every time. As in NCCL, an
+// average of floating-point values multiplies by 1/ranks before it adds; one of integers divides
 // the sum. Types of 8 bits with a sign and exponent can be moved but not reduced. Pure functions.
 #pragma once
 
@@ -14,12 +14,12 @@
 
 namespace emulated_gpu::nccl {
 
-/// Of one value; 0 for what is no type.
+/// The size of one value; 0 for an unknown type.
 size_t bytes_of(ncclDataType_t type);
 bool is_reducible(ncclDataType_t type);
 
-/// A factor of the values, of their type: in device memory, where it is read when the reduction
-/// runs, or here.
+/// A factor of the values, of their type. It lies in device memory, where it is read when the
+/// reduction runs, or here.
 struct Factor {
   const void* address = nullptr;  // in device memory, or null
   alignas(8) char value[8] = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory files: made, found by other processes, mapped. The files that this process keeps open for
-// others stand in one set, which a lock guards.
+// Memory files: made, found by other processes, mapped. One set, guarded by a lock, holds the files
+// that this process has open for others.
 #include "shared_memory.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ namespace {
 std::mutex mutex;
 std::set<int> kept_files;  // guarded by mutex
 
-// An open file of that place, -1 where there is none.
+// Opens the file of that place; -1 when there is none.
 int open_place(const Place& place) {
   const std::string path =
       "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.file);
@@ -33,7 +33,7 @@ int open_place(const Place& place) {
   return -1;
 }
 
-// All ranks ask for the same size, so whoever is first makes the file as large.
+// All ranks ask for the same size, so the first one sets the size of the file.
 bool grow(int file, size_t bytes) {
   struct stat found = {};
   if (fstat(file, &found) != 0) return false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // libnvidia-ml.so.1 of the emulated GPU. torch.cuda.device_count() asks NVIDIA's management library
-// where CUDA must not start yet, and PyTorch's text for an out-of-memory error asks for processes.
-// Nothing else of NVML is here; whoever looks for it finds no symbol. A handle is a number, the
-// ordinal and one. No state, any thread.
+// while CUDA must not start yet, and PyTorch's text for an out-of-memory error asks for processes.
+// Every other symbol of NVML is missing. A handle is a number: the ordinal plus one. No state; any
+// thread.
 #include <cstdint>
 #include <cstdio>
 
@@ -43,7 +43,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
 }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
-  // The driver's bus numbers are the ordinals and one.
+  // The driver's bus numbers are the ordinals plus one.
   unsigned bus = 0;
   if (sscanf(id, "%*x:%x:", &bus) != 1 || bus == 0 || bus > count()) return kInvalidArgument;
   *device = reinterpret_cast<void*>(uintptr_t{bus});

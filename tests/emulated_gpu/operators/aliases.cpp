@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the stand-ins of device tensors. They keep what a kernel can see beyond sizes and strides:
-// the bits for conjugates and negatives, and that a tensor was a number in the program's text,
-// which decides about the type of results. Any thread may call.
+// Makes the stand-ins of device tensors. They preserve what a kernel can see beyond sizes and
+// strides: the bits for conjugates and negatives, and whether a tensor was a number in the
+// program's text, which decides the type of results. Any thread may call.
 #include "operators/aliases.h"
 
 #include <ATen/cuda/EmptyTensor.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a boxed call becomes a task, in one of two ways. try_queue makes the results first and queues
+// Turns a boxed call into a task, in one of two ways. try_queue makes the results first and queues
 // the CPU kernel, which fills them. run_and_copy runs the CPU kernel, waits, and makes the results
-// of what came out. Arguments on the host are copied, since the program may change them before the
+// from its output. Arguments on the host are copied, since the program may change them before the
 // task runs. Calls come on any thread of the program; tasks run on the streams' threads and touch
 // nothing of a kernel but its signature.
 #include "operators/emulated_kernel.h"
@@ -42,8 +42,8 @@ void fit(const IValue& argument, const IValue& result) {
   }
 }
 
-// What the CPU kernel writes in place of an out= argument. Some kernels resize it on the way, which
-// no alias of device memory can do.
+// The tensor that the CPU kernel writes in place of an out= argument. Some kernels resize it on the
+// way, which no alias of device memory can do.
 Tensor out_on_host(const Tensor& t) {
   return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kCPU));
 }
@@ -86,7 +86,7 @@ void EmulatedKernel::check_arguments(const Call& call) const {
 bool EmulatedKernel::try_queue(Call* call, std::vector<IValue>* results) {
   std::shared_ptr<const Shapes> shapes;
   const bool is_list = !call->arguments.empty() && call->arguments[0].isTensorList();
-  // The shapes of what is written in place are known, but the Meta kernel checks the call at once.
+  // The shapes of tensors written in place are known, but the Meta kernel checks the call at once.
   if (signature_.has_meta && !(signature_.is_in_place() && is_list)) {
     shapes = shapes_.find(call->op, call->arguments);
     if (shapes == nullptr) return false;
@@ -101,7 +101,7 @@ bool EmulatedKernel::try_queue(Call* call, std::vector<IValue>* results) {
   return true;
 }
 
-// Nothing where a result is a number.
+// Returns nothing where a result is a number.
 std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call,
                                                                 const Shapes* shapes,
                                                                 std::vector<Tensor>* fresh) const {
@@ -127,7 +127,7 @@ std::optional<std::vector<IValue>> EmulatedKernel::make_results(const Call& call
 
 void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& fresh) {
   Stack arguments = host_arguments(call);
-  std::vector<std::pair<Tensor, Tensor>> outs;  // where it belongs, and what the CPU kernel writes
+  std::vector<std::pair<Tensor, Tensor>> outs;  // a target, and what the CPU kernel writes
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!signature_.is_out[i]) continue;
     const std::vector<Tensor> made = tensors_of(arguments[i]);
@@ -145,7 +145,7 @@ void EmulatedKernel::queue_with_results(Call* call, const std::vector<Tensor>& f
   queue(signature_.name.c_str(), call->ranges, call->device,
         [this, op = call->op, arguments = std::move(arguments), generator = call->generator,
          outs = std::move(outs), targets = std::move(targets)]() mutable {
-          Stack host = arguments;  // a graph runs it again
+          Stack host = arguments;  // a copy, because a graph runs it again
           run_on_host(op, generator, &host);
           for (const auto& [target, made] : outs) target.copy_(made);
           fill(host, &targets);
@@ -176,7 +176,7 @@ std::vector<IValue> EmulatedKernel::run_and_copy(Call* call) {
   return results;
 }
 
-// The arguments of the CPU kernel.
+// Makes the arguments of the CPU kernel.
 Stack EmulatedKernel::host_arguments(Call* call) const {
   OnePerTensor on_host([](const Tensor& t) { return t.is_cuda() ? alias_of(t) : host_copy_of(t); });
   Stack result;
@@ -207,7 +207,7 @@ void EmulatedKernel::run_on_host(const OperatorHandle& op, const MakeGenerator& 
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), host);
 }
 
-// Types may differ: CUDA's kernels keep some statistics in more bits.
+// Types may differ: CUDA's kernels have more bits for some statistics.
 void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const {
   auto target = targets->begin();
   for (size_t i = 0; i < signature_.returned.size(); ++i) {

@@ -3,7 +3,7 @@
 // The boxed kernel of one operator: runs the operator's CPU kernel in the current stream, over
 // aliases of device memory. Where the Meta kernel knows the shapes of the results, the program runs
 // ahead of its device. Where it does not, or they depend on data, the caller waits. A task holds no
-// device tensor: whoever frees or moves one while a task uses it is found out by wrong bits or an
+// device tensor, so a program that frees or moves one while a task uses it gets wrong bits or an
 // illegal address. Kernels live for ever, since tasks and graphs refer to them. Any thread may call
 // one.
 #pragma once

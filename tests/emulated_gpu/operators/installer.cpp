@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides for each operator which kernel it gets. Replacing a CUDA kernel of PyTorch's makes it
-// warn, which is what is wanted here, so warnings are off meanwhile. The installer lives for ever:
-// to destroy its library would take the kernels away while streams still run them.
+// Decides which kernel each operator gets. Replacing a CUDA kernel of PyTorch makes it warn, but
+// that is intended here, so warnings are off meanwhile. The installer lives for ever: destroying
+// its library would take the kernels away while streams still run them.
 #include "operators/installer.h"
 
 #include "operators/own_kernels.h"
@@ -90,7 +90,7 @@ void Installer::install_all() {
   QuietWarnings quiet;
   const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  // Which operators have a CUDA kernel must be known before any gets one of ours.
+  // The operators with a CUDA kernel must be known before any gets one of ours.
   std::vector<OperatorHandle> with_kernel;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with(kNamespace)) continue;

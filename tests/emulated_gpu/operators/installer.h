@@ -2,10 +2,10 @@
 //
 // Puts kernels at the dispatch key CUDA: for nearly every operator of PyTorch that has a CUDA
 // kernel, an EmulatedKernel over its CPU kernel; and at SparseCUDA a SparseKernel where PyTorch's
-// own launches kernels. Operators without a CPU kernel are refused by an
-// error with their name, those with a kernel of our own get that one, and views and memory stay
-// PyTorch's. What became of each operator is listed, so that a test can ask whether anything
-// compares it with the CPU. The thread that loads the library installs all, once.
+// own launches kernels. Operators without a CPU kernel are refused by an error with their name;
+// those with a kernel of our own get that one; views and memory stay PyTorch's. The fate of each
+// operator is listed, so that a test can check that something compares it with the CPU. The thread
+// that loads the library installs all, once.
 #pragma once
 #include <string>
 #include <string_view>
@@ -15,7 +15,7 @@
 
 namespace emulated_gpu::operators {
 
-/// What became of an operator.
+/// The fate of an operator.
 struct Installed {
   std::string name;
   const char* fate;                        // "emulated", "own", "refused" or "kept"

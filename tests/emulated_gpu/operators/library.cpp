@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libemulated_operators.so does when torch loads it, and the C functions that tests find in
-// it: the list of operators, and a kernel that no operator announces. The installer is made by the
-// loading thread before any operator can be called, and lives for ever. The list never changes, so
-// any thread may read it.
+// The start of libemulated_operators.so when torch loads it, and the C functions that tests find in
+// it: the list of operators, and a kernel that no operator announces. The loading thread makes the
+// installer before any operator can be called; it lives for ever. The list never changes, so any
+// thread may read it.
 #include <c10/cuda/CUDAStream.h>
 
 #include "emulated_gpu.h"
@@ -24,7 +24,7 @@ const Installer& installer() {
   return *installed;
 }
 
-// The library is loaded for this.
+// Loading the library does this.
 [[maybe_unused]] const Installer& installed_when_loaded = installer();
 
 struct Scaling {
@@ -52,7 +52,7 @@ EMULATED_PUBLIC void emulated_gpu_operators(void (*show)(const char* name, const
   }
 }
 
-// As a kernel of an extension: data[i] *= factor in the current stream.
+// Acts as a kernel of an extension: data[i] *= factor in the current stream.
 EMULATED_PUBLIC int emulated_gpu_unannounced_scale(uint64_t address, uint64_t count, float factor) {
   using namespace emulated_gpu::operators;
   const EmulatedTask task = {"emulated_gpu_unannounced_scale", scale, destroy_scaling,

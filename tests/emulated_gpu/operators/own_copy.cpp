@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// copy_: what PyTorch does by cudaMemcpyAsync it does here too, and what it does by a kernel is a
-// task. So copies between host and device, between devices and of whole blocks reach the driver as
-// they do on a real GPU, while a copy that changes type or strides on one device is a kernel there
-// and here. Any thread may call.
+// copy_: PyTorch's calls of cudaMemcpyAsync are the same calls here; its copy kernels are tasks. So
+// copies between host and device, between devices and of whole blocks reach the driver as they do
+// on a real GPU, while a copy that changes type or strides on one device is a kernel there and
+// here. Any thread may call.
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAGuard.h>
 

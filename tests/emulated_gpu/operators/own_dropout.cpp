@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // native_dropout, which draws from the device's generator although none is among its arguments. The
-// mask says what was kept. The mask and the result are made in one task, so that a replayed graph
+// mask marks the kept elements. One task makes the mask and the result, so that a replayed graph
 // draws once for both. Any thread may call; the task runs on its stream's thread.
 #include <c10/cuda/CUDAGuard.h>
 

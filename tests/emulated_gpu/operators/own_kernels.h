@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Operators whose CPU kernel is missing, or takes other arguments than CUDA's, so that the emulated
-// GPU has a kernel of its own for them. One that is put together from other operators on the device
-// queues a task for each of these. Its bits are those of its formula in this order, which need not
-// be the bits of the CPU's composite. One table names them all. Kernels have no state; any thread
-// may call them.
+// GPU has a kernel of its own for them. A kernel composed of other operators on the device queues a
+// task for each of these. Its bits are those of its formula in this order, which need not be the
+// bits of the CPU's composite. One table names them all. Kernels have no state; any thread may call
+// them.
 #pragma once
 #include <array>
 #include <span>

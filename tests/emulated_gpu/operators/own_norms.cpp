@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA's fused RMS norm, for which the CPU has a composite only. As in CUDA's kernel, half
-// precision is normalised in float, and the statistics that backward gets are float too. Each step
-// is an operator on the device. No state; any thread may call.
+// CUDA's fused RMS norm, for which the CPU has only a composite. As in CUDA's kernel, half
+// precision is normalised in float, and the statistics for the backward pass are float too. Each
+// step is an operator on the device. No state; any thread may call.
 #include <limits>
 
 #include "operators/own_kernels.h"

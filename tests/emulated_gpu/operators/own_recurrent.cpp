@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA's fused cells of LSTM and GRU with their backward, for which the CPU has composites only.
+// CUDA's fused cells of LSTM and GRU with their backward, for which the CPU has only composites.
 // The matrix products are done before: a cell gets the gates' sums and adds the biases. The
-// workspace that backward gets holds what CUDA's kernels keep, in their order: i, f, g, o of an
-// LSTM, and r, z, n, the hidden state and its part of n of a GRU. Each step is an operator on the
-// device. No state; any thread may call.
+// workspace for the backward pass holds the values of CUDA's kernels, in their order: i, f, g, o of
+// an LSTM, and r, z, n, the hidden state and its part of n of a GRU. Each step is an operator on
+// the device. No state; any thread may call.
 #include "operators/own_kernels.h"
 #include "operators/tasks.h"
 

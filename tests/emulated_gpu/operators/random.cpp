@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mixes seed and offset of CUDA's generator to the seed of one of the CPU. Each task advances the
-// offset by the same amount, however many numbers it draws: its own generator never runs out.
+// Mixes seed and offset of CUDA's generator into the seed of a CPU generator. Each task advances
+// the offset by the same amount, however many numbers it draws: its own generator never runs out.
 // Offsets are taken under the generator's mutex. Any thread may call.
 #include "operators/random.h"
 

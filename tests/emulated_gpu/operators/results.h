@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Brings to the device what a CPU kernel made, for kernels that wait for their results. The copy is
-// a task in the current stream under the operator's name, as if the kernel had written there
-// itself; the task keeps the tensor of the host until it ran. A sparse tensor is brought by its
-// parts, its indices and values. Any thread may call.
+// Copies the output of a CPU kernel to the device, for kernels that wait for their results. The
+// copy is a task in the current stream under the operator's name, as if the kernel had written
+// there itself. The task holds the tensor of the host until it ran. A sparse tensor is copied by
+// its parts, its indices and values. Any thread may call.
 #pragma once
 #include "operators/tasks.h"
 
@@ -11,7 +11,7 @@ namespace emulated_gpu::operators {
 
 /// The name must live for ever.
 void copy_to_device(const char* name, const Tensor& target, const Tensor& made);
-/// A fresh tensor on the device, dense or sparse as the given one.
+/// A fresh tensor on the device, dense or sparse like the given one.
 Tensor moved_to_device(const char* name, const Tensor& made, c10::DeviceIndex device);
 
 }  // namespace emulated_gpu::operators

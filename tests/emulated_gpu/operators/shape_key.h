@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the shapes of an operator's results follow from, as bytes: sizes, strides, types and places
-// of the tensors among the arguments, and all other arguments by value. Arguments with equal keys
-// have results of equal shapes. Every value begins with its kind and every list with its length, so
-// that no two argument lists share a key. A value of an unknown kind has no key. A key belongs to
-// one thread.
+// Everything that determines the shapes of an operator's results, as bytes: sizes, strides, types
+// and places of the tensors among the arguments, and all other arguments by value. Arguments with
+// equal keys have results of equal shapes. Every value begins with its kind and every list with its
+// length, so that no two argument lists share a key. A value of an unknown kind has no key. A key
+// belongs to one thread.
 #pragma once
 #include <string>
 
@@ -14,7 +14,7 @@ namespace emulated_gpu::operators {
 
 class ShapeKey {
  public:
-  /// False where the value is of an unknown kind. The key is worthless then.
+  /// False where the value is of an unknown kind; the key is worthless then.
   bool add(const IValue& value);
   const std::string& bytes() const { return bytes_; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an operator's schema says about a call: which arguments are written, which of them are out=,
-// which result is which argument, and where the generator stands. It is read once, when the kernel
+// An operator's schema as a call needs it: which arguments are written, which of them are out=,
+// which result is which argument, and the place of the generator. It is read once, when the kernel
 // is installed, so that a call looks nothing up by name. A signature never changes, so any thread
 // may read it.
 #pragma once
@@ -18,7 +18,7 @@ namespace emulated_gpu::operators {
 struct Signature {
   explicit Signature(const OperatorHandle& op);
 
-  /// Returns nothing but its own arguments, and none of these is out=: no shape has to be found.
+  /// Whether it returns only its own arguments, none of them out=: no shape has to be found.
   bool is_in_place() const { return !has_fresh && !has_out; }
 
   std::string name;

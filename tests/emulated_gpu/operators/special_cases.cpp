@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tables of operators that are treated in a way of their own. A row stands here for what
-// CUDA's kernel of that name does otherwise than the CPU's, never to make a test pass. Rows of an
-// operator that a version of torch does not have are harmless. The tables never change.
+// The tables of operators with special treatment. A row is here because CUDA's kernel of that name
+// differs from the CPU's, never to make a test pass. Rows for operators that a version of torch
+// lacks are harmless. The tables never change.
 #include "operators/special_cases.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace emulated_gpu::operators {
 
 namespace {
 
-// CUDA's kernel keeps the statistics of bfloat16 as float. The CPU's takes them so only where the
+// CUDA's kernel holds the statistics of bfloat16 as float. The CPU's accepts that only where the
 // weight is float too.
 void narrow_statistics(Stack* arguments) {
   constexpr size_t kInput = 1, kMean = 3, kReciprocalDeviation = 4, kWeight = 5;
@@ -23,7 +23,7 @@ void narrow_statistics(Stack* arguments) {
     (*arguments)[place] = (*arguments)[place].toTensor().to(type);
 }
 
-// CUDA's kernel takes whole numbers, the CPU's does not.
+// CUDA's kernel takes whole numbers; the CPU's does not.
 void widen_integers(Stack* arguments) {
   const Tensor self = arguments->front().toTensor();
   if (at::isIntegralType(self.scalar_type(), /*includeBool=*/true))
@@ -94,7 +94,7 @@ constexpr std::string_view kComposite[] = {
     "aten::linalg_eig",   "aten::mode.values",
 };
 
-// Everything else at the key SparseCUDA is put together from operators on indices and values.
+// Everything else at the key SparseCUDA is composed of operators on indices and values.
 constexpr std::string_view kSparse[] = {
     "aten::_coalesce",
     "aten::_sparse_log_softmax",

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All that is told apart by an operator's name, in tables: how a CPU kernel differs from CUDA's in
-// what it takes and gives, which operators PyTorch itself serves on an emulated GPU, and which
-// composite and sparse ones get a kernel of their own. Whatever is not named here is treated alike.
-// The tables never change, so any thread may read them.
+// Every decision by an operator's name, in tables: how a CPU kernel differs from CUDA's in its
+// arguments and results, which operators PyTorch itself serves on an emulated GPU, and which
+// composite and sparse ones get a kernel of their own. All other operators are treated alike. The
+// tables never change, so any thread may read them.
 #pragma once
 #include <span>
 #include <string>
@@ -19,13 +19,13 @@ struct SpecialCase {
   bool is_waited_for = false;       // its shapes depend on data, or it gives numbers
   bool takes_host_tensors = false;  // of any size, beside those of the device
   bool may_leave_empty = false;     // the CPU's gives no statistics in evaluation, CUDA's has sizes
-  bool adds_to_out = false;         // reads what its out= holds, as if it wrote in place
+  bool adds_to_out = false;         // reads its out= argument, as if it wrote in place
   void (*adapt)(Stack* arguments) = nullptr;  // changes the arguments to those of the CPU kernel
 };
 
-/// One without anything special where the name is in no table.
+/// A default one where the name is in no table.
 SpecialCase special_case_of(std::string_view name);
-/// Views, memory and what only calls other operators need no kernel. PyTorch's own code stays.
+/// Whether PyTorch's own code stays: views, memory, and operators that only call others.
 bool is_kept(std::string_view name);
 /// Composite operators whose parts would choose a library or a kernel of CUDA's by the device.
 std::span<const std::string_view> composite_operators();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts callables as kernels into the current CUDA stream. The stream's thread runs a task when its
-// turn comes, with the hooks of the program off, and the driver checks first that the ranges are
-// mapped. A task that throws fails the device, as a kernel that faults does; a graph runs a task
-// once for each replay. Ranges belong to the thread that fills them. Any thread may queue.
+// Queues callables as kernels in the current CUDA stream. The stream's thread runs a task when its
+// turn comes, with the program's hooks off; the driver first checks that the ranges are mapped. A
+// task that throws fails the device, like a kernel that faults. A graph runs a task once for each
+// replay. Ranges belong to the thread that fills them. Any thread may queue.
 #pragma once
 #include <ATen/record_function.h>
 
@@ -31,8 +31,8 @@ class Ranges {
   std::vector<EmulatedRange> all_;
 };
 
-/// The program's hooks do not see what happens inside an operator, and autograd does not record it.
-/// What the operator calls makes no views for autograd either: it resizes parts of sparse tensors.
+/// Inside an operator the program's hooks see nothing and autograd records nothing. Calls from
+/// there make no views for autograd either: they resize parts of sparse tensors.
 struct InsideOperator {
   at::RecordFunctionGuard no_hooks{false};
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -41,7 +41,7 @@ struct InsideOperator {
 /// The name must live for ever.
 void queue(const char* name, const Ranges& ranges, c10::DeviceIndex device,
            std::function<void()> run);
-/// Queues it and waits. What the callable throws, the caller gets. Throws while a graph is
+/// Queues it and waits. Passes the callable's exception to the caller. Throws while a graph is
 /// captured.
 void run_and_wait(const char* name, const Ranges& ranges, c10::DeviceIndex device,
                   const std::function<void()>& run);

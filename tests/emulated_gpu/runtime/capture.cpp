@@ -13,7 +13,7 @@ namespace {
 
 bool is_legacy(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY; }
 
-// The driver only swaps it.
+// The driver can only swap the mode, so this swaps it back.
 cudaStreamCaptureMode mode_of_thread() {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver().cuThreadExchangeStreamCaptureMode(&mode);
@@ -83,7 +83,7 @@ cudaError_t Captures::begin(CUstream stream, cudaStreamCaptureMode mode) {
 }
 
 cudaError_t Captures::end(CUstream stream, std::unique_ptr<Graph>* graph) {
-  std::unique_ptr<Graph> made;  // what it destroys, it destroys without the lock
+  std::unique_ptr<Graph> made;  // so that it is destroyed without the lock
   const std::lock_guard lock(mutex_);
   const Member* member = find(stream);
   if (member == nullptr) return cudaErrorIllegalState;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which streams capture which graph, and what a program must not do meanwhile. What is queued in a
-// stream that captures becomes a node of the graph. An event that was recorded in such a stream
-// stands for the nodes before it, also after the capture, until it is recorded elsewhere; a stream
-// that waits for it joins the capture. What CUDA forbids makes the capture invalid: from then on
-// its streams refuse work, and its end gives no graph.
+// Which streams capture which graph, and the calls that a program must not make meanwhile. Work
+// queued in a capturing stream becomes a node of the graph. An event that was recorded in such a
+// stream stands for the nodes before it, also after the capture, until it is recorded elsewhere; a
+// stream that waits for it joins the capture. A call that CUDA forbids makes the capture invalid:
+// from then on its streams refuse work, and its end gives no graph.
 //
 // One mutex guards all of it; while nothing is captured no call takes it. Any thread may call. The
 // errors are those that CUDA's documentation names.
@@ -41,22 +41,23 @@ class Captures {
   State state(CUstream stream) const;
   bool is_capturing(CUstream stream) const;
 
-  /// Queues the work in the stream, or keeps it for the graph that the stream captures.
+  /// Queues the work in the stream, or adds it to the graph that the stream captures.
   CUresult queue(CUstream stream, Work work);
-  /// Nothing where the stream captures no graph: then the driver is to record, or to wait.
+  /// Nothing where the stream captures no graph: then the driver has to record, or to wait.
   std::optional<cudaError_t> record(CUevent event, CUstream stream);
   std::optional<cudaError_t> wait(CUstream stream, CUevent event);
   void forget(CUstream stream);
   void forget(CUevent event);
 
-  /// Whether the stream may be given work that no graph can hold, be waited for, or be asked.
+  /// Whether the stream may be given work that no graph can hold, be waited for, or be queried.
   cudaError_t forbid_outside(CUstream stream);
   cudaError_t check_use(CUstream stream);
-  /// Whether the event may be waited for, or asked, by the host.
+  /// Whether the host may wait for the event or query it.
   cudaError_t forbid_captured(CUevent event);
   /// Whether the current device may be waited for.
   cudaError_t forbid_device_wait();
-  /// Whether the calling thread may make a call that CUDA names potentially unsafe, as cudaMalloc.
+  /// Whether the calling thread may make a call that CUDA calls potentially unsafe, like
+  /// cudaMalloc.
   cudaError_t forbid_unsafe();
 
  private:
@@ -71,15 +72,15 @@ class Captures {
   };
   struct Member {
     std::shared_ptr<Capture> capture;
-    Nodes last;  // what the stream's next node depends on
+    Nodes last;  // the nodes that the stream's next node depends on
   };
 
-  // The next four under the mutex.
+  // The next four need the mutex.
   Member* find(CUstream stream);
   void add(CUstream stream, Member member);
   void count();
-  // An error where the stream's capture is invalid, or a blocking stream captures and the stream is
-  // the legacy one.
+  // The error where the stream's capture is invalid, or a blocking stream captures and the stream
+  // is the legacy one.
   cudaError_t obstacle(CUstream stream);
 
   mutable std::mutex mutex_;

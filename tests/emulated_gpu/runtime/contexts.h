@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The current device of each thread. A primary context is retained at its device's first use and
-// never released. The device that a thread asked for counts until the thread has a context; from
-// then on the driver's current context does. A mutex guards the contexts; any thread may call.
+// never released. A thread's requested device counts until the thread has a context; from then on
+// the driver's current context does. A mutex guards the contexts; any thread may call.
 #pragma once
 
 #include "driver_table.h"
 
 namespace emulated_gpu::runtime {
 
-/// The driver, after the calling thread has a context: the first call that needs one makes the
+/// The driver, once the calling thread has a context: the first call that needs one makes the
 /// primary context current, as the real run time does. Where that fails, the driver's next call
-/// says that there is no context.
+/// reports that there is no context.
 const Driver& ready();
 bool has_device(int device);
 /// Null where the driver gives none. REQUIRES: has_device(device).

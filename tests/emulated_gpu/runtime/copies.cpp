@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's copies and memset: the kind of a copy is found by its addresses where it is not
-// given. In a stream that captures they become nodes of the graph. Copies within the host are done
-// at once, as CUDA documents; in a graph a host function does them. Any thread may call.
+// The run time's copies and memset. The addresses determine the kind of a copy where it is not
+// given. In a capturing stream copies become nodes of the graph. Copies within the host are done at
+// once, as CUDA documents; in a graph a host function does them. Any thread may call.
 #include <cstring>
 #include <utility>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's functions of devices, and versions. One table of properties tells of a small GPU
+// The run time's functions of devices, and versions. One table of properties describes a small GPU
 // of compute capability 9.0; attributes are read out of it. No device reaches another's memory, so
-// that peers copy through the host. Any thread may call.
+// peers copy through the host. Any thread may call.
 #include <cstdio>
 #include <cstring>
 
@@ -152,7 +152,7 @@ EMULATED_PUBLIC cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int pe
   *can = 0;
   return cudaSuccess;
 }
-// What CUDA gives for a peer whose memory cannot be reached.
+// CUDA returns this for a peer whose memory cannot be reached.
 EMULATED_PUBLIC cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
   return note(cudaErrorInvalidDevice);
 }
@@ -174,7 +174,7 @@ EMULATED_PUBLIC cudaError_t cudaGetDriverEntryPointByVersion(
   if (result != CUDA_SUCCESS) *function = nullptr;
   if (status == nullptr) return note(result);
   *status = static_cast<cudaDriverEntryPointQueryResult>(found);
-  // That there is no such symbol is an answer.
+  // The absence of a symbol is an answer, not an error.
   return note(result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result);
 }
 

@@ -15,7 +15,7 @@ namespace {
   abort();
 }
 
-// The extension of the emulation, which cuGetProcAddress does not know.
+// Finds an extension of the emulation, which cuGetProcAddress does not know.
 template <typename Function>
 void find_export(void* library, const char* name, Function* found) {
   *found = reinterpret_cast<Function>(dlsym(library, name));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The functions of libcuda.so.1 that the run time calls, found as the real run time finds them, so
-// that a launch guard that is preloaded stands before them too. It is made at the first call, and
-// lives for ever; a function that is missing ends the process with its name. Any thread may call.
+// that a preloaded launch guard stands before them too. The table is made at the first call and
+// lives for ever; a missing function ends the process with its name. Any thread may call.
 #pragma once
 
 #include <cuda.h>

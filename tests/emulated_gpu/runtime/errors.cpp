@@ -19,7 +19,7 @@ struct ErrorText {
   const char* name;
   const char* text;
 };
-// What the emulation gives, and what torch or the suites provoke on a real GPU.
+// Errors that the emulation returns, and errors that torch or the suites provoke on a real GPU.
 #define EMULATED_ERROR(name, text) \
   { name, #name, text }
 constexpr ErrorText kErrorTexts[] = {
@@ -89,7 +89,7 @@ const ErrorText& text_of(cudaError_t error) {
   return kUnknown;
 }
 
-// The text of cudaErrorLaunchFailure once the context has failed; for ever.
+// The text of cudaErrorLaunchFailure once the context has failed; lives for ever.
 std::atomic<const std::string*> failure_text = nullptr;
 
 void say_refused(const std::string& what) {

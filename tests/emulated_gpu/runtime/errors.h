@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calling thread's last error, the names of errors, and the one way to refuse what has no
-// stand-in: by name, on stderr, with cudaErrorNotSupported. What a kernel should have written is
-// not there, whether or not somebody checks its launch: so a refused kernel fails the context, and
-// the text of cudaErrorLaunchFailure names it from then on. EMULATED_GPU_ABORT in the environment
-// makes a refusal end the process. An error of the driver has the run time's number, but for few
-// that the emulation never gives. Any thread may call.
+// The calling thread's last error, the names of errors, and the one way to refuse a function
+// without a stand-in: by name, on stderr, with cudaErrorNotSupported. The output of a refused
+// kernel is missing, whether or not somebody checks its launch. So a refused kernel fails the
+// context, and the text of cudaErrorLaunchFailure names it from then on. With EMULATED_GPU_ABORT in
+// the environment a refusal ends the process. An error of the driver has the run time's number,
+// except a few that the emulation never returns. Any thread may call.
 #pragma once
 
 #include <cuda.h>
@@ -15,19 +15,19 @@
 
 namespace emulated_gpu::runtime {
 
-/// Keeps a failure as the thread's last error and returns it. cudaErrorNotReady is none.
+/// Stores a failure as the thread's last error and returns it. cudaErrorNotReady is no failure.
 cudaError_t note(cudaError_t error);
 cudaError_t note(CUresult result);
-/// The same of the driver's call, which is made where nothing stands against it.
+/// The same for a call of the driver, which is made unless there is an obstacle.
 template <typename Call>
 cudaError_t note_unless(cudaError_t obstacle, Call call) {
   return obstacle != cudaSuccess ? note(obstacle) : note(call());
 }
 
 cudaError_t refuse(const std::string& what);
-/// With cudaErrorLaunchFailure, which the context has from then on.
+/// Refuses with cudaErrorLaunchFailure, the context's error from then on.
 cudaError_t refuse_kernel(const std::string& what);
-/// The context fails. The first reason is kept.
+/// Fails the context. The first reason counts.
 void fail_device(const std::string& why);
 
 }  // namespace emulated_gpu::runtime

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's events. One that was last recorded in a capturing stream stands for nodes of a
-// graph: streams may wait for it, the host may not. One that is recorded as external is a node
-// itself, which records the event with each launch. Any thread may call.
+// The run time's events. An event last recorded in a capturing stream stands for nodes of a graph:
+// streams may wait for it, the host may not. An event recorded as external is a node itself, which
+// records the event with each launch. Any thread may call.
 #include "capture.h"
 #include "contexts.h"
 #include "errors.h"
@@ -11,7 +11,7 @@ using namespace emulated_gpu::runtime;
 
 namespace {
 
-// Whether the host may wait for the event or ask it; both calls are potentially unsafe.
+// Whether the host may wait for the event or query it; both calls are potentially unsafe.
 cudaError_t forbid(cudaEvent_t event) {
   const cudaError_t error = Captures::instance().forbid_captured(event);
   return error != cudaSuccess ? error : Captures::instance().forbid_unsafe();

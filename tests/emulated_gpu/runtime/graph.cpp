@@ -36,7 +36,7 @@ Executable::~Executable() {
 CUresult Executable::launch(CUstream stream) {
   const Driver& d = ready();
   Captures& captures = Captures::instance();
-  // Within another capture its nodes become nodes of that one, which has the order of the stream.
+  // Within another capture its nodes become nodes of that one, in the order of the stream.
   const bool is_captured = captures.is_capturing(stream);
   CUresult result = CUDA_SUCCESS;
   if (!is_captured) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA graph: nodes of work and what each depends on, in the order in which they were captured,
-// and what is made of it to be launched. A launch queues all nodes in one stream in that order,
-// which is one of the orders that the graph allows. The executable keeps the work, so that the
-// graph may be destroyed before it, and with it what the program has given the graph to keep, until
-// its last launch is over. As with CUDA's graphs, one thread at a time uses one of them.
+// A CUDA graph: nodes of work and their dependencies, in the order in which they were captured; and
+// the executable made from it. A launch queues all nodes in one stream in that order, which is one
+// of the orders that the graph allows. The executable holds the work, and with it the objects that
+// the program gave the graph, until its last launch is over, so the graph may be destroyed first.
+// As with CUDA's graphs, one thread at a time uses one of them.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@
 
 namespace emulated_gpu::runtime {
 
-/// Queues something in the stream that it is given; a graph calls it once a launch.
+/// Queues something in the given stream; a graph calls it once a launch.
 using Work = std::function<CUresult(CUstream)>;
 
 struct Node;
@@ -32,7 +32,7 @@ class Graph {
   /// Whether each node that nothing depends on is one of these.
   bool ends_in(const Nodes& last) const;
   const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
-  /// As long as there is this graph or an executable made of it from now on.
+  /// Holds the object as long as this graph, or an executable made from it from now on, exists.
   void keep(std::shared_ptr<void> kept) { kept_.push_back(std::move(kept)); }
   const std::vector<std::shared_ptr<void>>& kept() const { return kept_; }
 
@@ -48,7 +48,7 @@ class Executable {
   Executable(const Executable&) = delete;
   Executable& operator=(const Executable&) = delete;
 
-  /// After the launches before it, in whatever stream they were.
+  /// Runs after earlier launches, whatever their stream.
   CUresult launch(CUstream stream);
 
  private:

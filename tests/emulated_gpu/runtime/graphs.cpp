@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's functions of captures and graphs. A handle of a graph, of a node or of an
-// executable graph is its address; the program owns what it was given, and destroys it. Any thread
-// may call.
+// The run time's functions of captures and graphs. The handle of a graph, of a node or of an
+// executable graph is its address. The program owns the handles it was given, and destroys them.
+// Any thread may call.
 #include <algorithm>
 #include <memory>
 
@@ -18,7 +18,7 @@ namespace {
 Graph* graph_of(cudaGraph_t handle) { return reinterpret_cast<Graph*>(handle); }
 Executable* executable_of(cudaGraphExec_t handle) { return reinterpret_cast<Executable*>(handle); }
 
-// As CUDA hands out lists: the number alone, or as many as there is room for.
+// Hands out lists as CUDA does: the number alone, or as many as there is room for.
 cudaError_t give(const Nodes& found, cudaGraphNode_t* nodes, size_t* count) {
   if (count == nullptr) return note(cudaErrorInvalidValue);
   if (nodes != nullptr) {
@@ -33,8 +33,8 @@ cudaError_t give(const Nodes& found, cudaGraphNode_t* nodes, size_t* count) {
 
 cudaError_t instantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
   if (made == nullptr || graph == nullptr) return note(cudaErrorInvalidValue);
-  // Neither changes what a launch does here: no node allocates, and priorities only advise. The
-  // others upload at once, or launch from the device.
+  // Neither flag changes a launch here: no node allocates, and priorities only advise. The others
+  // upload at once, or launch from the device.
   constexpr uint64_t kFlags =
       cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority;
   if ((flags & ~kFlags) != 0) return refuse("an executable graph with such flags");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels and device variables: registered while libraries load, and refused by name, because their
-// code cannot run here; to launch such a kernel fails the context. What an operator's stand-in does
-// runs through emulated_gpu_launch, as a task on the stream; a graph that captured the task runs it
-// once a launch. Any thread may call.
+// Kernels and device variables. They are registered while libraries load, and refused by name,
+// because their code cannot run here; launching such a kernel fails the context. An operator's
+// stand-in runs through emulated_gpu_launch, as a task on the stream; a graph that captured the
+// task runs it once a launch. Any thread may call.
 #include <cxxabi.h>
 
 #include <cstddef>
@@ -23,7 +23,7 @@ using namespace emulated_gpu::runtime;
 
 namespace {
 
-// What stands in device code, by its address on the host. The names live as long as the libraries.
+// Names of device code, by its address on the host. The names live as long as the libraries.
 class DeviceNames {
  public:
   static DeviceNames& instance() {
@@ -62,7 +62,7 @@ struct KeptTask {
   ~KeptTask() { task.destroy(task.state); }
 };
 
-// The task is destroyed where it is refused.
+// Destroys the task if it is refused.
 CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
                     size_t count) {
   const Driver& d = ready();
@@ -94,7 +94,7 @@ CUresult launch_again(CUstream stream, const std::shared_ptr<KeptTask>& kept) {
   return launch_now(stream, again, kept->ranges.data(), kept->ranges.size());
 }
 
-// What stands in <<<>>>, between its two calls.
+// The configuration in <<<>>>, held between its two calls.
 struct Configuration {
   dim3 grid;
   dim3 block;
@@ -125,7 +125,7 @@ EMULATED_PUBLIC void emulated_gpu_device_failed(const char* why) {
   fail_device(why);
 }
 
-// ---- What nvcc's code calls when a library is loaded and left. Nothing is kept of a fat binary.
+// ---- Calls of nvcc's code when a library is loaded and left. Fat binaries are ignored.
 
 EMULATED_PUBLIC void** __cudaRegisterFatBinary(void*) {
   static void* handle[4];
@@ -143,7 +143,7 @@ EMULATED_PUBLIC void __cudaRegisterVar(void**, char* host, char*, const char* na
 }
 EMULATED_PUBLIC char __cudaInitModule(void**) { return 0; }
 
-// ---- What nvcc's code calls for <<<>>>. The handle of a kernel is its function on the host.
+// ---- Calls of nvcc's code for <<<>>>. The handle of a kernel is its function on the host.
 
 EMULATED_PUBLIC unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
                                                      void* stream) {

@@ -58,8 +58,8 @@ Blocks<HostBlock>& host_blocks() {
   return *made;
 }
 
-// Maps the block's handle where the device may use it; leaves nothing mapped or reserved where it
-// fails.
+// Maps the block's handle where the device may use it. On failure nothing is left mapped or
+// reserved.
 CUresult map(const DeviceBlock& block, const CUmemLocation& location, CUdeviceptr* place) {
   const Driver& d = driver();
   CUresult result = d.cuMemAddressReserve(place, block.bytes, 0, 0, 0);
@@ -119,8 +119,8 @@ EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   if (error != cudaSuccess) return note(error);
   const std::optional<DeviceBlock> block = device_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  // It waits for the device, as the real one does. Where the context failed the memory goes as
-  // well.
+  // Waits for the device, as the real one does. Where the context failed the memory goes all the
+  // same.
   const CUresult waited = d.cuCtxSynchronize();
   const CUresult results[] = {waited, d.cuMemUnmap(address(pointer), block->bytes),
                               d.cuMemRelease(block->handle),
@@ -168,7 +168,7 @@ EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
   return note(waited != CUDA_SUCCESS ? waited : result);
 }
 EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
-  // The others say what the memory is to the processor, or that it is a device's.
+  // The other flags say what the memory is to the processor, or that it is a device's.
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   const Driver& d = ready();
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");

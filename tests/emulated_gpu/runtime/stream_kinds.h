@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the run time's streams were created as, since the driver does not tell: their priority, and
-// whether they wait for the legacy stream and it for them. A stream that the run time did not
-// create is of priority 0 and non-blocking; the legacy stream has priority 0. A mutex guards the
-// table; any thread may call.
+// How the run time's streams were created, since the driver does not tell: their priority, and
+// whether they and the legacy stream wait for each other. A stream that the run time did not create
+// is of priority 0 and non-blocking; the legacy stream has priority 0. A mutex guards the table;
+// any thread may call.
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's streams and host functions. What is queued in a stream that captures goes to its
-// graph; to wait for such a stream, or to ask it, is an error and makes the capture invalid. Any
-// thread may call.
+// The run time's streams and host functions. Work queued in a capturing stream goes to its graph.
+// Waiting for such a stream, or querying it, is an error and makes the capture invalid. Any thread
+// may call.
 #include <algorithm>
 
 #include "capture.h"
@@ -75,7 +75,7 @@ EMULATED_PUBLIC cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t
                                                 unsigned flags) {
   const Driver& d = ready();
   Captures& captures = Captures::instance();
-  // A node of the graph, which waits for what is recorded outside.
+  // A node of the graph waits for the event that is recorded outside.
   if (flags == cudaEventWaitExternal && captures.is_capturing(stream))
     return note(captures.queue(
         stream, [&d, event](CUstream in) { return d.cuStreamWaitEvent(in, event, 0); }));
@@ -88,7 +88,7 @@ EMULATED_PUBLIC cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t
   return note(Captures::instance().queue(
       stream, [=, &d](CUstream in) { return d.cuLaunchHostFunc(in, function, data); }));
 }
-// No graph can hold one, unlike a function of cudaLaunchHostFunc.
+// No graph can hold a callback, unlike a function of cudaLaunchHostFunc.
 EMULATED_PUBLIC cudaError_t cudaStreamAddCallback(cudaStream_t stream,
                                                   cudaStreamCallback_t function, void* data,
                                                   unsigned flags) {

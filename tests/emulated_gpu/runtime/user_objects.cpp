@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's functions of user objects: what a program lets graphs own, as NCCL's process
-// groups do with the tensors of a captured collective. An object counts its references, which the
-// program and graphs hold. Whoever gives up the last one calls the program's destructor, on its own
-// thread and at once, while CUDA does so some time later on a thread of its own. Any thread may
+// The run time's functions of user objects: objects that a program lets graphs own, as NCCL's
+// process groups do with the tensors of a captured collective. An object counts its references,
+// which the program and graphs hold. Giving up the last one calls the program's destructor, on the
+// same thread and at once; CUDA does so some time later on a thread of its own. Any thread may
 // call.
 #include <cuda_runtime_api.h>
 
@@ -45,7 +45,7 @@ UserObject* object_of(cudaUserObject_t handle) { return reinterpret_cast<UserObj
 EMULATED_PUBLIC cudaError_t cudaUserObjectCreate(cudaUserObject_t* made, void* value,
                                                  cudaHostFn_t destroy, unsigned count,
                                                  unsigned flags) {
-  // CUDA asks its callers for this flag, which says that nobody can wait for the destructor.
+  // CUDA requires this flag, which says that nobody can wait for the destructor.
   if (made == nullptr || destroy == nullptr || count == 0 ||
       flags != cudaUserObjectNoDestructorSync)
     return note(cudaErrorInvalidValue);
