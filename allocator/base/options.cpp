@@ -171,18 +171,18 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 constexpr std::array<Row, 22> kRows = {{
     {{"device_memory", "bytes", "",
-      "Budget of the device tier: of DRAM for tensors, where auto takes what the cgroup or the "
-      "machine leaves, less a reserve; or of each GPU's memory, where auto takes 90 %."},
+      "Budget of the device tier: DRAM for tensors, where auto takes what the cgroup or the "
+      "machine leaves, less a reserve; or each GPU's memory, where auto takes 90 %."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
     {{"backend", "choice", "auto|cpu|cuda",
-      "Whose tensors move: those in DRAM, to disk (cpu, also auto), or those of GPUs, to host "
+      "Which tensors move: those in DRAM, to disk (cpu, also auto), or those on GPUs, to host "
       "memory and from there to disk."},
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
     {{"host_memory", "bytes", "",
-      "With GPUs: budget of pinned host memory for what leaves a GPU, for each of them; auto takes "
-      "what the cgroup or the machine leaves, less a reserve."},
+      "With GPUs: budget of pinned host memory for tensors that leave a GPU, one for each GPU; "
+      "auto takes what the cgroup or the machine leaves, less a reserve."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.host_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.host_memory_bytes); }},
     {{"direct_storage", "flag", "",
@@ -191,8 +191,8 @@ constexpr std::array<Row, 22> kRows = {{
      [](Options& o, std::string_view t) { return parse_flag(t, o.direct_storage); },
      [](const Options& o) { return format_flag(o.direct_storage); }},
     {{"launch_guard", "flag", "",
-      "With GPUs: also see kernels that no op announces, of extensions or CuPy, by a library that "
-      "`tencache run` preloads."},
+      "With GPUs: also see kernels that no op announces, as of extensions or CuPy, through a "
+      "library that `tencache run` preloads."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.launch_guard); },
      [](const Options& o) { return format_flag(o.launch_guard); }},
     {{"spill_dir", "path", "",
@@ -201,8 +201,8 @@ constexpr std::array<Row, 22> kRows = {{
      [](Options& o, std::string_view t) { return parse_path(t, kAuto, o.spill_dir); },
      [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
     {{"disk_space", "bytes", "",
-      "Quota of the disk tier, with GPUs for each of them; auto takes a share of the file "
-      "system's free space."},
+      "Quota of the disk tier, with GPUs one for each; auto takes a share of the file system's "
+      "free space."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
      [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
     {{"stats", "path", "", "File that receives the stats as JSON when the program ends."},
@@ -220,8 +220,8 @@ constexpr std::array<Row, 22> kRows = {{
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
      [](const Options& o) { return format_flag(o.strict); }},
     {{"plan", "flag", "",
-      "Learn what the program repeats and move tensors ahead of use; off moves those that were not "
-      "used for the longest time, when room is short."},
+      "Learn what the program repeats and move tensors ahead of use; off moves the least "
+      "recently used ones when room is short."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.plan); },
      [](const Options& o) { return format_flag(o.plan); }},
     {{"quiet", "flag", "",
@@ -229,7 +229,7 @@ constexpr std::array<Row, 22> kRows = {{
      [](Options& o, std::string_view t) { return parse_flag(t, o.quiet); },
      [](const Options& o) { return format_flag(o.quiet); }},
     {{"log_level", "choice", "error|warning|info|debug",
-      "The most talkative kind of message that is printed."},
+      "The most verbose kind of message that is printed."},
      [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
      [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
     {{"extent_min", "bytes", "", "Allocations smaller than this stay resident; from 4KiB to 1GiB."},
@@ -254,8 +254,8 @@ constexpr std::array<Row, 22> kRows = {{
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.direct_io); },
      [](const Options& o) { return format_enum(o.direct_io, kChoiceNames); }},
     {{"userfaultfd", "choice", "auto|on|off",
-      "Whether pages of tensors that leave DRAM are kept for others by the kernel's userfaultfd; "
-      "auto gives them back where it is not allowed."},
+      "Whether other tensors take over the pages of tensors that leave DRAM, by the kernel's "
+      "userfaultfd; auto gives the pages back where it is not allowed."},
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.userfaultfd); },
      [](const Options& o) { return format_enum(o.userfaultfd, kChoiceNames); }},
     {{"chaos", "number", "",
@@ -339,7 +339,7 @@ Status set_row(Options& options, const Row& row, std::string_view text) {
   const Refusal refusal = row.parse(options, text);
   if (refusal.empty()) return Status::ok();
   const OptionDescription& description = row.description;
-  std::string message = "Option " + std::string(description.name) + " was refused the value \"" +
+  std::string message = "Option " + std::string(description.name) + " does not take the value \"" +
                         std::string(text) + "\". " + refusal + " Set " +
                         flag_name(description.name) + " or " + environment_name(description.name) +
                         ", or leave it at its default, " + row.format(Options()) + ".";

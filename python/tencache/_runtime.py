@@ -159,7 +159,7 @@ def check_output_files(library: Core) -> None:
         if reason is not None:
             option = _options.find(name)
             raise OptionError(
-                f"Option {name} was refused the value {text!r}: {reason}. Give a file in an "
+                f"Option {name} does not take the value {text!r}: {reason}. Give a file in an "
                 f"existing, writable directory with {option.flag} or {option.environment}."
             )
         library.set_option(name, str(path))

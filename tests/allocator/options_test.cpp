@@ -147,7 +147,7 @@ TEST(OptionsTest, BoundsHold) {
 TEST(OptionsTest, RefusalNamesTheRemedy) {
   Options options;
   EXPECT_EQ(set_option(options, "arm_at", "2").message(),
-            "Option arm_at was refused the value \"2\". It must be above 0 and at most 1. Set "
+            "Option arm_at does not take the value \"2\". It must be above 0 and at most 1. Set "
             "--arm-at or TENCACHE_ARM_AT, or leave it at its default, 0.7.");
 }
 
