@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-TEST(BinTimelineTest, HasASlotForEachTickWhileItCan) {
+TEST(BinTimelineTest, HasABinForEachTickWhileItCan) {
   Random random;
   const BinTimeline small(random_trace(random, {.ops = kBinsMax}));
   EXPECT_EQ(small.count(), kBinsMax);
@@ -30,27 +30,27 @@ TEST(BinTimelineTest, HasASlotForEachTickWhileItCan) {
   EXPECT_EQ(timed.duration_ns(0), large.duration_ns(0) + 2 * 7);
 }
 
-TEST(BinTimelineTest, SlotsInsideAnIdlePeriodHoldOnlyItsTicks) {
+TEST(BinTimelineTest, BinsInsideAGapHoldOnlyItsTicks) {
   Random random;
   for (const Tick ops : {Tick{50}, 2 * kBinsMax + 5}) {
     const Trace trace = random_trace(random, {.ops = ops, .tensors = 50});
     const BinTimeline timeline(trace);
-    for (const Gap& period : gaps_of(trace)) {
+    for (const Gap& gap : gaps_of(trace)) {
       std::set<Tick> idle;
-      for (Tick tick = period.after; tick != period.until;) {
+      for (Tick tick = gap.after; tick != gap.until;) {
         tick = (tick + 1) % ops;
         idle.insert(tick);
       }
       size_t ticks_inside = 0;
-      timeline.for_each(timeline.inside(period), [&](uint32_t bin) {
+      timeline.for_each(timeline.inside(gap), [&](uint32_t bin) {
         const Tick end = bin + 1 == timeline.count() ? ops : timeline.first_tick(bin + 1);
         for (Tick tick = timeline.first_tick(bin); tick < end; ++tick, ++ticks_inside) {
-          ASSERT_TRUE(idle.contains(tick)) << "tensor " << period.tensor << ", tick " << tick;
+          ASSERT_TRUE(idle.contains(tick)) << "tensor " << gap.tensor << ", tick " << tick;
         }
       });
       // In the bins at both ends, some idle ticks do not count.
       const size_t ticks_per_bin = timeline.first_tick(1);
-      EXPECT_GT(ticks_inside + 2 * ticks_per_bin, idle.size()) << "tensor " << period.tensor;
+      EXPECT_GT(ticks_inside + 2 * ticks_per_bin, idle.size()) << "tensor " << gap.tensor;
     }
   }
 }

@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Channels, ChannelBuffersTest, ::testing::ValuesIn(kChan
 
 // ---- Registered buffers ----------------------------------------------------------------------
 
-/// What the kernel holds pinned for this process.
+/// The bytes that the kernel holds pinned for this process.
 uint64_t pinned_bytes() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -164,7 +164,7 @@ TEST(RegisteredBuffersTest, ThePagesOfTheRingStayPinnedOnceAllAreUsed) {
   const UniqueFd file = make_file(directory.path());
   const Status allowed = try_registered_buffers(file.get(), 16);
   if (!allowed.is_ok()) GTEST_SKIP() << allowed.message();
-  const int result = run_in_child([&] {  // what the probe pinned is given back a little later
+  const int result = run_in_child([&] {  // the probe unpins a little later
     Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(file.get(), 16);
     ASSERT_TRUE(channel.is_ok()) << channel.status().message();
     AlignedBuffer model(20 * kPieceBytes);
@@ -190,8 +190,7 @@ TEST(RegisteredBuffersTest, ThePagesOfTheRingStayPinnedOnceAllAreUsed) {
   EXPECT_EQ(result, 0);
 }
 
-/// As a process without privileges whose limit is too small for the ring. False when that cannot be
-/// had.
+/// Drops CAP_IPC_LOCK and lowers the limit below the ring. False when that is not possible.
 bool lower_the_memlock_limit() {
   const rlimit limit = {1 * kMiB, 1 * kMiB};
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};

@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-TEST(ExcessBytesTest, SumsWhatAWalkThroughTheSlotsSums) {
+TEST(ExcessBytesTest, SumsWhatAWalkThroughTheBinsSums) {
   Random random;
   for (int round = 0; round < 50; ++round) {
     const Tick ops = static_cast<Tick>(random.between(1, 300));

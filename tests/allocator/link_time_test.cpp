@@ -50,7 +50,7 @@ class Walk {
   std::vector<uint64_t> free_ns_;
 };
 
-TEST(LinkTimeTest, GivesWhatAWalkThroughTheSlotsGives) {
+TEST(LinkTimeTest, GivesWhatAWalkThroughTheBinsGives) {
   Random random;
   for (int round = 0; round < 50; ++round) {
     const Trace trace =

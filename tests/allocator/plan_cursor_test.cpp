@@ -84,14 +84,14 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
   std::unique_ptr<PlanCursor> cursor_;
 };
 
-TEST_F(PlanCursorTest, IsIdleWithoutScripts) {
+TEST_F(PlanCursorTest, IsIdleWithoutPlans) {
   EXPECT_FALSE(cursor_->is_active());
   cursor_->install({learned(1)});
   EXPECT_TRUE(cursor_->is_active());
   EXPECT_FALSE(is_following()) << "it does not know yet where the program is";
 }
 
-TEST_F(PlanCursorTest, GivesTheOrdersOfItsScript) {
+TEST_F(PlanCursorTest, GivesTheOrdersOfItsPlan) {
   const std::shared_ptr<const LearnedPlan> followed = learned(1);
   ASSERT_FALSE(followed->planned.plan.moves.empty());
   cursor_->install({followed});

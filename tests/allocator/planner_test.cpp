@@ -81,7 +81,7 @@ void expect_sound(const Trace& trace, const Machine& limits) {
     EXPECT_LE(rank(planned.simulation), rank(simulate(trace, Plan{{}, victim}, limits)));
   }
   std::set<std::pair<uint32_t, Tick>> idle;
-  for (const Gap& period : gaps_of(trace)) idle.emplace(period.tensor, period.after);
+  for (const Gap& gap : gaps_of(trace)) idle.emplace(gap.tensor, gap.after);
   for (const PlannedMove& move : planned.plan.moves) {
     EXPECT_EQ(idle.erase({move.tensor, move.evict_after}), 1u) << "no gap, or used twice";
     EXPECT_EQ(move.fetch_at == kNoTick, move.needed_at == kNoTick);
@@ -141,7 +141,7 @@ TEST(PlannerTest, CopesWithOpsThatTakeNoTime) {
   expect_sound_plans(random_trace(random, {.compute_ns_max = 0}));
 }
 
-TEST(PlannerTest, CopesWithSeveralOpsPerSlot) {
+TEST(PlannerTest, CopesWithSeveralOpsPerBin) {
   Random random;
   // A few tensors that nearly every bin names, and some that hardly any does.
   Trace trace = random_trace(random, {.ops = 3 * kBinsMax + 1, .tensors = 20, .bytes_max = 1000});
@@ -222,11 +222,11 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
 class Exhaustive {
  public:
   Exhaustive(const Trace& trace, const Machine& limits)
-      : trace_(trace), limits_(limits), periods_(gaps_of(trace)) {}
+      : trace_(trace), limits_(limits), gaps_(gaps_of(trace)) {}
 
   uint64_t plan_count() const {
     uint64_t count = 1;
-    for (const Gap& period : periods_) count *= 1 + choices(period);
+    for (const Gap& gap : gaps_) count *= 1 + choices(gap);
     return count;
   }
   Simulation best() {
@@ -236,13 +236,13 @@ class Exhaustive {
   }
 
  private:
-  uint64_t choices(const Gap& period) const {
-    if (!period.comes_back()) return 1;
+  uint64_t choices(const Gap& gap) const {
+    if (!gap.comes_back()) return 1;
     const Tick count = trace_.tick_count();
-    return (period.before + count - period.after - 1) % count + 1;
+    return (gap.before + count - gap.after - 1) % count + 1;
   }
   void extend(size_t index) {
-    if (index == periods_.size()) {
+    if (index == gaps_.size()) {
       const Simulation simulation = simulate(trace_, plan_, limits_);
       if (std::pair(simulation.over_budget_bytes, simulation.step_ns) <
           std::pair(best_.over_budget_bytes, best_.step_ns)) {
@@ -251,11 +251,11 @@ class Exhaustive {
       return;
     }
     extend(index + 1);
-    const Gap& period = periods_[index];
-    for (uint64_t choice = 1; choice <= choices(period); ++choice) {
-      PlannedMove move{period.tensor, period.after, kNoTick, period.before};
-      if (period.comes_back()) {
-        move.fetch_at = (period.after + static_cast<Tick>(choice)) % trace_.tick_count();
+    const Gap& gap = gaps_[index];
+    for (uint64_t choice = 1; choice <= choices(gap); ++choice) {
+      PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
+      if (gap.comes_back()) {
+        move.fetch_at = (gap.after + static_cast<Tick>(choice)) % trace_.tick_count();
       }
       plan_.moves.push_back(move);
       extend(index + 1);
@@ -265,7 +265,7 @@ class Exhaustive {
 
   const Trace& trace_;
   const Machine& limits_;
-  const std::vector<Gap> periods_;
+  const std::vector<Gap> gaps_;
   Plan plan_;
   Simulation best_;
 };

@@ -71,7 +71,7 @@ TestEngine::Adjust hooked(HookedChannel::Hook before, HookedChannel::Hook after)
 
 // A stray writer changes a byte while the piece is under way and changes it back before the proof:
 // Note [Bounce ring].
-TEST(MigrationsTest, ByteThatChangesAndChangesBackDuringTheWriteDoesNotReachTheSlot) {
+TEST(SlotMoverTest, ByteThatChangesAndChangesBackDuringTheWriteDoesNotReachTheSlot) {
   char* address = nullptr;
   const auto toggle = [&address](IoDirection direction) {
     if (direction == IoDirection::kWrite) address[100] = static_cast<char>(address[100] ^ 1);
@@ -179,7 +179,7 @@ TEST_F(UseDuringWriteTest, FreedAndReusedExtentIsNotEvicted) {
 
 // ---- Clean and dirty ------------------------------------------------------------------------
 
-TEST(MigrationsTest, UnchangedExtentIsDroppedWithoutAWrite) {
+TEST(SlotMoverTest, UnchangedExtentIsDroppedWithoutAWrite) {
   TestEngine engine;
   char* address = engine.allocate(kMiB);
   fill_pattern(address, kMiB, 1);
@@ -196,7 +196,7 @@ TEST(MigrationsTest, UnchangedExtentIsDroppedWithoutAWrite) {
   EXPECT_EQ(engine.read(engine.stats().disk_written_bytes), 2 * kMiB) << "a write was announced";
 }
 
-TEST(MigrationsTest, ChangeThatNobodyAnnouncedIsFoundByTheProof) {
+TEST(SlotMoverTest, ChangeThatNobodyAnnouncedIsFoundByTheProof) {
   TestEngine engine;
   char* address = engine.allocate(kMiB);
   fill_pattern(address, kMiB, 1);
@@ -211,7 +211,7 @@ TEST(MigrationsTest, ChangeThatNobodyAnnouncedIsFoundByTheProof) {
   EXPECT_TRUE(has_pattern(address, kMiB, 2));
 }
 
-TEST(MigrationsTest, ColdExtentMayBeReadAndWrittenAndIsCounted) {
+TEST(SlotMoverTest, ColdExtentMayBeReadAndWrittenAndIsCounted) {
   TestEngine engine;
   char* address = engine.allocate(kMiB);
   fill_pattern(address, kMiB, 1);
@@ -232,7 +232,7 @@ TEST(MigrationsTest, ColdExtentMayBeReadAndWrittenAndIsCounted) {
   EXPECT_EQ(address[5 * kPageBytes], 77);
 }
 
-TEST(MigrationsTest, FreedColdExtentIsCountedAndGivesEverythingBack) {
+TEST(SlotMoverTest, FreedColdExtentIsCountedAndGivesEverythingBack) {
   TestEngine engine;
   char* address = engine.allocate(kMiB);
   fill_pattern(address, kMiB, 1);
@@ -338,14 +338,14 @@ void evict_and_fetch_with(IoDirection direction, FaultKind kind, uint64_t count,
   engine.use({address});
 }
 
-TEST(MigrationsDeathTest, ReadThatFailsThriceEndsTheProcess) {
+TEST(SlotMoverDeathTest, ReadThatFailsThriceEndsTheProcess) {
   const TestDirectory directory;
   EXPECT_DEATH(
       evict_and_fetch_with(IoDirection::kRead, FaultKind::kFail, 3, directory),
       "fatal: tensors cannot be read back from the spill file in .*Input/output error.*stopped");
 }
 
-TEST(MigrationsDeathTest, FileThatEndsTooSoonEndsTheProcess) {
+TEST(SlotMoverDeathTest, FileThatEndsTooSoonEndsTheProcess) {
   const TestDirectory directory;
   EXPECT_DEATH(
       evict_and_fetch_with(IoDirection::kRead, FaultKind::kEndOfFile, UINT64_MAX, directory),
@@ -353,7 +353,7 @@ TEST(MigrationsDeathTest, FileThatEndsTooSoonEndsTheProcess) {
 }
 
 // Whatever kind of wrong bytes comes back, the program never gets them.
-TEST(MigrationsDeathTest, OtherBytesThanWereWrittenEndTheProcess) {
+TEST(SlotMoverDeathTest, OtherBytesThanWereWrittenEndTheProcess) {
   const TestDirectory directory;
   for (const IoDirection direction : {IoDirection::kRead, IoDirection::kWrite}) {
     for (const FaultKind kind : {FaultKind::kFlipBit, FaultKind::kTear, FaultKind::kDrop}) {
@@ -365,7 +365,7 @@ TEST(MigrationsDeathTest, OtherBytesThanWereWrittenEndTheProcess) {
   }
 }
 
-TEST(MigrationsTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
+TEST(SlotMoverTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
   TestEngine engine([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; });
   std::vector<char*> clean;
   for (uint64_t index = 0; index < 4; ++index) {
@@ -385,7 +385,7 @@ TEST(MigrationsTest, FullDiskGivesUpCopiesOfResidentExtentsFirst) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-TEST(MigrationsTest, BatchGoesColdTogetherAndComesBackTogether) {
+TEST(SlotMoverTest, BatchGoesColdTogetherAndComesBackTogether) {
   for (const Choice io_uring : {Choice::kAuto, Choice::kOff}) {
     TestEngine engine([io_uring](CpuEngineConfig& config) { config.disk->io_uring = io_uring; });
     std::vector<char*> addresses;
@@ -410,7 +410,7 @@ TEST(MigrationsTest, BatchGoesColdTogetherAndComesBackTogether) {
   }
 }
 
-TEST(MigrationsTest, SeveralThreadsMayWantTheSameExtent) {
+TEST(SlotMoverTest, SeveralThreadsMayWantTheSameExtent) {
   TestEngine engine;
   char* address = engine.allocate(kMiB);
   fill_pattern(address, kMiB, 1);
@@ -431,7 +431,7 @@ TEST(MigrationsTest, SeveralThreadsMayWantTheSameExtent) {
 // The kernel may refuse a mapping (vm.max_map_count): the extent stays cold but usable, and is
 // fetched once the refusal is over. Freed under its pin, it leaves no trace in the object's next
 // life.
-TEST(MigrationsTest, RefusedMappingLeavesItColdAndRight) {
+TEST(SlotMoverTest, RefusedMappingLeavesItColdAndRight) {
   const int outcome = run_in_child([] {
     TestEngine engine;
     char* address = engine.allocate(kMiB);

@@ -51,47 +51,47 @@ TEST(TraceTest, FindsWhatIsWrong) {
   EXPECT_NE(fault(trace).find("an op without a name at tick 0"), std::string::npos);
 }
 
-TEST(TraceTest, IdlePeriodsOfATensorThatIsAlwaysThere) {
+TEST(TraceTest, GapsOfATensorThatIsAlwaysThere) {
   Trace trace = ops_naming({{}, {{0, true}}, {}, {}, {{0, false}}, {{0, false}}, {}});
   trace.tensors = {{10, kNoTick, kNoTick}};
-  const std::vector<Gap> periods = gaps_of(trace);
-  ASSERT_EQ(periods.size(), 2u);
-  EXPECT_EQ(periods[0].after, 1u);
-  EXPECT_EQ(periods[0].before, 4u);
-  EXPECT_EQ(periods[0].until, 3u);
-  EXPECT_TRUE(periods[0].was_written);
-  EXPECT_FALSE(periods[0].wraps());
-  EXPECT_EQ(periods[1].after, 5u);
-  EXPECT_EQ(periods[1].before, 1u);
-  EXPECT_EQ(periods[1].until, 0u);
-  EXPECT_FALSE(periods[1].was_written);
-  EXPECT_TRUE(periods[1].wraps());
+  const std::vector<Gap> gaps = gaps_of(trace);
+  ASSERT_EQ(gaps.size(), 2u);
+  EXPECT_EQ(gaps[0].after, 1u);
+  EXPECT_EQ(gaps[0].before, 4u);
+  EXPECT_EQ(gaps[0].until, 3u);
+  EXPECT_TRUE(gaps[0].was_written);
+  EXPECT_FALSE(gaps[0].wraps());
+  EXPECT_EQ(gaps[1].after, 5u);
+  EXPECT_EQ(gaps[1].before, 1u);
+  EXPECT_EQ(gaps[1].until, 0u);
+  EXPECT_FALSE(gaps[1].was_written);
+  EXPECT_TRUE(gaps[1].wraps());
 }
 
-TEST(TraceTest, IdlePeriodsOfATensorThatComesAndGoes) {
+TEST(TraceTest, GapsOfATensorThatComesAndGoes) {
   Trace trace = ops_naming({{{0, false}}, {}, {}, {}, {}, {{0, false}}});
   trace.tensors = {{10, 3, 2}};  // allocated at 3, named at 5 and, in the next repetition, at 0
-  const std::vector<Gap> periods = gaps_of(trace);
-  ASSERT_EQ(periods.size(), 2u);
-  EXPECT_EQ(periods[0].after, 3u);
-  EXPECT_EQ(periods[0].before, 5u);
-  EXPECT_TRUE(periods[0].was_written) << "the op that allocates it fills it";
-  EXPECT_EQ(periods[1].after, 0u);
-  EXPECT_FALSE(periods[1].comes_back());
-  EXPECT_EQ(periods[1].until, 2u);
+  const std::vector<Gap> gaps = gaps_of(trace);
+  ASSERT_EQ(gaps.size(), 2u);
+  EXPECT_EQ(gaps[0].after, 3u);
+  EXPECT_EQ(gaps[0].before, 5u);
+  EXPECT_TRUE(gaps[0].was_written) << "the op that allocates it fills it";
+  EXPECT_EQ(gaps[1].after, 0u);
+  EXPECT_FALSE(gaps[1].comes_back());
+  EXPECT_EQ(gaps[1].until, 2u);
 }
 
-TEST(TraceTest, IdlePeriodsAreTheTicksWithoutUse) {
+TEST(TraceTest, GapsAreTheTicksWithoutUse) {
   Random random;
   for (int round = 0; round < 300; ++round) {
     const Trace trace = random_trace(random, {.ops = 10, .tensors = 5});
     ASSERT_TRUE(trace.validate().is_ok()) << trace.validate().message();
     const std::vector<std::vector<Tick>> uses = uses_by_tensor(trace);
     std::vector<std::multiset<Tick>> idle(trace.tensors.size());
-    for (const Gap& period : gaps_of(trace)) {
-      for (Tick tick = (period.after + 1) % 10;; tick = (tick + 1) % 10) {
-        idle[period.tensor].insert(tick);
-        if (tick == period.until) break;
+    for (const Gap& gap : gaps_of(trace)) {
+      for (Tick tick = (gap.after + 1) % 10;; tick = (tick + 1) % 10) {
+        idle[gap.tensor].insert(tick);
+        if (tick == gap.until) break;
       }
     }
     for (uint32_t index = 0; index < trace.tensors.size(); ++index) {

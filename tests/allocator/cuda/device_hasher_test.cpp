@@ -161,7 +161,7 @@ TEST_F(DeviceHasherTest, AHashAllocatesNothingAndRegistersNothing) {
   EXPECT_EQ(nvrtc_.calls("compile_program"), 1);
 }
 
-TEST_F(DeviceHasherTest, SlotsRunOutAndComeBack) {
+TEST_F(DeviceHasherTest, PlacesRunOutAndComeBack) {
   start();
   std::vector<PendingHash> pending;
   while (pending.size() < DeviceHasher::kPlaceCount) pending.push_back(queue());
@@ -218,7 +218,7 @@ TEST_F(DeviceHasherTest, EveryRefusedCallOfCreateIsAStatus) {
   EXPECT_TRUE(create().is_ok());
 }
 
-TEST_F(DeviceHasherTest, ARefusedHashGivesItsSlotBack) {
+TEST_F(DeviceHasherTest, ARefusedHashGivesItsPlaceBack) {
   start();
   for (const char* name :
        {"cuLaunchKernel", "cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode"}) {

@@ -287,7 +287,7 @@ TEST_F(RuntimeGpusTest, AGpuMayBeOpenedInsideAnOp) {
     EXPECT_EQ(evict_all(), 0u);
     tencache_gate_close();
     tencache_gate_close();  // not for the new one
-    EXPECT_EQ(evict_all(), 1u) << "no frame is open on the new GPU";
+    EXPECT_EQ(evict_all(), 1u) << "no op is open on the new GPU";
     EXPECT_EQ(tencache_is_cold(second), 1);
     open_op({second});
     open_op({});
