@@ -13,7 +13,7 @@
 //   5. leaf locks                 permits of migrations, recorder registry, names and times of ops,
 //                                 waits, frames, marks, numbers of streams, stream quarantines,
 //                                 blocks, private pools, pinned memory, staging buffers, hashes,
-//                                 direct reads, flights, turns of demotions
+//                                 direct reads, flights, turns of demotions, queues of channels
 //   6. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
 // Two locks are held from before a fork until after it, and so come before all of these: that of
 // the list of engines which fork handlers serve, then Engines::mutex_. Runtime::mutex_ comes before
