@@ -19,7 +19,7 @@ OpTimer::Span* DeviceWaits::begin(StreamSet streams) {
     number = ++begun_count_;
   }
   if (OpTimer::Span* wait = timer_->begin(0, number, streams)) return wait;
-  settle();  // all spans may have been under way
+  settle();  // all spans may have been in use
   return timer_->begin(0, number, streams);
 }
 
@@ -53,7 +53,7 @@ void DeviceWaits::settle() {
 }
 
 void DeviceWaits::count(uint64_t device_ns, const LateFetches& late) const {
-  // Without a timer whoever is late has been waited for, however short.
+  // Without a timer, every late fetch counts as waited for, however short the wait.
   if (timer_ == nullptr || device_ns >= kWaitMinNs) {
     add(stats_.stall_ns, device_ns);
     add(stats_.late_fetches, late.count);

@@ -14,7 +14,7 @@ namespace tencache {
 EventTimer::~EventTimer() {
   if (!may_call_driver()) return;
   const CallScope scope(gpu_.driver(), gpu_.context());
-  // A refusal is of earlier work, which the program hears of itself.
+  // Errors here come from earlier work; the program sees them on its own.
   if (!scope.status().is_ok()) return;
   MutexLock lock(mutex_);
   for (const std::unique_ptr<EventSpan>& span : spans_) {
@@ -66,12 +66,12 @@ EventTimer::EventSpan* EventTimer::take_free() {
   const bool has_events = ensure_events(*made);
   MutexLock lock(mutex_);
   EventSpan* span = made.get();
-  spans_.push_back(std::move(made));  // also the half of a pair is destroyed in the end
+  spans_.push_back(std::move(made));  // the destructor frees it, even with only one event
   if (has_events) return span;
   return nullptr;
 }
 
-// One that was refused an event stays out of use, and so many of them are the end of timing.
+// A span that was refused an event is never used. After kSpansMax of them, timing ends.
 bool EventTimer::ensure_events(EventSpan& span) const {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
@@ -99,7 +99,7 @@ std::vector<OpTime> EventTimer::take_finished() {
   const CallScope scope(driver, gpu_.context());
   std::deque<EventSpan*> later;
   std::vector<EventSpan*> done;
-  StreamSet behind = kNoStreams;  // streams that have not come to the oldest of theirs
+  StreamSet behind = kNoStreams;  // streams that have not reached their oldest span
   for (EventSpan* span : under_way) {
     float milliseconds = 0;
     CUresult result = CUDA_ERROR_NOT_READY;

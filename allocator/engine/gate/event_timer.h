@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EventTimer: times ops on a GPU by two events each, which are recorded in the op's stream and
-// compared when both have been reached. Nobody waits for them, and nothing that captures a graph is
-// given one. Events are used again; there are at most kSpansMax pairs, and while all of them are
-// under way nothing more is timed.
+// EventTimer: times an op on a GPU by two events, which are recorded in the op's stream and
+// compared once the device has reached both. Nobody waits for them, and a stream that captures a
+// graph gets none. Events are reused; there are at most kSpansMax pairs, and while all of them are
+// in use no further op is timed.
 //
-// Only ops of one stream are timed, and the stream's handle is used no later than the next op of
-// the same stream begins.
+// Only ops of one stream are timed. The stream's handle is used no later than the begin of the next
+// op in that stream.
 //
-// Threads: as OpTimer. mutex_ is held for bookkeeping only, never across a call of the driver.
+// Threads: as OpTimer. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class EventTimer final : public OpTimer {
 
   /// Both outlive the timer.
   EventTimer(const Gpu& gpu, const StreamNumbers& streams) : gpu_(gpu), streams_(streams) {}
-  /// REQUIRES: no thread uses the timer any more. Spans that are under way are gone.
+  /// REQUIRES: no thread uses the timer any more. Unfinished spans are lost.
   ~EventTimer() override;
 
   Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override;
@@ -56,7 +56,7 @@ class EventTimer final : public OpTimer {
   Mutex mutex_;
   std::vector<std::unique_ptr<EventSpan>> spans_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<EventSpan*> free_ TENCACHE_GUARDED_BY(mutex_);
-  std::deque<EventSpan*> finished_ TENCACHE_GUARDED_BY(mutex_);  // began first, first
+  std::deque<EventSpan*> finished_ TENCACHE_GUARDED_BY(mutex_);  // oldest begin first
 };
 
 }  // namespace tencache

@@ -16,17 +16,17 @@
 namespace tencache {
 namespace {
 
-// Room for an ordinary op with its inputs before the first growth.
+// Covers an ordinary op with its inputs before the first growth.
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kOpenOpsReserved = 64;
-// Up to so many pins are looked through one by one.
+// Up to this many pins are searched one by one.
 constexpr size_t kPinsSearched = 32;
-// Events are told of well before the ring is full.
+// The learner is told of events well before the ring is full.
 constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
 
 std::atomic<uint64_t> g_generation{0};
-// The generations of the gates that are alive; 0: nobody's. No lock, because threads end in forked
-// children too.
+// The generations of the gates that are alive; 0 marks a free place. There is no lock, because
+// threads end in forked children, too.
 std::array<std::atomic<uint64_t>, Gate::kGatesMax> g_alive = {};
 
 size_t take_place(uint64_t generation) {
@@ -50,16 +50,17 @@ struct Gate::ThreadOps {
   uint64_t generation = 0;  // of the gate that this state belongs to
   size_t place = 0;
   ThreadOps* next = nullptr;  // the thread's state for another gate
-  uint32_t op_depth = 0;      // open ones that are ops
+  uint32_t op_depth = 0;      // how many ops are open
   std::vector<OpenOp> open_ops;
   std::vector<Extent*> pins;        // inputs of open ops, a stack
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
-  // Both of the above in order, for looking up one of many, as of so many events of the ring.
+  // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count at its
+  // making.
   std::vector<const Extent*> sorted_pins;
   uint64_t sorted_at_events = 0;
-  uint64_t events_told = 0;        // events of the ring at the last on_events()
+  uint64_t events_told = 0;        // the ring's event count when the learner was last nudged
   StreamSet streams = kNoStreams;  // of the newest op
   StreamSet open_streams = kNoStreams;
   const OpTiming* op_timing = nullptr;
@@ -74,19 +75,19 @@ struct Gate::ThreadOps {
 
 namespace {
 
-// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. It is
-// the head of a list; the state for the gate that was passed last stands first.
+// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. It
+// heads a list; the state for the gate that the thread passed last comes first.
 __attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
 
 }  // namespace
 
-// The destructor of the state's thread-specific key. Keys are destroyed after the C++ thread-locals
-// of the thread, which may free tensors, and once more for a state that was made meanwhile.
+// The destructor of the thread-specific key. It runs after the thread's C++ thread-locals, which
+// may free tensors, are destroyed, and runs again for a state that was made meanwhile.
 void Gate::end_thread(void* /*first_state*/) {
   auto* state = static_cast<ThreadOps*>(std::exchange(t_ops, nullptr));
   while (state != nullptr) {
     const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
-    // Else the gate is gone, or this is a forked child, and so is the ring.
+    // If not alive, the gate is gone or this is a forked child; either way the ring is gone, too.
     if (!is_alive(*ops)) continue;
     ops->recorder->release_ring(ops->ring);
     ops->op_timing->drop(ops->timing);
@@ -125,7 +126,7 @@ Gate::~Gate() { g_alive.at(place_).store(0, std::memory_order_release); }
 
 void Gate::become_passive() {
   is_passive_.store(true, std::memory_order_relaxed);
-  // The place stays taken: no state of this gate may be mistaken for one of another.
+  // The place stays taken, so that no state of this gate is mistaken for one of another gate.
   g_alive.at(place_).store(~generation_, std::memory_order_release);
 }
 
@@ -221,7 +222,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   }
 }
 
-// It may have been used before anybody looked.
+// The extent may have been used before any gate looked, so its last use never moves back.
 TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   raise_to(extent->last_use_at, now);
   extent->set_flags(kFlagSeen);
@@ -244,7 +245,8 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   const Wait wait = begin_wait(streams);
   if (prefetcher_ != nullptr) {
-    // A plan may have ordered them, in its order; they come as late as the device needs them.
+    // A plan may have requested them, in its order. They then arrive as late as the device needs
+    // them.
     mover_->wait_while_ahead(streams, [&] {
       return prefetcher_->has_requests() && std::ranges::any_of(missing, [](const Extent* extent) {
                return extent->state() == ExtentState::kCold;
@@ -296,7 +298,7 @@ inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64
   while (pins.size() > count) {
     Extent* extent = pins.back();
     pins.pop_back();
-    // Another thread may have used it later and been here before.
+    // Another thread may have used the extent later and unpinned it before us.
     raise_to(extent->last_use_at, now);
     extent->unpin();
   }
@@ -358,7 +360,8 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
   }
   if (and_inner) {
     for (Extent* extent : thread_ops().inner_pins) {
-      // Pinned ever since it was allocated, so it is usable unless the op has freed it again.
+      // An inner extent stays pinned from its allocation on, so it is usable unless the op freed
+      // it.
       if (Extent::usable_in(Extent::state_of(extent->pin()))) {
         extent->note_streams(streams);
         hold->extents.push_back(extent);
@@ -403,8 +406,9 @@ StreamSet Gate::open_streams() {
   return is_passive_.load(std::memory_order_relaxed) ? kNoStreams : thread_ops().open_streams;
 }
 
-// An op on lists launches many kernels with many addresses each. Whatever changes the pins is an
-// event of the ring.
+// An op on lists launches many kernels with many addresses each, so it searches a sorted copy.
+// Every change of the pins is an event of the ring, so the event count tells when the copy is
+// stale.
 TENCACHE_SLOW bool Gate::is_among_many(ThreadOps& thread, const Extent* extent) {
   std::vector<const Extent*>& sorted = thread.sorted_pins;
   const size_t count = thread.pins.size() + thread.inner_pins.size();

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gate: what an op passes before it runs. open() pins every extent the op names and returns when
-// all of them are resident; close() unpins them. What the thread allocates while an op is open
-// stays pinned until its outermost op closes, because kernels keep using such memory after the
+// Gate: every op passes it before it runs. open() pins every extent that the op names and returns
+// once all of them are resident; close() unpins them. What the thread allocates while an op is open
+// stays pinned until its outermost op closes, because kernels still use such memory after the
 // nested op that allocated it has ended (rule R, measured on 697 operators).
 //
-// Each thread keeps a stack of open ops (one per open event) and two lists of pins, the ops' inputs
-// and the inner allocations; they keep their capacity, so an op costs no heap allocation. The hot
-// path is one clock reading, and per extent a table load, an atomic add, a store and a record of
-// the event; while plans are followed (engine/plan/plan_cursor.h), also a look at the next tick of
-// one. Some ticks are timed where the device is not the host (engine/gate/op_timing.h).
+// Each thread keeps a stack of open ops and two lists of pins: the ops' inputs and the inner
+// allocations. They keep their capacity, so an op costs no heap allocation. The hot path costs one
+// clock reading, and per extent a table load, an atomic add, a store and an event record. While
+// plans are followed (engine/plan/plan_cursor.h) it also compares the op with the plan's next tick.
+// Some ticks are timed where the device is not the host (engine/gate/op_timing.h).
 //
-// Several gates may be there at once, one for each GPU, and a thread has a state for each it
-// passes.
+// There may be several gates, one per GPU; a thread has a separate state for each gate it passes.
 //
-// Threads: an open op stack belongs to its thread. Holds (pins that outlive their op) may be given
-// up anywhere. The gate calls other parts on the thread that passes it, with no lock held.
+// Threads: a stack of open ops belongs to its thread. Any thread may release a Hold (pins that
+// outlive their op). The gate calls other parts on the thread that passes it, with no lock held.
 #pragma once
 
 #include <pthread.h>
@@ -56,61 +55,61 @@ struct Access {
   AccessMode mode = AccessMode::kRead;
 };
 
-/// Pins that outlive an op.
+/// Pins that outlive their op.
 struct Hold {
   std::vector<Extent*> extents;
 };
 
 class Gate {
  public:
-  /// As many may be there at once.
+  /// How many gates may exist at once.
   static constexpr size_t kGatesMax = 128;
 
-  /// Uses the parts that are there already: all but the gate itself.
+  /// Uses all parts but the gate itself; they must exist by now.
   explicit Gate(const Parts& parts);
   ~Gate();
 
-  /// `streams`: where the op queues its work; none on the cpu backend, whose ops are done when they
-  /// close.
+  /// `streams` are those the op queues its work in. On the cpu backend there are none: an op is
+  /// done when it closes.
   void open(uint32_t op, std::span<const Access> accesses, StreamSet streams = kNoStreams);
   void close();
 
-  /// Told of every allocation and free of this thread.
+  /// Call on every allocation and free of this thread.
   void on_allocate(Extent* extent);
   void on_free(const Extent* extent);
   void on_step();
-  /// Around a wait of the calling thread for room that work in `streams` is to fill.
+  /// Call before and after the calling thread waits for room that work in `streams` will fill.
   void begin_wait_for_room(StreamSet streams);
   void end_wait_for_room();
-  /// Counts what the device has waited for since (engine/gate/device_waits.h). Calls the driver.
+  /// Counts what the device has waited since the last call (engine/gate/device_waits.h). Calls the
+  /// driver.
   void settle_waits() {
     if (!is_passive_.load(std::memory_order_relaxed)) waits_.settle();
   }
-  /// Waits for the fetches that a plan has ordered, as long as the calling thread is ahead of the
-  /// device by what it has queued.
+  /// Waits for the fetches that a plan has requested, as long as queued work keeps the device busy.
   void let_fetches_go_first();
 
-  /// Null when nothing is to be held.
+  /// Null when there is nothing to hold.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
   void unhold(Hold* hold);
-  /// Returns how many extents were not kept before.
+  /// Returns how many extents did not have the flag before.
   uint64_t keep_resident(std::span<const Access> accesses);
 
   /// Whether an op that is open on this thread names the extent, or has allocated it.
   bool has_announced(const Extent* extent);
-  /// Those of all ops that are open on this thread.
+  /// The streams of all ops that are open on this thread.
   StreamSet open_streams();
 
   /// The innermost op that is open on this thread; "" when there is none.
   std::string current_op() const;
 
-  /// In a forked child: every call returns at once.
+  /// For a forked child: from now on every call returns at once.
   void become_passive();
 
  private:
   struct ThreadOps;
 
-  /// A wait of a thread for memory, and the device perhaps with it.
+  /// A thread's wait for memory, and perhaps the device's.
   struct Wait {
     uint64_t begin_ns = 0;
     OpTimer::Span* device_wait = nullptr;
@@ -142,7 +141,7 @@ class Gate {
   Stats& stats_;
   OpTiming timing_;
   DeviceWaits waits_;
-  const uint64_t generation_;  // no other gate has it
+  const uint64_t generation_;  // unique to this gate
   const size_t place_;         // in the table of gates that are alive
 
   std::atomic<bool> is_passive_{false};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OpSampling: which ticks of a thread are timed on the device. To note a moment costs the thread
-// about a microsecond, so timing may take 1/32 of the thread's time, by its own clock: what it has
-// not used it may use up in a burst, and when it has used more it pauses. Within that, what was
-// seldom seen comes first, so that after two repetitions of a program the rare large ops are known
-// and not only the many small ones; of the rest every 4th is timed on average. Strides are random,
-// because a fixed one would meet a program of many ticks at the same of them for ever.
+// OpSampling: picks the ticks of a thread that are timed on the device. Noting a moment costs the
+// thread about a microsecond, so timing may take 1/32 of the thread's time by its own clock. Unused
+// time may be spent in a burst; after overspending, timing pauses. Within that budget, rarely seen
+// ticks go first: after two repetitions of a program the rare large ops are known, not only the
+// many small ones. Of the others, every 4th is timed on average. The strides are random, because a
+// fixed stride could meet a long program at the same ticks for ever.
 //
 // Threads: one.
 #pragma once
@@ -20,7 +20,7 @@ namespace tencache {
 
 class OpSampling {
  public:
-  /// Asked at every tick, with the time at which it begins.
+  /// Asked at every tick, with the time at which the tick begins.
   bool wants(uint64_t digest, uint64_t now) {
     const auto earned = static_cast<int64_t>((now - asked_at_) / kSharePart);
     asked_at_ = now;
@@ -37,7 +37,8 @@ class OpSampling {
     return true;
   }
 
-  /// What timing has cost. A call that waits for the device's queue is no cost: the host is ahead.
+  /// Charges what timing has cost. A call that waits for the device's queue counts at most
+  /// kChargeMax: the host is ahead, so the wait costs it nothing.
   void charge(uint64_t spent) { credit_ -= static_cast<int64_t>(std::min(spent, kChargeMax)); }
 
  private:
@@ -52,7 +53,7 @@ class OpSampling {
   uint64_t asked_at_ = 0;
   uint64_t random_ = 1;
   uint32_t stride_ = 1;
-  std::array<uint8_t, size_t{1} << kSeenBits> seen_ = {};  // by digest, as far as its bits tell
+  std::array<uint8_t, size_t{1} << kSeenBits> seen_ = {};  // by the top bits of a mixed digest
 };
 
 }  // namespace tencache

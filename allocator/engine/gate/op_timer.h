@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // OpTimer: times ops on a device that only queues them, where the host's clock says nothing. The
-// gate picks some ticks (engine/gate/op_sampling.h) and has the moments noted between which the
-// op's streams do its work (engine/gate/op_timing.h); the learner asks later how far they lay
-// apart.
+// gate picks some ticks (engine/gate/op_sampling.h) and has two moments noted, between which the
+// op's streams do its work (engine/gate/op_timing.h). The learner asks later how far apart they
+// lay.
 //
-// A span is the timer's again once it is finished or dropped; the timer outlives its spans. Where
-// noting a moment fails, the op simply is not timed.
+// A span returns to the timer once it is finished or dropped; the timer outlives its spans. Where
+// noting a moment fails, the op is simply not timed.
 //
-// Threads: any; a span has one at a time, and another one may end it than began it.
+// Threads: any. One thread at a time uses a span; a different one may end it.
 #pragma once
 
 #include <cstdint>
@@ -32,16 +32,16 @@ class OpTimer {
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
-  /// Starts a span: what the stream is given from now on belongs to it. Null where the moment
-  /// cannot be noted, and for several streams or none.
+  /// Starts a span, to which all work belongs that the stream is given from now on. Null where the
+  /// moment cannot be noted, and for several streams or none.
   virtual Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) = 0;
-  /// Ends the span here. May be called again, to extend it. False: the span is to be dropped.
+  /// Ends the span here. May be called again to extend it. False: drop the span.
   virtual bool end(Span& span) = 0;
-  /// REQUIRES: it has ended.
+  /// REQUIRES: the span has ended.
   virtual void finish(Span* span) = 0;
   virtual void drop(Span* span) = 0;
 
-  /// The finished spans that the device has passed, each told once.
+  /// The times of finished spans that the device has passed. Each is returned once.
   virtual std::vector<OpTime> take_finished() = 0;
 };
 

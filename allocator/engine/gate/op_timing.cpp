@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-/// Charges a thread for what timing takes of its time.
+/// Charges a thread for the time that timing takes.
 class Charge {
  public:
   explicit Charge(OpSampling& sampling) : sampling_(sampling) {}
@@ -40,16 +40,17 @@ void OpTiming::finish_or_drop(OpTimer::Span* span, bool has_ended) const {
   }
 }
 
-// A refused call leaves the op untimed; its time is estimated then.
+// If the timer refuses, the op stays untimed and its time is estimated later.
 TENCACHE_SLOW void OpTiming::begin(ThreadState& thread, const Cut& of, size_t open_count) const {
   const Charge charge(thread.sampling);
   thread.span = timer_->begin(of.op, of.begun_at, of.streams);
   thread.open_count = open_count;
 }
 
-// The op is over, and its thread may wait before its next tick, or go on in another stream. Where
-// another thread has given the stream a tick meanwhile, nobody knows what part of the work was
-// this op's. The second look is for a tick that came before it could see the loose span.
+// When its op closes, the span ends here for now: the thread may wait before its next tick, or go
+// on in another stream. If another thread has given the stream a tick meanwhile, nobody knows which
+// part of the work was this op's. The second check catches a tick that came too early to see the
+// loose span.
 TENCACHE_SLOW void OpTiming::close(ThreadState& thread) {
   const Charge charge(thread.sampling);
   OpTimer::Span* span = std::exchange(thread.span, nullptr);
@@ -66,8 +67,8 @@ void OpTiming::lay_loose(OpTimer::Span* span) {
   finish_or_drop(loose_.exchange(span, std::memory_order_acq_rel), true);
 }
 
-// The next tick begins, perhaps within the op that is timed. An open op that queues in two streams
-// has no end in the first that anybody knows of.
+// Ends the spans before the next tick, which may lie within the op being timed. Where an open op
+// goes on in a second stream, its end in the first is unknown, and its span is dropped.
 TENCACHE_SLOW void OpTiming::end_before(ThreadState& thread, StreamSet streams) {
   const Charge charge(thread.sampling);
   if (OpTimer::Span* open = std::exchange(thread.span, nullptr)) {

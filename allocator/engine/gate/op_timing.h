@@ -2,18 +2,18 @@
 //
 // OpTiming: between which moments of its stream a tick is timed (engine/gate/op_timer.h).
 //
-// A tick's time begins when all that it waits for is queued, and ends where the next tick begins,
-// whichever thread has that one: ops in between that name no extent belong to the tick before them.
-// While its op is open the span is the thread's. Then it lies loose, with an end at its op's close,
-// and the next tick takes it. If that tick is of the same stream, the end moves there; if it is of
-// another one, the first stream may stand idle or be gone, and the end stays. At most one span of
-// the whole device lies loose.
+// A tick's time begins once all that it waits for is queued, and ends where the next tick begins,
+// whichever thread runs that one. So ops without extents belong to the tick before them. While its
+// op is open, the span belongs to the thread. At the op's close the span gets an end and lies loose
+// until the next tick takes it. If that tick is of the same stream, the end moves there. If it is
+// of another one, the end stays, since the first stream may stand idle or be gone. At most one span
+// of the whole device lies loose.
 //
-// A wait for memory is no computing, because the device may run dry. It cuts a span in two: both
-// parts are told as times of the same tick, and the learner adds them up (learn/tick_stream.h).
+// A wait for memory is no computing, because the device may run dry, so it cuts a span in two. Both
+// parts are reported as times of the same tick, and the learner adds them up (learn/tick_stream.h).
 //
-// Threads: any; a ThreadState is its thread's. Threads that queue in one stream at the same moment
-// may shift a time between their ticks.
+// Threads: any; a ThreadState belongs to its thread. Threads that queue in one stream at the same
+// moment may shift time between their ticks.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ class OpTiming {
     OpSampling sampling;
   };
 
-  /// A span that a wait has cut: the part to be begun when the wait is over.
+  /// A span that a wait has cut, with what is needed to begin its second part after the wait.
   struct Cut {
     uint32_t op = 0;
     uint64_t begun_at = 0;
@@ -46,13 +46,13 @@ class OpTiming {
     bool is_open = false;
   };
 
-  /// Null: nothing is timed. The timer outlives this.
+  /// With a null timer nothing is timed. The timer outlives this object.
   explicit OpTiming(OpTimer* timer) : timer_(timer) {}
   ~OpTiming();
   OpTiming(const OpTiming&) = delete;
   OpTiming& operator=(const OpTiming&) = delete;
 
-  /// A tick of the thread begins, and has queued nothing yet that it waits for.
+  /// Call when a tick of the thread begins, before it queues anything that it waits for.
   void on_tick(ThreadState& thread, StreamSet streams) {
     if (timer_ == nullptr) return;
     note_newest(thread, streams);
@@ -60,22 +60,22 @@ class OpTiming {
     if (thread.span != nullptr || has_loose) [[unlikely]]
       end_before(thread, streams);
   }
-  /// All that the tick waits for is queued. `open_count`: with its own.
+  /// Call once all that the tick waits for is queued. `open_count` includes its own op.
   void begin_if_wanted(ThreadState& thread, uint64_t digest, uint64_t now, uint32_t op,
                        size_t open_count, StreamSet streams) {
     if (timer_ != nullptr && thread.sampling.wants(digest, now)) [[unlikely]]
       begin(thread, {op, now, streams}, open_count);
   }
-  /// An op of the thread closes, which was the `open_count`th.
+  /// Call when an op of the thread closes; it was the `open_count`th.
   void on_close(ThreadState& thread, size_t open_count) {
     if (thread.span != nullptr && thread.open_count == open_count) [[unlikely]]
       close(thread);
   }
-  /// Around a wait of the thread for memory that work in `streams` needs.
+  /// Call before and after the thread waits for memory that work in `streams` needs.
   std::optional<Cut> cut(ThreadState& thread, StreamSet streams);
   void go_on(ThreadState& thread, const std::optional<Cut>& cut);
 
-  /// The thread ends.
+  /// Call when the thread ends.
   void drop(ThreadState& thread) const;
 
  private:
@@ -98,7 +98,7 @@ class OpTiming {
 
   OpTimer* const timer_;
   std::atomic<OpTimer::Span*> loose_{nullptr};
-  // Whose the newest tick in each stream is. Written by any thread, compared only.
+  // The thread of the newest tick in each stream. Any thread writes it; it is only compared.
   std::array<std::atomic<const ThreadState*>, std::numeric_limits<StreamSet>::digits>
       newest_in_stream_ = {};
 };
