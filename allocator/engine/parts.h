@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts: the objects of one engine, through which each of them calls the others by name. The engine
-// fills this in while it is made; from the first thread on it does not change. A part that is null
-// does not exist there: no migrations in strict mode; no op_timer, prefetcher, cursor, learner and
-// machine where nothing is planned; no timers where the host's clock tells.
+// Parts: the objects of one engine, so that each of them can call the others by name. The engine
+// fills this in while it is made; once the first thread runs, it does not change. A null part does
+// not exist in this engine: there is no mover in strict mode; no op_timer, prefetcher, cursor,
+// learner and machine where nothing is planned; no timers where the host's clock tells an op's
+// time.
 //
 // EngineHooks: what an engine asks of the process around it. Each may be empty.
 //
-// Threads: read by any.
+// Threads: any may read.
 #pragma once
 
 #include <functional>
@@ -29,13 +30,13 @@ struct LearnedPlan;
 struct Stats;
 
 struct EngineHooks {
-  /// Once, from an allocating thread, with no lock held.
+  /// Called once, from an allocating thread, with no lock held.
   std::function<void()> on_arm;
-  /// Often, from the evictor: pins that outlived their op may be given up now.
+  /// Called often, from the evictor: pins that outlived their op may be released now.
   std::function<void()> before_pass;
-  /// Once, from the evictor.
+  /// Called once, from the evictor.
   std::function<void()> on_first_spill;
-  /// For every plan, from the learner.
+  /// Called for every plan, from the learner.
   std::function<void(const LearnedPlan&)> on_learned_plan;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chaos: the mode in which the end of any outermost op may evict everything that may leave. It
-// finds accesses that nothing announces, and pins that end too early. The draws follow from the
-// seed and the number of outermost ops that have ended.
+// Chaos: a mode in which the end of any outermost op may evict everything that may leave. It finds
+// accesses that nothing announces, and pins that end too early. The draws depend only on the seed
+// and on how many outermost ops have ended.
 //
 // Threads: any.
 #pragma once
@@ -23,7 +23,7 @@ class Chaos {
  public:
   Chaos(const Parts& parts, ChaosConfig config) : parts_(parts), config_(config) {}
 
-  /// The calling thread has no op open any more.
+  /// Call when the calling thread has no op open any more.
   void on_outermost_close();
 
  private:

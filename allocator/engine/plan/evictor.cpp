@@ -15,12 +15,12 @@
 namespace tencache {
 namespace {
 
-// How much is wanted is looked at anew after so much.
+// After each batch of this size the evictor looks anew how much room is wanted.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
 
-/// Clean drops first, but only among extents that are old anyway: within each run of victims that
-/// would make the wanted room twice over.
+/// Puts clean extents first, but only among extents that are old anyway: within each run of victims
+/// that would make the wanted room twice over.
 void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   auto begin = by_age.begin();
   while (begin != by_age.end()) {
@@ -34,7 +34,7 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   }
 }
 
-/// That the first of them leave, until they make so much room; they may have been used since.
+/// Requests for the oldest victims, up to `bytes`. They may have been used since.
 std::vector<MoveRequest> first_of(std::span<const ListedExtent> victims, uint64_t bytes) {
   std::vector<MoveRequest> requests;
   uint64_t request_bytes = 0;
@@ -102,7 +102,7 @@ void Evictor::on_attention() {
 bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   if (!may_evict()) return false;
   if (!is_armed()) on_attention();
-  // What was ordered before comes first, as long as the device does not wait for this thread.
+  // What was requested before comes first, as long as the device does not wait for this thread.
   parts_.gate->let_fetches_go_first();
   bool has_room = false;
   mover_->begin_demand();
@@ -156,7 +156,8 @@ void Evictor::work() {
     const auto is_anything_ahead = [this] { return may_evict() && mover_->bytes_ahead() > 0; };
     const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
-    // What is being fetched ahead of use can be evicted in a moment, so such a pass proves nothing.
+    // Extents that are being fetched ahead of use can be evicted in a moment, so a pass during
+    // which there are any proves nothing.
     const bool is_proof = !was_anything_ahead && !is_anything_ahead();
     {
       MutexLock lock(mutex_);
@@ -166,8 +167,8 @@ void Evictor::work() {
       }
       room_changed_.notify_all();
     }
-    // Who waits finds room, or finds that another took it: then this pass says nothing about what
-    // can be evicted, and the next one follows at once.
+    // Blocked allocations find room, or find that another took it. Then this pass says nothing
+    // about what can be evicted, and the next one follows at once.
     if (!result) std::this_thread::yield();
     if (result && result->bytes == 0 && !is_proof) {
       std::this_thread::sleep_for(kAheadPoll);
@@ -177,15 +178,15 @@ void Evictor::work() {
 
 void Evictor::request(std::span<const MoveRequest> evictions) {
   if (!may_evict()) return;
-  // By the time they are carried out the program may have queued much more, which they need not
-  // wait for.
+  // By the time the requests are carried out, the program may have queued much more work. They need
+  // not wait for that.
   const std::shared_ptr<const QueuedWork> queued = mover_->queued_work(evictions);
   MutexLock lock(mutex_);
   for (const MoveRequest& request : evictions) requests_.emplace_back(request).queued = queued;
   work_arrived_.notify_one();
 }
 
-// A plan counts with the room soon after it gave the order.
+// A plan counts on the room soon after its request, so every part is published at once.
 void Evictor::carry_out(std::span<const MoveRequest> requests) {
   mover_->evict_requested(requests, [this](const EvictionResult& part) {
     note_spill(part);
@@ -193,8 +194,8 @@ void Evictor::carry_out(std::span<const MoveRequest> requests) {
   });
 }
 
-// Phases: 1 old pins, 2 how much, 3 who, 4 move them batch by batch while room is wanted,
-// which is told part by part.
+// Phases: 1 settle old pins, 2 how much is wanted, 3 choose victims, 4 move them batch by batch
+// while room is wanted. Each part of a batch is published as it leaves.
 std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
@@ -206,7 +207,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
     const MigrationPermit permit(mover_->fork_latch());
     total.bytes += heap_.drop_idle_cached(wanted);
     if (total.bytes >= wanted) return total;
-    // As headroom what is cached will do: a device is done with it soon.
+    // As headroom, cached memory will do: a device is done with it soon.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
   }
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
@@ -234,7 +235,7 @@ uint64_t Evictor::wanted_bytes() {
   return wanted_bytes_for(demand_bytes_);
 }
 
-// What is cached need not be free where it serves every request: it is headroom as well.
+// Cached memory counts as headroom where it can serve every request.
 uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictor: decides what leaves the device tier when room is short, and does it on its own thread,
-// so that an op waits only when it asks for more than is free. It keeps some headroom: below half
-// of it a pass starts, which evicts until all of it is free again. Victims are the extents that
-// were used longest ago; among the oldest those go first that are presumed equal to their slot,
-// because they cost no write.
+// Evictor: decides what leaves the device tier when room is short, and evicts it on its own thread,
+// so that an op waits only when it asks for more than is free. It keeps some headroom: a pass
+// starts when less than half of the headroom is free, and evicts until all of it is. Victims are
+// the extents that were used longest ago. Among the oldest, those go first that are presumed equal
+// to their copy below, because they cost no write.
 //
 // An allocation that finds no room registers its demand and waits for a pass that began after it.
-// If such a pass freed nothing, and nothing was on its way ahead of use meanwhile, nothing may be
-// evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp).
+// If such a pass freed nothing, and no fetch ahead of use was under way meanwhile, then nothing may
+// be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp).
 //
-// Orders of a plan (engine/plan/plan_cursor.h) go before passes. While a plan is followed a pass
-// chooses by it, too: first what it does not know, then what it needs last.
+// A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
+// chooses by it, too: first what the plan does not know, then what it needs last.
 //
-// It also arms: when use passes the watermark for the first time the shim is told to report ops.
-// Before that nothing has been seen by a gate, so nothing could be evicted.
+// The evictor also arms: when use passes the watermark for the first time, the shim is told to
+// report ops. Before that no gate has seen anything, so nothing could be evicted.
 //
-// Threads: one worker; make_room(), on_attention(), order(), evict_all() from any thread. mutex_
-// guards the demand and the outcome of passes and is never held while anything moves.
+// Threads: one worker; any thread calls make_room(), on_attention(), request(), evict_all(). mutex_
+// guards the demand and the outcome of passes; it is never held while anything moves.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ namespace tencache {
 
 class Evictor final : public RoomMaker {
  public:
-  /// Without migrations (strict mode) nothing is ever evicted. The gate may be made later, before
+  /// Without a mover (strict mode) nothing is ever evicted. The gate may be made later, but before
   /// the first call.
   explicit Evictor(const Parts& parts);
   /// Stops the worker after the pass under way.
@@ -49,27 +49,27 @@ class Evictor final : public RoomMaker {
   bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) override
       TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
-  /// The budget has another limit. To be told by whoever has set it.
+  /// Call after setting another limit of the budget.
   void on_budget_change();
   std::string current_op() const override;
   void begin_wait(StreamSet streams) override;
   void end_wait() override;
 
-  /// Evicts these soon, in order.
+  /// Evicts these soon, in the given order.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
 
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
-  /// Evicts whatever may be evicted, on the calling thread; returns how many went cold.
+  /// Evicts whatever may be evicted, on the calling thread. Returns how many extents went cold.
   uint64_t evict_all();
 
-  /// What passes keep free of the budget.
+  /// The part of the budget that passes keep free.
   uint64_t headroom_bytes() const { return headroom_bytes_; }
 
  private:
   void work();
   void carry_out(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
-  /// Nullopt when there was room enough already.
+  /// Nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
   void watch_budget();
   bool may_evict() const { return mover_ != nullptr; }
@@ -86,18 +86,18 @@ class Evictor final : public RoomMaker {
   Mover* const mover_;
   const uint64_t headroom_bytes_;
 
-  // Set once, by whoever passes the watermark first.
+  // Set once, by the first thread that passes the watermark.
   std::atomic<bool> is_armed_{false};
-  // Set by allocating threads, cleared by the worker: keeps on_attention() free of locks.
+  // Set by allocating threads, cleared by the worker; keeps on_attention() free of locks.
   std::atomic<bool> is_nudged_{false};
   std::atomic<bool> has_spilled_{false};
 
   Mutex mutex_;
   CondVar work_arrived_;
   CondVar room_changed_;
-  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of who waits, now and soon
+  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of all who wait, now and soon
   uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the pass that freed nothing
+  uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the last pass that freed nothing
   Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;

@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// A plan leaves the headroom alone, but nothing forbids to use it.
+// Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
 Machine with_headroom(Machine machine) {
   machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
   return machine;
@@ -30,7 +30,7 @@ LearnedPlan::LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_
       uses(uses_by_tensor(period->trace)),
       evictions_after(tick_count()),
       fetches_at(tick_count()) {
-  // Fetches that may start at the same op: first the one that is needed first.
+  // Of the fetches that may start at the same tick, the one that is needed first goes first.
   std::vector<PlannedMove> moves = planned.plan.moves;
   const Tick count = tick_count();
   std::stable_sort(moves.begin(), moves.end(),
@@ -56,7 +56,7 @@ uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
   const Tick next = later == ticks.end() ? ticks.front() : *later;
   const TraceTensor& life = period->trace.tensors[tensor];
-  // Not used again in this life: its room is wanted until it is freed.
+  // A tensor that is not used again in this life: its room is wanted until it is freed.
   if (!life.is_persistent() && next == life.allocated_at) {
     return (life.freed_at + count - position) % count;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LearnedPlan: a kind of period with its plan, in the form in which the cursor follows it.
-// Immutable once it is made, and shared between the learner, which makes it, and the cursor.
+// LearnedPlan: a kind of period with its plan, in the form in which the cursor follows it. It is
+// immutable once made; the learner, which makes it, and the cursor share it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class TensorsByTick {
  public:
   explicit TensorsByTick(Tick tick_count) : first_(tick_count + 1, 0) {}
 
-  /// `moves` (tick, tensor) in the order in which they are to be looked up.
+  /// `moves` holds (tick, tensor) pairs; at() keeps their order within each tick.
   void fill(const std::vector<std::pair<Tick, uint32_t>>& moves) {
     for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
     for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
@@ -32,7 +32,7 @@ class TensorsByTick {
   }
 
  private:
-  std::vector<uint32_t> first_;  // of each tick in tensors_
+  std::vector<uint32_t> first_;  // where each tick begins in tensors_
   std::vector<uint32_t> tensors_;
 };
 
@@ -40,18 +40,18 @@ struct LearnedPlan {
   LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_period,
               const Machine& on_machine);
 
-  const uint64_t number;  // of the kind of period; a better plan for it keeps the number
+  const uint64_t number;  // of the kind of period; a newer plan for it keeps the number
   const std::shared_ptr<const Period> period;
   const Machine machine;
   const Planned planned;
-  const uint64_t bound_ns;                    // of a period: no schedule is faster
-  const uint64_t bound_bytes_read;            // and none reads less
+  const uint64_t bound_ns;                    // no schedule of the period takes less
+  const uint64_t bound_bytes_read;            // nor reads less
   const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;
 
   Tick tick_count() const { return period->trace.tick_count(); }
-  /// Ticks from `position` to the next use, or to the end of its life when that comes first.
+  /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.
   uint64_t ticks_to_next_use(uint32_t tensor, Tick position) const;
 };
 

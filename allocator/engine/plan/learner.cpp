@@ -17,16 +17,18 @@ namespace tencache {
 namespace {
 
 constexpr size_t kKindsMax = 16;
-// A search for repetitions costs time in proportion to the ticks it looks at, so the next one waits
+// A search for repetitions takes time in proportion to the ticks it looks at. So the next one waits
 // until there are half as many again.
 constexpr uint64_t kFirstSearchTicks = 64;
-// A program that marks its steps repeats something else only if it goes on for much longer.
+// In a program that marks its steps, a search without marks waits until this many times the last
+// step's ticks have passed.
 constexpr uint64_t kSegmentsBeforeSearch = 2;
 // A kind is planned anew after this many periods, then after twice as many, and so on.
 constexpr uint64_t kFirstReplanPeriods = 2;
-// Of the time that a period computes: whoever waits for less gains nothing by a larger budget.
+// Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
-// The search for a stall-free budget makes some more plans: only where one is this quick.
+// The search for a stall-free budget makes some more plans, so it runs only where planning is
+// quick.
 constexpr uint64_t kQuickPlanningNs = 200'000'000;
 
 }  // namespace
@@ -50,7 +52,8 @@ void Learner::nudge() {
   nudged_.notify_one();
 }
 
-// The cursor nudges the learner with its own lock held, so the two are never held the other way.
+// The cursor nudges the learner while holding its own lock, so mutex_ is never held when calling
+// it.
 LearnerSummary Learner::summary() const {
   const Following following = cursor_.following();
   MutexLock lock(mutex_);
@@ -77,7 +80,7 @@ void Learner::work() {
       look();
     } catch (const std::exception& error) {
       TENCACHE_LOG_WARNING(
-          "learning stopped: %s; from now on tensors leave that were not used for the longest time",
+          "learning stopped: %s; from now on the least recently used tensors leave first",
           error.what());
       cursor_.install({});
       return;
@@ -87,18 +90,18 @@ void Learner::work() {
 
 void Learner::look() {
   ++look_count_;
-  // Before the events, so that those of the ops are among them.
+  // Taken before the events, so that the events of these ops are among those drained next.
   const std::vector<OpTime> op_times =
       parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
   stream_.append(recorder_.drain(&positions_));
   stream_.append_times(op_times);
   const Following following = cursor_.following();
   Kind* followed = count_periods(following);
-  // Whole periods: parts of one kind may look like parts of another that is not known yet.
+  // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
   if (followed != nullptr && following.periods > 0) {
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
-    // And a kind may be but a part of what the marks tell.
+    // A followed kind may also be only a part of what the marks enclose.
     if (followed->learned->tick_count() >= last_segment()) {
       if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
     } else {
@@ -129,7 +132,7 @@ void Learner::look_for_repeats() {
   next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
 }
 
-// True when the place holds a period worth planning, also one that is known.
+// True when the place holds a period worth planning, including one that is known.
 bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (!period || period->trace.peak_bytes() < peak_bytes_min) return false;
@@ -149,7 +152,7 @@ void Learner::drop_least_used() {
   }));
 }
 
-// The kind that is followed now; null when none is.
+// Returns the kind that is followed now, or null.
 Learner::Kind* Learner::count_periods(const Following& following) {
   Kind* followed = nullptr;
   const uint64_t new_periods = following.periods_ever - periods_seen_;
@@ -163,13 +166,13 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   return followed;
 }
 
-// Ticks between the last two marks.
+// The ticks between the last two marks.
 uint64_t Learner::last_segment() const {
   const std::deque<uint64_t>& marks = stream_.marks();
   return marks.size() < 2 ? 0 : marks.back() - marks[marks.size() - 2];
 }
 
-// With the times and speeds of periods that were followed: those before were reactive.
+// Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
 void Learner::plan_again(uint64_t number) {
   for (Kind& kind : kinds_) {
     if (kind.learned->number != number) continue;
@@ -185,8 +188,8 @@ void Learner::plan_again(uint64_t number) {
   }
 }
 
-// Returns the processor time that planning took: what it costs the program, however often this
-// thread has to wait for a core.
+// Returns the processor time that planning took. That is what it costs the program, however long
+// this thread has to wait for a core.
 uint64_t Learner::make_script(uint64_t number, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
@@ -228,7 +231,7 @@ uint64_t Learner::make_script(uint64_t number, Period period) {
   return planning_ns;
 }
 
-// The cursor follows the new plan by now, so nobody waits for this but the end of the program.
+// The cursor follows the new plan by now, so only the end of the program waits for this.
 void Learner::find_stall_free_budget(Kind& kind) {
   const uint64_t begin_ns = thread_work_ns();
   const LearnedPlan& learned = *kind.learned;

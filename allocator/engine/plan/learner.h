@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Learner: watches what the recorder saw, finds what repeats, and makes plans for it. It keeps the
+// Learner: reads what the recorder saw, finds what repeats, and makes plans for it. It owns the
 // library of plans, one per kind of period (training step, evaluation step, prefill, decode,
-// another batch shape), and gives the cursor what to follow. A kind that was followed for some
-// periods is planned again with what was measured meanwhile, at ever longer intervals. After that,
-// where planning is quick, it is worked out with which budget the kind would hardly wait.
+// another batch shape), and gives it to the cursor to follow. A kind that was followed for some
+// periods is planned again with newer measurements, at ever longer intervals. After that, where
+// planning is quick, the learner works out the budget with which the kind would hardly wait.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
-// Threads: one worker does everything, so that no step is delayed by planning; nudge() and
-// summary() from any thread. mutex_ guards what both sides see and is held for copies only.
+// Threads: one worker does everything, so that planning delays no step; any thread calls nudge()
+// and summary(). mutex_ guards what both sides see and is held only for copies.
 #pragma once
 
 #include <atomic>
@@ -30,22 +30,22 @@
 namespace tencache {
 
 struct LearnerConfig {
-  /// Of the device tier, the headroom included.
+  /// The device tier's budget, headroom included.
   uint64_t budget_bytes = 0;
-  /// A repetition that needs less than this at its peak is not worth a plan, unless steps mark it.
+  /// A repetition whose peak is lower is not worth a plan, unless steps mark it.
   uint64_t peak_bytes_min = 0;
 };
 
 /// For statistics.
 struct LearnerSummary {
   uint64_t kinds = 0;        // plans in the library
-  uint64_t replans = 0;      // plans made for a kind that had one
+  uint64_t replans = 0;      // plans for a kind that already had one
   uint64_t planning_ns = 0;  // of processor time
   Following following;
-  /// Of the period that was followed last, else the first that was learned; null: none was yet.
+  /// The plan of the period that was followed last, else the first that was learned, else null.
   std::shared_ptr<const LearnedPlan> learned;
-  /// The smallest budget known with which that plan's period would hardly wait, the headroom
-  /// included; 0: not known.
+  /// The smallest known budget with which that plan's period would hardly wait, headroom included;
+  /// 0: not known.
   uint64_t stall_free_budget_bytes = 0;
 };
 
@@ -56,7 +56,7 @@ class Learner {
   ~Learner();
 
   void start();
-  /// There is something to look at: a step ended, a ring fills, a period was followed.
+  /// Call when there is something to look at: a step ended, a ring fills, a period was followed.
   void nudge();
 
   LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
@@ -64,10 +64,10 @@ class Learner {
  private:
   struct Kind {
     std::shared_ptr<const LearnedPlan> learned;
-    uint64_t periods = 0;                  // whole ones that were followed
-    uint64_t periods_planned_at = 0;       // of these, when it was planned last
-    uint64_t used_at = 0;                  // the newest look at which it was followed
-    uint64_t stall_free_budget_bytes = 0;  // of the plan; 0: not known
+    uint64_t periods = 0;                  // how many whole ones were followed
+    uint64_t periods_planned_at = 0;       // `periods` when it was last planned
+    uint64_t used_at = 0;                  // the last look that found it followed
+    uint64_t stall_free_budget_bytes = 0;  // of `learned`; 0: not known
   };
 
   void work();
@@ -88,12 +88,12 @@ class Learner {
   PlanCursor& cursor_;
   const LearnerConfig config_;
 
-  // Of the worker.
+  // Belongs to the worker.
   std::vector<uint64_t> positions_;  // in the recorder's rings
   TickStream stream_;
-  uint64_t mark_seen_ = 0;       // the last one that was looked at
+  uint64_t mark_seen_ = 0;       // the last mark that was looked at
   uint64_t repeats_from_ = 0;    // where the search for repetitions begins
-  uint64_t next_search_at_ = 0;  // the tick at which it is worth another try
+  uint64_t next_search_at_ = 0;  // the tick from which another search is worthwhile
   std::vector<Kind> kinds_;
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
@@ -103,7 +103,7 @@ class Learner {
   mutable Mutex mutex_;
   CondVar nudged_;
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
-  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);       // what is not of one kind
+  LearnerSummary summary_ TENCACHE_GUARDED_BY(mutex_);       // but for what belongs to one kind
   std::vector<Kind> published_ TENCACHE_GUARDED_BY(mutex_);  // kinds_, as summary() sees them
   std::thread worker_;
 };

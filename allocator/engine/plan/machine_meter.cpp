@@ -10,9 +10,9 @@
 namespace tencache {
 namespace {
 
-// What a link is taken to give before anything was moved.
+// The assumed speed of a link before anything was moved.
 constexpr double kUnknownBytesPerS = 1e9;
-// System calls and table entries of one migration, besides its bytes.
+// What one migration takes besides moving its bytes: system calls and table entries.
 constexpr uint64_t kFixedNs = 50'000;
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MachineMeter: measures what a plan may count on now, i.e. the room on the device, the speed of
-// each link, and the processor time that a moved byte costs.
+// MachineMeter: measures what a plan may count on now: the room on the device, the speed of each
+// link, and the processor time that a moved byte costs.
 //
 // Threads: the learner's.
 #pragma once

@@ -10,14 +10,13 @@
 namespace tencache {
 namespace {
 
-// Ticks that may be missing before one that is expected.
+// How many ticks may be missing before an expected one.
 constexpr Tick kSkippedMax = 8;
-// Each surprise adds to the doubt and each expected tick takes from it: a few surprises in a row,
-// or some in every hundred ticks, are passed over; a program that differs all along is not this
-// one.
+// Each surprise adds to the doubt, and each expected tick reduces it. A few surprises in a row, or
+// some in every hundred ticks, are passed over; a program that keeps differing is not this one.
 constexpr uint32_t kDoubtPerSurprise = 8;
 constexpr uint32_t kDoubtMax = 64;
-// Places that share a gram; to look at more of them would cost more than it tells.
+// At most so many places share a gram; checking more would cost more than it tells.
 constexpr size_t kPlacesMax = 1024;
 
 }  // namespace
@@ -40,7 +39,7 @@ bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
       tick, digest, extents.size(), [extents](size_t index) { return extents[index]->id.load(); });
 }
 
-// False when this is another program, or another place of this one.
+// Returns false for another program, or another place of this one.
 bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
   const Tick count = current_->learned->tick_count();
   if (agrees(*current_, position_, digest, extents)) {
@@ -59,7 +58,7 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
     step_on(tick, extents);
     return true;
   }
-  return true;  // one too many
+  return true;  // an extra tick
 }
 
 void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
@@ -94,11 +93,11 @@ void PlanCursor::get_lost() {
   following_.periods = 0;
   is_whole_ = false;
   doubt_ = 0;
-  // Evictions stay ordered: what was used for the last time then still is as old as that.
+  // Evictions stay requested: an extent whose last use that was is still as old as before.
   sink_.forget_fetches();
 }
 
-// The only place that the last ticks fit; null when there is none or several.
+// Returns the only place that the last ticks fit; null when there is none or several.
 const PlanCursor::Place* PlanCursor::place_of(uint64_t digest,
                                               std::span<Extent* const> extents) const {
   if (history_count_ < kGram) return nullptr;
@@ -122,7 +121,7 @@ void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
   catch_up();
 }
 
-// What should be on its way here by now.
+// Requests the fetches that should be under way at this place by now.
 void PlanCursor::catch_up() {
   const Tick count = current_->learned->tick_count();
   std::vector<std::pair<Tick, uint32_t>> by_deadline;
@@ -166,7 +165,7 @@ TENCACHE_SLOW void PlanCursor::give_evictions() {
     requests.swap(pending_);
     has_pending_.store(false, std::memory_order_relaxed);
   }
-  // The op that has just closed was a use, too.
+  // The op that has just closed was a use, too, so the requests are dated after it.
   for (MoveRequest& request : requests) request.given_at = timestamp();
   if (!requests.empty()) sink_.evict(requests);
 }
@@ -202,7 +201,7 @@ PlanCursor::Places PlanCursor::index_places(
   return found;
 }
 
-// Ops wait for the lock, so what takes time is done before it is taken and after it is given up.
+// Ops wait for the lock, so what takes time happens before it is taken and after it is released.
 void PlanCursor::install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans) {
   Places places = index_places(plans);
   std::vector<BoundPlan> bound_plans;

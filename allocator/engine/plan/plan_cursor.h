@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanCursor: where in which plan the program is. It is told every tick, i.e. every op that names
-// an extent, compares it with the one that the plan expects, and while they agree gives the
-// plan's requests: evictions after a tick's outermost op has closed, fetches when a tick begins.
+// PlanCursor: knows where in which plan the program is. The gate tells it every tick, i.e. every op
+// that names an extent. The cursor compares the tick with the one that the plan expects, and while
+// they agree gives the plan's requests: fetches when a tick begins, evictions after the tick's
+// outermost op has closed.
 //
-// A tick agrees when op and sizes do (TickDigest) and every extent that is always there is the very
-// one. Which extent stands for a tensor that is allocated in the period tells its place among the
-// accesses. A few ticks too many or too few are passed over. When they are too often others than
-// expected, or fit exactly one other place, the cursor gives up its place: nothing is ordered, the
-// engine is reactive, and the last ticks are looked up in all plans until exactly one place fits.
+// A tick agrees when op and sizes do (TickDigest) and every persistent extent is the very same one.
+// An extent that is allocated in the period stands for the tensor at its place among the accesses.
+// A few missing or extra ticks are passed over. When ticks differ too often, or fit exactly one
+// other place, the cursor gives up its place: it requests nothing and the engine is reactive. It
+// then looks the last ticks up in all plans until exactly one place fits.
 //
-// Threads: any. mutex_ is held while fetches are ordered, so that they arrive in order: it is taken
-// before the locks of those who receive them. Evictions are ordered without it, since a GPU is told
-// of each; that they are outdated shows by their times.
+// Threads: any. mutex_ is held while fetches are requested, so that they arrive in order; it is
+// taken before the locks of whoever receives them. Evictions are requested without it, because each
+// of them is told to a GPU; their times show when they are outdated.
 #pragma once
 
 #include <array>
@@ -35,21 +36,21 @@ namespace tencache {
 struct Following {
   uint64_t plan_number = 0;   // 0: none is followed now
   uint64_t periods = 0;       // whole ones in a row
-  uint64_t periods_ever = 0;  // of all plans
+  uint64_t periods_ever = 0;  // whole ones of all plans
   uint64_t last_period_ns = 0;
-  uint64_t last_period_plan = 0;  // whose period that was
+  uint64_t last_period_plan = 0;  // the plan of that period
   uint64_t ticks_followed = 0;    // of all plans, since the start
   uint64_t ticks_seen = 0;
 };
 
-/// Who carries out what the cursor's place in a plan calls for. Called with the cursor's lock held,
-/// but for evict().
+/// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
+/// cursor's lock held.
 class PlanSink {
  public:
   virtual ~PlanSink() = default;
   virtual void evict(std::span<const MoveRequest> requests) = 0;
   virtual void fetch(std::span<const MoveRequest> requests) = 0;
-  /// What was ordered is not expected any more.
+  /// Requested fetches are not expected any more.
   virtual void forget_fetches() = 0;
   /// A whole period was followed.
   virtual void on_period() = 0;
@@ -60,17 +61,17 @@ class PlanCursor final : public NextUses {
   /// The sink outlives the cursor.
   explicit PlanCursor(PlanSink& sink) : sink_(sink) {}
 
-  /// Whether there is anything to follow: else the calls below need not be made.
+  /// Whether there is a plan to follow. If not, the calls below may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
 
-  /// An op opened and pinned these extents, in order; `digest` is of the op and them.
+  /// An op opened and pinned these extents, in order. `digest` covers the op and them.
   void on_tick(uint64_t digest, std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
-  /// No op is open on the calling thread any more.
+  /// Call when no op is open on the calling thread any more.
   void on_outermost_close() {
     if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
   }
 
-  /// Replaces all plans. Whoever is followed goes on with the plan of the same number.
+  /// Replaces all plans. A plan being followed continues with its replacement, of the same number.
   void install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -80,13 +81,13 @@ class PlanCursor final : public NextUses {
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
 
  private:
-  static constexpr size_t kGram = 4;  // ticks that name a place
+  static constexpr size_t kGram = 4;  // ticks that identify a place
 
   struct Binding {
     Extent* extent = nullptr;
     uint64_t extent_id = 0;
   };
-  /// A plan and which extents stand for its tensors.
+  /// A plan, and the extents that stand for its tensors.
   struct BoundPlan {
     std::shared_ptr<const LearnedPlan> learned;
     std::vector<Binding> bindings;
@@ -124,7 +125,7 @@ class PlanCursor final : public NextUses {
   Places places_ TENCACHE_GUARDED_BY(mutex_);
   BoundPlan* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;             // expected next
-  uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // whether this is the right plan
+  uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // that this is the right plan
   bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};

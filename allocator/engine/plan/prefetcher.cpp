@@ -11,9 +11,9 @@
 namespace tencache {
 namespace {
 
-// What has waited behind so many others is not worth fetching any more.
+// Behind this many requests, the oldest is not worth fetching any more.
 constexpr size_t kRequestsMax = 4096;
-// Room also appears where nobody says so: the program frees. And an op's fetch ends unannounced.
+// Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
 constexpr std::chrono::microseconds kRoomPoll{500};
 constexpr std::chrono::microseconds kDemandPoll{50};
 
@@ -33,7 +33,7 @@ void Prefetcher::start() {
 }
 
 void Prefetcher::request(std::span<const MoveRequest> fetches) {
-  // Like a use: it calls off an eviction that is ordered or under way.
+  // A request counts as a use, so it calls off an eviction that is requested or under way.
   for (const MoveRequest& request : fetches) {
     raise_to(request.extent->last_use_at, request.given_at);
   }
@@ -41,7 +41,7 @@ void Prefetcher::request(std::span<const MoveRequest> fetches) {
   requests_.insert(requests_.end(), fetches.begin(), fetches.end());
   while (requests_.size() > kRequestsMax) {
     requests_.pop_front();
-    is_called_off_ = true;  // it would be the next to be dropped
+    is_called_off_ = true;  // the request taken last is older still
   }
   changed_.notify_one();
 }

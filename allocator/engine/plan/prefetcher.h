@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Prefetcher: carries out the fetches that a plan requests, in order, ahead of use. It takes room
-// only where there is some: from what is free, then from cached extents; else it waits for an
+// only where there is some: free room first, then that of cached extents; else it waits for an
 // eviction. While an op waits for a fetch on demand it begins nothing new, so that the op has the
-// disk alone.
+// disk to itself.
 //
-// Threads: one worker; the rest from any thread. mutex_ is never held while anything moves.
+// Threads: one worker; any thread calls the rest. mutex_ is never held while anything moves.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ namespace tencache {
 class Prefetcher final : private RequestSource {
  public:
   Prefetcher(Heap& heap, Mover& mover) : heap_(heap), mover_(mover) {}
-  /// Stops the worker after what is under way.
+  /// Stops the worker after the fetches under way.
   ~Prefetcher() override;
 
   void start();
 
   void request(std::span<const MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
-  /// Drops every order that was not taken.
+  /// Drops every request that was not taken.
   void forget() TENCACHE_EXCLUDES(mutex_);
-  /// Whether there are any, what is under way included.
+  /// Whether any request is left, including what is under way.
   bool has_requests() const TENCACHE_EXCLUDES(mutex_);
-  /// Something was evicted.
+  /// Call when something was evicted.
   void on_room() TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -49,7 +49,7 @@ class Prefetcher final : private RequestSource {
   CondVar changed_;
   std::deque<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
   bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
-  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // what was taken last, if put back
+  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // drop what was taken last, if put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

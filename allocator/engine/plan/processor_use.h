@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ProcessorUse: how busy this process keeps the processors it may run on. On busy ones the moves
-// take their processor time from the program; on idle ones they cost it nothing.
+// ProcessorUse: how busy this process keeps the processors it may run on. Where they are busy,
+// moves take processor time from the program; where they are idle, moves cost it nothing.
 //
-// Threads: one, the learner's.
+// Threads: the learner's only.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace tencache {
 
 class ProcessorUse {
  public:
-  /// From 0 to 1, since the last call, the first time since the construction.
+  /// From 0 to 1, since the last call; the first time, since construction.
   double used_share() {
     const uint64_t now = now_ns();
     const uint64_t work = process_work_ns();
