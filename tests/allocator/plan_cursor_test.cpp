@@ -56,7 +56,7 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
     Machine machine;
     machine.budget_bytes = 5 * kBytes;
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
-    return std::make_shared<const LearnedPlan>(number, std::move(period), machine);
+    return make_learned_plan(number, std::move(period), machine);
   }
 
   static size_t layer_of(size_t tick) { return tick < kLayers ? tick : 2 * kLayers - 1 - tick; }
@@ -144,7 +144,8 @@ TEST_F(PlanCursorTest, GetsLostInAnotherProgramAndFindsItsPlaceAgain) {
   EXPECT_GE(forgotten_, 1);
   const uint64_t followed_then = cursor_->following().ticks_followed;
   play_step(50);
-  EXPECT_EQ(cursor_->following().ticks_followed, followed_then) << "nothing is ordered while lost";
+  EXPECT_EQ(cursor_->following().ticks_followed, followed_then)
+      << "nothing is requested while lost";
   for (size_t tick = 5; tick < 2 * kLayers; ++tick) play(tick);
   EXPECT_TRUE(is_following()) << "in the middle of a period";
 }

@@ -16,23 +16,11 @@ Machine with_headroom(Machine machine) {
   return machine;
 }
 
-}  // namespace
-
-LearnedPlan::LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_period,
-                         const Machine& on_machine)
-    : number(plan_number),
-      period(std::move(of_period)),
-      machine(on_machine),
-      planned(make_plan(period->trace, machine)),
-      bound_ns(bound_step_ns(period->trace, with_headroom(machine))),
-      bound_bytes_read(
-          tencache::bound_bytes_read(period->trace, with_headroom(machine).budget_bytes)),
-      uses(uses_by_tensor(period->trace)),
-      evictions_after(tick_count()),
-      fetches_at(tick_count()) {
+// Lays out the plan's moves by the ticks at which the cursor looks them up.
+void index_moves(LearnedPlan* learned) {
   // Of the fetches that may start at the same tick, the one that is needed first goes first.
-  std::vector<PlannedMove> moves = planned.plan.moves;
-  const Tick count = tick_count();
+  std::vector<PlannedMove> moves = learned->planned.plan.moves;
+  const Tick count = learned->tick_count();
   std::stable_sort(moves.begin(), moves.end(),
                    [count](const PlannedMove& left, const PlannedMove& right) {
                      const auto lead = [count](const PlannedMove& move) {
@@ -46,8 +34,27 @@ LearnedPlan::LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_
     evictions.emplace_back(move.evict_after, move.tensor);
     if (move.fetch_at != kNoTick) fetches.emplace_back(move.fetch_at, move.tensor);
   }
-  evictions_after.fill(evictions);
-  fetches_at.fill(fetches);
+  learned->evictions_after = TensorsByTick(count, evictions);
+  learned->fetches_at = TensorsByTick(count, fetches);
+}
+
+}  // namespace
+
+std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
+                                                     std::shared_ptr<const Period> period,
+                                                     const Machine& machine) {
+  const Trace& trace = period->trace;
+  const Machine bound_machine = with_headroom(machine);
+  auto learned = std::make_shared<LearnedPlan>();
+  learned->number = number;
+  learned->machine = machine;
+  learned->planned = make_plan(trace, machine);
+  learned->bound_ns = bound_step_ns(trace, bound_machine);
+  learned->bound_bytes_read = bound_bytes_read(trace, bound_machine.budget_bytes);
+  learned->uses = uses_by_tensor(trace);
+  learned->period = std::move(period);
+  index_moves(learned.get());
+  return learned;
 }
 
 uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {

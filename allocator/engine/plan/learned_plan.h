@@ -17,10 +17,10 @@ namespace tencache {
 /// Numbers of tensors by tick.
 class TensorsByTick {
  public:
-  explicit TensorsByTick(Tick tick_count) : first_(tick_count + 1, 0) {}
-
+  TensorsByTick() = default;
   /// `moves` holds (tick, tensor) pairs; at() keeps their order within each tick.
-  void fill(const std::vector<std::pair<Tick, uint32_t>>& moves) {
+  TensorsByTick(Tick tick_count, const std::vector<std::pair<Tick, uint32_t>>& moves)
+      : first_(tick_count + 1, 0) {
     for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
     for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
     tensors_.resize(moves.size());
@@ -37,16 +37,13 @@ class TensorsByTick {
 };
 
 struct LearnedPlan {
-  LearnedPlan(uint64_t plan_number, std::shared_ptr<const Period> of_period,
-              const Machine& on_machine);
-
-  const uint64_t number;  // of the kind of period; a newer plan for it keeps the number
-  const std::shared_ptr<const Period> period;
-  const Machine machine;
-  const Planned planned;
-  const uint64_t bound_ns;                    // no schedule of the period takes less
-  const uint64_t bound_bytes_read;            // nor reads less
-  const std::vector<std::vector<Tick>> uses;  // by tensor, ascending
+  uint64_t number = 0;  // of the kind of period; a newer plan for it keeps the number
+  std::shared_ptr<const Period> period;
+  Machine machine;
+  Planned planned;
+  uint64_t bound_ns = 0;                // no schedule of the period takes less
+  uint64_t bound_bytes_read = 0;        // nor reads less
+  std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;
 
@@ -54,5 +51,10 @@ struct LearnedPlan {
   /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.
   uint64_t ticks_to_next_use(uint32_t tensor, Tick position) const;
 };
+
+/// Plans the period for this machine, which takes time.
+std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
+                                                     std::shared_ptr<const Period> period,
+                                                     const Machine& machine);
 
 }  // namespace tencache

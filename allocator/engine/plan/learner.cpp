@@ -141,7 +141,7 @@ bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
   }
   drop_least_used();
   kinds_.push_back({nullptr, 0, 0, look_count_});
-  make_script(next_number_++, std::move(*period));
+  plan_period(next_number_++, std::move(*period));
   return true;
 }
 
@@ -182,7 +182,7 @@ void Learner::plan_again(uint64_t number) {
     if (!place) return;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_same_kind(*kind.learned->period)) return;
-    const uint64_t planning_ns = make_script(number, std::move(*period));
+    const uint64_t planning_ns = plan_period(number, std::move(*period));
     if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
     return;
   }
@@ -190,11 +190,11 @@ void Learner::plan_again(uint64_t number) {
 
 // Returns the processor time that planning took. That is what it costs the program, however long
 // this thread has to wait for a core.
-uint64_t Learner::make_script(uint64_t number, Period period) {
+uint64_t Learner::plan_period(uint64_t number, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
-  auto learned = std::make_shared<const LearnedPlan>(
-      number, std::make_shared<const Period>(std::move(period)), machine);
+  const std::shared_ptr<const LearnedPlan> learned =
+      make_learned_plan(number, std::make_shared<const Period>(std::move(period)), machine);
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
   bool is_replan = false;
   for (Kind& kind : kinds_) {

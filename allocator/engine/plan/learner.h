@@ -78,7 +78,7 @@ class Learner {
   void look_for_repeats();
   void plan_again(uint64_t number);
   bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
-  uint64_t make_script(uint64_t number, Period period);
+  uint64_t plan_period(uint64_t number, Period period);
   void find_stall_free_budget(Kind& kind);
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();
