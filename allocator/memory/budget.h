@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Budget: the bytes that may be on the device tier. Every byte is reserved before it is used and
+// Budget: how many bytes may be on the device tier. Every byte is reserved before it is used and
 // released after it is gone, so used() is never less than what really stands behind the addresses.
-// try_reserve() never passes the limit; force_reserve() may, for what cannot wait (small blocks,
-// the working set of one op), and its callers count it.
+// try_reserve() never passes the limit. force_reserve() may, for what cannot wait (small blocks,
+// the working set of one op); its callers count the excess.
 //
-// attention() is the mark above which the owner of the budget wants to hear about it: the watermark
-// at which hooks arm, later the mark at which the evictor starts to make room. Lock-free.
+// The attention mark is how much may be used before the owner wants to hear of it: first the
+// watermark at which hooks arm, later the mark at which the evictor starts to make room. Lock-free.
 //
-// Headroom is the part of a budget that the evictor keeps free for the allocations to come, so
-// that they need not wait, and that plans therefore do not count with.
+// Headroom is the part of a budget that the evictor keeps free, so that coming allocations need not
+// wait. Plans therefore do not count on it.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ class Budget {
   }
 
   uint64_t limit() const { return limit_bytes_.load(std::memory_order_relaxed); }
-  /// What is used already may exceed it then; its owner sees to it that it becomes less.
+  /// What is used already may exceed the new limit; the budget's owner sees to it that it shrinks.
   void set_limit(uint64_t bytes) {
     limit_bytes_.store(bytes, std::memory_order_relaxed);
     if (attention_bytes_.load(std::memory_order_relaxed) > bytes) set_attention(bytes);
@@ -62,7 +62,7 @@ class Budget {
     return bytes < limit() ? limit() - bytes : 0;
   }
   bool needs_attention() const { return used() > attention_bytes_.load(std::memory_order_relaxed); }
-  /// Whether so many bytes more would call for attention.
+  /// Whether this many more bytes would call for attention.
   bool is_scarce(uint64_t bytes) const {
     const uint64_t attention = attention_bytes_.load(std::memory_order_relaxed);
     return bytes > attention || used() > attention - bytes;
@@ -83,7 +83,7 @@ constexpr uint64_t headroom_of(uint64_t budget_bytes) {
   return std::min(budget_bytes / kHeadroomShare, kHeadroomBytesMax);
 }
 
-/// A budget of which `bytes` are left besides its headroom.
+/// The budget that leaves `bytes` besides its headroom.
 constexpr uint64_t budget_with_headroom(uint64_t bytes) {
   return bytes + std::min(bytes / (kHeadroomShare - 1), kHeadroomBytesMax);
 }

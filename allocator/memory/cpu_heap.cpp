@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// What PyTorch's kernels expect of CPU memory (c10::gAlignment).
+// PyTorch's kernels expect this alignment of CPU memory (c10::gAlignment).
 constexpr size_t kSmallAlignment = 64;
 
 }  // namespace
@@ -54,13 +54,13 @@ void CpuHeap::free(void* address) {
   Extent* extent = table_.find(address);
   TENCACHE_CHECK(extent != nullptr && extent->address == address, "free of %p", address);
   if (is_passive()) {
-    // A forked child: the pages are its own copies, the bookkeeping is a copy nobody reads.
+    // A forked child: the pages are its own copies, and nobody reads its copy of the bookkeeping.
     madvise(extent->address, extent->bytes, MADV_DONTNEED);
     return;
   }
   if (extent->retire() == Retired::kCached) {
     cache(extent);
-  } else {  // nothing is demoted here, so it is this thread's
+  } else {  // the cpu backend demotes nothing, so the extent is this thread's
     free_cold(extent);
   }
 }
@@ -94,13 +94,13 @@ void CpuHeap::free_small(void* address) {
 }
 
 Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {
-  // Refused before anything is evicted for it in vain.
+  // Refused here, before anything is evicted for it in vain.
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_old_cached();
   Result<Extent*> made = make_extent(bytes);
   if (!made.is_ok()) {
-    // Addresses or mappings ran out, not memory: plain memory serves as well, it just stays put.
+    // Addresses or mappings ran out, not memory. Plain memory serves as well, but cannot leave.
     if (!warned_extent_count_.exchange(true)) {
       TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
                            made.status().clause().c_str());
@@ -126,7 +126,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   return Allocation{extent->address, extent};
 }
 
-// Addresses and the object: Vacant, without room or pages.
+// Makes the addresses and the object: Vacant, without room or pages.
 Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   if (extent_count() >= config_.extent_count_max) {
     return Status(StatusCode::kUnavailable,
@@ -179,7 +179,8 @@ void CpuHeap::count_unannounced(const TouchedPages& touched) {
   if (!touched.written.empty()) add(stats_.unannounced_writes, 1);
 }
 
-// Ends the life of an extent that is Vacant and busy: addresses, slot and the object itself.
+// Ends the life of an extent that is Vacant and busy: its addresses, its slot and the object
+// itself.
 void CpuHeap::give_back(Extent* extent) {
   table_.set(extent->address, extent->bytes, nullptr);
   Status status = arena_.decommit(extent->address, extent->bytes);
@@ -200,7 +201,7 @@ void CpuHeap::free_granules(const char* address, uint64_t bytes) {
 }
 
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must
-// never be presumed equal to one: its next owner may happen to have the same bytes and hash.
+// never be presumed clean: the bytes and hash of its next owner may happen to match.
 Slot CpuHeap::take_slot_of(Extent* extent) {
   extent->has_copy_below.store(false, std::memory_order_relaxed);
   return std::exchange(extent->slot, Slot{});

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CpuHeap: the front door of the cpu backend, allocate() and free(). Requests below the extent
-// threshold go to malloc and are always resident; above it each is an extent. A freed extent keeps
-// its pages and waits in a cache for a request of the same size; where room is short, its pages
-// move to whoever needs some (memory/cpu_heap_frames.cpp). What malloc keeps likewise is part of
-// the device tier's use too.
+// CpuHeap: the front door of the cpu backend, allocate() and free(). A request below the extent
+// threshold goes to malloc and is always resident; a larger one becomes an extent. A freed extent
+// keeps its pages and waits in a cache for a request of the same size. Where room is short, its
+// pages move to other extents (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks
+// counts as use of the device tier, too.
 //
 // Invariants, besides those of memory/heap.h
-//   1. Room is reserved, for a moment, for Vacant extents too: those whose pages are on their way
+//   1. Some Vacant extents have room reserved, for a moment: those whose pages are moving
 //      elsewhere, and one that waits for the rest of its room.
 //   2. A slot belongs to at most one extent.
-//   3. Within an extent the kernel's mappings begin at granules only, as far as this library made
-//      them. There are at most mapping_count of them.
+//   3. Within an extent, the kernel mappings that this library made begin only at granules. There
+//      are at most mapping_count of them.
 //
-// Threads: any. mutex_ is held for list and range bookkeeping only; never across a system call that
+// Threads: any. mutex_ is held only for list and range bookkeeping, never across a system call that
 // changes memory, I/O, or a wait for room.
 #pragma once
 
@@ -38,8 +38,8 @@ namespace tencache {
 
 /// What gather_frames() found for a range.
 struct Frames {
-  uint64_t bytes = 0;          // that have pages and room now; the rest of the range has neither
-  uint32_t mapping_count = 1;  // the mappings that make up the range, at most
+  uint64_t bytes = 0;          // have pages and room now; the rest of the range has neither
+  uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
 class CpuHeap final : public Heap {
@@ -52,30 +52,30 @@ class CpuHeap final : public Heap {
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t small_bytes() const override { return small_blocks_.used(); }
-  /// After the cached extents, what malloc keeps of small blocks.
+  /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
-  /// Where room is short: moves pages of cached extents under [target, target + bytes), and their
-  /// room goes along. Bytes that nobody had keep what stood behind them. REQUIRES: the range is
-  /// anonymous memory that begins at a granule, and nobody else uses it.
+  /// Where room is short, moves pages of cached extents, with their room, under [target, target +
+  /// bytes). Bytes that got none keep what stood behind them. REQUIRES: the range is anonymous
+  /// memory that begins at a granule, and nobody else uses it.
   Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
-  /// A guess: whether so much is free or cached.
+  /// A guess whether this much is free or cached.
   bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
 
-  /// A place for the pages of an extent that leaves: Vacant, with addresses and without room. Null
-  /// where there is none.
+  /// Makes a place for the pages of an extent that leaves: Vacant, with addresses but without room.
+  /// Null where there is none.
   Extent* make_parking(uint64_t bytes);
-  /// What it was given, pages and room, is cached from now on.
+  /// Caches the pages and room that the parking extent was given.
   void cache_parked(Extent* parking) TENCACHE_EXCLUDES(mutex_);
   void drop_parking(Extent* parking) { give_back(parking); }
 
-  /// Notes in how many mappings an extent lies now. REQUIRES: the caller migrates or recycles it.
+  /// Notes how many mappings an extent lies in now. REQUIRES: the caller migrates or recycles it.
   void set_mapping_count(Extent* extent, uint64_t count);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
-  /// `bytes` are given back or none is left; returns what was. Slots that a fork has frozen count,
-  /// though they are not free at once.
+  /// `bytes` went or none is left. Returns the bytes that went. Slots that a fork has frozen count,
+  /// although they are not free at once.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.

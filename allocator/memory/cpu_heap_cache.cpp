@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CpuHeap's cache: freed extents, their pages still there, that wait for reuse.
+// CpuHeap's cache: freed extents that keep their pages and wait for reuse.
 #include "memory/cpu_heap.h"
 
 namespace tencache {
 namespace {
 
-// A cached extent that this many later frees did not bring back into use belongs to a shape that
-// the program has left behind.
+// A cached extent that was not reused during this many later frees belongs to a shape that the
+// program has left behind.
 constexpr uint64_t kCacheAgeMax = 4096;
 constexpr int kOldDropsPerMiss = 8;
 
@@ -34,14 +34,14 @@ void CpuHeap::cache(Extent* extent) {
     MutexLock lock(mutex_);
     extent->retired_at = ++retire_count_;
     link_cached(extent);
-    // The slot of a busy extent belongs to its writer; it is given back when the extent is reused,
-    // trimmed, or when the disk runs short.
+    // The slot of a busy extent belongs to its writer. It is given back when the extent is reused
+    // or trimmed, or when the disk runs short.
     if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);
 }
 
-// At its place in the row of ages, which for one that was just freed is the front.
+// Links the extent by age; one that was just freed goes to the front.
 void CpuHeap::link_cached(Extent* extent) {
   Extent* newer = nullptr;
   const Extent* newest = cached_by_age_.front();
@@ -70,7 +70,7 @@ uint64_t CpuHeap::drop_cached(uint64_t bytes) {
     Extent* extent = cached_by_age_.back();
     while (extent != nullptr && dropped_bytes < bytes) {
       Extent* newer = AgeList::previous(extent);
-      if (extent->claim_for_trim()) {  // not one that an op still pins or a writer still reads
+      if (extent->claim_for_trim()) {  // fails while an op pins it or a writer reads it
         unlink_cached(extent);
         dropped.push_back(extent);
         dropped_bytes += extent->bytes;
@@ -106,7 +106,7 @@ uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {
   uint64_t dropped_bytes = 0;
   {
     MutexLock lock(mutex_);
-    // Extents that were freed while they were being written.
+    // These extents were freed while they were being written.
     for (Extent* extent = cached_by_age_.back(); extent != nullptr && dropped_bytes < bytes;
          extent = AgeList::previous(extent)) {
       if (extent->has(kFlagBusy) || !extent->slot.is_valid()) continue;

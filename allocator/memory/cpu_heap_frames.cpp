@@ -2,18 +2,18 @@
 //
 // CpuHeap's frames: how pages of freed extents come under other addresses.
 //
-// Note [Pages are moved, not cleared]: a page that is given back to the kernel and asked for again
-// has to be cleared, which costs more than anything else in a move (2 MiB take 200 us and more),
-// and as long as the program computes on all processors it pays for that. To move 2 MiB of pages to
-// another address takes 5 to 15 us, whatever they hold. So where room is short, an allocation or a
-// fetch of any size is furnished with the pages of those extents that were freed longest ago.
+// Note [Pages are moved, not cleared]: the kernel must clear a page that was given back to it and
+// is asked for again. That costs more than anything else in a move (200 us and more for 2 MiB), and
+// a program that computes on all processors pays for it. To move 2 MiB of pages to another address
+// takes 5 to 15 us, whatever they hold. So where room is short, an allocation or a fetch of any
+// size gets the pages of the extents that were freed longest ago.
 //
-// Granules, which are huge pages as a rule, stay whole: they go where granules are wanted, and what
-// is behind the last one, the tail, becomes a tail or the end of one. What is left of a donor stays
-// in the cache, at its place. Pages come one granule after the other, each perhaps from another
-// donor, and remain mappings of their own, because the kernel joins only what was made side by
-// side. Thus later moves go granule by granule (invariant 3 of memory/cpu_heap.h), and there is a
-// limit on how many such mappings there are.
+// Granules, which are huge pages as a rule, stay whole: they go where granules are wanted. The part
+// behind the last granule, the tail, becomes a tail or the end of one. What is left of a donor
+// stays in the cache, at its place. Pages come granule by granule, each perhaps from another donor.
+// They remain separate mappings, because the kernel joins only what was made side by side. So later
+// moves go granule by granule, too (invariant 3 of memory/cpu_heap.h), and the number of such
+// mappings is limited.
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +24,7 @@
 namespace tencache {
 namespace {
 
-// Whoever does not suit is passed over, but not without end.
+// Unsuitable donors are passed over, but at most this many are looked at.
 constexpr int kDonorsLookedAtMax = 256;
 
 constexpr uint64_t tail_of(uint64_t bytes) { return bytes % kGranuleBytes; }
@@ -41,8 +41,8 @@ struct Run {
   }
 };
 
-/// In how many parts it was tried. Where the kernel refuses one (vm.max_map_count, or the program
-/// has split a mapping by madvise or mlock), `bytes` is then what was moved before.
+/// Returns in how many parts the move was tried. Where the kernel refuses one (vm.max_map_count, or
+/// the program has split a mapping by madvise or mlock), `bytes` tells how much was moved before.
 uint32_t move(AddressArena& arena, uint32_t mapping_count, Run* run) {
   uint32_t parts = 0;
   uint64_t moved_bytes = 0;
@@ -57,8 +57,8 @@ uint32_t move(AddressArena& arena, uint32_t mapping_count, Run* run) {
 
 }  // namespace
 
-/// What a cached extent gives: granules from its front, and the end of its tail. It is Vacant, busy
-/// and the caller's from claim_donors() to end_donation().
+/// What a cached extent gives: granules from its front, and the end of its tail. From
+/// claim_donors() to end_donation() the extent is Vacant, busy and the caller's.
 struct CpuHeap::Donation {
   Extent* extent = nullptr;
   uint64_t target_offset = 0;  // of the first granule
@@ -84,8 +84,8 @@ Frames CpuHeap::gather_frames(char* target, uint64_t bytes) {
 
 std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   std::vector<Donation> donations;
-  uint64_t furnished_bytes = 0;          // of the granules
-  uint64_t tail_bytes = tail_of(bytes);  // that nobody has given yet
+  uint64_t furnished_bytes = 0;          // granules that donors give
+  uint64_t tail_bytes = tail_of(bytes);  // still to be given
   MutexLock lock(mutex_);
   if (extent_count() + further_mappings_.load() >= config_.extent_count_max) return donations;
   Extent* extent = cached_by_age_.back();
@@ -96,7 +96,7 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
     donation.front_bytes =
         std::min(without_tail(bytes) - furnished_bytes, without_tail(extent->bytes));
     if (tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
-    // Not one that an op still pins or a writer still reads.
+    // Fails while an op pins the extent or a writer reads it.
     if (donation.bytes() > 0 && extent->claim_for_trim()) {
       unlink_cached(extent);
       furnished_bytes += donation.front_bytes;
@@ -108,7 +108,7 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   return donations;
 }
 
-// Returns the number of mappings that came to be, and leaves in the donation what was moved.
+// Returns how many mappings were made, and leaves in the donation what was moved.
 uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t target_bytes) {
   const Extent& extent = *donation->extent;
   Run front = {extent.address, target + donation->target_offset, donation->front_bytes};
@@ -124,7 +124,7 @@ uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t targe
   return moves;
 }
 
-// What is left stays in the cache, unless the kernel refused to move it.
+// Keeps the rest in the cache, unless the kernel refused a move.
 void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   Extent* extent = donation.extent;
   release_slot_of(extent);
@@ -153,7 +153,7 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   extent->cancel_trim();
 }
 
-// Makes a part inaccessible that is no longer the extent's.
+// Makes a part inaccessible that no longer belongs to the extent.
 bool CpuHeap::take_off(char* address, uint64_t bytes) {
   return bytes == 0 || arena_.decommit(address, bytes).is_ok();
 }

@@ -16,7 +16,7 @@ constexpr uint64_t with_state(uint64_t word, ExtentState state) {
 
 bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
                         uint64_t clear, uint64_t required_set) {
-  uint64_t word = word_.load(std::memory_order_acquire);  // a refusal tells something too
+  uint64_t word = word_.load(std::memory_order_acquire);  // acquire: a refusal tells something, too
   for (;;) {
     const bool allowed = (bit(state_of(word)) & from_mask) != 0 && (word & required_clear) == 0 &&
                          (word & required_set) == required_set;
@@ -108,7 +108,7 @@ bool Extent::end_demotion() {
   return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
 }
 
-// A pin makes whoever evicts it give up at once.
+// Ends the sealing: a pin makes the evicting thread give up at once.
 void Extent::call_off_sealing() {
   uint64_t word = pin() + kOnePin;
   while (state_of(word) == ExtentState::kSealing) {
@@ -118,8 +118,8 @@ void Extent::call_off_sealing() {
   unpin();
 }
 
-// Each word that is looked at is either changed or waited for, so that nobody sleeps on a state
-// that has nothing to end: between two looks, others may claim the extent and give it up again.
+// Each word that is read is either changed or waited on. So nobody sleeps on a state that nothing
+// will end: between two reads, others may claim the extent and give it up again.
 Retired Extent::retire() {
   uint64_t word = load();
   for (;;) {
@@ -189,10 +189,10 @@ void Extent::release_busy() {
 
 void Extent::become_vacant() {
   TENCACHE_DCHECK(state() == ExtentState::kVacant);
-  // Pins stay: an extent that could not be fetched may be freed while its op still holds one, and
-  // gives it up in the object's next life.
+  // Pins stay: an extent that could not be fetched may be freed while its op still pins it. The op
+  // unpins it in the object's next life.
   word_.fetch_and(kPinsMask | kStateMask, std::memory_order_release);
-  word_.notify_all();  // whoever wanted to fetch it while it was demoted
+  word_.notify_all();  // a thread may wait to fetch it until its demotion ends
 }
 
 void Extent::commit() {

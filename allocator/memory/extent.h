@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Extent: one large allocation. Its address never changes while it lives; one atomic word says
-// where its bytes are, who uses it and what is known about it. Extent objects are never destroyed,
-// so a stale pointer may always be looked at (Heap recycles them).
+// where its bytes are, who uses it and what is known about it. Heaps recycle Extent objects and
+// never destroy them, so a stale pointer may always be read.
 //
 //   state machine (the verb on each arrow is the method that takes it):
 //
@@ -15,23 +15,22 @@
 //     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
 //     Cold --retire--> Vacant    Cached --claim_for_trim--> Vacant
 //     Cold --claim_for_demotion--> Cold and busy --end_demotion--> Cold                   (cuda)
-//     Cold and busy --retire--> Vacant     (freed meanwhile: end_demotion tells)
+//     Cold and busy --retire--> Vacant     (freed meanwhile: end_demotion returns false)
 //
 // Invariants
-//   1. On the cpu, in Resident, Evicting and Cached the pages are anonymous and writable. In Cold
-//      and Fetching a slot is mapped, writable (private). In Sealing and Merging the range is
-//      write-protected: the protected windows, in which nobody may touch it; a pin waits for their
-//      end. On cuda a frame is mapped but in Vacant, Cold and Fetching; in Arriving the bytes are
-//      on their way, and a stream that uses them waits for their mark first.
+//   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached.
+//      In Cold and Fetching a slot is mapped, writable (private). In Sealing and Merging, the
+//      protected windows, the range is write-protected and nobody may touch it; a pin waits for
+//      their end. On cuda a frame is mapped in every state but Vacant, Cold and Fetching. In
+//      Arriving the bytes are on their way, and a stream that uses them waits for their mark first.
 //   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
 //      waits.
-//   3. `busy` is held by the one thread that migrates, demotes or recycles the extent. The copy
-//      below is that thread's; while nobody is busy, it is the heap's, which lets one thread look
-//      at it.
-//   4. On cuda the copy below is a block of host memory, a slot, or both, which then hold the same:
-//      a slot belongs to an extent only once it is written. A cold extent has one of them at least.
+//   3. `busy` is held by the one thread that migrates, demotes or recycles the extent. That thread
+//      owns the copy below. While nobody is busy, the heap owns it, and lets one thread look at it.
+//   4. On cuda the copy below is a block of host memory, a slot, or both with the same bytes: a
+//      slot belongs to an extent only once it is written. A cold extent has at least one of them.
 //
-// Threads: the word is changed by any thread with the methods below, all of them lock-free.
+// Threads: any thread changes the word with the methods below, all of them lock-free.
 #pragma once
 
 #include <atomic>
@@ -57,18 +56,18 @@ enum class ExtentState : uint8_t {
   kArriving = 8,
 };
 
-/// Where an extent that the program has freed was left, and who ends its life.
+/// How retire() left an extent that the program has freed, and who ends its life.
 enum class Retired : uint8_t {
-  kCached,          // it keeps its memory, for the heap to use again
-  kVacant,          // it was cold: the caller's to end, and busy
-  kLeftToDemotion,  // whoever demotes it learns at end_demotion() that it is his to end
+  kCached,          // it keeps its memory, for the heap to reuse
+  kVacant,          // it was cold; the caller has it busy and must end it
+  kLeftToDemotion,  // the demoting thread frees it when end_demotion() returns false
 };
 
-/// What use of an extent has told; kept in the state word.
+/// Flags of the state word: what is known from the extent's use.
 inline constexpr uint64_t kFlagBusy = 1u << 4;  // one thread migrates, demotes or recycles it
 inline constexpr uint64_t kFlagSeen = 1u << 5;  // an op has named it: it may go cold
 inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed
-inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op has announced a write since the slot
+inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op announced a write since the copy was made
 inline constexpr uint64_t kFlagAhead = 1u << 8;  // fetched ahead of use and not used since
 inline constexpr uint64_t kUseFlags = kFlagSeen | kFlagKeepResident | kFlagDirty | kFlagAhead;
 inline constexpr uint64_t kStateMask = 0xf;
@@ -76,26 +75,27 @@ inline constexpr uint64_t kOnePin = uint64_t{1} << 32;
 
 class Extent {
  public:
-  // Constant while the extent is not Vacant; written by Heap.
+  // Constant while the extent is not Vacant; the backend's heap writes them.
   char* address = nullptr;
   uint64_t bytes = 0;                        // multiple of kPageBytes
   std::atomic<uint64_t> id{0};               // a new one for every allocation; read by anyone
   std::atomic<uint64_t> requested_bytes{0};  // written with the id; read by anyone
 
-  /// When an op last used it, in ticks of the recorder's clock. Written by any thread that unpins;
-  /// a stale value only makes a worse victim.
+  /// When an op last used it, as a timestamp() (base/clock.h). Any thread that unpins writes it; a
+  /// stale value only makes a worse victim.
   std::atomic<uint64_t> last_use_at{0};
 
-  /// The streams whose queued work may use it. Grows while it is in use; see note_streams().
+  /// The streams whose queued work may use it. The set grows while the extent is in use; see
+  /// note_streams().
   std::atomic<StreamSet> used_by{kNoStreams};
 
-  // The copy below, owned as invariant 3 says. slot_hash is the hash of what the slot holds.
+  // The copy below, owned as invariant 3 says. slot_hash is the hash of the slot's bytes.
   Slot slot;
   ContentHash slot_hash;
-  std::atomic<bool> has_copy_below{false};  // read by anyone as a guess
-  uint32_t mapping_count = 1;  // on the cpu: of the kernel, that its pages lie in; owned likewise
+  std::atomic<bool> has_copy_below{false};  // anyone may read it, as a guess
+  uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
 
-  // Membership in Heap's lists of cached extents, guarded by the heap's mutex_.
+  // Links of the lists of cached extents in CpuHeap or CudaHeap, guarded by that heap's mutex_.
   ListHook<Extent> age_hook;
   ListHook<Extent> size_hook;
   uint64_t retired_at = 0;
@@ -117,7 +117,7 @@ class Extent {
   bool take_ahead() {
     return (word_.fetch_and(~kFlagAhead, std::memory_order_relaxed) & kFlagAhead) != 0;
   }
-  /// Before a thread's unpin, so that whoever finds no pin finds the streams.
+  /// Call before unpin(), so that a thread that sees no pin sees the streams.
   void note_streams(StreamSet streams) {
     if ((used_by.load(std::memory_order_relaxed) & streams) != streams) {
       used_by.fetch_or(streams, std::memory_order_relaxed);
@@ -134,49 +134,51 @@ class Extent {
     return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
            (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == kFlagSeen;
   }
-  /// A guess, for choosing victims: the slot was written and no op announced a write since.
+  /// A guess, for choosing victims: there is a copy below, and no op announced a write since.
   bool is_presumed_clean() const {
     return has_copy_below.load(std::memory_order_relaxed) && !has(kFlagDirty);
   }
 
   bool claim_for_eviction();
-  /// Whether it has not been freed since the claim. Whoever frees it later sees what this thread
-  /// did before the call.
+  /// Whether the extent was not freed since the claim. A thread that frees it later sees what this
+  /// thread did before the call.
   bool reaffirm_eviction();
   bool seal();
   void unseal();
   void become_cold();
-  /// Resident again, or still Cached when it was freed meanwhile; gives up `busy`.
+  /// Makes it Resident again, or leaves it Cached if it was freed meanwhile. Gives up `busy`.
   void abandon_eviction();
   bool claim_for_fetch();
   void begin_merge();
   void become_resident();
-  /// Who fetched it stays busy with it until the bytes are there.
+  /// The thread that fetched it stays busy with it until the bytes are there.
   void become_arriving();
-  /// They are there, or nobody wants them any more, since it was freed meanwhile; gives up `busy`.
+  /// Call when the bytes are there, or when the extent was freed and nobody wants them. Gives up
+  /// `busy`.
   void settle();
   void abandon_fetch();
 
-  /// Takes `busy` of a cold extent, whose copy then moves to a lower tier or is looked at.
+  /// Takes `busy` of a cold extent, whose copy is then moved to a lower tier or looked at.
   bool claim_for_demotion();
-  /// Whether somebody has asked for a claimed extent since: an op, an order of a plan, a free.
+  /// Whether somebody has asked for a claimed extent since: an op, a plan's request, a free.
   bool is_wanted_since(uint64_t claimed_at) const {
     const uint64_t word = load();
     return pins_of(word) > 0 || state_of(word) != ExtentState::kCold ||
            last_use_at.load(std::memory_order_relaxed) > claimed_at;
   }
-  /// Gives up `busy`. False, and busy still, when it was freed meanwhile: it is the caller's to
-  /// end.
+  /// Gives up `busy`. Returns false, and stays busy, if the extent was freed meanwhile; the caller
+  /// must then end it.
   bool end_demotion();
 
-  /// Freed by the program. Waits for the end of a window and of a fetch that has begun; aborts when
-  /// it was freed before.
+  /// The program frees it. Waits for the end of a protected window and of a fetch that has begun.
+  /// Aborts when the extent was freed before.
   Retired retire();
   void revive();
   bool claim_for_trim();
-  /// Cached again: its memory could not be given back.
+  /// Makes it Cached again, because its memory could not be given back.
   void cancel_trim();
-  /// Takes `busy` of a resident extent without changing its state; false when somebody has it.
+  /// Takes `busy` of a resident extent without changing its state. False when another thread has
+  /// it.
   bool try_take_busy();
   void release_busy();
   void become_vacant();

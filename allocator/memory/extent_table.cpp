@@ -11,7 +11,7 @@ namespace tencache {
 
 Result<std::unique_ptr<ExtentTable>> ExtentTable::create(const char* base, uint64_t bytes) {
   const uint64_t mapped_bytes = bytes / kGranuleBytes * sizeof(std::atomic<Extent*>);
-  // Zeroed pages are valid entries: a null pointer each.
+  // Zeroed pages are valid entries: each is a null pointer.
   void* entries = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (entries == MAP_FAILED) return status_from_errno(errno, "mapping the extent table");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ExtentTable: address -> extent in one load, interior pointers included. One entry per granule of
-// the arena; an extent owns all entries of the granules it covers. The array is reserved whole and
-// gets memory where it is touched (8 bytes per 2 MiB).
+// ExtentTable: address -> extent in one load, interior pointers included. The table has one entry
+// per granule of the arena; an extent owns all entries of the granules it covers. The array is
+// reserved whole and gets memory where it is touched (8 bytes per 2 MiB).
 //
-// Entries are written by Heap (before an extent is handed out, after it is gone) and read by any
-// thread, also inside a signal handler. Extent objects are never destroyed, so what a stale entry
-// points to can still be looked at.
+// CpuHeap or CudaHeap writes an entry before it hands an extent out and after the extent is gone.
+// Any thread may read, even inside a signal handler. Extent objects are never destroyed, so a stale
+// entry still points to a readable one.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ namespace tencache {
 
 class ExtentTable {
  public:
-  /// For the arena of so many bytes at `base`.
+  /// For an arena of this many bytes at `base`.
   static Result<std::unique_ptr<ExtentTable>> create(const char* base, uint64_t bytes);
   ~ExtentTable();
   ExtentTable(const ExtentTable&) = delete;
   ExtentTable& operator=(const ExtentTable&) = delete;
 
-  /// The extent that contains `address`, or null; any address may be asked.
+  /// The extent that contains `address`, or null. Any address is allowed.
   Extent* find(const void* address) const {
     const uint64_t distance =
         static_cast<uint64_t>(static_cast<const char*>(address) - arena_base_);

@@ -36,8 +36,9 @@ bool Heap::await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   return has_room;
 }
 
-// The rungs: what is cached -> evictions -> evictions also of what no op has named yet -> an error,
-// or over the budget.
+// The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
+// failing disk is to blame -> evict also what no op has named yet -> an error if the program has
+// set a bound -> go over the budget.
 Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes) {
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
@@ -45,10 +46,10 @@ Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes
   if (config_.strict) return out_of_memory(bytes, requested_bytes, Status::ok());
   Status reason;
   if (await_room(bytes, soon_bytes, &reason)) return Status::ok();
-  // What other threads have freed since.
+  // Other threads may have freed something meanwhile.
   if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
-  // A disk that is full or failing keeps in memory what should leave it. Going on would end in the
-  // kernel killing the process, so the program gets an error that it can handle.
+  // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
+  // killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(bytes, requested_bytes, reason);
   if (is_cold_usable() && count_all_as_seen() && await_room(bytes, soon_bytes, &reason)) {
     return Status::ok();
@@ -64,8 +65,8 @@ Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes
 }
 
 // Extents from before the hooks were armed are unseen until an op names them. The cold mapping
-// keeps whatever may still use them right, so it is better that they leave than to exceed the
-// budget. Once is enough: all that come later pass the gate.
+// stays correct for whatever still uses them, so evicting them is better than exceeding the budget.
+// Once is enough: every later extent passes the gate.
 bool Heap::count_all_as_seen() {
   if (all_are_seen_.exchange(true)) return false;
   bool found = false;

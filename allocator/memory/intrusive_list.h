@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A doubly linked list whose links live inside the elements: putting a freed extent on a list costs
-// no allocation. An element is in at most one list per hook. Not thread-safe: the owner locks.
+// IntrusiveList: a doubly linked list whose links live inside the elements, so that putting a freed
+// extent on a list allocates nothing. An element is in at most one list per hook. Not thread-safe:
+// the owner locks.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,7 @@ class IntrusiveList {
     head_ = element;
   }
 
-  /// Behind `place`, or in front of all where that is null.
+  /// Inserts behind `place`, or at the front if that is null.
   void insert_after(T* place, T* element) {
     if (place == nullptr) {
       push_front(element);

@@ -8,7 +8,8 @@
 namespace tencache {
 namespace {
 
-// malloc_trim walks every free block of the process under malloc's locks; less is not worth it.
+// malloc_trim walks every free block of the process under malloc's locks; less gain is not worth
+// it.
 constexpr uint64_t kTrimBytesMin = 8 * kMiB;
 
 }  // namespace
@@ -21,7 +22,7 @@ uint64_t MallocUse::trim() {
   while (reserved > used && !reserved_.compare_exchange_weak(reserved, used)) used = used_.load();
   if (reserved <= used) return 0;
   budget_.release(reserved - used);
-  // Blocks that were counted in before they could see the lower figure.
+  // Other threads may have counted blocks in before they could see the lower figure.
   const uint64_t late = add(0);
   if (late > 0) {
     budget_.force_reserve(late);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MallocUse: the books of the blocks that come from malloc. malloc keeps what is freed for blocks
-// to come, and no extent can use those pages, so they stay in the budget until malloc is told to
-// give them back: like the cache of freed extents, which goes when room is needed.
+// MallocUse: counts the blocks that come from malloc. malloc keeps freed memory for later blocks,
+// and no extent can use those pages. So they stay in the budget until malloc is told to give them
+// back, which happens when room is needed, as with the cache of freed extents.
 //
-// Invariant: reserved() bytes stand in the budget, and they are never less than the bytes of the
-// blocks in use, except within allocate() and trim().
+// Invariant: reserved() bytes stand in the budget. They are never less than the bytes of the blocks
+// in use, except between add() and confirm() or remove(), and within trim().
 //
-// Threads: any; lock-free. In both orders of "count the block, look at what is reserved" against
-// "lower what is reserved, look at the blocks" one side sees the other (sequential consistency).
+// Threads: any; lock-free. One thread counts a block and then reads what is reserved; another
+// lowers what is reserved and then reads the blocks. In either order, one side sees the other
+// (sequential consistency).
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ class MallocUse {
  public:
   explicit MallocUse(Budget& budget) : budget_(budget) {}
 
-  /// Counts a block in; returns how many bytes the caller must reserve in the budget and confirm(),
+  /// Counts a block in. Returns how many bytes the caller must reserve in the budget and confirm();
   /// mostly none.
   uint64_t add(uint64_t bytes) {
     const uint64_t used = used_.fetch_add(bytes) + bytes;
@@ -31,11 +32,11 @@ class MallocUse {
   }
   void confirm(uint64_t bytes) { reserved_.fetch_add(bytes); }
 
-  /// Counts a block out; malloc has it back, or never gave it.
+  /// Counts a block out: malloc has it back, or never gave it.
   void remove(uint64_t bytes) { used_.fetch_sub(bytes); }
 
-  /// Makes malloc give free pages back to the machine, when it may hold many; returns the bytes
-  /// that the budget got back.
+  /// Makes malloc give free pages back to the machine when it may hold many. Returns how many bytes
+  /// the budget got back.
   uint64_t trim();
 
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// move_in_parts(): how pages of an extent move when they may lie in several of the kernel's
-// mappings, of which it moves one at a time. They begin at granules (memory/cpu_heap.h, invariant
-// 3), so it goes granule by granule then, and else in one go.
+// move_in_parts(): moves pages of an extent that may lie in several kernel mappings. The kernel
+// moves one mapping at a time, and mappings begin at granules (memory/cpu_heap.h, invariant 3). So
+// several mappings move granule by granule, and a single one in one go.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace tencache {
 
 /// Calls move(offset, part_bytes), which returns a Status, for one part after the other until one
-/// fails. `moved_bytes` is then what was moved before.
+/// fails. `moved_bytes` then tells how much was moved before.
 template <typename Move>
 Status move_in_parts(uint64_t bytes, uint32_t mapping_count, uint64_t* moved_bytes, Move move) {
   const uint64_t part_bytes_max = mapping_count > 1 ? kGranuleBytes : bytes;
