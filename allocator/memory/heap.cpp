@@ -14,24 +14,27 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   room_maker_->begin_wait(streams);
-  Status status = climb(bytes, requested_bytes, 0);
+  Status status = climb({.bytes = bytes, .requested_bytes = requested_bytes});
   room_maker_->end_wait();
   return status;
 }
 
 void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
-  if (budget_.try_reserve(bytes) || climb(bytes, bytes, soon_bytes).is_ok()) return;
+  if (budget_.try_reserve(bytes)) return;
+  const WantedRoom wanted = {.bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes};
+  if (climb(wanted).is_ok()) return;
   count_over_budget(bytes, budget_.force_reserve(bytes));
 }
 
 bool Heap::evict_more(uint64_t bytes) {
   Status reason;
-  return budget_.try_reserve(bytes) || await_room(bytes, 0, &reason);
+  return budget_.try_reserve(bytes) ||
+         await_room({.bytes = bytes, .requested_bytes = bytes}, &reason);
 }
 
-bool Heap::await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
+bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
   room_waiters_.fetch_add(1, std::memory_order_relaxed);
-  const bool has_room = room_maker_->make_room(bytes, soon_bytes, reason);
+  const bool has_room = room_maker_->make_room(wanted.bytes, wanted.soon_bytes, reason);
   room_waiters_.fetch_sub(1, std::memory_order_relaxed);
   return has_room;
 }
@@ -39,26 +42,26 @@ bool Heap::await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
 // The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
 // failing disk is to blame -> evict also what no op has named yet -> an error if the program has
 // set a bound -> go over the budget.
-Status Heap::climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes) {
+Status Heap::climb(const WantedRoom& wanted) {
+  const uint64_t bytes = wanted.bytes;
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
-  if (config_.strict) return out_of_memory(bytes, requested_bytes, Status::ok());
+  if (config_.strict) return out_of_memory(wanted, Status::ok());
   Status reason;
-  if (await_room(bytes, soon_bytes, &reason)) return Status::ok();
+  if (await_room(wanted, &reason)) return Status::ok();
   // Other threads may have freed something meanwhile.
   if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
   // killing the process, so the program gets an error that it can handle.
-  if (!reason.is_ok()) return out_of_memory(bytes, requested_bytes, reason);
-  if (is_cold_usable() && count_all_as_seen() && await_room(bytes, soon_bytes, &reason)) {
+  if (!reason.is_ok()) return out_of_memory(wanted, reason);
+  if (is_cold_usable() && count_all_as_seen() && await_room(wanted, &reason)) {
     return Status::ok();
   }
   if (is_bounded_.load(std::memory_order_relaxed)) {
-    return out_of_memory(bytes, requested_bytes,
-                         {StatusCode::kOutOfMemory,
-                          "The program allows itself no more of the GPU's memory "
-                          "(torch.cuda.set_per_process_memory_fraction)."});
+    return out_of_memory(wanted, {StatusCode::kOutOfMemory,
+                                  "The program allows itself no more of the GPU's memory "
+                                  "(torch.cuda.set_per_process_memory_fraction)."});
   }
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
@@ -92,12 +95,12 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
       option_bytes(budget_.limit() + excess_bytes).c_str());
 }
 
-Status Heap::out_of_memory(uint64_t bytes, uint64_t requested_bytes, const Status& reason) const {
+Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const {
   const std::string op = room_maker_->current_op();
-  const uint64_t would_do = budget_.used() + bytes;
+  const uint64_t would_do = budget_.used() + wanted.bytes;
   std::string text = "tencache ran out of memory. Tried to allocate " +
-                     format_bytes(requested_bytes) + (op.empty() ? "" : " in " + op) + " with " +
-                     format_bytes(budget_.used()) + " of the device budget of " +
+                     format_bytes(wanted.requested_bytes) + (op.empty() ? "" : " in " + op) +
+                     " with " + format_bytes(budget_.used()) + " of the device budget of " +
                      format_bytes(budget_.limit()) + " in use. ";
   if (reason.is_ok()) {
     text += "Strict mode does not spill; the smallest budget that would do here is " +

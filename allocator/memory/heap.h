@@ -143,11 +143,17 @@ class Heap {
   std::atomic<uint64_t> cached_bytes_{0};
 
  private:
-  Status climb(uint64_t bytes, uint64_t requested_bytes, uint64_t soon_bytes);
-  bool await_room(uint64_t bytes, uint64_t soon_bytes, Status* reason);
+  struct WantedRoom {
+    uint64_t bytes = 0;
+    uint64_t requested_bytes = 0;  // what the program asked for, for messages
+    uint64_t soon_bytes = 0;       // what the caller asks for next
+  };
+
+  Status climb(const WantedRoom& wanted);
+  bool await_room(const WantedRoom& wanted, Status* reason);
   bool count_all_as_seen();
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
-  Status out_of_memory(uint64_t bytes, uint64_t requested_bytes, const Status& reason) const;
+  Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
 
   RoomMaker* room_maker_ = nullptr;
   std::atomic<uint32_t> room_waiters_{0};
