@@ -28,7 +28,7 @@ BlockPool::~BlockPool() {
   const uint64_t lost_bytes = segment_bytes();
   if (lost_bytes == 0) return;
   TENCACHE_LOG_WARNING(
-      "%s of GPU memory do not go back: it is unknown whether the GPU is done with them.",
+      "%s of GPU memory are not given back: it is unknown whether the GPU is done with them.",
       format_bytes(lost_bytes).c_str());
 }
 
@@ -41,7 +41,7 @@ Block* BlockPool::take_counted(uint64_t bytes, StreamSet stream) {
   return block;
 }
 
-// A block that was the program's; what was claimed only is the table's affair.
+// Releases a block that was the program's. The table alone counts blocks that were only claimed.
 void BlockPool::release_counted(Block* block) {
   const bool is_small = block->segment->is_small;
   const uint64_t bytes = block->bytes;
@@ -51,7 +51,8 @@ void BlockPool::release_counted(Block* block) {
   use_.complete(is_small, bytes, requested_bytes, change_of(before, table_.figures(is_small)));
 }
 
-// Address and size of a block that is the program's do not change: they are read without the lock.
+// Address and size of a block that is the program's do not change, so they are read without the
+// lock.
 Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
@@ -67,7 +68,7 @@ Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
 }
 
 TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSet stream) {
-  // 1. What waits may be over.
+  // 1. What waits may be free by now.
   if (poll()) {
     if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }
@@ -75,7 +76,7 @@ TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSe
   if (adopt(bytes, stream)) {
     if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }
-  // 3. A new segment. When there is none, another thread may have freed a block meanwhile.
+  // 3. Make a new segment. Where that fails, another thread may have freed a block meanwhile.
   const uint64_t segment_bytes =
       BlockTable::segment_bytes_for(bytes, source_.large_segment_bytes());
   const Result<CUdeviceptr> made = source_.make(segment_bytes, BlockTable::is_small(bytes), stream);
@@ -150,7 +151,7 @@ void BlockPool::release(Block* block) {
   table_.release(block);  // a whole segment that changed its stream
 }
 
-// Frees what is over; returns whether something may have become free.
+// Frees what streams are done with. Returns whether something may have become free.
 bool BlockPool::poll(Patience patience) {
   return waiting_.poll(patience, [this](const std::vector<Block*>& over) {
     MutexLock lock(mutex_);
@@ -158,8 +159,9 @@ bool BlockPool::poll(Patience patience) {
   });
 }
 
-// Makes a wholly free segment of another stream this stream's; false when there is none that can
-// be had. The shared bit cannot be held back: for it the segment waits, and is had if it is over.
+// Makes a wholly free segment of another stream this stream's; false when none can be had. The
+// shared bit cannot be held back, so for it the segment waits, and can be had if its streams are
+// done.
 bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
   StreamSet excluded = stream;
   for (;;) {
@@ -172,7 +174,7 @@ bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
       owner = block->segment->owner;
     }
     std::vector<StreamMark> marks;
-    // What the shared bit has free is idle.
+    // The shared bit's free memory is idle.
     Status marked;
     if (owner != StreamNumbers::kShared) marked = numbers_.mark_all(owner, &marks);
     Status held = marked;
@@ -191,7 +193,7 @@ bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
       return poll();
     }
     if (held.is_ok()) return true;
-    // A stream that cannot be held back for one cannot for the others.
+    // A stream that cannot be held back for one owner cannot be for the others either.
     if (marked.is_ok()) return false;
     excluded |= owner;
   }
@@ -213,8 +215,8 @@ uint64_t BlockPool::trim(uint64_t bytes) {
   return given_bytes;
 }
 
-// What the device is done with goes to the source; owners whose streams cannot be waited for are
-// added to `refused` and keep theirs.
+// Returns to the source what the device is done with. Owners whose streams cannot be waited for are
+// added to `refused` and keep their memory.
 uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* refused) {
   StreamSet owners = 0;
   {
@@ -235,7 +237,7 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* ref
         table_.release(block);
         continue;
       }
-      // Before it goes: the source may give another thread the same address at once.
+      // Removed before it is returned: the source may give another thread the same address at once.
       pieces.push_back({block->address, block->bytes});
       bytes += block->bytes;
       table_.remove_segment(block);
@@ -248,7 +250,7 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* ref
   return bytes;
 }
 
-// Returns those that could not be waited for. What the shared bit has free is idle.
+// Returns the owners that could not be waited for. The shared bit's free memory is idle.
 StreamSet BlockPool::wait_for_owners(StreamSet owners) {
   StreamSet refused = 0;
   StreamSet left = owners & ~StreamNumbers::kShared;
@@ -294,7 +296,7 @@ std::vector<SegmentView> BlockPool::segments() const {
   }
   size_t at = 0;
   for (const auto& [address, block] : table_.blocks()) {
-    // Both go up by address, and every block is in a segment.
+    // Both lists ascend by address, and every block is in a segment.
     while (views[at].address + views[at].bytes <= address) ++at;
     views[at].blocks.push_back({address, block->bytes, block->requested_bytes,
                                 block->segment->owner | block->users, block->state});

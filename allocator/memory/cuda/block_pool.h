@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockPool: the small allocations of one GPU, those below the size of an extent, cut from segments
-// as PyTorch's own caching allocator does it. They are always resident. Requests are rounded up to
-// 512 bytes; up to 1 MiB they come from segments of 2 MiB, those below 10 MiB from segments of
-// 20 MiB, and larger ones have segments of their own size, in multiples of 2 MiB. Where the source
-// wants large segments smaller, requests from half of one on have segments of their own.
+// BlockPool: the allocations of one GPU below the size of an extent, cut from segments as PyTorch's
+// own caching allocator does it. They are always resident. Requests are rounded up to 512 bytes.
+// Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB. Larger
+// ones have segments of their own size, in multiples of 2 MiB. Where the source wants smaller large
+// segments, requests from half of one on have segments of their own.
 //
-// Work of a stream runs in the order in which it was given. So a block that only its owner's stream
-// has used is free for that stream the moment the program frees it, whatever the device is doing.
-// One that other streams used too waits until each of them has reached a mark that was made after
-// the block was freed. A segment that is wholly free may change to another stream, which is then
-// held back until the old one has reached a mark. (Two streams must not share a pool when a kernel
-// of one spins until a later kernel of the other has written a value: that one could be held back
-// for ever.) The bit that many streams share (StreamNumbers) is no stream: its blocks wait for all
-// of these, and are idle when they are free.
+// A stream runs work in the order in which it was given. So a block that only its owner's stream
+// has used is free for that stream the moment the program frees it, whatever the device is doing. A
+// block that other streams used, too, waits until each of them has reached a mark that was made
+// after the free. A wholly free segment may change to another stream, which is then held back until
+// the old one has reached a mark. (Two streams must not share a pool when a kernel of one spins
+// until a later kernel of the other has written a value: that later kernel could be held back for
+// ever.) The bit that many streams share (StreamNumbers) is no stream: its blocks wait for all of
+// its streams, and are idle once they are free.
 //
-// A mark that cannot be made, because a stream captures a graph or the driver refuses, costs
-// nothing but time: the block waits and is tried again when memory is short. What a captured graph
+// If a mark cannot be made, because a stream captures a graph or the driver refuses, only time is
+// lost: the block waits, and the mark is tried again when memory is short. What a captured graph
 // uses must not be freed before the graph is gone; the pool does not know of graphs.
 //
 // Hot path: allocate() and free() of a block of the same stream cost one lock each and a few steps
-// in balanced trees; no memory is allocated, and the driver is not called.
+// in balanced trees. They allocate no memory and do not call the driver.
 //
-// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver or of the
-// source. A block that a thread works on without it is claimed: it is waiting, and in no list.
+// Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the
+// source. A block that a thread works on without the lock is claimed: it is waiting, and in no
+// list.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +42,12 @@
 
 namespace tencache {
 
-/// What a snapshot of the memory shows.
+/// A block as a snapshot of the memory shows it.
 struct BlockView {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;  // 0 unless it is active or waits
-  StreamSet streams = 0;         // the owner, and while it is active all that it was noted for
+  StreamSet streams = 0;         // the owner, and while active all streams that were noted for it
   BlockState state = BlockState::kFree;
 };
 struct SegmentView {
@@ -54,8 +55,8 @@ struct SegmentView {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
-  bool is_extent = false;         // an extent of CudaHeap, as a segment of one block
-  bool is_resident = true;        // false: its bytes are below, and no device memory is behind it
+  bool is_extent = false;         // an extent of CudaHeap, shown as a segment of one block
+  bool is_resident = true;        // false: its bytes are below, without device memory behind it
   uint64_t pool = 0;              // number of the private pool it belongs to; 0: none
   std::vector<BlockView> blocks;  // ascending; they cover the segment
 };
@@ -68,47 +69,48 @@ struct FoundBlock {
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;
   StreamSet owner = 0;
-  bool is_shared = false;  // other streams use it too: once freed it waits for them
+  bool is_shared = false;  // other streams use it, too: once freed it waits for them
   uint64_t pool = 0;       // number of the private pool; 0: none
 };
 
 class BlockPool {
  public:
-  /// All of these outlive the pool; `use` is where it counts what the program has.
+  /// All of these outlive the pool. `use` counts what the program has.
   BlockPool(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
       : numbers_(numbers), source_(source), use_(use) {}
-  /// Waits on the host for what the device still does with freed blocks. What cannot be waited for
-  /// does not go back to the source, with a warning. REQUIRES: every block was freed.
+  /// Waits on the host for what the device still does with freed blocks. Memory that cannot be
+  /// waited for does not go back to the source, with a warning. REQUIRES: every block was freed.
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// Memory that the stream may use at once, at a multiple of 512; its contents are anything.
+  /// Memory that the stream may use at once, at a multiple of 512, with arbitrary contents.
   /// REQUIRES: 0 < bytes <= kBlockBytesMax, and the set of one stream, as StreamNumbers gives it.
-  /// The source's Status when there is no free block and it has no segment left.
+  /// Returns the source's Status when there is no free block and the source has no segment left.
   Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  /// The program is done with the block; what it has queued may go on. False when the address is in
-  /// no segment of the pool. REQUIRES: else it is what allocate() returned, and not freed yet.
+  /// The program is done with the block; work that it has queued may go on. False when the address
+  /// is in no segment of the pool. REQUIRES: otherwise allocate() returned it, and it is not freed
+  /// yet.
   bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
-  /// These streams use the block too (record_stream): it is not used again before they are done
-  /// with what they were given until free(). The address may be any in the block. False when it is
-  /// in no segment of the pool. REQUIRES: else the block is not freed yet.
+  /// These streams use the block, too (record_stream): it is not reused before they have done what
+  /// they were given until free(). Any address in the block will do. False when it is in no segment
+  /// of the pool. REQUIRES: otherwise the block is not freed yet.
   bool note_use(CUdeviceptr address, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
 
-  /// The block that contains the address and is the program's; none when there is no such block.
+  /// The program's block that contains the address, if there is one.
   std::optional<FoundBlock> find(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Gives segments that are wholly free back to the source, those first that have been free
-  /// longest, until `bytes` went back or none is left; waits on the host for what the device still
-  /// does with them. Returns what went.
+  /// Gives wholly free segments back to the source, those first that have been free longest, until
+  /// `bytes` went back or none is left. Waits on the host for what the device still does with them.
+  /// Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Of the blocks that are the program's, rounded as they are.
+  /// Bytes of the program's blocks, as rounded.
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
-  /// Of all segments, until the source has them back.
+  /// Bytes of all segments, until the source has them back.
   uint64_t segment_bytes() const TENCACHE_EXCLUDES(mutex_);
   BlockFigures figures(bool is_small) const TENCACHE_EXCLUDES(mutex_);
-  /// All segments with their blocks at one moment, in the order of their addresses.
+  /// All segments with their blocks at one moment, ascending by address.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -121,7 +123,7 @@ class BlockPool {
   void release(Block* block) TENCACHE_REQUIRES(mutex_);
   Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   static FoundBlock found(const Block& block);
-  // Which streams must be waited for before a block is free, when these used it beside its owner.
+  // The streams to wait for before a block is free, when `users` used it besides its owner.
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
   bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
   bool adopt(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);

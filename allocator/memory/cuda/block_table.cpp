@@ -10,8 +10,8 @@
 namespace tencache {
 namespace {
 
-// What a block leaves over stays with it when no request of its kind could use it: a large one is
-// above 1 MiB.
+// What a block leaves over stays with it when no request of its kind could use it; a large request
+// is above 1 MiB.
 bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
   return is_small ? remaining_bytes >= kBlockUnitBytes : remaining_bytes > kSmallBlockBytesMax;
 }
@@ -21,7 +21,7 @@ bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
 uint64_t BlockTable::block_bytes_of(uint64_t bytes, uint64_t extent_bytes) {
   const uint64_t needed_bytes = block_bytes(bytes);
   if (needed_bytes >= extent_bytes) return extent_bytes;
-  // There it would be cut from a segment for several, else from one of its own.
+  // PyTorch would cut it from a segment for several requests, or else from one of its own.
   const bool is_cut =
       needed_bytes < kOwnSegmentBytesMin || is_worth_splitting(false, extent_bytes - needed_bytes);
   return is_cut ? needed_bytes : extent_bytes;
@@ -127,7 +127,7 @@ Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
   return block;
 }
 
-// What lies behind the bytes becomes a free block; it has no free neighbour, as the block had none.
+// Makes a free block of what lies behind `bytes`. It has no free neighbour, as the block had none.
 void BlockTable::split(Block* block, uint64_t bytes) {
   Block* const rest = new_block(block->address + bytes, block->bytes - bytes, block->segment,
                                 std::next(block->place));

@@ -14,14 +14,16 @@
 namespace tencache {
 namespace {
 
-// Who wants a frame back waits for so small a part of the budget more than was freed before it.
+// Between two marks at most this share of the budget is freed, so a thread that wants a frame back
+// waits for at most this much more than was freed before it.
 constexpr uint64_t kMarksPerBudget = 256;
-// One block that stays keeps its segment, and each stream has segments of its own. So one of them
-// is at most this share of the budget, as long as it holds two blocks of the least large size.
+// One block that stays keeps its whole segment, and each stream has segments of its own. So a large
+// segment takes at most this share of the budget, but always holds two of the smallest large
+// blocks.
 constexpr uint64_t kLargeSegmentsPerBudget = 64;
 constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
 
-// What the program's part leaves over of an extent: one free block, or none.
+// The part of an extent behind the program's block: one free block, or none.
 SplitChange rest_of(uint64_t bytes) {
   return {static_cast<int64_t>(bytes), bytes > 0 ? int64_t{1} : int64_t{0}};
 }
@@ -32,7 +34,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
                    StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
                    Budget& budget, Stats& stats)
     : Heap(config, table, budget, stats),
-      // The table has an entry for each granule.
+      // The table has one entry per granule.
       granularity_(std::max(gpu.facts().granularity_bytes, kGranuleBytes)),
       extent_min_bytes_(std::clamp(config.extent_min_bytes, granularity_, kBlockBytesMax)),
       total_bytes_(gpu.facts().total_bytes),
@@ -60,7 +62,7 @@ CudaHeap::~CudaHeap() {
     std::vector<StreamMark> marks;
     bool is_idle = streams_.mark_all(extent->used_by.load(), &marks).is_ok();
     for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
-    // Memory that the device may still use stays mapped; it is lost with the context.
+    // Memory that the device may still use stays mapped, and is lost with the context.
     if (!is_idle || !take_away_frame(extent).is_ok()) write_off_frame(extent);
   }
   for (const auto& [address, frame] : segments_) frames_.write_off(frame);
@@ -95,7 +97,7 @@ Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, Str
 }
 
 Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream) {
-  release_spare_copy(extent);  // of a migration that noticed the free only later
+  release_spare_copy(extent);  // left by a migration that noticed the free only later
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->id = next_id();
   extent->home.store(stream, std::memory_order_relaxed);
@@ -137,7 +139,7 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
   add(stats_.extents_allocated, 1);
 }
 
-// No stream uses the freed extent any more but the one it was allocated on.
+// Only the stream that the freed extent was allocated on may still use it.
 void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
   const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
   const SplitChange rest = rest_of(extent_bytes - bytes);
@@ -179,8 +181,8 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
   return extent;
 }
 
-// The budget has room, and the GPU may have none all the same, because others use it too. Then what
-// they took counts as used from now on.
+// The GPU may have no memory although the budget has room, because others use it, too. What they
+// took counts as used from then on.
 Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small) {
   for (;;) {
     Result<Frame> frame = frames_.take_reserved(bytes, is_small);
@@ -190,8 +192,8 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small)
     others_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     if (!warned_others_.exchange(true)) {
       TENCACHE_LOG_WARNING(
-          "other programs use the GPU's memory: the device budget of %s cannot be used up, and "
-          "tensors are spilled earlier; lower --device-memory to what is left for this program",
+          "other programs use the GPU's memory: the device budget of %s cannot be used in full, "
+          "and tensors are spilled earlier; lower --device-memory to what is left for this program",
           format_bytes(budget_.limit()).c_str());
     }
   }
@@ -263,7 +265,7 @@ void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
   }
   const Status status = arena_.unmap(address, frame.bytes);
   if (!status.is_ok()) {
-    // The context is broken. The segment is lost with it; its room stays taken.
+    // The context is broken. The segment is lost with it, and its room stays taken.
     TENCACHE_LOG_WARNING("%s", status.message().c_str());
     return;
   }
@@ -293,7 +295,7 @@ void CudaHeap::free(void* address) {
   use_.free(BlockTable::is_small(requested_bytes),
             BlockTable::block_bytes_of(requested_bytes, extent_bytes));
   if (retired != Retired::kCached) {
-    // Its bytes are not on the GPU, and so no stream uses them.
+    // Its bytes are not on the GPU, so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
     count_done(requested_bytes, extent_bytes);
   }
@@ -319,7 +321,7 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   if (Extent* extent = find(address)) {
     extent->note_streams(streams);
     of_cuda(extent)->is_recorded.store(true, std::memory_order_relaxed);
-    raise_to(extent->last_use_at, timestamp());  // what was marked before does not cover it
+    raise_to(extent->last_use_at, timestamp());  // earlier marks do not cover this use
     return;
   }
   const auto device_address = reinterpret_cast<CUdeviceptr>(address);
@@ -329,10 +331,10 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
     is_ours = std::ranges::any_of(
         pools, [&](const auto& pool) { return pool.second->note_use(device_address, streams); });
   }
-  TENCACHE_CHECK(is_ours, "record_stream of %p, which is no memory of this GPU's heap", address);
+  TENCACHE_CHECK(is_ours, "record_stream of %p, which is not memory of this GPU's heap", address);
 }
 
-// Ends the life of an extent that is Vacant and busy, and has no frame and no copy any more.
+// Ends the life of an extent that is Vacant and busy, and has neither frame nor copy any more.
 void CudaHeap::give_back_addresses(CudaExtent* extent) {
   table_.set(extent->address, extent->bytes, nullptr);
   const char* address = extent->address;

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap: the front door of the cuda backend. Requests below the extent threshold come from a
-// pool of small blocks and are always resident; above it each is an extent, whose address is its
-// own for good and whose frame is one handle of exactly its size.
+// CudaHeap: the front door of the cuda backend. A request below the extent threshold comes from a
+// pool of small blocks and is always resident. A larger one becomes an extent, whose address stays
+// its own and whose frame is one handle of exactly its size.
 //
-// Memory that the program frees may still be used by work that it has queued. So a freed extent
-// waits in a cache: the stream it was allocated on may have it again at once, because what that
-// stream is given next runs later; another stream takes it over by waiting, on the device, for a
-// mark on the first. What other streams have used besides waits until they have reached marks that
-// were made when it was freed. Only when the frame itself is wanted, for a request of another size
-// or for an extent that comes back, does a thread wait for the device, and then for the moment of
-// the free alone (memory/cuda/home_marks.h).
+// Queued work may still use memory that the program has freed. So a freed extent waits in a cache.
+// The stream it was allocated on may have it again at once, because what that stream is given next
+// runs later. Another stream takes it over by waiting, on the device, for a mark on the first. An
+// extent that further streams have used waits until they have reached marks that were made at its
+// free. A thread waits for the device only when the frame itself is wanted, for a request of
+// another size or for an extent that comes back. Even then it waits only for the moment of the free
+// (memory/cuda/home_marks.h).
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
-//   2. An extent in the cache has been used by no stream but its home since the marks that others
-//      had to reach. One that waits is Cached too, and in waiting_.
-//   3. Frames, free ones included, and small blocks' segments never hold more than the budget says.
+//   2. No stream but its home has used a cached extent since the marks that the others had to
+//      reach. An extent that still waits for them is Cached, too, and in waiting_.
+//   3. Frames, including free ones, and segments of small blocks never exceed the budget.
 //
-// Threads: any. mutex_ is held for list and range bookkeeping only, never across a call of the
+// Threads: any. mutex_ is held only for list and range bookkeeping, never across a call of the
 // driver, a copy, or a wait for room.
 #pragma once
 
@@ -50,17 +50,17 @@
 
 namespace tencache {
 
-/// What the GPU's memory is used for; each figure is of one moment, all of them nearly.
+/// What the GPU's memory is used for. Each figure is of one moment; all of them are nearly.
 struct CudaHeapFigures {
   FrameUses frames;  // what was taken from the driver for all of this
-  // Extents. Those of the program are resident or cold; the others keep a frame for the next one.
+  // Extents. The program's are resident or cold; the others keep a frame for the next one.
   uint64_t resident_bytes = 0;
   uint64_t resident_count = 0;
   uint64_t cold_bytes = 0;
   uint64_t cold_count = 0;
   uint64_t cached_bytes = 0;
   uint64_t cached_count = 0;
-  uint64_t waiting_bytes = 0;  // freed, and other streams may still use them
+  uint64_t waiting_bytes = 0;  // freed, but other streams may still use them
   uint64_t waiting_count = 0;
 };
 
@@ -75,7 +75,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Memory that the stream may use at once. `stream` is the set of one stream.
   Result<Allocation> allocate(uint64_t bytes, StreamSet stream);
   void free(void* address);
-  /// These streams use the block too (record_stream); the address may be any inside of it.
+  /// These streams use the block, too (record_stream); any address inside it will do.
   void note_use(const void* address, StreamSet streams);
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
@@ -85,55 +85,56 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_idle_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
-  /// Memory of this private pool that the stream may use at once. `pool` is there.
+  /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
   PrivatePools& private_pools() { return *private_pools_; }
-  /// Gives everything that nobody uses back to the driver; returns its bytes. Waits for the device.
+  /// Gives everything that nobody uses back to the driver, and returns its bytes. Waits for the
+  /// device.
   uint64_t empty_cache();
 
-  // What the program sees of its memory (cuda_heap_view.cpp).
+  // The program's view of its memory (cuda_heap_view.cpp).
   ProgramUses uses() const { return use_.read(); }
   CudaHeapFigures figures() const TENCACHE_EXCLUDES(mutex_);
-  /// From now on it is told; it outlives the heap.
+  /// The observer is told from now on; it outlives the heap.
   void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
-  /// Of uses() and figures().
+  /// Resets those of uses() and figures().
   void reset_peaks();
   void reset_totals();
-  /// The allocation that contains the address; none when it is in none.
+  /// The allocation that contains the address, if there is one.
   std::optional<FoundBlock> find_block(const void* address) const;
   /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
-  /// missing, or stand there as they were.
+  /// missing or outdated.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
-  /// The budget from now on; what is cached above it goes at once. The evictor is to be told.
+  /// Sets the budget. What is cached above it goes at once (CudaEngine::set_budget()).
   void set_limit(uint64_t bytes, bool is_bounded);
 
-  /// A frame, whose room is reserved already. Where others use the GPU's memory it waits for
-  /// evictions, if it may.
+  /// Takes a frame, whose room must be reserved already. Where others use the GPU's memory, waits
+  /// for evictions if it may.
   Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false);
   void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
-  /// Unmaps the frame under an extent; it is free then. REQUIRES: the device is done with it.
+  /// Unmaps the frame under an extent, which is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
-  /// The frame cannot be unmapped, because the context is broken.
+  /// Call when the frame cannot be unmapped because the context is broken.
   void write_off_frame(CudaExtent* extent);
-  /// Gives the copy below back, or the part of it that is in host memory or on disk. REQUIRES: it
-  /// is the caller's.
+  /// Gives the copy below back, or its part in host memory or on disk. REQUIRES: the copy is the
+  /// caller's.
   void release_copy(CudaExtent* extent);
   void release_block(CudaExtent* extent);
   void release_slot(CudaExtent* extent);
-  /// Gives host memory of resident extents back, whose copies only save a copy later, until `bytes`
-  /// went or none is left; returns what went. A copy that is on disk too stays there.
+  /// Gives back host memory of resident extents (copies that only save a copy later) until `bytes`
+  /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// The same for slots of extents that are resident, or cold with their bytes in host memory too.
+  /// The same for slots of extents that are resident, or cold with their bytes in host memory, too.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// Gives up what claim_for_demotion() took, and ends the extent if it was freed meanwhile.
+  /// Gives up what claim_for_demotion() took. Ends the extent if it was freed meanwhile.
   void end_demotion(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
   /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
   /// allocates or frees.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Of the budget, what turned out to be in use by others on the same GPU.
+  /// The part of the budget that turned out to be in use by others on the same GPU.
   uint64_t others_bytes() const { return others_bytes_.load(std::memory_order_relaxed); }
 
   DeviceArena& arena() { return arena_; }
@@ -198,7 +199,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   FramePool& frames_;
   StreamNumbers& streams_;
   HostTier* const host_;
-  DiskTier* const disk_;  // below it, or null
+  DiskTier* const disk_;  // below the host tier, or null
 
   HomeMarks home_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
@@ -215,7 +216,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;
-  // Until the destructor: their segments go back through what stands above.
+  // Reset in the destructor: their segments go back through the members above.
   std::optional<BlockPool> small_blocks_;
   std::optional<PrivatePools> private_pools_;
 };

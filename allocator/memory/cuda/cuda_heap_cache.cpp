@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap's cache: freed extents, their frames still mapped, that wait for reuse, and those that
+// CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, and those that
 // wait for streams before that.
 #include "base/log.h"
 #include "memory/cuda/cuda_heap.h"
@@ -8,8 +8,8 @@
 namespace tencache {
 namespace {
 
-// Memory is scarce when no more than this share is left until somebody is to make room. More than
-// the headroom, which is what is left most of the time where it is scarce.
+// Memory is scarce when at most this share is left before somebody must make room. That is more
+// than the headroom, which is all that is left most of the time where memory is scarce.
 constexpr uint64_t kScarcePerBudget = 8;
 
 }  // namespace
@@ -24,8 +24,8 @@ CudaExtent* CudaHeap::pop_cached(Key key) {
   return extent;
 }
 
-// One that another stream left behind; this one's work waits, on the device, until that has got to
-// where it was freed.
+// Takes over another stream's cached extent; our stream waits on the device for the point of its
+// free.
 CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   CudaExtent* extent = nullptr;
   {
@@ -53,15 +53,15 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   return extent;
 }
 
-// What the stream that freed it may still have queued. Where many streams share a bit, they have
-// been waited for already.
+// Marks what the stream that freed the extent may still have queued. Where many streams share a
+// bit, they have been waited for already.
 Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks) {
   const StreamSet home = extent.home.load(std::memory_order_relaxed);
   if (!StreamNumbers::is_one_stream(home)) return Status::ok();
   return streams_.mark_all(home, marks);
 }
 
-// REQUIRES: the extent has just become Cached, so it is in no list and nobody else's.
+// REQUIRES: the extent has just become Cached, so it is in no list and only this thread has it.
 void CudaHeap::cache(CudaExtent* extent) {
   release_spare_copy(extent);
   extent->free_number = home_marks_.note_free(
@@ -133,7 +133,7 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// They are in no list then.
+// The taken extents are in no list.
 std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
   std::vector<CudaExtent*> taken;
   MutexLock lock(mutex_);
@@ -143,7 +143,7 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
        extent = next) {
     next = AgeList::previous(extent);
     const uint64_t word = extent->load();
-    // An op still pins it, or a writer still reads it.
+    // Skip it while an op pins it or a writer reads it.
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
     const CudaExtent* cuda = of_cuda(extent);
     if (are_idle && !home_marks_.is_over(cuda->home, cuda->free_number)) continue;
@@ -154,8 +154,8 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
   return taken;
 }
 
-// Gives their frames back once the device is done with them, and returns their bytes. Those that
-// cannot go yet, because a stream captures a graph say, are cached again.
+// Gives the frames back once the device is done with them. Returns their bytes. Extents that cannot
+// go yet, for instance because a stream captures a graph, are cached again.
 uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
   uint64_t destroyed_bytes = 0;
   for (CudaExtent* extent : extents) {
@@ -170,7 +170,7 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
         destroyed_bytes += bytes;
         continue;
       }
-      // The context is broken, and nothing that is done with it matters any more.
+      // The context is broken, so nothing that is done with it matters any more.
       TENCACHE_LOG_WARNING("%s", status.message().c_str());
       extent->cancel_trim();
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap's copies below: who gives them back, and which are given back first where a tier is
-// short.
+// CudaHeap's copies below: how they are given back, and which go first where a tier is short.
 #include <utility>
 
 #include "memory/cuda/cuda_heap.h"
@@ -24,7 +23,7 @@ void CudaHeap::release_slot(CudaExtent* extent) {
   if (slot.is_valid()) disk_->release(slot);
 }
 
-// The copy of a busy extent is its migration's affair.
+// The copy of a busy extent belongs to its migration.
 void CudaHeap::release_spare_copy(CudaExtent* extent) {
   if (extent->has(kFlagBusy)) return;
   if (extent->host_block.is_valid() || extent->slot.is_valid()) release_copy(extent);
@@ -58,7 +57,7 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
       if (!extent->host_block.is_valid()) release_copy(extent);
       extent->release_busy();
     } else if (extent->claim_for_demotion()) {
-      // A block beyond the budget is given back when the extent returns; then the slot is all.
+      // A block beyond the budget goes when the extent returns; then the slot is the only copy.
       if (extent->host_block.is_valid() && !extent->host_block.is_beyond_budget()) {
         dropped_bytes += extent->slot.bytes;
         release_slot(extent);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap, as the program's statistics and snapshots see it. Walks that take no part in
+// CudaHeap's view for the program's statistics and snapshots. These walks take no part in
 // allocation.
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// Freed and in no list: other streams may still use it.
+// Freed but in no list: other streams may still use it.
 bool is_waiting(const CudaExtent& extent) {
   return extent.state() == ExtentState::kCached && !extent.age_hook.linked;
 }

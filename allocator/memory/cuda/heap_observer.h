@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeapObserver: who wants to hear when addresses of a CudaHeap come and go, for a history of the
-// memory. What the program itself does, allocating and freeing, it knows without being told.
+// HeapObserver: hears when addresses of a CudaHeap come and go, for a history of the memory. It
+// needs no word of the program's own allocations and frees.
 //
-// Threads: any, with locks of the heap held: an observer only makes a note, and calls nothing of
-// the heap. It hears that something is gone before anybody else can have the same address.
+// Threads: any, with locks of the heap held, so an observer only makes a note and never calls the
+// heap. It hears that something is gone before anybody else can have the same address.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace tencache {
 
 enum class HeapEvent : uint8_t {
-  kSegmentMade,    // addresses for blocks, or of one extent
-  kSegmentGone,    // nothing lies at them any more
-  kFreeCompleted,  // streams are done with a block that was freed before; its requested bytes
+  kSegmentMade,    // addresses for blocks, or those of one extent
+  kSegmentGone,    // nothing lies at these addresses any more
+  kFreeCompleted,  // streams are done with a block that was freed before; bytes as requested
 };
 
 class HeapObserver {

@@ -8,7 +8,7 @@
 namespace tencache {
 namespace {
 
-// Of a stream whose memory nobody wants back; a later mark covers what an earlier one did.
+// For a stream whose memory nobody wants back. Later marks cover what earlier ones did.
 constexpr size_t kMarksMax = 1024;
 
 }  // namespace
@@ -27,7 +27,7 @@ uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes, bool is_scarce) {
   return number;
 }
 
-// The number is read before the mark is made, so that the mark covers all up to it.
+// The number is read before the mark is made, so that the mark covers all frees up to it.
 bool HomeMarks::make(StreamSet home) {
   uint64_t number = 0;
   {
@@ -38,12 +38,12 @@ bool HomeMarks::make(StreamSet home) {
   }
   std::vector<StreamMark> made;
   if (!streams_.mark_all(home, &made).is_ok()) return false;
-  // A stream that is gone has done everything.
+  // A stream that is gone has done all its work.
   auto mark =
       std::make_shared<const StreamMark>(made.empty() ? StreamMark() : std::move(made.front()));
   MutexLock lock(mutex_);
   std::deque<Mark>& marks = lines_[home].marks;
-  if (!marks.empty() && marks.back().number >= number) return true;  // another thread's
+  if (!marks.empty() && marks.back().number >= number) return true;  // another thread made one
   marks.push_back({number, std::move(mark)});
   if (marks.size() > kMarksMax) marks.pop_front();
   return true;
@@ -95,7 +95,7 @@ bool HomeMarks::wait(StreamSet home, uint64_t number) {
       if (covers != marks.end()) first = *covers;
     }
     if (first.mark == nullptr) {
-      // Twice only where another thread has found this one's reached, and it is over then.
+      // A second time, another thread must have found this mark reached, and the free is over.
       if (std::exchange(has_made, true) || !make(home)) return is_over(home, number);
       continue;
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HomeMarks: until when a stream may still use memory that was freed on it. A program that is ahead
-// of its GPU frees what the GPU comes to much later, and goes on queueing; whoever wants the frame
-// waits for the moment of the free and for nothing that was queued since. An event per free would
-// cost the program too much, so there is one for so many freed bytes: frees are numbered, and a
-// mark covers all of its stream that have lower numbers than the moment at which it was made. As
-// long as there is room enough nobody wants frames, and there are no marks at all; then the first
-// to want one makes the mark, and waits for what was queued until then.
+// HomeMarks: tells until when a stream may still use memory that was freed on it. A program that is
+// ahead of its GPU frees memory long before the GPU gets there, and goes on queueing. A thread that
+// wants the frame waits for the moment of the free and for nothing that was queued since. An event
+// per free would cost the program too much, so there is one per so many freed bytes. Frees are
+// numbered, and a mark covers all lower-numbered frees of its stream. As long as there is room
+// enough nobody wants frames, and there are no marks at all. Then the first thread to want a frame
+// makes the mark, and waits for what was queued until then.
 //
-// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
+// Threads: any. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
 
 #include <cstdint>
@@ -28,30 +28,30 @@ class HomeMarks {
   HomeMarks(StreamNumbers& streams, uint64_t bytes_per_mark)
       : streams_(streams), bytes_per_mark_(bytes_per_mark) {}
 
-  /// Everything that uses the memory is queued, and its home is given back; returns the number of
-  /// this. A set that is not one stream is over at once: its streams have been waited for. Marks
-  /// are made only where memory is scarce.
+  /// Call when everything that uses the memory is queued and its home frees it. Returns the number
+  /// of this free. With a set that is not one stream it is over at once: those streams have been
+  /// waited for. Marks are made only where memory is scarce.
   uint64_t note_free(StreamSet home, uint64_t bytes, bool is_scarce) TENCACHE_EXCLUDES(mutex_);
 
-  /// Takes note of what the device has done since.
+  /// Notes what the device has done since the last call.
   void poll() TENCACHE_EXCLUDES(mutex_);
   /// Whether the stream is known to be done with what was freed under this number. Cheap.
   bool is_over(StreamSet home, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// Waits until it is. False when that cannot be told: the stream captures a graph, or the context
-  /// is broken.
+  /// Waits until the stream is done with it. False when that is unknown: the stream captures a
+  /// graph, or the context is broken.
   bool wait(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
  private:
   using SharedMark = std::shared_ptr<const StreamMark>;
   struct Mark {
-    uint64_t number = 0;  // of the last free that it covers
+    uint64_t number = 0;  // the last free that it covers
     SharedMark mark;
   };
   struct Line {
     uint64_t freed = 0;           // the number of the last free
-    uint64_t over = 0;            // what is over; so are all before it
+    uint64_t over = 0;            // the last free that is over, with all before it
     uint64_t unmarked_bytes = 0;  // freed since the last mark
-    std::deque<Mark> marks;       // that were not reached yet, in order
+    std::deque<Mark> marks;       // not reached yet, in order
   };
 
   /// Makes a mark that covers all frees of the stream so far.

@@ -96,7 +96,7 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   return made;
 }
 
-// The members go from the last to the first: the tier unpins in the context of a GPU of users_.
+// Members are destroyed last to first: the tier unpins in the context of a GPU of users_.
 PinnedMemory::~PinnedMemory() = default;
 
 Result<PinnedMemory::User*> PinnedMemory::user_of(int ordinal) {
@@ -109,7 +109,7 @@ Result<PinnedMemory::User*> PinnedMemory::user_of(int ordinal) {
   if (!gpu.is_ok()) return gpu.status();
   auto user = std::make_unique<User>(std::move(gpu).value());
   MutexLock lock(mutex_);
-  // Another thread may have been first: then this one goes, after the lock.
+  // Another thread may have been first. Then this user is destroyed after the lock is released.
   std::unique_ptr<User>& place = users_[ordinal];
   if (place == nullptr) place.swap(user);
   return place.get();

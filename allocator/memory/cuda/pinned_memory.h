@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PinnedMemory: a PinnedPool with what it stands on, for one process: the GPU near which the memory
+// PinnedMemory: a PinnedPool and what it stands on, for one process: the GPU near which the memory
 // lies, the pinner, the host tier, and the streams of every GPU that uses the memory. It needs no
-// engine of any GPU. Pinned for all contexts, its memory serves each GPU.
+// engine of any GPU. The memory is pinned for all contexts, so it serves every GPU.
 //
-// Budget: its own. What nothing else decides, and at most, is default_host_budget(); where that is
-// nothing, half of what is left, because an engine can do without host memory and a program that
-// asks for pinned memory cannot. The tier takes none of it before it is needed.
+// It has a budget of its own, by default and at most default_host_budget(). Where that is nothing,
+// it is half of what is left, because an engine can do without host memory, but a program that asks
+// for pinned memory cannot. The tier takes none of it before it is needed.
 //
-// Threads: create and destroy on one thread, the rest from any. mutex_ is held for bookkeeping
-// only; a GPU is opened without it.
+// Threads: create and destroy on one thread; any thread calls the rest. mutex_ is held only for
+// bookkeeping; a GPU is opened without it.
 #pragma once
 
 #include <array>
@@ -32,33 +32,34 @@ namespace tencache {
 
 struct PinnedMemoryConfig {
   int ordinal = 0;  // of the GPU near which the memory lies
-  // Budget 0: the default. Node and pinner are set here.
+  // Budget 0: the default. Node and pinner are set by PinnedMemory.
   HostTierConfig host;
 };
 
-/// The budget for what was asked (0: nothing was), with a warning where it is lowered.
+/// The budget for what was asked for (0: nothing), with a warning where it is lowered.
 uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory);
 
-/// Chunks that were pinned for the pool, or that the driver refused to pin, and how long it took.
+/// The chunks that were pinned for the pool, or that the driver refused to pin, and how long that
+/// took.
 struct PinTimes {
   UseCount chunks;
   UseCount bytes;
   uint64_t total_ns = 0;
   uint64_t longest_ns = 0;
   uint64_t shortest_ns = 0;
-  std::array<uint64_t, 64> count_by_size = {};  // [n]: of up to 2^n bytes, and more than half that
+  std::array<uint64_t, 64> count_by_size = {};  // [n]: chunks of 2^(n-1) < bytes <= 2^n
 };
 
-/// Passes calls on and keeps their times. Any thread.
+/// Passes calls on and keeps their times. Threads: any.
 class TimedPinner final : public HostPinner {
  public:
   explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}
   Status pin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   void unpin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   PinTimes times() const TENCACHE_EXCLUDES(mutex_);
-  /// The longest, the shortest and the most at once.
+  /// Resets the longest and shortest times, and the most at once.
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
-  /// All the rest.
+  /// Resets all the rest.
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -69,7 +70,7 @@ class TimedPinner final : public HostPinner {
 
 class PinnedMemory {
  public:
-  /// `driver` outlives it. Fails where the GPU cannot be opened; no memory is mapped yet.
+  /// `driver` outlives the object. Fails where the GPU cannot be opened. Maps no memory yet.
   static Result<std::unique_ptr<PinnedMemory>> open(const DriverApi& driver,
                                                     PinnedMemoryConfig config);
   /// REQUIRES: every block was freed. Waits for the streams that still use what was freed.
@@ -82,12 +83,12 @@ class PinnedMemory {
   TimedPinner& pinner() { return *timed_pinner_; }
 
   /// A stream of that GPU uses the block that contains the address; false when there is none. Fails
-  /// where the GPU cannot be opened, and must not be ignored then.
+  /// where the GPU cannot be opened; that must not be ignored.
   Result<bool> note_use(const void* address, int ordinal, CUstream stream)
       TENCACHE_EXCLUDES(mutex_);
 
  private:
-  // A GPU whose streams use the memory. The members go from the last to the first.
+  // A GPU whose streams use the memory. Members are destroyed last to first.
   struct User {
     explicit User(std::unique_ptr<Gpu> opened)
         : gpu(std::move(opened)), marks(*gpu), streams(*gpu, marks) {}
@@ -101,7 +102,7 @@ class PinnedMemory {
 
   const DriverApi& driver_;
   mutable Mutex mutex_;
-  // None is removed before the end.
+  // No entry is removed before the end.
   std::map<int, std::unique_ptr<User>> users_ TENCACHE_GUARDED_BY(mutex_);
   std::unique_ptr<CudaHostPinner> pinner_;
   std::unique_ptr<TimedPinner> timed_pinner_;

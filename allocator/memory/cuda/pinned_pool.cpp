@@ -42,7 +42,7 @@ Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
   return static_cast<void*>(block.memory);
 }
 
-// What was freed in the pool, or of the memory that is mapped already.
+// Takes what was freed in the private pool, else some of the memory that is mapped already.
 HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
   {
     MutexLock lock(mutex_);
@@ -61,14 +61,14 @@ HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
 }
 
 TENCACHE_SLOW Result<HostBlock> PinnedPool::allocate_slow(uint64_t bytes) {
-  // 1. What waits may be over.
+  // 1. What waits may be free by now.
   if (poll(Patience::kForThreads)) {
     if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
   }
-  // 2. More memory.
+  // 2. Map more memory.
   Result<HostBlock> made = tier_.allocate(bytes);
   if (made.is_ok()) return made;
-  // 3. There is no more: what streams are to be done with.
+  // 3. No more can be had: wait for streams to be done.
   while (bytes <= tier_.budget_bytes() && poll(Patience::kForOneStream)) {
     if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
   }

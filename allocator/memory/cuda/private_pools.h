@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PrivatePools: pools of blocks of their own, for what must not share memory with anything else:
-// the allocations of a CUDA graph, whose replays use them again long after they were freed. A pool
-// is a BlockPool, so its memory is always resident, and what is freed in it serves that pool alone,
-// until the pool is dropped.
+// PrivatePools: separate pools of blocks, for what must share memory with nothing else: the
+// allocations of a CUDA graph, whose replays use them again long after they were freed. Each pool
+// is a BlockPool, so its memory is always resident. What is freed in a pool serves that pool alone
+// until it is dropped.
 //
 // A graph may be replayed on streams that the pool has never heard of. So only the caller knows
 // when the device is done with a pool's free memory; nothing here is dropped on its own.
 //
-// Threads: any. mutex_ is held for bookkeeping only, never across a call of a pool.
+// Threads: any. mutex_ is held only for bookkeeping, never across a call of a pool.
 #pragma once
 
 #include <atomic>
@@ -31,16 +31,16 @@ class PrivatePools {
   PrivatePools(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
       : numbers_(numbers), source_(source), use_(use) {}
 
-  /// Makes a pool and returns its number, which is never 0 and never used again.
+  /// Makes a pool and returns its number, which is never 0 and never reused.
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
-  /// Null when there is none of that number.
+  /// Null when no pool has that number.
   PoolPtr find(uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// Gives the pool's free segments back, and forgets the pool when it is empty then: whether it is
-  /// gone. REQUIRES: the device is done with everything that was freed in it, and nobody allocates
-  /// in it any more.
+  /// Gives the pool's free segments back, and forgets the pool if it is empty then. Returns whether
+  /// it is gone. REQUIRES: the device is done with everything that was freed in it, and nobody
+  /// allocates in it any more.
   bool drop(uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
-  /// All pools there are, with their numbers. One relaxed load while there is none.
+  /// All pools with their numbers. Costs one relaxed load while there are none.
   std::vector<std::pair<uint64_t, PoolPtr>> all() const TENCACHE_EXCLUDES(mutex_);
   uint64_t segment_bytes() const;
 
@@ -48,7 +48,8 @@ class PrivatePools {
   StreamNumbers& numbers_;
   SegmentSource& source_;
   ProgramUse& use_;
-  // Written with mutex_ held. Relaxed: whoever frees a block got it from a thread that saw it.
+  // Written with mutex_ held. Relaxed: a thread that frees a block got it from one that saw the
+  // count.
   std::atomic<uint64_t> count_{0};
   mutable Mutex mutex_;
   std::map<uint64_t, PoolPtr> pools_ TENCACHE_GUARDED_BY(mutex_);

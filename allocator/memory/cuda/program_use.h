@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ProgramUse: what the program has of the GPU's memory, wherever the bytes are, small requests
-// (those up to 1 MiB, as PyTorch counts them) and large ones apart. What is allocated is counted
-// until the program frees it; what is active, until no stream uses it any more either. Bytes are as
-// handed out, so rounded; requested bytes as the program named them. Split is what is free in
-// segments that are in use otherwise.
+// ProgramUse: counts what the program has of the GPU's memory, wherever the bytes are. Small
+// requests (up to 1 MiB, as PyTorch counts them) and large ones are counted separately. Memory
+// counts as allocated until the program frees it, and as active until no stream uses it any more
+// either. Bytes are as handed out, thus rounded; requested bytes are as the program named them.
+// Split is what is free in segments that are otherwise in use.
 //
-// Threads: any; one short lock for each call, which its callers may take with their own held.
+// Threads: any; one short lock per call, which callers may take while holding their own.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct UsesOfKind {
   UseCount allocations;
   UseCount active_bytes;
   UseCount active_count;
-  UseCount requested_bytes;  // of what is active
+  UseCount requested_bytes;  // of the active blocks
   UseCount split_bytes;
   UseCount split_count;
 };

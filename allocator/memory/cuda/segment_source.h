@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentSource: where the pool of small blocks gets device memory from, in large pieces, and where
-// it goes back to. Whoever implements it keeps the budget and maps the memory; the pool knows
-// nothing of either.
+// SegmentSource: gives the pool of small blocks device memory, in large pieces, and takes it back.
+// Its implementation keeps the budget and maps the memory; the pool knows nothing of either.
 //
-// Threads: any, several at once; the pool holds no lock while it calls.
+// Threads: any, several at once; the pool holds no lock while it calls, except where said below.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +21,15 @@ class SegmentSource {
   SegmentSource& operator=(const SegmentSource&) = delete;
 
   /// Device memory that every stream may use at once, at an address that is a multiple of 512 and
-  /// in no other segment. `bytes` is a multiple of 2 MiB; `is_small` says for which requests it is,
-  /// `stream` where the first of them is used.
+  /// in no other segment. `bytes` is a multiple of 2 MiB. `is_small` tells which requests it is
+  /// for, and `stream` where the first of them is used.
   virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) = 0;
-  /// What a segment for several requests above 1 MiB has; a multiple of 2 MiB.
+  /// The size of a segment for several requests above 1 MiB; a multiple of 2 MiB.
   virtual uint64_t large_segment_bytes() const = 0;
-  /// A whole segment goes back; no work of the device uses it any more.
+  /// Takes a whole segment back; no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
-  /// The streams are done with a freed block that had to wait for them, and nobody has it yet. The
-  /// pool's lock is held.
+  /// The streams are done with a freed block that had to wait for them, and nobody has it yet.
+  /// Called with the pool's lock held.
   virtual void note_completed(CUdeviceptr /*address*/, uint64_t /*requested_bytes*/) {}
 };
 

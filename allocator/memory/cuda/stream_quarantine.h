@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamQuarantine: memory that the program has freed while streams may still use it. Each item
-// waits until all of its streams have reached marks that were made after the free; then a poll
+// StreamQuarantine: holds memory that the program has freed while streams may still use it. Each
+// item waits until all of its streams have reached marks that were made after the free. Then a poll
 // gives it back to its owner, a pool or a heap. A mark that cannot be made, because a stream
 // captures a graph or the driver refuses, is tried again by the next poll.
 //
-// Invariants: 1. An item has a mark on every stream it waits for, or none at all. 2. One thread
-// polls at a time. What it looks at is in no list meanwhile; another thread may wait for it, since
-// what that one needs may be among its finds.
+// Invariants:
+//   1. An item has a mark on every stream it waits for, or none at all.
+//   2. One thread polls at a time, and what it looks at is in no list meanwhile. Another thread may
+//      wait for it, since what that thread needs may be among its finds.
 //
-// Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver or the
+// Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the
 // owner.
 #pragma once
 
@@ -35,39 +36,39 @@ struct StreamUse {
 };
 using StreamUses = std::vector<StreamUse>;  // each GPU once
 
-/// For what a poll may wait.
+/// What a poll may wait for.
 enum class Patience : uint8_t {
-  kNone,          // for nothing: when another thread polls, that one does
-  kForThreads,    // for another thread that polls
-  kForOneStream,  // where nothing is over: for the streams of the first item that can be waited for
-  kForAllStreams,  // for the streams of every item
+  kNone,           // nothing; it leaves polling to a thread that is at it
+  kForThreads,     // another thread that polls
+  kForOneStream,   // if nothing is over: the streams of the first item that can be waited for
+  kForAllStreams,  // the streams of every item
 };
 
-/// What becomes of items whose streams fail.
+/// What happens to items whose streams fail.
 enum class OnFailure : uint8_t {
   kKeep,  // they stay, and one warning says so
-  kEnd,   // a broken context's work is over (StreamMark::poll); its owner hears of it elsewhere
+  kEnd,   // a broken context's work is over (StreamMark::poll); the owner hears of it elsewhere
 };
 
 template <typename Item>
 class StreamQuarantine {
  public:
-  /// `what` is the memory's name in messages.
+  /// `what` names the memory in messages.
   StreamQuarantine(const char* what, OnFailure on_failure) : what_(what), on_failure_(on_failure) {}
 
-  /// The item was freed and waits for these streams. True when so much has gathered since the last
-  /// poll that it is time for one.
+  /// The item was freed and waits for these streams. True when enough has gathered since the last
+  /// poll that it is time for another.
   bool add(Item item, StreamUses uses) TENCACHE_EXCLUDES(mutex_) {
     Entry entry = {std::move(item), std::move(uses), {}, false, false};
     (void)mark(entry);
     return push(std::move(entry));
   }
-  /// The same with the marks that the caller has made on these streams.
+  /// The same, with marks that the caller has made on these streams.
   bool add(Item item, StreamUses uses, std::vector<StreamMark> marks) TENCACHE_EXCLUDES(mutex_) {
     return push({std::move(item), std::move(uses), std::move(marks), true, false});
   }
 
-  /// Looks at everything that waits, and gives what is over to `release(std::vector<Item>)`.
+  /// Looks at everything that waits, and passes what is over to `release(std::vector<Item>)`.
   /// Returns whether something may have become free, by this thread or by one it waited for.
   template <typename Release>
   bool poll(Patience patience, const Release& release) TENCACHE_EXCLUDES(mutex_) {
@@ -96,7 +97,8 @@ class StreamQuarantine {
       over.push_back(std::move(entry->item));
     }
     if (any_over) release(std::move(over));
-    // The marks that are done with go after the lock, with `looked_at`.
+    // The marks that are no longer needed are destroyed with `looked_at`, after the lock is
+    // released.
     MutexLock lock(mutex_);
     entries_.insert(entries_.begin(), std::make_move_iterator(first_left),
                     std::make_move_iterator(looked_at.end()));
@@ -106,14 +108,14 @@ class StreamQuarantine {
     return any_over || has_waited;
   }
 
-  /// Calls `visit(const Item&)` for what waits, but for what another thread polls at this moment.
+  /// Calls `visit(const Item&)` for every waiting item that no thread is polling at this moment.
   template <typename Visit>
   void visit(const Visit& visit) const TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     for (const Entry& entry : entries_) visit(entry.item);
   }
 
-  /// Says it once: it may come back with every allocation. That a graph is captured is no failure.
+  /// Warns once, because it may recur with every allocation. A captured graph is no failure.
   void note_failure(const Status& status) {
     if (on_failure_ == OnFailure::kEnd) return;
     if (status.code() == StatusCode::kUnavailable) {
@@ -141,7 +143,7 @@ class StreamQuarantine {
     return entries_.size() >= poll_at_;
   }
 
-  // Makes the marks where there are none; whether there are now.
+  // Makes the marks where there are none. Returns whether there are any now.
   bool mark(Entry& entry) {
     if (entry.has_marks) return true;
     for (const StreamUse& use : entry.uses) {
@@ -166,9 +168,9 @@ class StreamQuarantine {
     return true;
   }
 
-  // `late` are streams with a mark that was not reached a moment ago: one that was made after it is
-  // not either, and one that was made before it can be asked for the next time. So at most one
-  // answer of "not yet" is asked for of each stream.
+  // `late` holds streams with a mark that was not reached a moment ago. Their later marks are not
+  // reached either, and their earlier ones can wait for the next poll. So each stream is asked at
+  // most once for a mark that it has not reached.
   bool is_over(Entry& entry, bool may_wait, StreamUses* late) {
     if (!mark(entry)) return false;
     for (const StreamUse& use : entry.uses) {
@@ -190,7 +192,7 @@ class StreamQuarantine {
     return true;
   }
 
-  // False when there is none.
+  // Returns false when there is none.
   bool wait_for_one(std::vector<Entry>& entries) {
     return std::ranges::any_of(entries, [&](Entry& entry) {
       StreamUses late;
@@ -200,13 +202,13 @@ class StreamQuarantine {
 
   const char* const what_;
   const OnFailure on_failure_;
-  std::atomic<bool> has_warned_ = false;  // relaxed: only that one thread says it
+  std::atomic<bool> has_warned_ = false;  // relaxed: it only makes one thread warn
 
   mutable Mutex mutex_;
   CondVar has_polled_;
   bool is_polling_ TENCACHE_GUARDED_BY(mutex_) = false;      // a thread looks at what waits
-  std::vector<Entry> entries_ TENCACHE_GUARDED_BY(mutex_);   // freed first, first
-  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;  // when so many wait
+  std::vector<Entry> entries_ TENCACHE_GUARDED_BY(mutex_);   // oldest free first
+  size_t poll_at_ TENCACHE_GUARDED_BY(mutex_) = kPollAtMin;  // the number that calls for a poll
 };
 
 }  // namespace tencache

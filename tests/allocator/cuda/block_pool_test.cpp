@@ -369,7 +369,7 @@ TEST_F(BlockPoolTest, AfterAFailureOfTheContextNothingIsGivenBack) {
   ::testing::internal::CaptureStderr();
   pool_.reset();
   const std::string said = ::testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("22.0 MiB of GPU memory do not go back"), std::string::npos) << said;
+  EXPECT_NE(said.find("22.0 MiB of GPU memory are not given back"), std::string::npos) << said;
   EXPECT_EQ(source_->bytes(), 22 * kMiB);
 }
 
