@@ -25,7 +25,7 @@ std::vector<uint64_t> BinTimeline::maxima(const std::vector<uint64_t>& by_tick) 
 }
 
 BinTimeline::Range BinTimeline::inside(const Gap& gap) const {
-  // The ticks after + 1 .. until, on the unrolled axis.
+  // The gap covers the ticks after + 1 .. until, on the unrolled axis.
   const uint64_t first_tick = uint64_t{gap.after} + 1;
   const uint64_t end_tick = uint64_t{gap.until} + 1 + (gap.wraps() ? tick_count_ : 0);
   // The last bin of a repetition may hold fewer ticks than the others.

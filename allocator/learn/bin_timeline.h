@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BinTimeline: a period of time cut into bins of whole ticks, at most kBinsMax of them. Slots
-// are cyclic: after the last comes the first. A tick is looked at through its bin, so where a bin
-// holds several ticks everything is rounded to the safe side. What is known of each bin stands in
-// classes of its own: LinkTime and ExcessBytes. Both look at kBlockBins bins at once where they
-// can, for the planner asks about long ranges far more often than it changes anything.
+// BinTimeline: the time of a period, cut into at most kBinsMax bins of whole ticks. Bins are
+// cyclic: after the last comes the first. A tick is seen only through its bin, so where a bin holds
+// several ticks everything is rounded to the safe side. LinkTime and ExcessBytes hold what is known
+// of each bin. Both look at kBlockBins bins at once where they can, because the planner asks about
+// long ranges far more often than it changes anything.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,8 @@ inline constexpr uint32_t kBlockBins = 32;
 
 class BinTimeline {
  public:
-  /// As long as computing takes, and what each op waits before it, by tick; empty: none waits.
+  /// Time is what computing takes, plus `stall_ns`, what each op waits before it; empty: none
+  /// waits.
   explicit BinTimeline(const Trace& trace, std::span<const uint64_t> stall_ns = {});
 
   uint32_t count() const { return static_cast<uint32_t>(duration_ns_.size()); }
@@ -35,7 +36,7 @@ class BinTimeline {
   /// The largest entry of each bin.
   std::vector<uint64_t> maxima(const std::vector<uint64_t>& by_tick) const;
 
-  /// Bins, as the first of them and how many.
+  /// Bins, as the first of them and their number.
   struct Range {
     uint32_t first = 0;
     uint32_t count = 0;
@@ -50,12 +51,12 @@ class BinTimeline {
     }
   }
 
-  /// Bins in a row.
+  /// Consecutive bins.
   struct Span {
     uint32_t begin = 0;
     uint32_t end = 0;
   };
-  /// A range in order of time: the second part, after the end of the period, is often empty.
+  /// A range in order of time. Its second part, after the end of the period, is often empty.
   std::array<Span, 2> spans(const Range& range) const {
     const uint32_t first_count = std::min(range.count, count() - range.first);
     return {Span{range.first, range.first + first_count}, Span{0, range.count - first_count}};

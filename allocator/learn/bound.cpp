@@ -10,9 +10,9 @@
 namespace tencache {
 namespace {
 
-// Windows begin and end at so many places at most, so that looking at all of them stays cheap.
+// At most this many borders of windows, so that looking at all windows stays cheap.
 constexpr uint32_t kWindowBordersMax = 256;
-// Repetitions that are played; the later ones tell the steady state.
+// How many repetitions are played. Those after the warm-up show the steady state.
 constexpr uint32_t kPeriods = 4;
 constexpr uint32_t kWarmUpPeriods = 2;
 
@@ -41,10 +41,10 @@ class FractionalBelady {
   }
 
  private:
-  /// A gap under way. Sorted by its end: the last tick of it, unrolled.
+  /// A gap that has begun, sorted by its last tick, unrolled.
   struct Running {
     uint64_t end_tick;
-    uint32_t number;  // tells apart those with one end
+    uint32_t number;  // tells apart gaps with the same end
     uint32_t gap;
     bool operator<(const Running& other) const {
       return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
@@ -99,17 +99,17 @@ class FractionalBelady {
   std::vector<std::vector<uint32_t>> starting_;  // by tick
   const uint64_t budget_bytes_;
   std::set<Running> all_;
-  std::set<Running> with_room_;       // of them those that may still leave, at least in part
+  std::set<Running> with_room_;       // those that may still leave, at least in part
   std::vector<uint64_t> gone_bytes_;  // by number
   uint32_t next_number_ = 0;
   uint64_t away_bytes_ = 0;
   uint64_t read_bytes_ = 0;
 };
 
-/// The longest time that windows of a period take one after the other. A window is a row of ticks:
-/// what they name has to be there in it, and no more than the budget was there when it began, what
-/// the op before it names included. The period is looked at from one of its ticks on, round to the
-/// same tick of the next: windows do not reach across that place.
+/// The longest time that consecutive windows of a period take. A window is a row of ticks. Whatever
+/// its ticks name must be present in it, but when it began, no more than the budget was present,
+/// including what the op before it named. The period is read from one of its ticks round to the
+/// same tick of the next one; no window reaches across that place.
 class Bursts {
  public:
   Bursts(const Trace& trace, const Machine& machine, Tick begin)
@@ -124,7 +124,7 @@ class Bursts {
   }
 
   uint64_t step_ns() {
-    std::vector<uint64_t> least_ns(borders_.size(), 0);  // until each border
+    std::vector<uint64_t> least_ns(borders_.size(), 0);  // the least time to each border
     for (size_t first = 0; first + 1 < borders_.size(); ++first) {
       begin_window(borders_[first]);
       for (size_t last = first; last + 1 < borders_.size(); ++last) {
@@ -136,10 +136,10 @@ class Bursts {
   }
 
  private:
-  // Half of them at equal distances, the others after the ops that name most.
+  // Half of the borders stand at equal distances, the others after the ops that name most.
   void choose_borders() {
     const uint32_t count = trace_.tick_count();
-    std::vector<std::pair<uint64_t, uint32_t>> ends;  // of ops: what they name, and their places
+    std::vector<std::pair<uint64_t, uint32_t>> ends;  // bytes that an op names, place of its end
     ends.reserve(count);
     for (uint32_t place = 0; place < count; ++place) {
       uint64_t bytes = 0;
@@ -213,12 +213,12 @@ class Bursts {
   const double read_bytes_per_s_;
   std::vector<uint32_t> borders_;  // places where a window may begin or end, in order
   std::vector<uint32_t> seen_in_;  // the last window that named each tensor
-  std::vector<uint32_t> held_by_;  // the last window before whose begin an op named it
+  std::vector<uint32_t> held_by_;  // the last window that a naming op directly precedes
   uint32_t window_ = 0;
   uint32_t first_place_ = 0;  // of the window
   uint64_t compute_ns_ = 0;   // of the window
-  uint64_t named_bytes_ = 0;  // in it; of what was there when it began
-  uint64_t held_bytes_ = 0;   // by the op before it, and not named in it
+  uint64_t named_bytes_ = 0;  // named in it, not allocated in it
+  uint64_t held_bytes_ = 0;   // named by the op before it, but not in it
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// Enough for a median that no single repetition decides; older ones may be of another time.
+// Enough for a median that no single repetition decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsMax = 16;
 
 uint64_t lasted_ns(const TickStream& stream, const TimestampLine& clock, uint64_t number) {
@@ -19,8 +19,8 @@ uint64_t lasted_ns(const TickStream& stream, const TimestampLine& clock, uint64_
   return lasted - std::min(lasted, tick.wait_ns);
 }
 
-// The newest tick of all has not ended yet; then the two before it tell. It is the one at whose end
-// a program does what it does between steps: read data, save a checkpoint.
+// The newest tick of all has not ended yet, so the two before it count. At its end a program does
+// what it does between steps, like reading data or saving a checkpoint.
 uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number) {
   const uint64_t newest = number + 1 == stream.end() ? number - place.length : number;
@@ -31,7 +31,7 @@ uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const Times
   return std::min(newest_ns, lasted_ns(stream, clock, earlier));
 }
 
-// Nullopt when the op was not measured in any of the repetitions.
+// Nullopt when none of the repetitions measured the op.
 std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace& place,
                                     uint64_t number) {
   const uint64_t digest = stream.tick(number).digest;
@@ -59,7 +59,8 @@ struct Measured {
   }
   bool is_known() const { return count > 0; }
   uint64_t mean_ns() const { return sum_ns / count; }
-  // Of an op that names so many bytes: what any op takes, and what a byte took beyond that.
+  // Estimates an op that names `bytes`: what any op takes, and per byte what these took beyond
+  // that.
   uint64_t scaled_ns(uint64_t bytes, uint64_t start_ns) const {
     if (sum_bytes == 0) return mean_ns();
     const auto beyond_ns = static_cast<double>(sum_ns - count * start_ns);

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long each op of a period computes, to the begin of the next one, without waiting for memory.
+// compute_times(): how long each op of a period computes, to the begin of the next one, without
+// waiting for memory.
 //
-// Where ops are done when they return, the host's clock tells: the lesser of the last two
-// repetitions, since what else the machine did only makes an op longer. Where they are only queued,
-// the device tells, of some of them (engine/gate/op_timer.h): then an op takes the median of what
-// was measured of it in the last repetitions. One that was not measured yet takes the mean of those
-// in the period that have its digest; else the time that those of its name take for as many bytes
-// as it names, over the least that any op takes; else the mean of all. Pure functions of the
-// stream.
+// Where ops are done when they return, the host's clock tells: an op takes the lesser of the last
+// two repetitions, since other work of the machine only makes it longer. Where ops are only queued,
+// the device measures some of them (engine/gate/op_timer.h), and an op takes the median of its
+// measurements in the last repetitions. An op that was not measured yet takes the first of these
+// that is known:
+//   - the mean of the ops in the period with the same digest;
+//   - the least that any op takes, plus what ops of its name take per byte beyond that;
+//   - the mean of all ops.
+// Pure functions of the stream.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +23,7 @@
 
 namespace tencache {
 
-/// By tick of the period, whose place is the later of two copies.
+/// Returns times by tick of the period. `place` is the later of two copies.
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
                                     const TimestampLine& clock);
 

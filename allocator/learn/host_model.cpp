@@ -53,7 +53,7 @@ void HostModel::forget(uint32_t tensor) {
 }
 
 void HostModel::advance(uint64_t until_ns) {
-  // The engine looks each time that so much was fetched; until it finds nothing more to read.
+  // The engine looks each time that this much was fetched, until it finds nothing more to read.
   while (fetched_bytes_ >= machine_.host_headroom_bytes / 4) {
     if (std::max(read_free_ns_, now_ns_) >= until_ns) break;
     const std::optional<uint32_t> next = first_to_read();
@@ -61,7 +61,7 @@ void HostModel::advance(uint64_t until_ns) {
       fetched_bytes_ = 0;
       break;
     }
-    // Out of the list first: it must not be the one that makes room.
+    // Taken off the list first, so that it is not the one that makes room.
     const uint64_t next_use = copies_[*next].next_use;
     on_disk_.erase({next_use, *next});
     read(*next, make_room(bytes_of(*next), now_ns_));
@@ -70,7 +70,7 @@ void HostModel::advance(uint64_t until_ns) {
   now_ns_ = std::max(now_ns_, until_ns);
 }
 
-// Returns from when on there is room.
+// Returns the time from which on there is room.
 uint64_t HostModel::make_room(uint64_t bytes, uint64_t now_ns) {
   uint64_t room_ns = now_ns;
   while (used_bytes_ + bytes > capacity_bytes()) {
@@ -117,7 +117,7 @@ void HostModel::read(uint32_t tensor, uint64_t now_ns) {
   copy.ready_ns = read_free_ns_;
 }
 
-// Of those that are needed next, the first that is on disk alone.
+// Among the tensors needed next, the first that is only on disk.
 std::optional<uint32_t> HostModel::first_to_read() const {
   if (on_disk_.empty()) return std::nullopt;
   const auto& [next_use, tensor] = *on_disk_.begin();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostModel: for the simulator, the host's memory between a GPU and a disk. It tells how long bytes
-// that leave the device wait for room there, and bytes that come back for the disk, and does what
-// the engine does (engine/move/gpu/host_spill.h): copies of what is on the device are given up
-// first, then who is needed last goes to disk, and what is needed next is read ahead of its fetch.
+// HostModel: the host memory between a GPU and a disk, for the simulator. It tells how long
+// departing bytes wait for room there, and returning bytes for the disk. It does what the engine
+// does (engine/move/gpu/host_spill.h): first it gives up copies of resident tensors, then it writes
+// the tensors that are needed last to disk. It reads what is needed next ahead of its fetch.
 //
-// The model: one read and one write of the disk at a time, side by side. Copies fill what is not
-// kept free of host memory; the rest is room that writes free again while evictions go on, so an
-// eviction waits only for what the writes are behind by more than that. Room is always found in the
-// end: the engine leaves a tensor on the device instead, which the simulator does not play.
+// The model: the disk does one read and one write at a time, side by side. Copies fill host memory
+// up to the headroom. Writes free the headroom again while evictions go on, so an eviction waits
+// only for writes that are behind by more than the headroom. In the end there is always room; the
+// engine would leave a tensor on the device instead, which the simulator does not play.
 //
 // Time never goes back between calls. Pure: no clock, no threads.
 #pragma once
@@ -27,8 +27,8 @@ namespace tencache {
 /// The part of host memory that is kept free for evictions where there is a disk below it.
 inline constexpr double kHostHeadroomShare = 1.0 / 8;
 
-/// How much of what is needed next shall be in host memory. A disk is so much slower than the link
-/// that reads have to begin long before; the other half holds who is needed later and makes room.
+/// How much of what is needed next is to be in host memory. A disk is so much slower than the link
+/// that reads must begin long before. The other half holds what is needed later and makes room.
 constexpr uint64_t bytes_needed_next(uint64_t host_bytes) { return host_bytes / 2; }
 
 class HostModel {
@@ -36,21 +36,22 @@ class HostModel {
   /// REQUIRES: machine.host_bytes > 0. Both outlive the model.
   HostModel(const Trace& trace, const Machine& machine);
 
-  /// Whether there is a copy of the tensor, in either tier.
+  /// Whether the tensor has a copy, in either tier.
   bool holds(uint32_t tensor) const {
     return copies_[tensor].is_in_host || copies_[tensor].is_on_disk;
   }
-  /// Takes room for a tensor that has no copy and is to leave; returns from when on it is there.
+  /// Takes room for a departing tensor without a copy. Returns the time from which on there is
+  /// room.
   uint64_t take_room(uint32_t tensor, uint64_t now_ns);
-  /// The tensor is cold now; `next_use` counts ticks since the begin of the simulation.
+  /// The tensor becomes cold now; `next_use` counts ticks since the begin of the simulation.
   void become_cold(uint32_t tensor, uint64_t next_use);
-  /// It is to come back; returns from when on its bytes are in host memory.
+  /// The tensor is to come back. Returns the time from which on its bytes are in host memory.
   uint64_t fetch(uint32_t tensor, uint64_t now_ns);
-  /// It is back; its copy is a spare one.
+  /// The tensor is back; its copy is now a spare one.
   void become_resident(uint32_t tensor);
-  /// Its copy is worth nothing any more.
+  /// The tensor's copy is worthless from now on.
   void forget(uint32_t tensor);
-  /// Reads ahead what can begin until then.
+  /// Plays the reads ahead of use that can begin by then.
   void advance(uint64_t until_ns);
 
   uint64_t used_bytes() const { return used_bytes_; }
@@ -64,7 +65,7 @@ class HostModel {
     bool is_on_disk = false;
     bool is_cold = false;
     uint64_t next_use = 0;  // while it is cold
-    uint64_t ready_ns = 0;  // from when on what is in host memory can be read there
+    uint64_t ready_ns = 0;  // when its bytes in host memory can be read
   };
   using ByNextUse = std::set<std::pair<uint64_t, uint32_t>>;
 
@@ -89,7 +90,7 @@ class HostModel {
   uint64_t read_free_ns_ = 0;
   uint64_t write_free_ns_ = 0;
   uint64_t now_ns_ = 0;
-  uint64_t fetched_bytes_ = 0;  // since it was last looked at what is needed next
+  uint64_t fetched_bytes_ = 0;  // since the last look for what is needed next
   uint64_t bytes_read_ = 0;
   uint64_t bytes_written_ = 0;
 };

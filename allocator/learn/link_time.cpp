@@ -65,7 +65,7 @@ void LinkTime::take_backward(const BinTimeline::Range& range, uint64_t ns) {
   }
 }
 
-// How much the bin gave.
+// Returns how much the bin gave.
 uint64_t LinkTime::take(uint32_t bin, uint64_t ns) {
   const uint64_t taken = std::min(ns, free_ns_[bin]);
   free_ns_[bin] -= taken;

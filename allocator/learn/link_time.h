@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LinkTime: the free time of one link, bin by bin. Mover take it away.
+// LinkTime: the free time of one link, bin by bin. Moves take it away.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ namespace tencache {
 
 class LinkTime {
  public:
-  /// All of the time is free. The timeline must outlive this.
+  /// At first all time is free. The timeline must outlive this object.
   explicit LinkTime(const BinTimeline& timeline);
 
-  /// How many bins of the range, from its begin on, it takes to get `ns` of free time; the last
-  /// is used in part. Nothing when the range does not have it.
+  /// How many bins from the begin of the range on it takes to get `ns` of free time, the last one
+  /// in part. Nullopt when the range does not have that much.
   std::optional<uint32_t> bins_forward(const BinTimeline::Range& range, uint64_t ns) const;
   /// The same, from the end of the range backwards.
   std::optional<uint32_t> bins_backward(const BinTimeline::Range& range, uint64_t ns) const;
 
-  /// Take that time, or all that there is.
+  /// These take that time, or all that there is.
   void take_forward(const BinTimeline::Range& range, uint64_t ns);
   void take_backward(const BinTimeline::Range& range, uint64_t ns);
 
@@ -31,7 +31,7 @@ class LinkTime {
 
   const BinTimeline* timeline_;
   std::vector<uint64_t> free_ns_;   // by bin
-  std::vector<uint64_t> block_ns_;  // the sum of each block
+  std::vector<uint64_t> block_ns_;  // by block: the sum of its bins
 };
 
 }  // namespace tencache

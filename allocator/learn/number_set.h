@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NumberSet: a set of small numbers, one bit each, that finds the nearest member from any number
-// on. A second row of bits says which words of the first have members, so that a search through
-// 4096 numbers without a member reads one word.
+// on. A second row of bits says which words of the first row have members, so a search through 4096
+// numbers without a member reads one word.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,7 @@ namespace tencache {
 
 class NumberSet {
  public:
-  /// Of numbers below `size`.
+  /// Holds numbers below `size`.
   explicit NumberSet(uint32_t size) : words_(size / 64 + 1), summary_(words_.size() / 64 + 1) {}
 
   void insert(uint32_t number) {
@@ -26,12 +26,12 @@ class NumberSet {
     if (words_[number / 64] == 0) summary_[number / 64 / 64] &= ~bit(number / 64);
   }
 
-  /// The smallest member that is `from` or larger. REQUIRES: from is the size at most.
+  /// The smallest member that is at least `from`. REQUIRES: `from` is at most the size.
   std::optional<uint32_t> at_or_after(uint32_t from) const {
     const uint64_t rest = words_[from / 64] & not_below(from);
     if (rest != 0) return from / 64 * 64 + lowest(rest);
     uint32_t index = from / 64 / 64;
-    // Of the words behind this one; none when it is the last of its 64.
+    // Only later words count; none is left when this is the last of its 64.
     uint64_t bits = summary_[index] & not_below(from / 64) & ~bit(from / 64);
     while (bits == 0) {
       if (++index == summary_.size()) return std::nullopt;
@@ -41,7 +41,7 @@ class NumberSet {
     return word * 64 + lowest(words_[word]);
   }
 
-  /// The largest member below `end`. REQUIRES: end is the size at most.
+  /// The largest member below `end`. REQUIRES: `end` is at most the size.
   std::optional<uint32_t> before(uint32_t end) const {
     const uint64_t rest = words_[end / 64] & ~not_below(end);
     if (rest != 0) return end / 64 * 64 + highest(rest);

@@ -13,9 +13,9 @@
 namespace tencache {
 namespace {
 
-// Steps that may make up one period: optimizers that take turns, accumulation patterns.
+// At most this many steps make up one period: optimizers that take turns, accumulation patterns.
 constexpr size_t kMarksMax = 8;
-// Repetitions that are looked at; more come from loops within loops.
+// At most this many repetitions are looked at; more come from loops within loops.
 constexpr size_t kRepeatsMax = 16;
 
 bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
@@ -25,8 +25,8 @@ bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
   return true;
 }
 
-/// The digest and which of the extents were there before `since`: what repeats uses the same ones.
-/// So layers that look alike are no repetition.
+/// The digest, mixed with those of its extents that existed before `since`. A repetition uses the
+/// same ones, so layers that only look alike are no repetition.
 uint64_t identity(const TickStream& stream, uint64_t number, uint64_t since) {
   const StreamTick& tick = stream.tick(number);
   uint64_t value = tick.digest;
@@ -38,14 +38,15 @@ uint64_t identity(const TickStream& stream, uint64_t number, uint64_t since) {
   return value;
 }
 
-/// Turns the extents of a copy into tensors. `Key` is what corresponds between copies.
+/// Turns the extents of a copy into tensors. A `Key` is equal for corresponding extents of two
+/// copies.
 class Copy {
  public:
   Copy(const TickStream& stream, const PeriodPlace& place) : stream_(stream), place_(place) {}
 
   struct Key {
     uint64_t born = 0;     // in ticks from the begin of a copy; 0 for an old extent
-    uint64_t ordinal = 0;  // among the births of that tick; the number of an old extent
+    uint64_t ordinal = 0;  // among that tick's births; for an old extent its number
     bool is_old = false;   // allocated before this copy and the one before it
     bool operator==(const Key&) const = default;
     bool operator<(const Key& other) const {
@@ -90,7 +91,7 @@ class PeriodBuilder {
  private:
   using Key = Copy::Key;
 
-  // Also those that no op names: they take room.
+  // Adds those that no op names, too: they take room.
   bool add_born_tensors() {
     for (uint64_t number = place_.begin; number < place_.begin + place_.length; ++number) {
       for (const uint64_t extent_id : stream_.births(number)) {
@@ -110,7 +111,7 @@ class PeriodBuilder {
     period_.extent_ids.push_back(0);
   }
 
-  // From this copy when it has ended here, else from the one before, which had more time.
+  // Taken from this copy if the extent died in it, else from the one before, which had more time.
   Tick freed_at(const ExtentLife& life, Tick born) const {
     const auto length = static_cast<Tick>(place_.length);
     uint64_t lasted = kUnknownTick;
@@ -122,7 +123,7 @@ class PeriodBuilder {
         lasted = earlier->freed - earlier->born;
       }
     }
-    // What is kept for longer is there all the time but for the tick in which it is replaced.
+    // A tensor that lives longer is always there, except in the tick in which it is replaced.
     lasted = std::min<uint64_t>(lasted, length - 1);
     return static_cast<Tick>((born + lasted) % length);
   }
@@ -165,12 +166,12 @@ class PeriodBuilder {
       }
       return entry->second;
     }
-    // Of an extent that is used for longer than a period there are two at a time.
+    // An extent that outlives a period overlaps its successor.
     const ExtentLife* life = stream_.life(access.extent_id);
     if (life != nullptr && life->born < place_.begin && number - place_.begin > key.born) {
       return std::nullopt;
     }
-    // Of an extent from before the earlier copy's predecessor the birth may not be known.
+    // The birth of an extent from before the earlier copy's predecessor may be unknown.
     const Key expected = earlier_.key(before.extent_id);
     if (!expected.is_old && expected != key) return std::nullopt;
     const auto found = tensors_.find(key);
@@ -217,7 +218,7 @@ std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
   return std::nullopt;
 }
 
-// z[p]: how many of the newest identities, counted backwards, equal those p ticks before them.
+// z[p] tells how many of the newest identities, counted backwards, equal those p ticks before them.
 std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since) {
   std::vector<PeriodPlace> places;
   const uint64_t begin = std::max(since, stream.begin());

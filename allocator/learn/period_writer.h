@@ -12,26 +12,27 @@
 //   {"name":"aten::mm","compute_ns":1200000,"reads":[0],"writes":[1]}
 //   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0]}
 //
-// The first line describes the file. `format` and `version` must be there. `ops` and `tensors`, the
-// number of lines of each kind, let a reader notice a file that was cut short; `fixed_bytes` are on
-// the device all the time, besides the tensors; `peak_bytes` is the most that exists at one time;
-// `device_budget_bytes` is the budget under which the period was seen; the two bandwidths are as
-// measured, and so is the processor time that moving a byte takes from the program: reading it
-// back, writing it, and letting it go, which comes on top of writing. A third party's file may
-// leave any of these out, which means 0 = unknown, for processor time none.
+// The first line describes the file. `format` and `version` are required. `ops` and `tensors`, the
+// numbers of lines of each kind, let a reader notice a truncated file. `fixed_bytes` are on the
+// device all the time, besides the tensors. `peak_bytes` is the most that exists at one time.
+// `device_budget_bytes` is the budget under which the period was seen. The two bandwidths are as
+// measured. So is the processor time that moving a byte takes from the program: to read it back, to
+// write it, and to let it go, which is added to writing. Another tool's file may leave any of these
+// out, which means 0: unknown, or no processor time.
 //
-// Then one line a tensor, in any order. `id` is a whole number of its own. It is there from the
-// begin of op number `allocated_at` to the end of op number `freed_at`, counted from 0; freed
-// before it is allocated when it lives on into the next repetition. Both are absent for what is
-// always there. A tensor is whatever moves as a whole: one storage, one allocation.
+// Then one line per tensor, in any order. `id` is a whole number, unique to the tensor. The tensor
+// is there from the begin of op number `allocated_at` to the end of op number `freed_at`, counted
+// from 0; `freed_at` is the smaller one when the tensor lives on into the next repetition. A tensor
+// that is always there has neither. A tensor is whatever moves as a whole: one storage, one
+// allocation.
 //
-// Then one line an op, in order. `compute_ns` is the time from its begin to the begin of the next
+// Then one line per op, in order. `compute_ns` is the time from its begin to the begin of the next
 // op without waiting for memory. `reads` and `writes` list ids, and may be absent when empty. What
-// an op writes has to be on the device too, and has to be written out before it leaves again; it
-// need not stand in `reads` as well.
+// an op writes must be on the device, too, and must be written out before it leaves again. It need
+// not be in `reads` as well.
 //
-// The period repeats for ever: after the last op comes the first. Fields that are not named here
-// are to be ignored by readers; a change that readers could not ignore gets a new version.
+// The period repeats for ever: after the last op comes the first. Readers must ignore fields that
+// are not named here; a change that readers could not ignore gets a new version.
 #pragma once
 
 #include <string>

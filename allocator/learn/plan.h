@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plan: for a trace, which tensor leaves the device after which op and begins to come back at which
-// other one, so that it is there before it is named. And what moving costs, which planner and
-// simulator share.
+// Plan: says, for a trace, which tensor leaves the device after which op, and at which op it begins
+// to come back, so that it is there before it is named. Machine: what moving costs, for planner and
+// simulator.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct PlannedMove {
   Tick needed_at = kNoTick;  // the op that names it next
 };
 
-/// Who leaves when room is short and no planned move makes it.
+/// Which tensor leaves when room is short and no planned move makes any.
 enum class Victim : uint8_t {
   kLeastRecentlyUsed,  // what the engine does without a plan
-  kFarthestNextUse,    // Belady's rule: the best for blocks of one size that need no write
+  kFarthestNextUse,    // Belady's rule, the best for blocks of one size that need no write
 };
 
 struct Plan {
@@ -34,20 +34,20 @@ constexpr uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {
   return static_cast<uint64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9);
 }
 
-/// What the machine offers. Bytes are bytes, times nanoseconds.
+/// What the machine offers. Sizes are in bytes, times in nanoseconds.
 struct Machine {
   uint64_t budget_bytes = 0;
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
-  uint64_t read_fixed_ns = 0;   // for each migration, besides its bytes
+  uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
-  // Processor time of a move: a program that computes on all processors goes without it.
+  // Processor time of a move, which a program that computes on all processors loses.
   double read_work_ns_per_byte = 0;
   double write_work_ns_per_byte = 0;
-  double drop_work_ns_per_byte = 0;  // of everything that leaves, written or not
-  // Where there is a disk below the tier that the device is written to: what that tier holds, of it
-  // what is kept free, and the disk. 0: it holds everything.
+  double drop_work_ns_per_byte = 0;  // for everything that leaves, written or not
+  // Where a disk lies below the tier that the device writes to: the size of that tier, the part of
+  // it that is kept free, and the disk. 0: that tier holds everything.
   uint64_t host_bytes = 0;
   uint64_t host_headroom_bytes = 0;
   double disk_read_bytes_per_s = 0;

@@ -14,17 +14,17 @@
 namespace tencache {
 namespace {
 
-// Fetches are scheduled as if each took so many times as long, where there is room: then a link
-// that is slower for a while makes none of them late. Of equals the first is kept, for reality is
-// less punctual than a simulation.
+// Fetches are scheduled as if each took this many times as long, where there is room. Then a link
+// that is slower for a while makes none of them late. Of equals the first is kept, because reality
+// is less punctual than a simulation.
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
-// How often a plan is made anew for the time that the one before really takes.
+// How often a plan is made anew, with the times that the previous one really takes.
 constexpr int kTimedRounds = 2;
 // Steps are compared in units of this part of the computing time.
 constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 3;
 
-/// What the choice of gaps works on: how far each bin is over the budget, and the links.
+/// Chooses gaps. It keeps how far each bin is over the budget, and the time of the links.
 class Selection {
  public:
   Selection(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
@@ -40,7 +40,7 @@ class Selection {
     away_.resize(gaps_.size());
   }
 
-  /// First what the links can hide, then whatever takes most excess away for its cost.
+  /// First what the links can hide, then whatever removes most excess for its cost.
   std::vector<Gap> choose() {
     choose_by_value(true);
     choose_by_value(false);
@@ -69,8 +69,8 @@ class Selection {
 
   LinkTime& link_for_writes() { return machine_.is_half_duplex ? read_link_ : write_link_; }
 
-  // Values only fall while others are chosen, so one that is still the largest after it was worked
-  // out anew is the largest of all.
+  // Values only fall while other gaps are chosen. So a gap that still has the largest value after
+  // it was worked out anew has the largest of all.
   void choose_by_value(bool only_hidden) {
     std::priority_queue<Entry> queue;
     for (uint32_t index = 0; index < gaps_.size(); ++index) {
@@ -107,8 +107,8 @@ class Selection {
     return candidate;
   }
 
-  // Takes off the bins in which it is still leaving or already coming back. False when the links
-  // do not give the time.
+  // Takes off the bins in which the tensor is still leaving or already coming back. False when the
+  // links do not have the time.
   bool shrink_to_hidden(Candidate* candidate) {
     BinTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
@@ -136,8 +136,8 @@ class Selection {
     read_link_.take_backward(idle, candidate.read_ns);
   }
 
-  // What was chosen first may have become needless by what was chosen after it. Short periods are
-  // given up first: they free their room for the least time.
+  // A later choice may have made an earlier one needless. Short gaps are given up first: they free
+  // their room for the least time.
   void give_up_needless() {
     std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
     std::vector<uint32_t> chosen;
@@ -168,19 +168,19 @@ class Selection {
   const std::vector<Gap>& gaps_;
   ExcessBytes excess_;
   std::vector<bool> chosen_;
-  std::vector<BinTimeline::Range> away_;  // of what is chosen: where its room counts as free
+  std::vector<BinTimeline::Range> away_;  // of chosen gaps: where their room counts as free
   LinkTime read_link_;
   LinkTime write_link_;
 };
 
-/// Gives every chosen period the op at which its fetch may start.
+/// Gives every chosen gap the op at which its fetch may start.
 class FetchSchedule {
  public:
   FetchSchedule(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
                 std::vector<Gap> chosen)
       : trace_(trace), machine_(machine), timeline_(timeline), chosen_(std::move(chosen)) {
     leads_.assign(chosen_.size(), 1.0);
-    // From the last deadline backwards, so that each takes the latest time that is left.
+    // From the last deadline backwards, so that each fetch takes the latest time that is left.
     std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
       return left.before > right.before;
     });
@@ -205,7 +205,7 @@ class FetchSchedule {
     return plan;
   }
 
-  /// Lets what an op waited for start earlier; false when nothing was late.
+  /// Lets fetches that an op waited for start earlier. False when none was late.
   bool learn(const Simulation& simulation) {
     bool was_late = false;
     for (size_t index = 0; index < chosen_.size(); ++index) {
@@ -255,7 +255,7 @@ bool is_better(const Simulation& left, const Simulation& right) {
   return left.bytes_read + left.bytes_written < right.bytes_read + right.bytes_written;
 }
 
-// Whether there is a new best.
+// Returns whether there is a new best.
 bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
                   Planned* best) {
   bool is_improved = false;
@@ -272,7 +272,7 @@ bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule sche
   return is_improved;
 }
 
-// The gaps that somebody used who did not plan.
+// The gaps that an unplanned run used.
 std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>& moves) {
   std::vector<std::pair<uint32_t, Tick>> used;
   used.reserve(moves.size());
@@ -284,8 +284,8 @@ std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>
   return gaps;
 }
 
-/// Makes plans with two choices of gaps, the greedy one and that of the best so far.
-/// Whether there is a new best.
+/// Makes plans with two choices of gaps: the greedy one, and that of the best so far. Returns
+/// whether there is a new best.
 bool try_timeline(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
                   const BinTimeline& timeline, Planned* best) {
   const std::array<std::vector<Gap>, 2> choices = {
@@ -315,8 +315,8 @@ Planned make_plan(const Trace& trace, const Machine& machine) {
   try_timeline(trace, machine, gaps, BinTimeline(trace), &best);
   Simulation reactive = simulate(trace, by_last_use, machine);
   if (is_better(reactive, best.simulation)) best = {by_last_use, std::move(reactive)};
-  // While the program waits the links go on, and what comes later comes later still. Where waiting
-  // cannot be helped, a plan for the time that it really takes is a better one.
+  // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
+  // helped, a plan for the time that it really takes is better.
   for (int round = 0; round < kTimedRounds && has_stalls(best.simulation); ++round) {
     const BinTimeline timed(trace, best.simulation.stall_ns);
     if (!try_timeline(trace, machine, gaps, timed, &best)) break;

@@ -48,7 +48,7 @@ std::vector<Event> EventRing::events_since(uint64_t position, uint64_t* lost_cou
                       static_cast<uint32_t>(op_and_kind >> 8),
                       static_cast<EventKind>(op_and_kind & 0xff)});
   }
-  // Whatever the thread appended while we copied went over the oldest ones; one more may be half
+  // Whatever the thread appended while we copied overwrote the oldest events; one more may be half
   // written.
   const uint64_t appended = count_.load(std::memory_order_acquire) + 1 - end;
   const uint64_t room = kRingEvents - (end - begin);

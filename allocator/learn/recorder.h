@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recorder: the memory of what the program did, cheap enough to stay on while hooks are armed. Each
-// thread appends to a ring of its own (no lock, no allocation, one clock reading by the caller);
-// the newest kRingEvents events of every thread are kept. Rings outlive their threads and are
+// Recorder: remembers what the program did, cheaply enough to stay on while hooks are armed. Each
+// thread appends to a ring of its own (no lock, no allocation, one clock reading by the caller).
+// The newest kRingEvents events of every thread are kept. Rings outlive their threads and are
 // reused by new ones, so that short-lived threads neither lose events nor pile up rings.
 //
-// Ops are named by numbers; the registry of names is the only shared, locked part.
+// Ops are recorded by number; the registry of their names is the only shared, locked part.
 //
-// Threads: append by the ring's thread only. snapshot() by any thread at any time: events are
+// Threads: only the ring's thread appends. Any thread calls snapshot() at any time: events are
 // stored as atomic words, and those that may have been overwritten meanwhile are left out.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace tencache {
 enum class EventKind : uint8_t {
   kOpBegin = 0,
   kOpEnd = 1,
-  kRead = 2,   // of an extent by the op that began last
+  kRead = 2,   // of an extent, by the op that began last
   kWrite = 3,  // an op that reads and writes records a write
   kAllocate = 4,
   kFree = 5,
@@ -42,7 +42,7 @@ std::string_view event_kind_name(EventKind kind);
 struct Event {
   uint64_t ticks = 0;
   uint64_t extent_id = 0;  // kRead, kWrite, kAllocate, kFree
-  uint64_t bytes = 0;      // of that extent; of kWait, nanoseconds
+  uint64_t bytes = 0;      // of that extent; for kWait, nanoseconds
   uint32_t op = 0;         // kOpBegin, kOpEnd
   EventKind kind = EventKind::kOpBegin;
 };
@@ -61,8 +61,8 @@ class EventRing {
     count_.store(index + 1, std::memory_order_release);
   }
 
-  /// The events from number `position` on that are still there, oldest first, and how many from
-  /// there on are not.
+  /// The events from number `position` on that are still there, oldest first. `lost_count` receives
+  /// how many of them are not.
   std::vector<Event> events_since(uint64_t position, uint64_t* lost_count) const;
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
 
@@ -74,8 +74,8 @@ class EventRing {
   };
   explicit EventRing(uint32_t thread_index);
 
-  // Release and acquire (plain moves on x86) tie each word to the count before it: whoever reads a
-  // word of an event also reads a count that includes all events before that one.
+  // Release and acquire (plain moves on x86) tie each word to the count before it: a thread that
+  // reads a word of an event also reads a count that includes all events before that one.
   static void store(uint64_t& word, uint64_t value) {
     std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
   }
@@ -96,7 +96,7 @@ struct ThreadEvents {
 
 class Recorder {
  public:
-  /// A ring for this thread until it is returned.
+  /// Lends this thread a ring until release_ring().
   EventRing* acquire_ring() TENCACHE_EXCLUDES(mutex_);
   void release_ring(EventRing* ring) TENCACHE_EXCLUDES(mutex_);
 
@@ -106,7 +106,8 @@ class Recorder {
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
-  /// What was recorded since `positions` (by ring; it grows with the rings), which move on.
+  /// What was recorded since `positions`, which then move on. They go by ring, and grow with the
+  /// rings.
   std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const TENCACHE_EXCLUDES(mutex_);
   const TimestampConverter& clock() const { return clock_; }
 

@@ -14,24 +14,24 @@
 namespace tencache {
 namespace {
 
-// Periods that are replayed before the one that is measured: what the first leaves where the
-// second finds it is the steady state.
+// Periods that are replayed before the measured one. The state is steady when a period ends as it
+// began.
 constexpr int kWarmUpPeriods = 2;
 
 enum class Place : uint8_t { kAbsent, kResident, kEvicting, kCold, kFetching };
 
 struct TensorState {
   Place place = Place::kAbsent;
-  bool has_copy = false;     // its slot holds its bytes
-  uint64_t done_ns = 0;      // of the eviction or fetch under way
+  bool has_copy = false;     // the tier below holds its bytes
+  uint64_t done_ns = 0;      // end of the eviction or fetch under way
   uint64_t move_number = 0;  // tells an eviction that was called off from the one after it
   uint64_t last_use = 0;     // ticks since the begin of the simulation
-  size_t open_move = kNone;  // in Simulation::moves, waiting for its return
+  size_t open_move = kNone;  // its move in Simulation::moves that still lacks the return
 
   static constexpr size_t kNone = ~size_t{0};
 };
 
-// The ticks at which a tensor's room may be wanted again, or is given up: its uses and its end.
+// The ticks at which a tensor's room is wanted again, or given up: its uses and its end.
 std::vector<std::vector<Tick>> ends_of_idleness(const Trace& trace,
                                                 std::vector<std::vector<Tick>> uses) {
   for (uint32_t tensor = 0; tensor < uses.size(); ++tensor) {
@@ -100,14 +100,14 @@ class Replay {
   std::deque<uint32_t> fetch_queue_;
   std::vector<bool> is_needed_now_;
   std::optional<HostModel> host_;
-  VictimOrder victims_;        // who is resident and not needed now
+  VictimOrder victims_;        // resident tensors that are not needed now
   uint64_t now_ns_ = 0;        // of the program
   uint64_t mover_ns_ = 0;      // up to which evictions and fetches have been played
   uint64_t read_free_ns_ = 0;  // when the link is free
   uint64_t write_free_ns_ = 0;
   uint64_t used_bytes_ = 0;
   uint64_t used_most_ = 0;
-  uint64_t leaving_bytes_ = 0;  // of used_bytes_, what is being evicted
+  uint64_t leaving_bytes_ = 0;  // the part of used_bytes_ that is being evicted
   uint64_t number_ = 0;
   uint64_t tick_number_ = 0;
   Tick tick_ = 0;
@@ -127,7 +127,7 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
       is_needed_now_(trace.tensors.size(), false),
       victims_(ends_of_idleness(trace, uses_), trace.tick_count(), plan.otherwise) {
   if (machine.host_bytes > 0) host_.emplace(trace, machine);
-  // Fetches that may start at the same op: first the one that is needed first.
+  // Of the fetches that may start at the same op, the one that is needed first goes first.
   std::vector<const PlannedMove*> returning;
   for (const PlannedMove& move : plan.moves) {
     evictions_after_[move.evict_after].push_back(move.tensor);
@@ -179,7 +179,7 @@ Simulation Replay::run() {
   return result_;
 }
 
-// Before the first period: what is always there is on the device while it fits, else has a copy.
+// Before the first period, persistent tensors are on the device while they fit, else have a copy.
 void Replay::begin_life() {
   tick_ = trace_.tick_count() - 1;
   used_bytes_ = trace_.fixed_bytes;
@@ -198,7 +198,7 @@ void Replay::begin_life() {
   }
 }
 
-// Forgets what was measured, but for the migrations that are still under way.
+// Forgets what was measured, except for migrations that are still under way.
 void Replay::begin_period() {
   std::vector<Migration> under_way = std::move(result_.migrations);
   std::erase_if(under_way, [this](const Migration& migration) {
@@ -265,7 +265,7 @@ void Replay::start_planned_fetches(Tick tick) {
   }
 }
 
-// Plays evictions and fetches up to a time at which the program does nothing else.
+// Plays evictions and fetches up to a time until which the program does nothing else.
 void Replay::advance(uint64_t until_ns) {
   while (start_next_fetch(until_ns) || finish_next_eviction(until_ns)) {
   }
@@ -351,7 +351,7 @@ void Replay::take(uint64_t bytes) {
   used_most_ = std::max(used_most_, used_bytes_);
 }
 
-// What an op needed beyond the budget leaves when it has ended, while the program goes on.
+// What an op needed beyond the budget leaves once the op has ended, while the program goes on.
 void Replay::leave_excess() {
   while (used_bytes_ > machine_.budget_bytes + leaving_bytes_) {
     const std::optional<uint32_t> victim = victims_.first(tick_);
@@ -366,8 +366,8 @@ Tick Replay::last_use_of(uint32_t tensor) const {
   return later == uses.begin() ? uses.back() : *(later - 1);
 }
 
-// What the program waits for: evictions under way first, then somebody has to leave, and when
-// nobody can the budget is exceeded.
+// Makes the program wait: first for evictions under way, then for a victim to leave. Where nothing
+// can leave, the budget is exceeded.
 void Replay::make_room(uint64_t bytes) {
   while (used_bytes_ + bytes > machine_.budget_bytes) {
     if (finish_next_eviction(~uint64_t{0})) {
@@ -383,7 +383,8 @@ void Replay::make_room(uint64_t bytes) {
   }
 }
 
-// Who was fetched ahead can leave again once it has arrived. False when nobody is on the way.
+// A tensor that was fetched ahead can leave again once it has arrived. False when none is on the
+// way.
 bool Replay::await_fetch() {
   std::optional<uint32_t> first;
   for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
@@ -414,11 +415,11 @@ Tick Replay::next_use(uint32_t tensor) const {
   const TraceTensor& life = trace_.tensors[tensor];
   const auto later = std::upper_bound(uses.begin(), uses.end(), tick_);
   const Tick next = later == uses.end() ? uses.front() : *later;
-  // The next time it is named may be in its next life.
+  // The op that names it next may do so in its next life.
   return !life.is_persistent() && next == life.allocated_at ? kNoTick : next;
 }
 
-// Until when its room could be somebody else's: its next use, or its end if it has none.
+// Until when its room could serve others: until its next use, or its end if there is none.
 Tick Replay::idle_until(uint32_t tensor) const {
   const Tick next = next_use(tensor);
   return next == kNoTick ? trace_.tensors[tensor].freed_at : next;
@@ -455,7 +456,7 @@ void Replay::allocate(uint32_t tensor) {
   state.last_use = tick_number_;
 }
 
-// Its eviction is called off: it never left.
+// Calls the tensor's eviction off: it never left.
 void Replay::stay(uint32_t tensor) {
   states_[tensor].place = Place::kResident;
   lose_copy(tensor);
@@ -467,7 +468,7 @@ bool Replay::has_copy(uint32_t tensor) const {
   return states_[tensor].has_copy && (!host_ || host_->holds(tensor));
 }
 
-// From now on its bytes are below alone.
+// From now on its bytes are only below.
 void Replay::become_cold(uint32_t tensor) {
   states_[tensor].place = Place::kCold;
   states_[tensor].has_copy = true;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Simulator: what a plan would do. It replays a trace period after period against a machine, moves
-// what the plan says, does at an op what the engine does there (wait for fetches, make room, fetch
-// on demand what is missing), and tells time, stalls and traffic of a period in steady state. A
-// pure function: the same arguments always give the same result.
+// Simulator: tells what a plan would do. It replays a trace, period after period, on a machine, and
+// makes the plan's moves. At an op it does what the engine does there: wait for fetches, make room,
+// fetch on demand what is missing. It returns time, stalls and traffic of a period in steady state.
+// It is a pure function: the same arguments always give the same result.
 //
-// Where the machine has a disk below host memory, what leaves and comes back waits for that too
+// Where the machine has a disk below host memory, departures and returns wait for the disk, too
 // (learn/host_model.h).
 //
-// The model: one fetch at a time and one eviction at a time (or one of both on a half-duplex
-// machine), in the order in which they were asked for; a demand fetch goes to the front. Room is
-// taken when a fetch starts and free when an eviction has ended. The processor time of the moves is
-// added to the step in the end: it is taken from all ops alike.
+// The model: one fetch and one eviction at a time (or one of both on a half-duplex machine), in the
+// order in which they were requested; a demand fetch goes to the front. Room is taken when a fetch
+// starts and free when an eviction has ended. The processor time of the moves is added to the step
+// at the end, since it is taken from all ops alike.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace tencache {
 
-/// One tensor on its way. Times count from the begin of the period: below 0 it began before.
+/// A move of one tensor. Times count from the begin of the period, and are below 0 before it.
 struct Migration {
   uint32_t tensor = 0;
   bool is_fetch = false;
@@ -32,25 +32,25 @@ struct Migration {
 
 struct Simulation {
   uint64_t step_ns = 0;     // of one period
-  uint64_t compute_ns = 0;  // of it, what no schedule can save
-  uint64_t work_ns = 0;     // of it, processor time that the moves take from the program
+  uint64_t compute_ns = 0;  // the part that no schedule can save
+  uint64_t work_ns = 0;     // the part that is processor time of the moves
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
   uint64_t bytes_dropped = 0;    // left the device without a write
-  uint64_t bytes_late = 0;       // of bytes_read, what an op waited for
+  uint64_t bytes_late = 0;       // the part of bytes_read that an op waited for
   uint64_t disk_bytes_read = 0;  // below host memory
   uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
   bool is_steady = false;          // every tensor ended the period where it began it
   std::vector<uint64_t> begin_ns;  // when each op began to compute; since the begin of the period
-  std::vector<uint64_t> stall_ns;  // what each op waited before
-  std::vector<uint64_t>
-      used_bytes;  // the most on the device from the end of an op to the next one's
+  std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
+  /// The most on the device from the end of an op to the next one's.
+  std::vector<uint64_t> used_bytes;
   /// Every departure of the period, planned or not, and the return that followed it.
   std::vector<PlannedMove> moves;
-  /// What the links carry in the period, in the order in which it was asked for. What was under way
-  /// when it began is there too; what is under way when it ends ends after it. An eviction that was
-  /// called off has kept its time on the link.
+  /// What the links carry in the period, in the order of the requests. It includes what was under
+  /// way when the period began; what is under way at its end ends after it. An eviction that was
+  /// called off still takes its time on the link.
   std::vector<Migration> migrations;
 
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }

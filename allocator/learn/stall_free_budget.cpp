@@ -8,7 +8,7 @@
 namespace tencache {
 namespace {
 
-// How close to the smallest the search comes, as a part of the peak.
+// How close the search comes to the smallest budget, as a part of the peak.
 constexpr uint64_t kStepsOfPeak = 32;
 
 }  // namespace
@@ -21,7 +21,7 @@ bool is_stall_free(const Simulation& simulation, double stall_share_max) {
 uint64_t stall_free_budget(const Trace& trace, Machine machine, double stall_share_max,
                            const std::function<bool()>& may_go_on) {
   const uint64_t peak = trace.peak_bytes();
-  // With all of the peak nothing leaves and nothing waits, so `high` is stall-free all the time.
+  // With all of the peak nothing leaves and nothing waits, so `high` is always stall-free.
   uint64_t low = std::max(machine.budget_bytes, trace.largest_op_bytes());
   uint64_t high = std::max(low, peak);
   while (high - low > std::max<uint64_t>(1, peak / kStepsOfPeak)) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stall-free budget: how many bytes would have to be allowed so that a period hardly waits. Found
-// by bisection, each budget planned and played, so it costs five plans or so. Pure functions.
+// Stall-free budget: how many bytes must be allowed so that a period hardly waits. It is found by
+// bisection, each budget planned and played, so it costs about five plans. Pure functions.
 //
 // A larger budget may be planned slightly worse than a smaller one, since the planner's choice is
-// greedy. So what is found does hold, but somewhere below it another one may, too.
+// greedy. So the result does hold, but a smaller budget may hold, too.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 
 namespace tencache {
 
-/// Whether a period waits for at most this share of the time that it computes.
+/// Whether a period waits for at most this share of its computing time.
 bool is_stall_free(const Simulation& simulation, double stall_share_max);
 
-/// The smallest budget found that is stall-free and holds the largest op. It is looked for between
-/// the machine's, which is taken to wait for longer, and the trace's peak, to within 1/32 of the
-/// peak. `may_go_on` is asked before each plan; 0 once it said no.
-/// REQUIRES: as make_plan.
+/// The smallest budget found that is stall-free and holds the largest op. The search goes from the
+/// machine's budget, which is assumed to stall, to the trace's peak, and is exact to 1/32 of the
+/// peak. `may_go_on` is asked before each plan; once it returns false, the result is 0. REQUIRES:
+/// as make_plan.
 uint64_t stall_free_budget(const Trace& trace, Machine machine, double stall_share_max,
                            const std::function<bool()>& may_go_on);
 

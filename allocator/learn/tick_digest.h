@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TickDigest: what makes two ticks alike, in 64 bits: the op, and for each of its accesses, in
-// order, whether it writes and how large the extent is, roughly. Sizes are rounded to a quarter of
-// a power of two, so that a cache that grows token by token does not look new at each, while
-// another batch shape does. Which extents they are is compared apart (learn/period.h). Hot path:
-// the gate works one out for every op while plans are followed.
+// TickDigest: what makes two ticks alike, in 64 bits. It covers the op and, for each access in
+// order, whether it writes and roughly how large the extent is. Sizes are rounded to a quarter of a
+// power of two, so that a cache that grows token by token does not look new at each tick, while
+// another batch shape does. The identity of the extents is compared separately (learn/period.h).
+// Hot path: the gate works one out for every op while plans are followed.
 #pragma once
 
 #include <bit>
@@ -19,7 +19,7 @@ class TickDigest {
   void add(uint64_t bytes, bool is_write) { value_ = extend(value_, bytes, is_write); }
   uint64_t value() const { return value_; }
 
-  /// The digest of a tick that has one access more than the tick of `digest`.
+  /// The digest of a tick with one access more than the tick of `digest`.
   static uint64_t extend(uint64_t digest, uint64_t bytes, bool is_write) {
     return mix(digest ^ (size_class(bytes) << 1 | (is_write ? 1 : 0)));
   }

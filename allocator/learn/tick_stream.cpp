@@ -8,7 +8,7 @@
 namespace tencache {
 namespace {
 
-// Allocations of one tick.
+// The most allocations of one tick.
 constexpr size_t kBirthsMax = size_t{1} << 16;
 
 }  // namespace
@@ -31,9 +31,9 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
-// A tick that waited for memory comes in parts. Ticks begin in the order of their numbers, but for
-// those of threads whose events came later: the times of such may be lost, and others of the same
-// op will come.
+// A tick that waited for memory has its time in parts. Ticks begin in the order of their numbers,
+// except where the events of a thread came later. Times of such ticks may be lost; others of the
+// same op will come.
 void TickStream::append_times(std::span<const OpTime> times) {
   for (const OpTime& time : times) {
     auto found = std::ranges::lower_bound(ticks_, time.begun_at, {}, &StreamTick::begun_at);
@@ -57,7 +57,7 @@ void TickStream::take(uint32_t thread, const Event& event) {
     case EventKind::kAllocate: {
       if (ticks_.empty()) return;
       std::vector<uint64_t>& births = births_.back();
-      // A program that allocates on and on and names none of it: nothing to learn from.
+      // A program that allocates on and on and names none of it has nothing to learn from.
       if (births.size() == kBirthsMax) return clear();
       lives_[event.extent_id] = {event.bytes, end() - 1, static_cast<uint32_t>(births.size()),
                                  kUnknownTick};
@@ -115,7 +115,7 @@ std::optional<uint64_t> TickStream::born_at(uint64_t tick, uint32_t ordinal) con
   return born[ordinal];
 }
 
-// What died in the oldest tick is named by none of those that are left.
+// Extents that died in the oldest tick are named by none of the ticks that are left.
 void TickStream::forget_oldest() {
   for (const uint64_t extent_id : deaths_.front()) lives_.erase(extent_id);
   for (const uint64_t extent_id : births_.front()) {

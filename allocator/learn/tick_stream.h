@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TickStream: the recorder's events of all threads as one row of ticks. A tick is an op that names
-// at least one extent; ops that name none take part only with their time. Kept are the newest
-// kTicksMax ticks, the lives of the extents that were allocated or freed meanwhile, and the step
-// marks.
+// at least one extent; other ops only add their time. The stream keeps the newest kTicksMax ticks,
+// the lives of the extents that were allocated or freed meanwhile, and the step marks.
 //
 // Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick
 // that began last.
@@ -34,7 +33,7 @@ struct StreamAccess {
 struct StreamTick {
   uint64_t digest = 0;  // TickDigest
   uint32_t op = 0;
-  uint64_t begun_at = 0;                   // of the clock
+  uint64_t begun_at = 0;                   // a timestamp
   uint64_t wait_ns = 0;                    // waited for fetches and room from here to the next tick
   std::optional<uint64_t> device_ns = {};  // what the device computed, where that was measured
   std::vector<StreamAccess> accesses;
@@ -42,7 +41,7 @@ struct StreamTick {
 
 /// What the device computed from an op to the next one of its thread, without waiting for memory.
 struct OpTime {
-  uint64_t begun_at = 0;  // of the op, by the host's clock: which one it was
+  uint64_t begun_at = 0;  // the op's timestamp, which identifies it
   uint32_t op = 0;
   uint64_t ns = 0;
 };
@@ -59,13 +58,13 @@ class TickStream {
  public:
   /// Takes in events of all threads, later than those before. Lost events empty the stream.
   void append(const std::vector<ThreadEvents>& threads);
-  /// Times of ticks that were taken in; those of others come to nothing.
+  /// Adds times to ticks that were taken in; other times are dropped.
   void append_times(std::span<const OpTime> times);
 
   uint64_t begin() const { return first_; }
   uint64_t end() const { return first_ + ticks_.size(); }
   const StreamTick& tick(uint64_t number) const { return ticks_[number - first_]; }
-  /// Ticks at which a period ended: the first tick after each step, ascending.
+  /// The ticks at which a step ended: the first tick after each mark, ascending.
   const std::deque<uint64_t>& marks() const { return marks_; }
   /// Null when neither its allocation nor its free was seen.
   const ExtentLife* life(uint64_t extent_id) const;
@@ -78,7 +77,7 @@ class TickStream {
   struct OpenOp {
     uint32_t op = 0;
     uint64_t begun_at = 0;
-    bool is_tick = false;  // its tick is there already
+    bool is_tick = false;  // it has a tick already
     uint64_t number = 0;
   };
 

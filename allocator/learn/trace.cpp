@@ -44,7 +44,7 @@ std::vector<std::vector<Use>> collect_uses(const Trace& trace) {
   return uses;
 }
 
-// From the first use in the order of the tensor's life: the one at which it is allocated.
+// Rotates the uses so that they begin where the tensor is allocated.
 void rotate_to_birth(const TraceTensor& tensor, std::vector<Use>* uses) {
   if (tensor.is_persistent()) return;
   const auto birth = std::find_if(uses->begin(), uses->end(),
@@ -161,7 +161,7 @@ std::vector<Gap> gaps_of(const Trace& trace) {
       periods.push_back(period);
       was_written = false;
     }
-    // What was written after the last period was written before the first one, a repetition later.
+    // What was written after the last gap was written before the first one, a repetition later.
     if (was_written && tensor.is_persistent() && periods.size() > first_period) {
       periods[first_period].was_written = true;
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trace: one period of a program, for example a training step: its ops in order, which tensors each
-// reads and writes, how long it computes, and when tensors come and go. It repeats for ever: after
-// the last tick comes the first. A value type without pointers into the running program, so that
-// planner and simulator are functions of it, and so that it can be stored.
+// Trace: one period of a program, for example a training step. It holds the ops in order, which
+// tensors each reads and writes, how long each computes, and when tensors come and go. It repeats
+// for ever: after the last tick comes the first. It is a value type without pointers into the
+// running program, so planner and simulator are functions of it, and it can be stored.
 //
 // A tick is the number of an op in the period. A tensor that is allocated at tick a and freed at
-// tick f is there from the begin of op a to the end of op f, inclusive; f < a when it is freed in
-// the next repetition (gradients, say). A tensor without those ticks is always there (parameters).
+// tick f is there from the begin of op a to the end of op f, inclusive; f < a if it is freed in the
+// next repetition (gradients, say). A tensor without those ticks is always there (parameters).
 #pragma once
 
 #include <cstdint>
@@ -50,26 +50,27 @@ struct Trace {
   Tick tick_count() const { return static_cast<Tick>(ops.size()); }
   uint64_t compute_ns() const;
 
-  /// kInvalidArgument with the first number that refers to nothing, or access outside of a life.
+  /// kInvalidArgument, naming the first invalid number, or an access outside of a tensor's life.
   Status validate() const;
-  /// Bytes that exist at each tick, wherever they are; fixed bytes included.
+  /// Bytes that exist at each tick, wherever they are, including the fixed bytes.
   std::vector<uint64_t> bytes_by_tick() const;
-  /// The most bytes that exist at one tick: with this budget nothing ever has to leave.
+  /// The most bytes that exist at one tick. With this budget nothing ever has to leave.
   uint64_t peak_bytes() const;
-  /// The smallest budget that is never exceeded: what the op that needs most names and allocates,
+  /// The smallest budget that is never exceeded: what the most demanding op names and allocates,
   /// besides the bytes that never leave (fixed ones, and tensors that no op names).
   uint64_t largest_op_bytes() const;
   /// When each op begins if nothing ever waits; one more entry for the end of the period.
   std::vector<uint64_t> begin_ns() const;
 };
 
-/// A time in which a tensor is there and no op names it: from the end of op `after` to the begin of
-/// op `before`, which is in the next repetition when before <= after. It could be elsewhere then.
+/// A time in which a tensor is there but no op names it, so it could be elsewhere. It lasts from
+/// the end of op `after` to the begin of op `before`, which is in the next repetition when before
+/// <= after.
 struct Gap {
   uint32_t tensor = 0;
   Tick after = 0;
-  Tick before = kNoTick;     // kNoTick: it is freed without having been used again, after `until`
-  Tick until = 0;            // the last tick of the period
+  Tick before = kNoTick;     // kNoTick: it is freed, unused, after `until`
+  Tick until = 0;            // the last tick of the gap
   bool was_written = false;  // between the tensor's previous gap and this one
 
   bool comes_back() const { return before != kNoTick; }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes what the recorder remembers as JSON lines, the format that `tencache trace dump` reads:
+// write_trace(): what the recorder remembers, as the JSON lines that `tencache trace dump` reads:
 //
 //   {"format":"tencache-events","version":1,"threads":2,"events":4711,"lost":0}
 //   {"ns":1200,"thread":0,"kind":"op_begin","op":"aten::mm"}
 //   {"ns":1200,"thread":0,"kind":"read","extent":17,"bytes":4194304}
 //   {"ns":98000,"thread":0,"kind":"op_end","op":"aten::mm"}
 //
-// The first line describes the file; "lost" counts events that the rings no longer held. The others
-// are events in order of time: "ns" since the runtime started, "thread" the index of the ring,
-// "kind" one of op_begin, op_end, read, write, allocate, free, step, wait. "op" is there for
-// op_begin and op_end, "extent" (a number that is new for every allocation) and "bytes" for the
-// four that name an extent, "waited_ns" for wait; reads and writes belong to the op_begin before
-// them on the same thread.
+// The first line describes the file; "lost" counts events that the rings no longer held. The other
+// lines are events in order of time. "ns" counts from the start of the runtime, "thread" is the
+// index of the ring, and "kind" is one of op_begin, op_end, read, write, allocate, free, step,
+// wait. op_begin and op_end have "op", and wait has "waited_ns". The four that name an extent have
+// "extent" (a number that is new for every allocation) and "bytes". Reads and writes belong to the
+// op_begin before them on the same thread.
 #pragma once
 
 #include <string>

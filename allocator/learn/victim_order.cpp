@@ -23,8 +23,9 @@ VictimOrder::VictimOrder(const std::vector<std::vector<Tick>>& uses, Tick tick_c
       place_(uses.size(), kNowhere),
       in_row_(static_cast<uint32_t>(row_.size())),
       beside_(static_cast<uint32_t>(uses.size())) {
-  // A counting sort: how many uses each tick has, where they end, then each use into the next place
-  // downwards from there; so ascending numbers within a tick come of descending ones here.
+  // A counting sort: count the uses of each tick, find where they end, then put each use into the
+  // next place downwards from there. So numbers ascend within a tick if tensors are walked in
+  // descending order here.
   for (const std::vector<Tick>& of_tensor : uses) {
     for (const Tick tick : of_tensor) ++row_begin_[tick];
   }
