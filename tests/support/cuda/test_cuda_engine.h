@@ -87,7 +87,7 @@ class TestCudaEngine {
 
   /// Makes this one extent cold; false when it stayed resident.
   bool evict(const void* address);
-  /// Fetches these ahead of use; returns how many orders were carried out.
+  /// Fetches these ahead of use. Returns how many requests were carried out.
   size_t prefetch(const std::vector<const void*>& addresses);
   void wait_until_idle() { driver_->wait_until_idle(); }
   void expect_failed_context() { may_fail_ = true; }
