@@ -32,8 +32,8 @@ class FractionalBelady {
   uint64_t bytes_read_per_period() {
     const uint64_t count = trace_.tick_count();
     for (uint64_t tick = 0; tick < count * kPeriods; ++tick) {
-      end_periods(tick);
-      for (const uint32_t index : starting_[tick % count]) begin_period(tick, index);
+      end_gaps(tick);
+      for (const uint32_t index : starting_[tick % count]) begin_gap(tick, index);
       const uint64_t bytes = bytes_by_tick_[tick % count];
       if (bytes > budget_bytes_ + away_bytes_) push_out(bytes - budget_bytes_ - away_bytes_);
     }
@@ -51,7 +51,7 @@ class FractionalBelady {
     }
   };
 
-  void begin_period(uint64_t tick, uint32_t index) {
+  void begin_gap(uint64_t tick, uint32_t index) {
     const Gap& gap = gaps_[index];
     const uint64_t count = trace_.tick_count();
     const uint64_t length = (gap.until + count - (gap.after + 1) % count) % count + 1;
@@ -65,7 +65,7 @@ class FractionalBelady {
     }
   }
 
-  void end_periods(uint64_t tick) {
+  void end_gaps(uint64_t tick) {
     while (!all_.empty() && all_.begin()->end_tick < tick) {
       const Running running = *all_.begin();
       all_.erase(all_.begin());

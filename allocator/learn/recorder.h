@@ -40,7 +40,7 @@ enum class EventKind : uint8_t {
 std::string_view event_kind_name(EventKind kind);
 
 struct Event {
-  uint64_t ticks = 0;
+  uint64_t at = 0;         // a timestamp
   uint64_t extent_id = 0;  // kRead, kWrite, kAllocate, kFree
   uint64_t bytes = 0;      // of that extent; for kWait, nanoseconds
   uint32_t op = 0;         // kOpBegin, kOpEnd
@@ -54,7 +54,7 @@ class EventRing {
   void append(const Event& event) {
     const uint64_t index = count_.load(std::memory_order_relaxed);
     uint64_t* words = words_.get() + index % kRingEvents * kWordsPerEvent;
-    store(words[0], event.ticks);
+    store(words[0], event.at);
     store(words[1], event.extent_id);
     store(words[2], event.bytes);
     store(words[3], uint64_t{event.op} << 8 | static_cast<uint64_t>(event.kind));

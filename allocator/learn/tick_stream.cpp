@@ -26,7 +26,7 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
   }
   if (is_lost) clear();
   std::stable_sort(merged.begin(), merged.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
-    return a.event->ticks < b.event->ticks;
+    return a.event->at < b.event->at;
   });
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
@@ -48,7 +48,7 @@ void TickStream::append_times(std::span<const OpTime> times) {
 void TickStream::take(uint32_t thread, const Event& event) {
   switch (event.kind) {
     case EventKind::kOpBegin:
-      open_[thread] = {event.op, event.ticks, false, 0};
+      open_[thread] = {event.op, event.at, false, 0};
       return;
     case EventKind::kRead:
     case EventKind::kWrite:

@@ -137,36 +137,36 @@ std::vector<uint64_t> Trace::begin_ns() const {
 
 std::vector<Gap> gaps_of(const Trace& trace) {
   const Tick count = trace.tick_count();
-  std::vector<Gap> periods;
-  if (count == 1) return periods;  // the only op follows itself
+  std::vector<Gap> gaps;
+  if (count == 1) return gaps;  // the only op follows itself
   std::vector<std::vector<Use>> all_uses = collect_uses(trace);
   for (uint32_t index = 0; index < all_uses.size(); ++index) {
     const TraceTensor& tensor = trace.tensors[index];
     std::vector<Use>& uses = all_uses[index];
     if (uses.empty()) continue;  // never named: the gate does not know it
     rotate_to_birth(tensor, &uses);
-    const size_t first_period = periods.size();
+    const size_t first_gap = gaps.size();
     bool was_written = false;
     for (size_t use = 0; use < uses.size(); ++use) {
       was_written |= uses[use].is_write;
       const bool is_last = use + 1 == uses.size();
-      Gap period{index, uses[use].tick, kNoTick, 0, was_written};
+      Gap gap{index, uses[use].tick, kNoTick, 0, was_written};
       if (!is_last || tensor.is_persistent()) {
-        period.before = uses[is_last ? 0 : use + 1].tick;
-        period.until = (period.before + count - 1) % count;
+        gap.before = uses[is_last ? 0 : use + 1].tick;
+        gap.until = (gap.before + count - 1) % count;
       } else {
-        period.until = tensor.freed_at;
+        gap.until = tensor.freed_at;
       }
-      if (period.until == period.after) continue;  // no tick lies between
-      periods.push_back(period);
+      if (gap.until == gap.after) continue;  // no tick lies between
+      gaps.push_back(gap);
       was_written = false;
     }
     // What was written after the last gap was written before the first one, a repetition later.
-    if (was_written && tensor.is_persistent() && periods.size() > first_period) {
-      periods[first_period].was_written = true;
+    if (was_written && tensor.is_persistent() && gaps.size() > first_gap) {
+      gaps[first_gap].was_written = true;
     }
   }
-  return periods;
+  return gaps;
 }
 
 std::vector<std::vector<Tick>> uses_by_tensor(const Trace& trace) {

@@ -19,7 +19,7 @@ bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == Ev
 nlohmann::ordered_json to_json(const ThreadEvent& entry, const TimestampLine& clock,
                                const Recorder& recorder) {
   const Event& event = entry.event;
-  nlohmann::ordered_json line = {{"ns", clock.ns_since_start(event.ticks)},
+  nlohmann::ordered_json line = {{"ns", clock.ns_since_start(event.at)},
                                  {"thread", entry.thread_index},
                                  {"kind", event_kind_name(event.kind)}};
   if (names_op(event.kind)) {
@@ -44,7 +44,7 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
     for (const Event& event : thread.events) entries.push_back({thread.thread_index, event});
   }
   std::stable_sort(entries.begin(), entries.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
-    return a.event.ticks < b.event.ticks;
+    return a.event.at < b.event.at;
   });
   const TimestampLine clock = recorder.clock().line();
   return replace_json_lines(path, "the trace", [&](JsonLines& lines) {

@@ -48,7 +48,7 @@ TEST(BinTimelineTest, BinsInsideAGapHoldOnlyItsTicks) {
           ASSERT_TRUE(idle.contains(tick)) << "tensor " << gap.tensor << ", tick " << tick;
         }
       });
-      // In the bins at both ends, some idle ticks do not count.
+      // Some ticks of the bins at both ends may be idle, too, but do not count.
       const size_t ticks_per_bin = timeline.first_tick(1);
       EXPECT_GT(ticks_inside + 2 * ticks_per_bin, idle.size()) << "tensor " << gap.tensor;
     }

@@ -23,7 +23,7 @@ void expect_run(const std::vector<Event>& events, uint64_t first) {
   for (size_t index = 0; index < events.size(); ++index) {
     const Event expected = numbered(first + index);
     const Event& event = events[index];
-    ASSERT_EQ(event.ticks, expected.ticks) << index;
+    ASSERT_EQ(event.at, expected.at) << index;
     ASSERT_EQ(event.extent_id, expected.extent_id) << index;
     ASSERT_EQ(event.bytes, expected.bytes) << index;
     ASSERT_EQ(event.op, expected.op) << index;

@@ -289,13 +289,13 @@ TEST(SimulatorTest, MovingTakesProcessorTime) {
 Plan random_plan(Random& random, const Trace& trace) {
   Plan plan;
   plan.otherwise = random.chance(0.5) ? Victim::kLeastRecentlyUsed : Victim::kFarthestNextUse;
-  for (const Gap& period : gaps_of(trace)) {
+  for (const Gap& gap : gaps_of(trace)) {
     if (random.chance(0.5)) continue;
-    PlannedMove move{period.tensor, period.after, kNoTick, period.before};
-    if (period.comes_back()) {
+    PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
+    if (gap.comes_back()) {
       const Tick count = trace.tick_count();
-      const Tick length = (period.before + count - period.after - 1) % count + 1;
-      move.fetch_at = (period.after + static_cast<Tick>(random.between(1, length))) % count;
+      const Tick length = (gap.before + count - gap.after - 1) % count + 1;
+      move.fetch_at = (gap.after + static_cast<Tick>(random.between(1, length))) % count;
     }
     plan.moves.push_back(move);
   }
