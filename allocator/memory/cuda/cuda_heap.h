@@ -50,7 +50,7 @@
 
 namespace tencache {
 
-/// What the GPU's memory is used for. Each figure is of one moment; all of them are nearly.
+/// What the GPU's memory is used for. Each figure is of one moment, all of them of nearly the same.
 struct CudaHeapFigures {
   FrameUses frames;  // what was taken from the driver for all of this
   // Extents. The program's are resident or cold; the others keep a frame for the next one.
