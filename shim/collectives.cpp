@@ -38,7 +38,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
                                                   c10::DispatchKey::BackendSelect);
-// Written by install_collectives, read by anybody.
+// install_collectives() writes it; any thread reads it.
 std::atomic<size_t> kernel_count{0};
 
 constexpr char kWorkClass[] = "__torch__.torch.classes.c10d.Work";
@@ -46,22 +46,24 @@ constexpr char kWorkClass[] = "__torch__.torch.classes.c10d.Work";
 using Work = ::c10d::Work;
 using WorkPointer = c10::intrusive_ptr<Work>;
 
-// Whether Python code answers for this Work.
+// Whether the Work is implemented in Python.
 bool is_python_work(const Work& work) {
   return std::strstr(typeid(work).name(), "PyWork") != nullptr;
 }
 
-// Whether a stream of a GPU does the work.
+// Whether NCCL does the work, on a stream of a GPU.
 bool is_nccl_work(const Work& work) {
   return std::strstr(typeid(work).name(), "WorkNCCL") != nullptr;
 }
 
 struct Pending {
-  // Weak, so that the Work counts as finished once nobody else refers to it. Its destructor, and
-  // the tensors it holds, wait for this reference too: until the next collective looks at the list.
+  // A weak reference, so that the Work counts as finished once nobody else refers to it. Its
+  // destructor also waits for this reference, and its tensors stay until the next collective looks
+  // at the list.
   c10::weak_intrusive_ptr<Work> work;
-  // A reference that the evictor's thread took to ask, and must not drop; NCCL's from the
-  // beginning: a stream goes on with the work when nobody refers to it any more.
+  // A strong reference. The evictor's thread takes one to ask the Work and must not drop it. For
+  // NCCL we hold one from the start: its stream keeps working when nobody refers to the Work any
+  // more.
   WorkPointer kept;
   tencache_hold* hold;
   bool is_python;
@@ -70,7 +72,7 @@ struct Pending {
 
 struct PendingList {
   std::mutex mutex;
-  // Guarded by mutex, which is never held while a Work is asked or destroyed: both may want the
+  // Guarded by mutex, which is never held while a Work is asked or destroyed: both may take the
   // GIL.
   std::vector<Pending> entries;
 };
@@ -81,7 +83,7 @@ PendingList& pending() {
   return *instance;
 }
 
-// Entries that are being looked at are off the list, so that no two threads give up the same hold.
+// Entries leave the list while they are examined, so that no two threads release the same hold.
 std::vector<Pending> take_all() {
   std::vector<Pending> taken;
   PendingList& list = pending();
@@ -96,8 +98,8 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
-// Whether the Work is done with its tensors: it has completed, or nobody else refers to it, so that
-// it has run to its end or nobody will ever run it.
+// Whether the Work is done with its tensors. It is when it has completed. It also is when nobody
+// else refers to it: then it has either run to its end or will never run.
 bool is_finished(const Pending& entry, const WorkPointer& work) {
   const bool is_forgotten = !work || (work.use_count() == 1 && !entry.is_nccl);
   return is_forgotten || work->isCompleted();
@@ -122,7 +124,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) const {
-    // Gathered anew after the call from copies, because the call consumes the arguments.
+    // The call consumes the arguments; we gather accesses again afterwards from these copies.
     const auto arguments = torch::jit::last(*stack, argument_count_);
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     op.redispatchBoxed(keys & kBelowBackendSelect, stack);
@@ -137,7 +139,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
     release_completed_collectives();
     if (!work) return;
     const bool is_nccl = is_nccl_work(*work);
-    // Queued in the op's own stream, which the gate has noted.
+    // NCCL queued this work on the op's own stream, which the gate has recorded.
     if (is_nccl && async_index_.has_value() && !arguments[*async_index_].toBool()) return;
     const bool is_python = is_python_work(*work);
     if (!is_python && work->isCompleted()) return;
@@ -155,7 +157,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
   const size_t argument_count_;
   const size_t return_count_;
   const size_t work_index_;
-  std::optional<size_t> async_index_;  // of the argument that says whether the caller waits later
+  std::optional<size_t> async_index_;  // of the argument async_op, if there is one
 };
 
 // Which return of the op is its Work.
@@ -215,9 +217,9 @@ void poll_collectives() {
       if (!entry.kept) entry.kept = entry.work.lock();
       if (is_finished(entry, entry.kept)) give_up_hold(&entry);
     }
-    // All of them stay until a thread of the program looks: dropping a reference, even a weak one,
-    // may destroy the Work and its tensors, which takes the GIL, and whoever has the GIL may be
-    // waiting for this thread to make room.
+    // Keep every reference until a thread of the program looks. Dropping one, even a weak one, may
+    // destroy the Work and its tensors and so take the GIL, and the thread that holds the GIL may
+    // be waiting for this thread to make room.
     remaining.push_back(std::move(entry));
   }
   if (!remaining.empty()) put_back(std::move(remaining));
@@ -227,7 +229,7 @@ void lock_collectives() { pending().mutex.lock(); }
 void unlock_collectives() { pending().mutex.unlock(); }
 
 void forget_collectives() {
-  // Left to the child's process: destroying a Work could wait for the parent's threads.
+  // Leak them in the child: destroying a Work could wait for threads that only the parent has.
   static auto* const forgotten = new std::vector<Pending>;
   std::move(pending().entries.begin(), pending().entries.end(), std::back_inserter(*forgotten));
   pending().entries.clear();
@@ -241,7 +243,7 @@ size_t pending_collectives() {
                     [](const Pending& entry) { return entry.hold != nullptr; }));
 }
 
-#else  // PyTorch was built without distributed: there are no collectives.
+#else  // PyTorch was built without distributed, so there are no collectives.
 
 void install_collectives() {}
 size_t collective_count() { return 0; }

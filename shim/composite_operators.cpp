@@ -11,29 +11,29 @@
 namespace tencache::shim {
 namespace {
 
-// Composite by their registration, but their kernels read or write bytes themselves. A name stands
-// for all overloads unless it has one.
+// These are registered as composite, but their kernels read or write bytes themselves. A name
+// without an overload stands for all of them.
 constexpr std::array<std::string_view, 26> kByteTouchers = {
-    // The number of sequences at each step, of packed sequences.
+    // They read how many sequences of a packed batch each step has.
     "aten::lstm.data",
     "aten::gru.data",
     "aten::rnn_tanh.data",
     "aten::rnn_relu.data",
     "aten::_pack_padded_sequence_backward",
     "aten::_pad_packed_sequence",
-    // Lengths and indices that are given as a tensor.
+    // They read lengths or indices from a tensor.
     "aten::ctc_loss.Tensor",
     "aten::tensor_split.tensor_indices_or_sections",
-    // Without gradients it calls its kernel directly.
+    // Without gradients this op calls its kernel directly.
     "aten::max_pool1d",
     "aten::_grid_sampler_2d_cpu_fallback_backward",
-    // Loops over accessors.
+    // They loop over accessors.
     "aten::_sobol_engine_draw",
     "aten::_sobol_engine_ff_",
     "aten::_sobol_engine_initialize_state_",
     "aten::_sobol_engine_scramble_",
     "aten::_rowwise_prune",
-    // Quantisation, and FBGEMM's packing and multiplication.
+    // Quantisation, and packing and multiplication by FBGEMM.
     "aten::choose_qparams_optimized",
     "aten::_saturate_weight_to_fp16",
     "aten::fbgemm_linear_fp16_weight",
@@ -47,7 +47,7 @@ constexpr std::array<std::string_view, 26> kByteTouchers = {
     "aten::_wrapped_quantized_linear_prepacked",
 };
 
-// Kernels that the dispatcher prefers to the composite one, for dense tensors on the CPU.
+// For dense CPU tensors, the dispatcher prefers kernels at these keys to the composite one.
 constexpr std::array kPreferredKeys = {
     c10::DispatchKey::CPU,
     c10::DispatchKey::AutogradCPU,

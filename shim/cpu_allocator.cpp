@@ -14,7 +14,7 @@
 namespace tencache::shim {
 namespace {
 
-// PyTorch replaces an allocator where the new priority is at least the present one; its own is 0.
+// PyTorch replaces an allocator if the new priority is at least the current one; its own is 0.
 constexpr uint8_t kPriorityMax = 255;
 
 void free_memory(void* address) {

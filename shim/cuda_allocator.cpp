@@ -30,7 +30,7 @@ CudaAllocator::CudaAllocator(const CudaCalls& calls, Opener open)
   }
   CudaAllocator* none = nullptr;
   TORCH_CHECK(g_allocator.compare_exchange_strong(none, this),
-              "There is a CUDA allocator of tencache already.");
+              "tencache already has a CUDA allocator in this process.");
 }
 
 CudaAllocator::~CudaAllocator() {
@@ -88,7 +88,7 @@ tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
   return gpu;
 }
 
-// Null for memory that is not from here.
+// Null for memory that this allocator did not give out.
 CudaAllocator::Device* CudaAllocator::find_device(const void* address, c10::DeviceIndex* index) {
   const int count = device_count_.load(std::memory_order_relaxed);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
@@ -132,7 +132,7 @@ std::pair<size_t, size_t> CudaAllocator::getMemoryInfo(c10::DeviceIndex device) 
 // Allocation.
 
 void CudaAllocator::delete_raw(void* address) {
-  // Without an allocator its memory is gone already.
+  // Without an allocator, its memory is already gone.
   if (CudaAllocator* const allocator = g_allocator.load()) allocator->raw_delete(address);
 }
 
@@ -196,7 +196,7 @@ void* CudaAllocator::malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaS
   return address;
 }
 
-// The allocation that contains the address, and whose it is.
+// Finds the allocation that contains the address, and the request that made it.
 bool CudaAllocator::find_recorded(c10::DeviceIndex index, const void* address,
                                   tencache_gpu_block* block, CudaHistory::Request* request) {
   tencache_gpu_segment segment = {};
@@ -218,7 +218,7 @@ void CudaAllocator::note_core_event(void* device, int event, uintptr_t address, 
   of->trackers->note_core_event(of->index, event, address, bytes);
 }
 
-// Null with *error filled.
+// Null, with *error filled, on failure.
 void* CudaAllocator::try_malloc(Device& device, size_t bytes, cudaStream_t stream,
                                 tencache_error* error) {
   tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
@@ -244,8 +244,8 @@ void* CudaAllocator::malloc_slow(c10::DeviceIndex index, size_t bytes, cudaStrea
   fail(index, bytes, *error);
 }
 
-// What the core cannot know to be free: pools of graphs that are gone, and what others said they
-// could give up. Whether there was something.
+// Frees memory that the core cannot know to be free: pools of graphs that are gone, and what others
+// said they could give up. Returns whether there was any.
 bool CudaAllocator::free_more(c10::DeviceIndex index) {
   bool freed = drop_released_pools(index, {});
   for (const std::string& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
@@ -307,14 +307,14 @@ void CudaAllocator::raw_delete(void* address) {
 }
 
 void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
-  // Empty tensors have none, and memory of other allocators is not ours to keep.
+  // Empty tensors have no memory, and other allocators' memory is not ours to keep.
   if (pointer.get() == nullptr || pointer.get_deleter() != &delete_raw) return;
   c10::DeviceIndex index = 0;
   const Device* const device = find_device(pointer.get(), &index);
   TORCH_CHECK(device != nullptr, "invalid device pointer: ", pointer.get());
   if (stream.device_index() != index) {
     throw_unsupported("record_stream with a stream of another GPU",
-                      "memory is used again after marks in streams of its own GPU.",
+                      "tencache tracks the use of memory only in streams of the GPU that holds it.",
                       "Copy the tensor to the GPU of that stream first.");
   }
   tencache_error error = {};
@@ -325,8 +325,9 @@ void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
 
 // Cache, copies, figures.
 
-// Waits for the device only when a pool was released, and not while anything is routed to one: that
-// may be a graph's capture, which forbids it. Whether there was a pool to drop.
+// Waits for the device only if a pool was released. Does nothing while allocations are routed to a
+// pool: that may be a graph capture, which forbids waiting. Returns whether there was a pool to
+// drop.
 bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only) {
   Device& device = device_of(index);
   tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
@@ -353,7 +354,7 @@ void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_
   drop_released_pools(index, pool);
   device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
   tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
-  // A pool's memory has gone to the engine, which gives back what nobody uses.
+  // The pool's memory is now the engine's, which gives back what nobody uses.
   if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
 }
 
@@ -361,7 +362,8 @@ void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) co
   calls_.copy(target, source, bytes);
 }
 
-// Without peer access copies between GPUs go through the call that stages them where it must.
+// There is no peer access, so a copy between GPUs goes through the call that stages it where it
+// must.
 cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source,
                                        int source_device, size_t bytes, cudaStream_t stream,
                                        bool /*has_peer_access*/) {
@@ -376,7 +378,7 @@ c10::CachingDeviceAllocator::DeviceStats CudaAllocator::getDeviceStats(c10::Devi
   stats.num_alloc_retries = of.retry_count.load(std::memory_order_relaxed);
   stats.num_ooms = of.out_of_memory_count.load(std::memory_order_relaxed);
   stats.num_sync_all_streams = of.flush_count.load(std::memory_order_relaxed);
-  stats.max_split_size = -1;  // any block may be split, as where PyTorch has no limit
+  stats.max_split_size = -1;  // any block may be split, as in PyTorch without a limit
   return stats;
 }
 
@@ -400,7 +402,7 @@ void CudaAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest_bytes) {
   const CudaMemoryState state = cuda_memory_state(gpu_of(device));
   if (*largest_bytes == 0) *largest_bytes = state.free_bytes;
   for (const auto& segment : cuda_segments(gpu_of(device), device, {}, [](uint64_t number) {
-         // The free memory of private pools is nobody else's.
+         // Free memory of a private pool serves that pool alone.
          return c10::MempoolId_t{number, 0};
        })) {
     if (segment.owner_private_pool_id != c10::MempoolId_t{}) continue;
@@ -427,7 +429,8 @@ cuda_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool inclu
     info.device_traces = history_.entries(static_cast<size_t>(count));
     info.external_annotations = history_.annotations();
   }
-  // What PyTorch's own allocator says without settings; others have no effect here.
+  // These are the values that PyTorch's allocator reports without settings; others have no effect
+  // here.
   info.config_metadata.max_split_size = std::numeric_limits<size_t>::max();
   info.config_metadata.pinned_num_register_threads = 1;
   info.config_metadata.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();

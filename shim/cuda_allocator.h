@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaAllocator: PyTorch's CUDA allocator over the core, one engine for each GPU that is used. It
-// answers for everything that PyTorch's own one offers, or refuses it with an error that names the
-// feature, the reason and the remedy. Compiled against the installed torch: functions were added in
-// the middle of this interface between its minors.
+// CudaAllocator implements PyTorch's CUDA allocator over the core, with one engine for each GPU in
+// use. It serves everything that PyTorch's own allocator offers, or refuses it with an error that
+// names the feature, the reason and the remedy. It is compiled against the installed torch, because
+// minor versions of torch add functions in the middle of this interface.
 //
-// Note [What differs]. What is allocated may be in host memory, so more may be allocated than is
-// reserved. A memory fraction bounds the budget: memory leaves the GPU before it runs out. Memory
-// of private pools stays on the GPU while the pool is used. getMemoryInfo() tells what the driver
-// tells.
+// Note [What differs]. Allocated tensors may be in host memory, so more may be allocated than is
+// reserved. A memory fraction bounds the budget: tensors leave the GPU before it runs out of
+// memory. Memory of private pools stays on the GPU while the pool is used. getMemoryInfo() reports
+// the driver's figures.
 //
-// The DataPtr's context is the data pointer and its deleter is raw_deleter(), which CUDA graph
-// trees rely on. The deleter has no argument for the allocator, so there is one alive at a time.
+// The DataPtr's context is the data pointer and its deleter is raw_deleter(); CUDA graph trees rely
+// on both. The deleter takes no allocator argument, so only one CudaAllocator is alive at a time.
 //
-// Threads: any, as PyTorch's own. mutex_ is held while a GPU is opened and for bookkeeping;
-// observers are called without it.
+// Threads: any, as with PyTorch's own. mutex_ is held while a GPU is opened and for bookkeeping,
+// and never while observers are called.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -46,12 +46,12 @@ namespace cuda_api = c10::cuda::CUDACachingAllocator;
 
 class CudaAllocator final : public cuda_api::CUDAAllocator {
  public:
-  /// Opens the engine of a GPU, of whose memory it may use that share; null with *error filled.
+  /// Opens the engine of a GPU, which may use that fraction of its memory; null with *error filled.
   using Opener = std::function<tencache_gpu*(int ordinal, double fraction, tencache_error* error)>;
 
   CudaAllocator(const CudaCalls& calls, Opener open);
-  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: nothing that was
-  /// allocated is used any more.
+  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: no memory that it
+  /// allocated is still in use.
   ~CudaAllocator() override;
 
   // c10::Allocator
@@ -59,7 +59,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* target, const void* source, size_t bytes) const override;
 
-  /// On that device, whatever the current one is.
+  /// Allocates on that device, whichever is current.
   void* allocate_on(c10::DeviceIndex device, size_t bytes, cudaStream_t stream);
 
   // c10::DeviceAllocator
@@ -112,7 +112,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) override;
 
-  // CUDAAllocator: those who watch
+  // CUDAAllocator: observers
   bool isHistoryEnabled() override { return history_.is_recording(); }
   void recordHistory(bool enabled, cuda_api::CreateContextFn context_recorder, size_t entries_max,
                      cuda_api::RecordContext when, bool clear_history,
@@ -134,7 +134,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
 
  private:
   struct Device {
-    // Written once, with mutex_ held, after the arena; whoever sees it sees that too.
+    // Written once, with mutex_ held, after the arena: a thread that sees it also sees the arena.
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
     c10::DeviceIndex index = 0;
@@ -142,7 +142,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
     SegmentTrackers* trackers = nullptr;  // likewise
     double fraction = 1.0;                // guarded by mutex_
     CudaPools pools;
-    // Since they were reset.
+    // Counts since the last reset.
     std::atomic<int64_t> retry_count{0};
     std::atomic<int64_t> out_of_memory_count{0};
     std::atomic<int64_t> flush_count{0};  // times that the cache was emptied

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaAllocator's private pools, those who watch it, and what it refuses.
+// CudaAllocator: private pools, observers, and the features it refuses.
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -16,7 +16,8 @@ namespace tencache::shim {
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
   tencache_gpu* const gpu = gpu_of(device);
-  // What a graph names while it is captured is kept, and later nobody could tell what that was.
+  // Tensors that a graph names during its capture must stay. Watch ops from here on; later nobody
+  // could tell which they were.
   tencache_gpu_watch_ops(gpu);
   device_of(device).pools.begin(gpu, pool, std::move(filter));
 }
@@ -37,7 +38,7 @@ void CudaAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t
                                        std::shared_ptr<CUDAAllocator> allocator) {
   if (allocator != nullptr && allocator.get() != this) {
     throw_unsupported("a torch.cuda.MemPool with an allocator of its own",
-                      "it would get memory that tencache knows nothing of.",
+                      "tencache would know nothing of its memory.",
                       "Leave out the pool's allocator, or run without tencache.");
   }
   tencache_gpu* const gpu = gpu_of(device);
@@ -47,7 +48,7 @@ void CudaAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t
 void CudaAllocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) {
   device_of(device).pools.user_count(pool);  // an error when there is no such pool
   if (!use_on_oom) return;
-  throw_unsupported("MemPool(use_on_oom=True)", "what is freed in a pool serves that pool alone.",
+  throw_unsupported("MemPool(use_on_oom=True)", "memory freed in a pool serves that pool alone.",
                     "Delete the pool and call torch.cuda.empty_cache() to free its memory.");
 }
 
@@ -93,18 +94,18 @@ std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
 
 void CudaAllocator::enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) {
   throw_unsupported("access of one GPU to another one's memory",
-                    "memory is given to the GPU that it lies on alone.",
+                    "tencache gives memory only to the GPU that holds it.",
                     "Run one process for each GPU (torchrun), or copy through host memory: "
                     "tensor.cpu().");
 }
 
 void CudaAllocator::enable(bool value) {
   if (value) return;
-  throw_unsupported("switching caching off", "what was allocated with it would be lost.",
+  throw_unsupported("switching caching off", "memory allocated earlier would be lost.",
                     "Run without tencache instead.");
 }
 
-// Those who watch.
+// Observers.
 
 void CudaAllocator::recordHistory(bool enabled, cuda_api::CreateContextFn context_recorder,
                                   size_t entries_max, cuda_api::RecordContext when,
@@ -135,8 +136,8 @@ void CudaAllocator::attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver obse
   observers_.push_back(std::move(observer));
 }
 
-// From torch 2.15 on the process groups of NCCL attach one in any case, for the pools that a
-// program registers.
+// From torch 2.15 on, NCCL's process groups always attach a tracker, for pools that a program
+// registers.
 void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) {
   if (is_all_memory_registered()) {
     throw_unsupported("NCCL's registration of all of the allocator's memory",
@@ -147,7 +148,7 @@ void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker 
 }
 
 #if TENCACHE_TORCH_SINCE(15)
-// Nothing is rejected before it was tried, so it has nothing to see.
+// We reject no request before trying it, so this observer has nothing to see.
 void CudaAllocator::attachOomRejectionObserver(cuda_api::OomRejectionObserver) {}
 
 c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {

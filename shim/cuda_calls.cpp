@@ -18,7 +18,7 @@ c10::Stream current_torch_stream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).unwrap();
 }
 
-// From 2.15 on it may initialise CUDA.
+// From torch 2.15 on, stream() may initialise CUDA.
 cudaStream_t handle_of(const c10::cuda::CUDAStream& stream) { return stream.stream(); }
 
 void synchronize(c10::DeviceIndex device) {
@@ -36,8 +36,7 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
 
 int device_count() { return c10::cuda::device_count(); }
 
-// PyTorch's own list of one, from which torch.cuda.memory takes what it shows. The allocator is
-// never destroyed.
+// torch.cuda.memory shows the allocator that is set here. The allocator is never destroyed.
 void publish(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator({&allocator, [](auto*) {}});
 }

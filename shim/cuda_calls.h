@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaCalls: what the allocators for CUDA ask of its run time, as a table of functions, so that its
-// suite runs where there is none. Constant; any thread.
+// CudaCalls: a table of the CUDA runtime functions that the CUDA allocators call, so that their
+// suites run on a machine without CUDA. Constant; any thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,21 +18,22 @@ struct CudaCalls {
   c10::DeviceIndex (*current_device)() = nullptr;
   cudaStream_t (*current_stream)(c10::DeviceIndex device) = nullptr;
   cudaStream_t (*handle_of)(const c10::cuda::CUDAStream& stream) = nullptr;
-  /// Waits for everything that the device was given. REQUIRES: nobody captures a graph.
+  /// Waits for all work queued on the device. REQUIRES: nobody captures a graph.
   void (*synchronize)(c10::DeviceIndex device) = nullptr;
-  /// From device memory to device memory, as the next two; waits for it, and throws where it fails.
+  /// Copies from device memory to device memory, as do the next two. Waits for the end; throws on
+  /// failure.
   void (*copy)(void* target, const void* source, size_t bytes) = nullptr;
   cudaError_t (*copy_async)(void* target, const void* source, size_t bytes,
                             cudaStream_t stream) = nullptr;
   cudaError_t (*copy_peer_async)(void* target, int target_device, const void* source,
                                  int source_device, size_t bytes, cudaStream_t stream) = nullptr;
-  /// As current_stream(), in PyTorch's words.
+  /// As current_stream(), but as PyTorch's type.
   c10::Stream (*current_torch_stream)(c10::DeviceIndex device) = nullptr;
-  /// Makes it the allocator that Python sees; may be null.
+  /// Makes this the allocator that Python sees; may be null.
   void (*publish)(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) = nullptr;
 };
 
-/// Those of the CUDA that PyTorch runs on.
+/// The calls into the CUDA runtime that PyTorch uses.
 const CudaCalls& torch_cuda_calls();
 
 }  // namespace tencache::shim

@@ -13,7 +13,7 @@
 namespace tencache::shim {
 namespace {
 
-// PyTorch replaces an allocator where the new priority is at least the present one; its own is 0.
+// PyTorch replaces an allocator if the new priority is at least the current one; its own is 0.
 constexpr uint8_t kPriorityMax = 255;
 
 std::atomic<cudaStream_t (*)(c10::DeviceIndex)> current_stream_of{nullptr};
@@ -22,7 +22,7 @@ void* current_stream(int ordinal) {
   return current_stream_of.load(std::memory_order_relaxed)(static_cast<c10::DeviceIndex>(ordinal));
 }
 
-// Bytes that it has taken from the GPUs; none of an allocator that does not tell.
+// Bytes that the allocator has taken from the GPUs; 0 if it does not tell.
 int64_t reserved_bytes(cuda_api::CUDAAllocator& allocator, int device_count) {
   int64_t bytes = 0;
   for (int ordinal = 0; ordinal < device_count; ++ordinal) {
@@ -67,9 +67,9 @@ void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls) {
   const bool is_initialized = present != nullptr && present->initialized();
   cuda_api::allocator.store(&allocator);
   c10::SetAllocator(c10::DeviceType::CUDA, &allocator, kPriorityMax);
-  // Which PyTorch takes only from an allocator that is not initialised yet.
+  // PyTorch accepts this only while the allocator is not initialised.
   if (calls.publish != nullptr) calls.publish(allocator);
-  // It does this once, when it initialises CUDA: too late for one that comes afterwards.
+  // PyTorch calls init() once, when it initialises CUDA; an allocator that comes later missed it.
   if (is_initialized) allocator.init(calls.device_count());
 }
 

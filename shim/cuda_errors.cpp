@@ -10,7 +10,7 @@ namespace tencache::shim {
 
 CudaMemoryState cuda_memory_state(tencache_gpu* gpu) {
   CudaMemoryState state;
-  // Where the driver refuses, zeros stand in the text; the refusal itself is not the error.
+  // If the driver refuses, the text shows zeros; the refusal itself is not the error to report.
   (void)tencache_gpu_memory(gpu, &state.free_bytes, &state.total_bytes, nullptr);
   tencache_gpu_get_stats(gpu, &state.stats);
   return state;

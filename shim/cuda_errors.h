@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exceptions of the CUDA allocator: out of memory in PyTorch's own words, so that programs and
-// libraries that look for these find them, and what is not supported, with the reason and what to
-// do instead. Any thread.
+// The exceptions of the CUDA allocator. Out of memory uses PyTorch's own words, which programs and
+// libraries search for. An unsupported feature is named with the reason and the remedy. Any thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,9 +14,9 @@
 
 namespace tencache::shim {
 
-/// What an out-of-memory error tells.
+/// The figures in an out-of-memory error.
 struct CudaMemoryState {
-  uint64_t free_bytes = 0;  // of the GPU, all programs together
+  uint64_t free_bytes = 0;  // of the GPU, over all programs
   uint64_t total_bytes = 0;
   tencache_gpu_stats stats = {};
 };

@@ -29,7 +29,7 @@ void CudaHistory::configure(bool enabled, c10::CachingDeviceAllocator::CreateCon
                             size_t entries_max, When when, bool clear,
                             const std::vector<std::string>& skipped_actions) {
   TORCH_CHECK(when == When::NEVER || recorder != nullptr,
-              "A memory history with stacks needs who records them.");
+              "A memory history with stacks needs a function that records them.");
   std::unordered_set<int> skipped;
   for (const std::string& action : skipped_actions) {
     skipped.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
@@ -47,10 +47,10 @@ void CudaHistory::configure(bool enabled, c10::CachingDeviceAllocator::CreateCon
   update_is_on();
 }
 
-// Stacks that are kept must go with their blocks, also when nothing is recorded any more.
+// A stack goes when its block goes, even after recording has stopped.
 void CudaHistory::update_is_on() {
   is_on_.store(is_recording() || !blocks_.empty());
-  if (!is_on()) segments_.clear();  // nobody will be told when they go
+  if (!is_on()) segments_.clear();  // nobody will tell us when they go
 }
 
 CudaHistory::Context CudaHistory::gather(When when) const {

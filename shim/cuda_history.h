@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHistory: what happened to the memory of GPUs, for torch.cuda.memory._record_memory_history():
-// entries as PyTorch's own allocator makes them, each with time, stream, stack and metadata, and
-// the stacks of what is allocated now. A segment is made when its addresses begin to be used, and
-// gone when they are given up; that a large tensor is in host memory for a while shows in no entry.
+// CudaHistory records what happened to GPU memory, for torch.cuda.memory._record_memory_history().
+// It makes entries like those of PyTorch's own allocator, each with time, stream, stack and
+// metadata, and keeps the stacks of live allocations. A segment appears when its addresses are
+// first used and disappears when they are given up. No entry shows that a large tensor is in host
+// memory for a while.
 //
 // While nothing is recorded and no stack is kept, an allocation and a free cost one relaxed load
 // each (is_on()).
 //
-// Threads: any. Stacks are gathered before mutex_ is taken, because that may take Python's lock.
+// Threads: any. Stacks are gathered before mutex_ is taken, because gathering may take the GIL.
 // note_core_event() is called with locks of the core held; nothing here calls the core.
 #pragma once
 
@@ -38,13 +39,13 @@ class CudaHistory {
   using Context = std::shared_ptr<c10::GatheredContext>;
   using When = c10::CachingDeviceAllocator::RecordContext;
 
-  /// What a thread is about to do, which the segments that come and go meanwhile belong to.
+  /// What a thread is about to do. Segments that come and go meanwhile belong to it.
   struct Request {
     void* stream = nullptr;
     c10::MempoolId_t pool = {0, 0};
     Context context;
   };
-  /// Makes it the request of this thread while it lives.
+  /// Makes the request this thread's while the Scope lives.
   class Scope {
    public:
     explicit Scope(const Request& request);
@@ -60,36 +61,36 @@ class CudaHistory {
                  size_t entries_max, When when, bool clear,
                  const std::vector<std::string>& skipped_actions);
   bool is_recording() const { return is_recording_.load(std::memory_order_relaxed); }
-  /// Whether allocations and frees must be told.
+  /// Whether allocations and frees must be reported here.
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
-  /// The stack of this thread, where stacks are recorded for that.
+  /// This thread's stack, if stacks are recorded for such an event.
   Context gather(When when) const;
 
   void note_allocation(c10::DeviceIndex device, const tencache_gpu_block& block,
                        const Request& request);
-  /// Before it is freed. A shared block is completed by note_core_event().
+  /// Call before the block is freed. note_core_event() completes the entry of a shared block.
   void note_free(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request);
-  /// For this thread's request.
+  /// Both belong to this thread's request.
   void note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes);
   void note_snapshot(c10::DeviceIndex device, size_t active_bytes);
   void note_annotation(c10::DeviceIndex device,
                        const std::vector<std::pair<std::string, std::string>>& metadata);
-  /// TENCACHE_SEGMENT_MADE and so on.
+  /// `event` is TENCACHE_SEGMENT_MADE and so on.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15)
-  /// What the program says of an allocation afterwards.
+  /// A remark of the program on an earlier allocation.
   void note_remark(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request,
                    const std::string& remark);
 #endif
 
-  /// Of each device, in order, with times of the clock; at least so many devices.
+  /// The entries of each device, in order, with wall-clock times; for at least that many devices.
   std::vector<std::vector<Entry>> entries(size_t device_count) const;
   std::vector<Annotation> annotations() const;
-  /// Where what lies there was allocated; null where that is unknown.
+  /// The stack that allocated what lies there; null if unknown.
   Context context_of_block(uintptr_t address) const;
   Context context_of_segment(uintptr_t address) const;
 
-  // Of the calling thread; they go into its entries.
+  // The calling thread's metadata; they go into its entries.
   static void set_user_metadata(const std::string& metadata);
   static std::string user_metadata();
   static void push_compile_context(const std::string& context);
@@ -106,13 +107,13 @@ class CudaHistory {
   std::atomic<When> when_{When::NEVER};
 
   mutable std::mutex mutex_;                                // guards the rest
-  mutable c10::ApproximateClockToUnixTimeConverter clock_;  // measured at both ends of a history
+  mutable c10::ApproximateClockToUnixTimeConverter clock_;  // calibrated at both ends of a history
   size_t entries_max_ = 1;
   std::unordered_set<int> skipped_actions_;
   std::vector<std::deque<Entry>> entries_;  // by device
   std::deque<Annotation> annotations_;
-  std::unordered_map<uintptr_t, Request> blocks_;    // with a stack, or freed and not completed
-  std::unordered_map<uintptr_t, Request> segments_;  // that came while something was recorded
+  std::unordered_map<uintptr_t, Request> blocks_;    // with a stack, or freed and not yet complete
+  std::unordered_map<uintptr_t, Request> segments_;  // those that appeared while we recorded
 };
 
 }  // namespace tencache::shim

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exported C functions of libtencache_torch_cuda.so. The hooks come first and the doors last,
-// so that memory of the core exists only where the gate can see it.
+// The exported C functions of libtencache_torch_cuda.so. They install the hooks first and the doors
+// last, so that memory of the core exists only where the gate can see it.
 //
-// Threads: any. install_mutex is held while something is installed.
+// Threads: any. install_mutex is held during every install.
 #include <c10/util/Exception.h>
 
 #include <atomic>
@@ -24,11 +24,11 @@ namespace tencache::shim {
 namespace {
 
 std::mutex install_mutex;
-bool has_doors = false;                              // guarded by it
-PinnedAllocator* the_pinned_allocator = nullptr;     // guarded by it; once made, never destroyed
-std::atomic<CudaAllocator*> the_allocator{nullptr};  // made with it held, never destroyed
+bool has_doors = false;                              // guarded by install_mutex
+PinnedAllocator* the_pinned_allocator = nullptr;     // likewise; once made, never destroyed
+std::atomic<CudaAllocator*> the_allocator{nullptr};  // likewise, but any thread reads it
 
-// No engine: pinned memory belongs to no GPU, and its budget is what the machine can spare.
+// Needs no engine: pinned memory belongs to no GPU, and its budget is what the machine can spare.
 tencache_pinned* open_pinned_memory(int ordinal, tencache_error* error) {
   const tencache_pinned_config config = {.ordinal = ordinal, .budget_bytes = 0};
   return tencache_pinned_open(&config, error);
@@ -42,7 +42,7 @@ int fail(int code, const std::string& message, tencache_error* error) {
   return code;
 }
 
-// The runtime, the hooks and the allocator, but no doors. REQUIRES: install_mutex is held.
+// Starts the runtime, the hooks and the allocator, but no doors. REQUIRES: install_mutex is held.
 int start(tencache_error* error) {
   if (the_allocator.load() != nullptr) return TENCACHE_OK;
   const int code = tencache_torch_install(error);
@@ -61,7 +61,7 @@ int start(tencache_error* error) {
 int install(tencache_error* error) {
   const std::lock_guard lock(install_mutex);
   if (has_doors) return TENCACHE_OK;
-  // Before anything is started, which cannot be undone.
+  // Check before starting anything: a start cannot be undone.
   const std::string reason = why_no_cuda_doors(torch_cuda_calls());
   if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
   const int code = start(error);

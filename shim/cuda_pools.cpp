@@ -21,7 +21,7 @@ const CudaPools::Pool& CudaPools::pool(const Id& id) const {
 }
 
 void CudaPools::add_user(tencache_gpu* gpu, const Id& id) {
-  TORCH_CHECK(id != Id{}, "(0, 0) names the common memory and no private pool.");
+  TORCH_CHECK(id != Id{}, "(0, 0) names the common memory, not a private pool.");
   std::unique_lock lock(mutex_);
   has_dropped_.wait(lock, [&] {
     const auto found = pools_.find(id);
@@ -68,7 +68,7 @@ void CudaPools::end(const Id& id) {
 
 bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, void** address,
                          tencache_error* error) {
-  // The innermost that wants the stream.
+  // The innermost route that accepts the stream wins.
   std::vector<Route> routes;
   {
     const std::lock_guard lock(mutex_);
@@ -103,7 +103,7 @@ void CudaPools::note_free(void* address) {
   const std::lock_guard lock(mutex_);
   const auto found = pool_of_.find(address);
   if (found == pool_of_.end()) return;
-  // A pool that the core has dropped meanwhile had nothing alive any more.
+  // If the core has dropped the pool meanwhile, nothing in it was alive.
   if (const auto of = pools_.find(found->second); of != pools_.end())
     of->second.alive.erase(address);
   pool_of_.erase(found);

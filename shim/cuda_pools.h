@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaPools: PyTorch's private pools (CUDA graphs, torch.cuda.MemPool) of one GPU over those of the
-// core. A pool is named by PyTorch's id, and used by whoever counts itself in. While allocations
-// are routed to it, a filter says which streams are meant. When nobody uses it any more it is
-// released: what is alive in it stays so, and its memory goes back when the cache is emptied or
-// memory runs out, after the device has been waited for, because graphs that were replayed on any
-// stream may still use it.
+// CudaPools implements PyTorch's private pools (CUDA graphs, torch.cuda.MemPool) of one GPU over
+// the pools of the core. PyTorch's id names a pool, and each user counts itself in. While
+// allocations are routed to a pool, a filter says which streams are meant. A pool without users is
+// released: live memory in it stays, and the rest goes back when the cache is emptied or memory
+// runs out. Before that the device is waited for, because graphs that were replayed on any stream
+// may still use it.
 //
 // Threads: any. mutex_ is held for bookkeeping only; filters are called, and memory is allocated
 // and given back, without it.
@@ -34,41 +34,41 @@ class CudaPools {
   using Id = c10::MempoolId_t;
   using Filter = std::function<bool(cudaStream_t)>;
 
-  /// One more user; makes the pool when it is new.
+  /// Adds a user; makes the pool if it is new.
   void add_user(tencache_gpu* gpu, const Id& id);
-  /// One user less. An error when the pool has none.
+  /// Removes a user; an error if the pool has none.
   void remove_user(const Id& id);
   int user_count(const Id& id) const;
 
-  /// Routes what the filter accepts to the pool, whose user the caller becomes.
+  /// Routes the streams that the filter accepts to the pool; the caller becomes its user.
   void begin(tencache_gpu* gpu, const Id& id, Filter filter);
   void end(const Id& id);
   /// Whether anything is routed to a pool. One relaxed load.
   bool is_routing() const { return route_count_.load(std::memory_order_relaxed) > 0; }
 
-  /// Allocates from the pool that this stream's allocations are routed to. False when there is
-  /// none; else *address, or null with *error filled.
+  /// Allocates from the pool that this stream's allocations are routed to. False if there is none;
+  /// true with *address set, or null and *error filled.
   bool allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, void** address,
                 tencache_error* error);
-  /// To be told of every free; costs one relaxed load while no pool has an allocation.
+  /// Call for every free; costs one relaxed load while no pool has an allocation.
   void note_free(void* address);
 
   bool has_released() const;
-  /// Gives back what is free in released pools, of all or of the one with that id. REQUIRES: the
+  /// Gives back free memory of released pools: of all, or of the one with that id. REQUIRES: the
   /// device was waited for since the pools were released.
   void drop_released(tencache_gpu* gpu, const Id& only);
 
   /// Whether exactly these allocations of the pool are alive.
   bool is_alive_exactly(const Id& id, const std::unordered_set<void*>& expected) const;
-  /// PyTorch's id of the core's pool; {0, 0} for none.
+  /// PyTorch's id of a pool of the core; {0, 0} for none.
   Id id_of(uint64_t number) const;
 
  private:
   struct Pool {
-    uint64_t number = 0;  // of the core
+    uint64_t number = 0;  // the core's
     int user_count = 0;
-    int allocating_count = 0;  // threads that are about to allocate in it
-    bool is_dropping = false;  // a thread gives back what is free in it; new users wait
+    int allocating_count = 0;  // threads about to allocate in it
+    bool is_dropping = false;  // a thread gives back its free memory; new users wait
     std::unordered_set<void*> alive;
   };
   struct Route {
@@ -82,13 +82,13 @@ class CudaPools {
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
 
-  std::atomic<size_t> route_count_{0};  // written with mutex_ held, as the next one
+  std::atomic<size_t> route_count_{0};  // this and the next: written with mutex_ held
   std::atomic<size_t> alive_count_{0};
   mutable std::mutex mutex_;
   std::condition_variable has_dropped_;
   std::map<Id, Pool> pools_;
-  std::vector<Route> routes_;              // began last, last
-  std::unordered_map<void*, Id> pool_of_;  // of what is alive
+  std::vector<Route> routes_;              // the latest is last
+  std::unordered_map<void*, Id> pool_of_;  // for live allocations
 };
 
 }  // namespace tencache::shim

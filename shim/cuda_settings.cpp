@@ -13,7 +13,7 @@ namespace tencache::shim {
 namespace {
 
 struct Ignored {
-  const char* key;  // or what several begin with
+  const char* key;  // or a common prefix of several
   const char* reason;
 };
 
@@ -42,7 +42,7 @@ std::string reason_for(const std::string& key) {
 
 constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
                                                "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"};
-// As the process groups read it; they refuse what is neither yes nor no.
+// As the process groups parse it; they refuse what is neither yes nor no.
 constexpr std::array kYes = {"y", "yes", "1", "t", "true"};
 
 std::string in_lower_case(std::string text) {
@@ -51,7 +51,7 @@ std::string in_lower_case(std::string text) {
   return text;
 }
 
-// What asks for what is done anyway.
+// Whether the value asks for what tencache does anyway.
 bool asks_for_nothing(const std::string& value) { return value == "False" || value == "native"; }
 
 }  // namespace
@@ -75,14 +75,15 @@ std::string ignored_settings(const std::string& settings, bool is_caching_off) {
     at = tokens.skipKey(at);
   }
   if (is_caching_off) {
-    add("PYTORCH_NO_CUDA_MEMORY_CACHING", "what is freed is kept; torch.cuda.empty_cache() frees");
+    add("PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "freed memory is kept; torch.cuda.empty_cache() gives it back");
   }
   if (text.empty()) return text;
   return "tencache ignores these settings of PyTorch's CUDA allocator: " + text + ".";
 }
 
 std::string ignored_settings() {
-  // PyTorch's own allocator looks for the same variable, whatever its value.
+  // PyTorch's own allocator also checks only that the variable is set.
   const bool is_caching_off = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
   return ignored_settings(c10::CachingAllocator::getAllocatorSettings(), is_caching_off);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The settings of PyTorch's own CUDA allocator (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF,
-// PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern this one: PyTorch reads and checks them,
-// per_process_memory_fraction is served, and what has no effect is named. And of those of NCCL's
-// process groups the one that is about the allocator. Any thread.
+// PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern this one. PyTorch reads and checks them.
+// tencache serves per_process_memory_fraction and names the settings that have no effect. It also
+// reads the one setting of NCCL's process groups that is about the allocator. Any thread.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@ namespace tencache::shim {
 /// The share of each GPU's memory that the settings allow; 1 where they say nothing.
 double configured_memory_fraction();
 
-/// One text that names what of these settings has no effect and why; empty when nothing has none.
-/// `settings` is as in PYTORCH_ALLOC_CONF.
+/// Names the settings that have no effect, and why; empty if all have one. `settings` is as in
+/// PYTORCH_ALLOC_CONF.
 std::string ignored_settings(const std::string& settings, bool is_caching_off);
-/// The same of those in force in this process.
+/// The same for the settings in force in this process.
 std::string ignored_settings();
 
 /// Whether NCCL's process groups are to register all memory of the allocator

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of one GPU as PyTorch's statistics and snapshots show it. What is allocated counts
-// wherever its bytes are, so with tensors in host memory more may be allocated than is reserved; a
-// snapshot shows such a tensor as a segment of its own like any other.
+// The memory of one GPU as PyTorch's statistics and snapshots show it. A tensor counts as allocated
+// wherever its bytes are, so more may be allocated than is reserved. A snapshot shows a tensor in
+// host memory as a segment of its own, like any other.
 //
 // Threads: any.
 #pragma once
@@ -20,10 +20,10 @@ namespace tencache::shim {
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 using SegmentInfo = c10::CachingDeviceAllocator::SegmentInfo;
 
-/// What the core counts; the shim's own counts are not in it.
+/// The core's counts, without the shim's own.
 DeviceStats cuda_stats(const tencache_gpu* gpu);
 
-/// The segments of the pool of that id, or all; `id_of` tells PyTorch's id of one of the core's.
+/// The segments of the pool with that id, or all; `id_of` maps the core's pool to PyTorch's id.
 std::vector<SegmentInfo> cuda_segments(const tencache_gpu* gpu, c10::DeviceIndex device,
                                        const c10::MempoolId_t& only,
                                        const std::function<c10::MempoolId_t(uint64_t)>& id_of);

@@ -17,7 +17,7 @@
 #include "thread_state.h"
 
 #ifndef NDEBUG
-#error "Compile the shim with -DNDEBUG: libtorch has another RecordFunction without it."
+#error "Compile the shim with -DNDEBUG: libtorch's RecordFunction has another layout without it."
 #endif
 
 namespace tencache::shim {
@@ -25,36 +25,36 @@ namespace {
 
 constexpr char kStepPrefix[] = "Optimizer.step#";
 
-// Written once by install_gate_hooks, read by arm_gate_hooks on any thread.
+// install_gate_hooks() writes it once; arm_gate_hooks() reads it on any thread.
 std::atomic<at::CallbackHandle> gate_handle{at::INVALID_CALLBACK_HANDLE};
 std::atomic<bool> is_armed{false};
 
-// A composite operator leaves the gate to the operators it calls. A split one opens it itself,
-// unless it is called with the key of its splitting kernel excluded: then it will not reach that
-// kernel and is an operator like any other. The exclusion is scoped, so it is the same at the end.
+// A composite operator leaves the gate to the operators it calls. A split one opens the gate in its
+// own kernel. If a split one is called with that kernel's key excluded, it never reaches the kernel
+// and is an operator like any other. The exclusion is scoped, so the answer is the same at the end.
 bool passes_gate(const OperatorInfo& info) {
   if (info.is_composite) return false;
   return !info.is_split || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);
 }
 
-// What the operator returns may go on using its inputs.
+// For an operator whose result may keep using its inputs.
 __attribute__((noinline, cold)) void keep_inputs(const OperatorInfo& info,
                                                  const AccessList& accesses) {
   tencache_keep_resident(accesses.data(), accesses.count());
   if (!info.is_collective) return;
-  // A collective that was registered after the others: from the next call on it has a kernel that
-  // holds its inputs only as long as they are in use.
+  // This is a collective that was registered after the others. From its next call on it has a
+  // kernel that holds its inputs only while they are in use.
   try {
     install_collectives();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-    // PyTorch refused the kernel: the inputs of this operator stay resident each time.
+    // PyTorch refused the kernel, so the inputs of this operator stay resident after each call.
   }
 }
 
 void open_gate(const OperatorInfo& info, const at::RecordFunction& event) {
   AccessList& accesses = cleared_thread_accesses();
-  // A boxed call shows its whole stack, on which the arguments are the last values: functorch keeps
-  // the tensors' wrappers below them.
+  // A boxed call shows its whole stack, with the arguments as the last values: functorch keeps the
+  // tensors' wrappers below them.
   const auto stack = event.inputs();
   const size_t count = std::min(stack.size(), info.argument_count);
   add_arguments(info, {stack.end() - count, count}, accesses);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GateScope: the gate, opened for what an op accesses and closed when the scope ends, also by an
-// exception of the op's kernel. For kernels and wrappers that open the gate themselves; the
+// GateScope opens the gate for what an op accesses, and closes it when the scope ends, also by an
+// exception of the op's kernel. Kernels and wrappers that open the gate themselves use it; the
 // RecordFunction callbacks pair open and close on their own.
 #pragma once
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exported C functions, and the order in which the doors are put in: first the callbacks that
-// the runtime calls, then the runtime itself, then what looks at operators, and the allocator last,
-// so that memory of the core exists only where the gate can see it.
+// The exported C functions, and the order in which the doors are installed. First come the
+// callbacks that the runtime calls, then the runtime itself, then the hooks on operators. The
+// allocator is last, so that memory of the core exists only where the gate can see it.
 //
-// Threads: install holds a lock; the rest takes none of its own.
+// Threads: install holds a lock; the other functions take none of their own.
 #include <torch/version.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ int install(tencache_error* error) {
   install_list_split();
   install_collectives();
   install_gate_hooks();
-  // On the cuda backend CPU tensors stay with PyTorch; what puts in its doors comes next.
+  // On the cuda backend CPU tensors stay with PyTorch; its own doors are installed next.
   if (std::strcmp(tencache_backend(), "cpu") == 0) install_cpu_allocator();
   is_installed = true;
   return TENCACHE_OK;
@@ -96,8 +96,8 @@ int tencache_torch_install(tencache_error* error) {
     try {
       return install(error);
     } catch (const std::exception& failure) {
-      // The allocator comes last, so no memory is ours; but doors that are in cannot be put in
-      // again.
+      // The allocator comes last, so no memory is ours yet. But doors that are installed cannot be
+      // installed again.
       refusal = new std::string(failure.what());
     }
   }

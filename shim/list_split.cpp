@@ -31,7 +31,8 @@ using Values = c10::ArrayRef<c10::IValue>;
 constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
                                                   c10::DispatchKey::BackendSelect);
 
-// Written by the kernels, read by whoever asks; each is exact, together they are not one moment.
+// The kernels write these counts, any thread reads them. Each is exact; together they may be of
+// different moments.
 std::atomic<uint64_t> calls_cut{0};
 std::atomic<uint64_t> runs_made{0};
 
@@ -46,7 +47,7 @@ bool is_tensor(const c10::Type& type) {
          type.containedTypes()[0]->kind() == c10::TypeKind::TensorType;
 }
 
-// Values that are the same for every tensor of the lists.
+// Whether values of the type are the same for every tensor of the lists.
 bool is_plain_value(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::NumberType:
@@ -74,8 +75,8 @@ std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan
   } else if (is_list_of(type, c10::TypeKind::NumberType)) {
     plan->arguments.push_back(ArgumentRole::kScalarList);
   } else if (is_tensor(type)) {
-    // found_inf collects "any tensor was not finite": the runs add to it one after the other. Any
-    // other tensor that is written could depend on all tensors at once.
+    // found_inf collects "any tensor was not finite", so each run can add to it. Any other written
+    // tensor could depend on all tensors at once.
     if (is_written && argument.name() != "found_inf") {
       return "writes the tensor argument " + argument.name();
     }
@@ -108,7 +109,7 @@ std::string plan_return(const c10::FunctionSchema& schema, const c10::Argument& 
   return "returns " + type.str() + (name.empty() ? "" : " " + name) + ", which has no rule";
 }
 
-// The tensors at one position of all lists, and what the runs are measured by.
+// Cuts the lists into runs, by the bytes of the tensors at each position of all lists.
 class RunFinder {
  public:
   RunFinder(const SplitPlan& plan, Values arguments) : plan_(plan), arguments_(arguments) {}
@@ -134,7 +135,7 @@ class RunFinder {
   }
 
  private:
-  // A storage is one allocation, so its address stands for its extent.
+  // A storage is one allocation, so its address identifies its extent.
   uint64_t bytes_if_new(const c10::IValue& tensor) {
     const void* address = storage_address(tensor.unsafeToTensorImpl());
     if (address == nullptr || !in_run_.insert(address).second) return 0;
@@ -166,8 +167,8 @@ class RunFinder {
   std::unordered_set<const void*> in_run_;
 };
 
-// Whether a list that is written last shares memory with another position of any list, or twice
-// with its own: then a run could overwrite what a later run still reads.
+// Whether the list that is written last ("out") shares memory with another position of any list, or
+// holds the same memory twice. Then a run could overwrite what a later run still reads.
 bool out_overlaps(const SplitPlan& plan, Values arguments) {
   std::unordered_map<const void*, size_t> position_of_out;
   for (const size_t index : plan.out_arguments) {
@@ -195,8 +196,8 @@ bool out_overlaps(const SplitPlan& plan, Values arguments) {
   return false;
 }
 
-// Whether the values keep to the rules that the schema cannot express. Where they do not, the stock
-// kernel gets the call unchanged, and raises its own errors.
+// Whether the values meet the rules that the schema cannot express. If not, the stock kernel gets
+// the call unchanged and raises its own errors.
 bool values_fit(const SplitPlan& plan, Values arguments) {
   const size_t length = arguments[plan.leading_argument].toListRef().size();
   if (length < 2) return false;
@@ -286,7 +287,7 @@ class ListSplitKernel final : public c10::OperatorKernel {
       op.redispatchBoxed(below, stack);
       return;
     }
-    // Off the caller's stack, which gets the results instead.
+    // Take the arguments off the caller's stack, which gets the results instead.
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     torch::jit::drop(*stack, count);
     call_in_runs(op, below, kept, bytes_max, stack);
@@ -333,8 +334,8 @@ class ListSplitKernel final : public c10::OperatorKernel {
         (*arguments)[role.threaded_argument] = run[index];
       }
     }
-    // Only what an op has named may go cold. No op has named these results yet, but they are whole,
-    // and all of them together may be more than the budget holds.
+    // Only what an op has named may go cold. No op has named these results yet, although they are
+    // complete, and together they may exceed the budget.
     if (accesses.count() > 0) {
       const GateScope names_results(info_.number, accesses);
     }
@@ -355,7 +356,7 @@ bool is_candidate(const c10::FunctionSchema& schema) {
                                    });
 }
 
-// Written by install_list_split, constant afterwards; never destroyed.
+// install_list_split() fills it; constant afterwards and never destroyed.
 std::vector<std::string>& split_names() {
   static auto* const names = new std::vector<std::string>;
   return *names;
@@ -403,7 +404,7 @@ std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan) 
 }
 
 void install_list_split() {
-  // Never destroyed: its destructor would take the kernels away under running threads.
+  // Never destroyed: its destructor would remove the kernels under running threads.
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();

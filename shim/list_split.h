@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Multi-tensor operators (_foreach_*, _fused_*, _amp_foreach_*) name a whole model at once, so no
-// budget could hold what one of them names. They are found in the dispatcher by their schemas, and
-// each gets a kernel at the dispatch key BackendSelect, below autograd and above the backends. It
-// cuts the lists into runs whose extents fit a share of the budget and calls the backend's own
-// kernel once per run, with the gate open for that run. Results are the same bits, because these
-// operators work tensor by tensor, in order.
+// budget could hold the tensors of one call. We find them in the dispatcher by their schemas and
+// give each a kernel at the dispatch key BackendSelect, below autograd and above the backends. That
+// kernel cuts the lists into runs whose extents fit a share of the budget. It calls the backend's
+// own kernel once per run, with the gate open for that run. The results have the same bits, because
+// these operators work tensor by tensor, in order.
 //
-// The rules, read from the schema once (make_split_plan) and checked against the values at each
+// The rules are read from the schema once (make_split_plan) and checked against the values at each
 // call:
 //   Tensor[]            cut; all non-empty ones have the length of the first, empty ones stay
 //   Scalar[]            cut; has the same length
@@ -17,9 +17,10 @@
 //   returned Tensor[]   concatenated
 //   returned Tensor     only as "<argument>_out": what one run returns is that argument of the next
 //   Tensor[] "out"      filled after all has been read: not split when it shares memory with inputs
-// An operator that does not fit is left alone, with the reason; it then passes the gate as a whole.
+// An operator that breaks a rule is left alone, with the reason; it then passes the gate as a
+// whole.
 //
-// Threads: any. While the runtime is not armed the kernel only calls on.
+// Threads: any. Until the runtime arms, the kernel only calls the original.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -43,13 +44,13 @@ struct SplitPlan {
   std::vector<ArgumentRole> arguments;
   std::vector<ReturnRole> returns;
   size_t leading_argument = 0;        // the first Tensor[]: its length counts
-  std::vector<size_t> out_arguments;  // Tensor[] that are written after everything has been read
+  std::vector<size_t> out_arguments;  // each Tensor[] that is written after everything is read
 };
 
-/// Empty on success, else the reason why the operator is left alone. Pure.
+/// Returns an empty text on success, else the reason why the operator is left alone. Pure.
 std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan);
 
-/// Registers the kernels. After install_operator_table(), before the hooks are armed; once.
+/// Registers the kernels. Call once, after install_operator_table() and before the hooks are armed.
 void install_list_split();
 
 struct LeftAlone {
@@ -57,14 +58,14 @@ struct LeftAlone {
   std::string reason;
 };
 
-/// Calls that were cut so far, and the runs they were cut into.
+/// How many calls were cut so far, and into how many runs.
 struct SplitCounts {
   uint64_t calls;
   uint64_t runs;
 };
 SplitCounts split_counts();
 
-/// Names of the operators that are split, and those left alone. Constant after install.
+/// The operators that are split, and those left alone. Constant after install.
 const std::vector<std::string>& split_operators();
 const std::vector<LeftAlone>& operators_left_alone();
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OperatorCache: one thread's direct-mapped cache from the address of an operator's name to what
-// the table (operator_table.h) knows of it. It belongs to one thread, which empties it when the
-// table's version has moved on.
+// OperatorCache: a direct-mapped cache of one thread, from the address of an operator's name to
+// what the table (operator_table.h) knows of it. Its thread empties it when the table's version has
+// changed.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct OperatorInfo;
 
 class OperatorCache {
  public:
-  /// nullptr when it is not known here.
+  /// nullptr if the name is not in the cache.
   const OperatorInfo* find(const char* name, uint64_t table_version) const {
     const Slot& slot = slots_[slot_of(name)];
     return slot.name == name && version_ == table_version ? slot.info : nullptr;
@@ -31,7 +31,7 @@ class OperatorCache {
   }
 
  private:
-  // Enough for the few hundred operators of a program to rarely meet.
+  // Enough that the few hundred operators of a program rarely collide.
   static constexpr size_t kSlots = 1024;
 
   struct Slot {

@@ -26,12 +26,12 @@ namespace {
 constexpr size_t kArgumentsMax = 64;
 
 // These announce that the caller is about to read the bytes: numpy(), tolist() and repr call them
-// on the tensor that they then read. By their schema they would be views.
+// on a tensor and then read it. Their schemas make them look like views.
 constexpr std::array<std::string_view, 2> kReadersByCustom = {"aten::resolve_conj",
                                                               "aten::resolve_neg"};
 
-// These look only at sizes, strides, dtype and device of their tensors; their schemas do not say
-// so. A cold tensor would be fetched for nothing.
+// These look only at sizes, strides, dtype and device of their tensors, which their schemas do not
+// say. Without this list a cold tensor would be fetched for nothing.
 constexpr std::array<std::string_view, 21> kMetadataReaders = {
     "aten::empty_like",    "aten::zeros_like",  "aten::ones_like",
     "aten::full_like",     "aten::rand_like",   "aten::randn_like",
@@ -42,7 +42,7 @@ constexpr std::array<std::string_view, 21> kMetadataReaders = {
     "aten::is_contiguous", "aten::size",        "aten::_has_same_storage_numel",
 };
 
-// These read the data of `self` only; `other` gives its shape or dtype.
+// These read only the data of `self`; `other` gives a shape or dtype.
 constexpr std::array<std::string_view, 4> kShapeTakers = {"aten::expand_as", "aten::view_as",
                                                           "aten::reshape_as", "aten::type_as"};
 
@@ -50,7 +50,8 @@ using SymbolSet = std::unordered_set<c10::Symbol>;
 
 struct Table {
   std::mutex mutex;
-  // By the address of the name in the registered schema. Guarded by mutex; infos live for ever.
+  // The key is the address of the name in the registered schema. Guarded by mutex; infos live for
+  // ever.
   std::unordered_map<const char*, OperatorInfo*> by_name;
 };
 
@@ -78,7 +79,7 @@ bool writes(const c10::AliasInfo& alias) {
          std::any_of(alias.containedTypes().begin(), alias.containedTypes().end(), writes);
 }
 
-// Whether the argument comes back as an alias: the operator makes a view of it.
+// Whether the operator returns the argument as an alias, that is, a view of it.
 bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
   SymbolSet symbols;
   collect_symbols(alias, &symbols);
@@ -89,7 +90,7 @@ bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
 
 uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argument,
                    const SymbolSet& returned, bool is_collective) {
-  // The schemas of collectives carry no annotations, although most of them write.
+  // Schemas of collectives have no annotations, although most collectives write.
   if (is_collective) return TENCACHE_READ | TENCACHE_WRITE;
   const std::string& name = schema.name();
   if (contains(kReadersByCustom, name)) return TENCACHE_READ;
@@ -97,7 +98,7 @@ uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argum
   if (alias != nullptr && writes(*alias)) return TENCACHE_READ | TENCACHE_WRITE;
   if (contains(kMetadataReaders, name)) return TENCACHE_NAME;
   if (contains(kShapeTakers, name) && argument.name() == "other") return TENCACHE_NAME;
-  // Only PyTorch's own operators are known to make views without looking at the bytes.
+  // We know only of PyTorch's own operators that they make views without reading bytes.
   const bool is_view = alias != nullptr && is_returned(*alias, returned);
   return is_view && name.starts_with("aten::") ? TENCACHE_NAME : TENCACHE_READ;
 }
@@ -146,7 +147,7 @@ bool may_hold_tensors(const c10::Type& type) {
     case c10::TypeKind::VarType:
       return true;
     default: {
-      // Classes keep their tensors to themselves: what they hold is never seen by the gate.
+      // The gate cannot see tensors inside a custom class.
       if (type.kind() == c10::TypeKind::ClassType) return false;
       const auto inner = type.containedTypes();
       return std::any_of(inner.begin(), inner.end(),
@@ -168,7 +169,7 @@ void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info) {
   for (const c10::Argument& result : schema.returns()) {
     if (result.alias_info() != nullptr) collect_symbols(*result.alias_info(), &returned);
   }
-  // A wildcard says "anything": it makes no argument a view of another.
+  // A wildcard means "anything"; it makes no argument a view of another.
   returned.erase(c10::AliasInfo::wildcardSet());
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
     const c10::Argument& argument = schema.arguments()[index];
@@ -185,7 +186,7 @@ OperatorInfo& operator_info(const c10::FunctionSchema& schema) {
 }
 
 void install_operator_table() {
-  // The handle lives for ever: at process exit nothing shall be torn down under running threads.
+  // The handle lives for ever: process exit must tear nothing down under running threads.
   static auto* const handle =
       new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
           std::make_unique<DeregistrationListener>()));
@@ -205,7 +206,7 @@ namespace detail {
 
 __attribute__((noinline, cold)) const OperatorInfo* find_operator_slow(
     const at::RecordFunction& event, const char* name) {
-  // Free of cost for an event that is no operator; else it copies two strings.
+  // This check is free for an event that is not an operator; else it copies two strings.
   if (!event.operator_name().has_value()) return nullptr;
   Table& entries = table();
   const std::lock_guard lock(entries.mutex);

@@ -34,7 +34,7 @@ PinnedAllocator::PinnedAllocator(const CudaCalls& calls, Opener open, at::HostAl
     : calls_(calls), open_(std::move(open)), previous_(previous) {
   PinnedAllocator* none = nullptr;
   TORCH_CHECK(g_pinned_allocator.compare_exchange_strong(none, this),
-              "There is an allocator of pinned memory of tencache already.");
+              "tencache already has an allocator of pinned memory in this process.");
 }
 
 PinnedAllocator::~PinnedAllocator() {
@@ -63,7 +63,7 @@ tencache_pinned* PinnedAllocator::open_slow() {
 }
 
 void PinnedAllocator::delete_raw(void* address) {
-  // Without an allocator its memory is gone already.
+  // Without an allocator, its memory is already gone.
   PinnedAllocator* const allocator = g_pinned_allocator.load();
   if (allocator == nullptr || address == nullptr) return;
   tencache_pinned_free(allocator->pinned_.load(std::memory_order_acquire), address);
@@ -76,7 +76,7 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   if (bytes > 0) {
     tencache_error error = {};
     address = try_allocate(bytes, &error);
-    // What the core cannot know to be free: pools of graphs that are gone.
+    // The core cannot know that pools of graphs are free once the graphs are gone.
     if (address == nullptr && drop_released_pools()) address = try_allocate(bytes, &error);
     TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr || error.code != TENCACHE_OUT_OF_MEMORY,
                      error.message);
@@ -85,7 +85,7 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   return {address, address, &delete_raw, c10::Device(c10::DeviceType::CPU)};
 }
 
-// Null with *error filled.
+// Null, with *error filled, on failure.
 void* PinnedAllocator::try_allocate(size_t bytes, tencache_error* error) {
   tencache_pinned* const memory = pinned();
   if (route_count_.load(std::memory_order_relaxed) > 0) [[unlikely]] {
@@ -163,7 +163,7 @@ void PinnedAllocator::release_pool(c10::MempoolId_t id) {
   previous_->release_pool(id);
 }
 
-// The pool that allocations on the current stream go to, which one more thread allocates in now.
+// The pool that allocations on the current stream go to. Counts this thread as allocating in it.
 std::optional<c10::MempoolId_t> PinnedAllocator::routed_to() {
   std::vector<Route> routes;
   {
@@ -196,8 +196,8 @@ void* PinnedAllocator::allocate_in_pool(const c10::MempoolId_t& id, size_t bytes
   return address;
 }
 
-// Not while anything is routed to a pool: that may be a graph's capture, which forbids to wait for
-// its device. Whether there was a pool to drop.
+// Does nothing while allocations are routed to a pool: that may be a graph capture, which forbids
+// waiting for its device. Returns whether there was a pool to drop.
 bool PinnedAllocator::drop_released_pools() {
   std::vector<Pool> released;
   {
@@ -260,7 +260,8 @@ void PinnedAllocator::record_history(bool enabled, c10::CachingDeviceAllocator::
                     "Take a snapshot where you want to see it.");
 }
 
-// A segment is what PyTorch's own allocator takes from the driver for one block: here each block.
+// PyTorch's own allocator takes one segment from the driver per block, so each block is a segment
+// here.
 std::vector<at::HostSegmentInfo> PinnedAllocator::get_segments() {
   std::vector<at::HostSegmentInfo> segments;
   tencache_pinned* const memory = pinned_.load(std::memory_order_acquire);

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PinnedAllocator: PyTorch's allocator of pinned host memory (pin_memory(), DataLoaders, copies of
-// non_blocking) over the core's: sizes are exact, where PyTorch's own one rounds up to powers of
-// two, and the memory lies next to the GPU that is current when it is first used. One for all GPUs.
+// PinnedAllocator implements PyTorch's allocator of pinned host memory (pin_memory(), DataLoaders,
+// non_blocking copies) over the core's. Sizes are exact, where PyTorch's own allocator rounds up to
+// powers of two. The memory lies next to the GPU that is current when it is first used. One
+// allocator serves all GPUs.
 //
-// Note [What pinned means]. Where the driver refuses to pin more, memory is pageable and is_pinned
+// Note [What pinned means]. Where the driver refuses to pin more, memory is pageable. is_pinned()
 // says so, because PyTorch asks the driver (cudaPointerGetAttributes, which knows registered memory
-// and every address in it). An error would stop programs that run, more slowly, without: copies are
-// right either way. The core warns once.
+// and every address in it). An error would stop programs that run, more slowly, without pinning:
+// copies are right either way. The core warns once.
 //
-// Note [What was there before]. Memory that another allocator gave out is still its own. So the
-// allocator that was installed before is passed on what concerns it: a stream that uses its memory,
-// the end of a pool that began there, and the wish to empty caches.
+// Note [What was there before]. Memory that another allocator gave out still belongs to it. So we
+// pass on to the previous allocator what concerns it: a stream that uses its memory, the end of a
+// pool that began there, and requests to empty caches.
 //
-// Private pools are those of CUDA graphs. What a graph's capture allocated and copies used is used
-// again only when the pool was released by all, the cache is emptied or memory runs out, and the
-// device was waited for, because a replay may still use it.
+// Private pools are those of CUDA graphs. Memory that a capture allocated and its copies used is
+// reused only after all users have released the pool, the cache is emptied or memory runs out, and
+// the device was waited for, because a replay may still use it.
 //
-// A DataPtr's context is the data pointer and its deleter is raw_deleter(), which has no argument
-// for the allocator: there is one alive at a time. A context that PyTorch passes back may be
-// another's; the address decides. Only empty_cache() gives memory back to the system: to unpin may
-// stop the GPUs.
+// A DataPtr's context is the data pointer and its deleter is raw_deleter(), which takes no
+// allocator argument, so only one PinnedAllocator is alive at a time. A context that PyTorch passes
+// back may be another allocator's; the address decides. Only empty_cache() gives memory back to the
+// system, because unpinning may stop the GPUs.
 //
 // Threads: any. mutex_ is held while the memory is opened and for bookkeeping; filters are called,
 // and memory is allocated, without it.
@@ -51,10 +52,10 @@ class PinnedAllocator final : public at::HostAllocator {
   using Opener = std::function<tencache_pinned*(int ordinal, tencache_error* error)>;
   using Filter = std::function<bool(c10::Stream)>;
 
-  /// `previous` is the allocator that was installed so far, or null.
+  /// `previous` is the allocator installed before this one, or null.
   PinnedAllocator(const CudaCalls& calls, Opener open, at::HostAllocator* previous);
-  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: nothing that was
-  /// allocated is used any more.
+  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: no memory that it
+  /// allocated is still in use.
   ~PinnedAllocator() override;
 
   // c10::Allocator
@@ -76,16 +77,16 @@ class PinnedAllocator final : public at::HostAllocator {
                       size_t entries_max, c10::CachingDeviceAllocator::RecordContext when,
                       bool clear_history) override;
   std::vector<at::HostSegmentInfo> get_segments() override;
-  // is_history_enabled(), get_traces() and record_external_...() are the interface's own: there is
-  // no history.
+  // is_history_enabled(), get_traces() and record_external_...() keep the interface's defaults:
+  // there is no history.
 #endif
 
  private:
   struct Pool {
-    uint64_t number = 0;  // of the core
+    uint64_t number = 0;  // the core's
     c10::DeviceIndex device = 0;
     int user_count = 0;
-    int allocating_count = 0;  // threads that are about to allocate in it
+    int allocating_count = 0;  // threads about to allocate in it
   };
   struct Route {
     c10::MempoolId_t id;
@@ -107,7 +108,7 @@ class PinnedAllocator final : public at::HostAllocator {
   std::atomic<size_t> route_count_{0};             // written with mutex_ held
   std::mutex mutex_;
   std::map<c10::MempoolId_t, Pool> pools_;  // guarded by mutex_
-  std::vector<Route> routes_;               // guarded by mutex_; began last, last
+  std::vector<Route> routes_;               // guarded by mutex_; the latest is last
 };
 
 }  // namespace tencache::shim

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The C functions of libtencache_torch.so, for the Python package (ctypes) and for C++ programs
- * that link libtorch. The library reads PyTorch's C++ structures and is right only for the very
- * version it was compiled against: compare tencache_torch_built_for() with torch.__version__ first
- * (the version text in the package's _build_info.py serves to do so before loading).
+ * that link libtorch. The library reads PyTorch's C++ structures and works only with the exact
+ * version it was compiled against. So compare tencache_torch_built_for() with torch.__version__
+ * first. Before loading, the version text in the package's _build_info.py serves the same purpose.
  *
- * No function throws. Everything may be called from any thread after tencache_torch_install().
+ * No function throws. After tencache_torch_install(), any thread may call any function.
  */
 #ifndef TENCACHE_TORCH_H_
 #define TENCACHE_TORCH_H_
@@ -23,20 +23,21 @@ extern "C" {
 TENCACHE_API const char* tencache_torch_built_for(void);
 
 /* Starts the runtime with the options set so far and puts it under PyTorch: gate, list operators,
- * collectives, and on the cpu backend the CPU allocator (for GPUs: tencache_torch_cuda.h). 0, or an
- * error code with *error filled and nothing installed. A second call does nothing and returns 0;
- * after a failed one it may be called again. */
+ * collectives, and on the cpu backend the CPU allocator (for GPUs: tencache_torch_cuda.h). Returns
+ * 0, or an error code with *error filled and nothing installed. A second call does nothing and
+ * returns 0; after a failure it may be called again. */
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
-/* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for what
- * holds the addresses, as read and written; close on the same thread, last in, first out. */
+/* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for the
+ * extents that hold the addresses, as read and written. Close on the same thread, last in, first
+ * out. */
 TENCACHE_API void tencache_torch_open(const char* name, const void* const* addresses,
                                       uint32_t count);
 TENCACHE_API void tencache_torch_close(void);
 
-/* What was installed, as JSON: {torch, backend, installed, split: [names], left_alone: [{name,
- * reason}], split_calls, split_runs, collectives, pending_collectives, known_operators}. Writes as
- * much as fits, always terminated; returns the size needed, terminator included. */
+/* Describes the installation as JSON: {torch, backend, installed, split: [names], left_alone:
+ * [{name, reason}], split_calls, split_runs, collectives, pending_collectives, known_operators}.
+ * Writes as much as fits, always terminated; returns the size needed, terminator included. */
 TENCACHE_API size_t tencache_torch_describe_json(char* buffer, size_t bytes);
 
 #ifdef __cplusplus

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C functions of libtencache_torch_cuda.so, which puts the memory of GPUs under tencache. It
- * is built beside libtencache_torch.so where the installed torch is one with CUDA, and is right for
- * that very version alone. It works on libtencache_torch.so, which it brings along.
+ * The C functions of libtencache_torch_cuda.so, which puts the memory of GPUs under tencache. It is
+ * built beside libtencache_torch.so if the installed torch has CUDA, and works with that exact
+ * version alone. It depends on libtencache_torch.so and loads it.
  *
- * Life: the option backend set to cuda -> tencache_torch_cuda_install(), before the first CUDA
- * tensor. CUDA itself is not initialised by it: a GPU is opened when it is first used.
+ * Life: set the option backend to cuda, then call tencache_torch_cuda_install() before the first
+ * CUDA tensor. It does not initialise CUDA: a GPU is opened when it is first used.
  *
- * Everything may be called from any thread.
+ * Any thread may call any function.
  */
 #ifndef TENCACHE_TORCH_CUDA_H_
 #define TENCACHE_TORCH_CUDA_H_
@@ -25,11 +25,11 @@ typedef struct CUstream_st* tencache_cuda_stream; /* cudaStream_t */
 /* The torch.__version__ it was compiled against. The text lives for ever. */
 TENCACHE_API const char* tencache_torch_cuda_built_for(void);
 
-/* What tencache_torch_install() does, and then CUDA tensors are allocated from tencache:
+/* Does what tencache_torch_install() does, and makes PyTorch allocate CUDA tensors from tencache:
  * torch.cuda, torch.accelerator and torch.cuda.memory._get_current_allocator() show its allocator.
- * Pinned memory (pin_memory(), torch.cuda.host_memory_stats()) comes from it as well.
- * 0, or an error code with *error filled: the option backend is not cuda, or CUDA's own allocator
- * holds memory already. A second call does nothing and returns 0. Does not throw. */
+ * Pinned memory (pin_memory(), torch.cuda.host_memory_stats()) comes from it as well. Returns 0, or
+ * an error code with *error filled: the option backend is not cuda, or CUDA's own allocator already
+ * holds memory. A second call does nothing and returns 0. Does not throw. */
 TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);
 
 /* The allocator, a c10::cuda::CUDACachingAllocator::CUDAAllocator, for C++ programs; NULL before it
@@ -37,9 +37,9 @@ TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);
 TENCACHE_API void* tencache_torch_cuda_allocator(void);
 
 /* For torch.cuda.memory.CUDAPluggableAllocator, which tells the allocator neither of other streams
- * (record_stream) nor of CUDA graphs, and shows no figures: where it can be chosen,
- * tencache_torch_cuda_install() is better. With the options of the environment; the first call
- * starts the runtime and puts in the hooks. They throw what PyTorch's own allocators throw. */
+ * (record_stream) nor of CUDA graphs, and shows no figures. Prefer tencache_torch_cuda_install()
+ * where you can. They use the options of the environment; the first call starts the runtime and
+ * installs the hooks. They throw what PyTorch's own allocators throw. */
 TENCACHE_API void* tencache_cuda_malloc(size_t bytes, int device, tencache_cuda_stream stream);
 TENCACHE_API void tencache_cuda_free(void* address, size_t bytes, int device,
                                      tencache_cuda_stream stream);

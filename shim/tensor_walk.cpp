@@ -20,7 +20,7 @@
 namespace tencache::shim {
 namespace {
 
-// Dense tensors have none of these; the others keep tensors inside, which the walk opens.
+// Dense tensors have none of these keys. The others keep tensors inside, which the walk opens.
 constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::Quantized,
     c10::DispatchKey::Sparse,
@@ -28,8 +28,8 @@ constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::NestedTensor,
 });
 
-// Written once, before any hook or kernel is installed. It grows when a GPU is opened, so its base
-// is read before its size (abi/tencache.h).
+// Written once, before any hook or kernel is installed. The arena grows when a GPU is opened, so
+// read its base before its size (abi/tencache.h).
 constexpr tencache_arena kNowhere = {0, 0};
 const tencache_arena* arena = &kNowhere;
 
@@ -45,8 +45,8 @@ void add_inner(const at::Tensor& tensor, uint32_t mode, AccessList& accesses) {
   add_tensor(tensor.unsafeGetTensorImpl(), mode, accesses);
 }
 
-// The classes are asked for by dynamic_cast, because a Python wrapper subclass may carry the layout
-// or the key of a class that it is not.
+// We check the class by dynamic_cast, because a Python wrapper subclass may carry the layout or key
+// of a class that it is not.
 __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, uint32_t mode,
                                                  AccessList& accesses) {
   if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(tensor)) {
@@ -61,7 +61,7 @@ __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, u
     add_inner(nested->get_nested_strides(), mode, accesses);
     add_inner(nested->get_storage_offsets(), mode, accesses);
   } else if (const auto* quantized = dynamic_cast<const at::QTensorImpl*>(tensor)) {
-    // quantizer() is not const although it only copies a pointer.
+    // quantizer() is not const, although it only copies a pointer.
     const auto quantizer = const_cast<at::QTensorImpl*>(quantized)->quantizer();
     if (const auto* channels =
             dynamic_cast<const at::PerChannelAffineQuantizer*>(quantizer.get())) {
@@ -88,9 +88,9 @@ void AccessList::grow() {
 }
 
 const void* storage_address(const at::TensorImpl* tensor) {
-  // Without has_storage(), a virtual call that says no more than the null pointer does.
+  // We skip has_storage(): it is a virtual call and says no more than the null pointer does.
   c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-  // The accessor without checks: data() throws for fake tensors, mutable_data() copies.
+  // Use the accessor without checks: data() throws for fake tensors, mutable_data() copies.
   return storage == nullptr ? nullptr : storage->_mutable_data_ptr_no_checks().get();
 }
 
@@ -106,7 +106,7 @@ void add_value(const c10::IValue& value, uint32_t mode, AccessList& accesses) {
     add_tensor(value.unsafeToTensorImpl(), mode, accesses);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      // A list holds elements of one type: without tensors in the first there are none at all.
+      // A list holds elements of one type: if the first holds no tensors, none does.
       if (element.isInt() || element.isDouble() || element.isBool() || element.isString()) break;
       add_value(element, mode, accesses);
     }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor walk: from the boxed arguments of an op to the accesses that the gate is told about.
-// It follows Tensor, Tensor[], Tensor?[], optionals, tuples, dicts and nested lists, and opens the
+// The tensor walk turns the boxed arguments of an op into the accesses that the gate is told about.
+// It follows Tensor, Tensor[], Tensor?[], optionals, tuples, dicts and nested lists. It opens
 // tensors that keep bytes outside their own storage: sparse COO, sparse compressed, strided nested
 // and per-channel-quantised ones. Tensors without memory of their own (undefined, meta, functorch
-// wrappers, wrapper subclasses, opaque mkldnn) add nothing: whatever they stand for is announced by
-// the op they are dispatched to.
+// wrappers, wrapper subclasses, opaque mkldnn) add nothing: the op they are dispatched to announces
+// whatever they stand for.
 //
 // Invariants: (1) a storage's address is read without materialising copy-on-write, without throwing
-// and, for dense tensors, without touching a reference count; (2) an address outside the arena (of
-// all GPUs that are open, on the cuda backend) is never stored; (3) an AccessList keeps its memory,
-// so that a thread allocates once and not per op.
+// and, for dense tensors, without touching a reference count; (2) an address outside the arena (on
+// the cuda backend, of all open GPUs) is never stored; (3) an AccessList keeps its memory, so a
+// thread allocates once and not per op.
 //
 // Threads: an AccessList belongs to one thread; the functions may run on any.
 #pragma once
@@ -57,20 +57,20 @@ class AccessList {
   tencache_access inline_[kInlineCount] = {};
 };
 
-/// Takes note of the arena. After tencache_start(), before anything walks; once.
+/// Reads the arena. Call once, after tencache_start() and before anything walks.
 void install_tensor_walk();
 
 /// Adds the memory of one tensor.
 void add_tensor(const at::TensorImpl* tensor, uint32_t mode, AccessList& accesses);
 
-/// Adds the memory of all tensors inside the value, of whatever type it is.
+/// Adds the memory of all tensors inside a value of any type.
 void add_value(const c10::IValue& value, uint32_t mode, AccessList& accesses);
 
-/// Adds what an op with these arguments accesses, each argument in the way its schema says.
+/// Adds what an op with these arguments accesses, each as its schema says.
 void add_arguments(const OperatorInfo& info, std::span<const c10::IValue> arguments,
                    AccessList& accesses);
 
-/// The address of the tensor's storage, nullptr where it has none. Nothing is materialised.
+/// The address of the tensor's storage; nullptr if it has none. Materialises nothing.
 const void* storage_address(const at::TensorImpl* tensor);
 
 }  // namespace tencache::shim

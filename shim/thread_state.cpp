@@ -4,8 +4,8 @@
 namespace tencache::shim::detail {
 namespace {
 
-// Apart from the pointer, so that reading the pointer needs no guard. An op of a thread-local's
-// destructor that runs after this one makes a new state, which is then left to the process.
+// The owner is separate from the pointer, so that reading the pointer needs no guard. If an op runs
+// in a thread-local destructor after this one, it makes a new state, which is left to the process.
 struct ThreadStateOwner {
   bool is_registered = false;
   ~ThreadStateOwner() {
@@ -20,7 +20,7 @@ thread_local ThreadStateOwner owner;
 constinit thread_local ThreadState* thread_state_pointer = nullptr;
 
 __attribute__((noinline, cold)) ThreadState& make_thread_state() {
-  owner.is_registered = true;  // naming it registers its destructor
+  owner.is_registered = true;  // this use registers its destructor
   thread_state_pointer = new ThreadState;
   return *thread_state_pointer;
 }

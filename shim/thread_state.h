@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the shim keeps per thread: the cache of operators and the list that accesses are gathered
-// in. Made when a thread comes by for the first time, destroyed when the thread ends.
+// The shim's state of one thread: the cache of operators and the list that gathers accesses. A
+// thread makes it on first use and destroys it when it ends.
 //
-// The pointer to it is thread-local of the initial-exec model, so that reading it is one
-// instruction and not a call: eight bytes of the room that the loader keeps for libraries loaded
-// late.
+// The pointer to it is a thread-local of the initial-exec model, so that reading it is one
+// instruction and not a call. It takes eight bytes of the room that the loader reserves for
+// libraries loaded late.
 #pragma once
 
 #include "operator_cache.h"
@@ -32,8 +32,8 @@ inline ThreadState& thread_state() {
   return state != nullptr ? *state : detail::make_thread_state();
 }
 
-/// The calling thread's list, empty. It holds until the thread's next call of this function, so it
-/// serves to gather and to open the gate, not across an op.
+/// The calling thread's list, emptied. It is valid until the thread calls this function again: use
+/// it to gather accesses and open the gate, not across an op.
 inline AccessList& cleared_thread_accesses() {
   AccessList& accesses = thread_state().accesses;
   accesses.clear();
