@@ -14,8 +14,8 @@
 // 3. Extents that an op names on a capturing stream stay resident from then on: the graph is
 //    replayed where no gate sees it.
 //
-// Threads: any. mutex_ is the lock of forks, so a forked child can register names too. It is held
-// only for bookkeeping and for registering names. remove() is for tests.
+// Threads: any. mutex_ is held only for bookkeeping, for registering names, and while the process
+// forks. remove() is for tests.
 #pragma once
 
 #include <array>
@@ -38,6 +38,7 @@ struct EngineEntry {
 
   int ordinal = 0;  // of the GPU; kHost on the cpu backend
   Engine* engine = nullptr;
+
 };
 
 /// The holds of one request: one for each engine that has something to hold.
@@ -54,6 +55,7 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
+  /// Makes forks leave the lock free from now on. The object must live as long as the process.
   /// Sets what tells the stream that a GPU's ops queue their work on; until then, the default
   /// stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
