@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every guarded function is an instance of one template, which finds out by the types of the
-// arguments what they mean (class Work): no function of the list uses a type in two senses.
+// Every guarded function is an instance of one template, which reads the meaning of the arguments
+// from their types (class Work). No function of the list uses one type in two senses.
 #include "driver_functions.h"
 
 #include <algorithm>
@@ -22,12 +22,12 @@ namespace {
 constexpr uint32_t kRead = TENCACHE_READ;
 constexpr uint32_t kWrite = TENCACHE_WRITE;
 
-/// What one call is about to queue.
+/// The work that one call is about to queue.
 class Work {
  public:
   Work(const char* name, const tencache_arena& watched) : name_(name), addresses_(watched) {}
 
-  // Copies name their target first; where only one address is on a device, it may be the source.
+  // Copies name their target first. If only one address is on a device, it may also be the source.
   void take(CUdeviceptr address) {
     addresses_.add(address, has_target_ ? kRead : kRead | kWrite);
     has_target_ = true;
@@ -43,7 +43,7 @@ class Work {
   void take(const CUDA_MEMCPY3D* copy) { take_words(copy, sizeof *copy); }
   void take(const CUDA_MEMCPY3D_PEER* copy) { take_words(copy, sizeof *copy); }
   template <typename Other>
-  void take(Other /*says nothing of memory*/) {}
+  void take(Other /*names no memory*/) {}
 
   uint32_t begin(const tencache_guard_hooks& hooks, bool is_per_thread) {
     if (kernel_ != nullptr) {
@@ -91,24 +91,24 @@ template <typename Owner>
 concept OwnsKernels = std::same_as<Owner, CUmodule> || std::same_as<Owner, CUlibrary> ||
     std::same_as<Owner, CUcontext> || std::same_as<Owner, CUdevice>;
 
-// It ends with the call, and its kernels' handles may be another one's soon.
+// The call ends the owner, and its kernels' handles may soon belong to another.
 template <OwnsKernels Owner>
 CUresult pass(CUresult (*real)(Owner), const char* /*name*/, bool /*is_per_thread*/, Owner owner) {
   KernelArguments::instance().distrust();
   return real(owner);
 }
 
-/// The symbol of a function, as an argument of a template.
+/// The symbol of a function, as a template argument.
 template <size_t kSize>
 struct Symbol {
-  // Only so is a literal converted.
+  // A literal converts only through an implicit constructor.
   // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions)
   consteval Symbol(const char (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
   char text[kSize] = {};
 };
 
-// As many functions of one name and meaning of the NULL stream are told apart. More than one is
-// there only where libraries ask for different versions of the interface.
+// How many functions of one name and one meaning of the NULL stream we tell apart. There is more
+// than one only if libraries ask for different versions of the interface.
 constexpr size_t kPlaces = 4;
 
 template <Symbol kSymbol, typename Function>
@@ -123,7 +123,7 @@ class Guarded<kSymbol, CUresult(Arguments...)> {
     return is_per_thread ? serve<true>(real) : serve<false>(real);
   }
 
-  /// For those who were linked with it, and come back here with every call.
+  /// For callers that are linked with the function and come here with every call.
   static CUresult call_linked(bool is_per_thread, Arguments... arguments) {
     static const std::array<Real, 2> reals = {
         driver_function<Real>(kSymbol.text),
@@ -158,12 +158,12 @@ class Guarded<kSymbol, CUresult(Arguments...)> {
         return reinterpret_cast<void*>(kCalls[place]);
       }
     }
-    return address;  // unguarded, which is what a program without a guard has
+    return address;  // unguarded, as in a program without a guard
   }
 };
 
 struct Entry {
-  std::string_view symbol;  // of the function that cuda.h declares
+  std::string_view symbol;  // the symbol that cuda.h declares
   void* (*serve)(void* real, bool is_per_thread);
 };
 
@@ -212,7 +212,7 @@ constexpr std::array kEntries = {
     entry<"cuDevicePrimaryCtxRelease_v2", decltype(::cuDevicePrimaryCtxRelease)>(),
 };
 
-// Since CUDA 3.2 sizes have 64 bits; what is older has other parameters.
+// Since CUDA 3.2 sizes have 64 bits; older functions have other parameters.
 constexpr int kOldestVersion = 3020;
 
 bool drop_suffix(std::string_view* symbol, std::string_view suffix) {

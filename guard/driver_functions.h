@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of the driver that queue work on memory which their arguments name: launches of
-// kernels, copies and sets. Whoever asks for one of them gets the guard's function in its place,
-// which tells the hooks what the call may use, and calls the driver's with the arguments as they
-// came.
+// The driver's functions that queue work on memory which their arguments name: launches of kernels,
+// copies and sets. A library that asks for one of them gets the guard's function in its place. That
+// tells the hooks what the call may use, and calls the driver's function with the same arguments.
 //
 // A library may ask in several ways, and the driver may have several functions of one name, e.g.
-// one for each meaning of the NULL stream: the guard has a function for each of the driver's.
+// one for each meaning of the NULL stream. The guard has a function for each of the driver's.
 //
-// Not among them: copies of arrays (textures), batches of copies, words that a stream writes,
-// graphs that are built node by node, and what a kernel finds by an address in memory. And only
-// launches are served by the linker, too.
+// The guard does not see copies of arrays (textures), batches of copies, words that a stream
+// writes, graphs that are built node by node, or memory that a kernel finds through an address in
+// memory. The linker resolves only launches to the guard.
 //
-// Threads: any, no locks. Asking allocates nothing, for libraries ask while they are being loaded.
+// Threads: any, no locks. Looking up a function allocates nothing, because libraries do it while
+// they are being loaded.
 #pragma once
 
 #include <cuda.h>
@@ -22,13 +22,14 @@
 
 namespace tencache::guard {
 
-/// What is served to who asks for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds"; `real`
-/// itself, the driver's, where it queues no such work.
+/// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". That is
+/// `real`, the driver's, if it queues no such work.
 void* guarded_symbol(std::string_view symbol, void* real);
 /// The same for cuGetProcAddress() with these arguments.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);
 
-// For those who are linked with the driver, under the driver's names (guard/interposer.cpp).
+// For callers that are linked with the driver; guard/interposer.cpp exports them under the driver's
+// names.
 CUresult launch_kernel(bool is_per_thread, CUfunction kernel, unsigned grid_x, unsigned grid_y,
                        unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
                        unsigned shared_bytes, CUstream stream, void** arguments, void** extra);

@@ -10,19 +10,19 @@
 namespace tencache::guard {
 namespace {
 
-// The versions of dlsym in glibc: since 2.34, before on x86-64, before on aarch64.
+// The versions of dlsym in glibc: since 2.34; before that on x86-64; before that on aarch64.
 constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
 
 Dlsym find_dlsym() {
   for (const char* version : kVersions) {
     if (void* found = dlvsym(RTLD_NEXT, "dlsym", version)) return reinterpret_cast<Dlsym>(found);
   }
-  std::abort();  // no dlsym can be served any more, and this is not a glibc
+  std::abort();  // this is not glibc, and we cannot serve dlsym
 }
 
 }  // namespace
 
-// Asked before this library's static objects are made: other libraries' constructors call dlsym.
+// Called before this library's static objects exist: other libraries' constructors call dlsym.
 Dlsym real_dlsym() {
   static const Dlsym real = find_dlsym();
   return real;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The driver behind the guard: its own functions, and dlsym() without the guard in between.
-// Threads: any.
+// The driver behind the guard: its own functions, and a dlsym() that bypasses the guard. Threads:
+// any.
 #pragma once
 
 namespace tencache::guard {
 
 using Dlsym = void* (*)(void* library, const char* name) noexcept;
 
-/// The C library's. Never null.
+/// The C library's dlsym(). Never null.
 Dlsym real_dlsym();
 
-/// The driver's function of exactly this name, e.g. "cuMemcpyHtoD_v2"; null where there is none.
+/// The driver's function of exactly this name, e.g. "cuMemcpyHtoD_v2"; null if there is none.
 void* find_in_driver(const char* name);
 
 template <typename Function>

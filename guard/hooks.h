@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hooks that the core has installed, and the addresses that a call of the driver names, on
-// their way there. Threads: any.
+// The hooks that the core has installed, and the addresses of a driver call that are passed to
+// them. Threads: any.
 #pragma once
 
 #include <array>
@@ -13,10 +13,11 @@
 
 namespace tencache::guard {
 
-/// Null as long as there is no core, or none that uses a GPU.
+/// Null until there is a core that uses a GPU.
 const tencache_guard_hooks* installed_hooks();
 
-/// What one call may use, of the memory that is watched: candidates, which the core looks up.
+/// The addresses in watched memory that one call may use. They are candidates; the core looks them
+/// up.
 class Addresses {
  public:
   explicit Addresses(const tencache_arena& watched) : watched_(watched) {}
@@ -27,15 +28,15 @@ class Addresses {
     if (address - watched_.base < watched_.bytes) [[unlikely]]
       append({reinterpret_cast<const void*>(address), mode});
   }
-  /// Every aligned word of so many bytes, whose first has this place in its block. What a kernel
-  /// gets by value may hold addresses among other things, so each word is taken for one.
+  /// Adds every aligned word of `count` bytes; `place` is where the first byte lies in its block.
+  /// An argument passed by value may hold addresses among other things, so each word counts as one.
   void add_words(const void* bytes, size_t count, size_t place, uint32_t mode);
 
   const tencache_access* data() const { return more_ != nullptr ? more_.get() : some_.data(); }
   uint32_t count() const { return count_; }
 
  private:
-  // Holds those of an ordinary kernel. A kernel that takes lists has up to some hundred.
+  // Room for an ordinary kernel's addresses. A kernel that takes lists has up to some hundred.
   static constexpr size_t kSome = 64;
 
   void append(const tencache_access& access);

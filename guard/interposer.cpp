@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The ways in which a library finds a function of the driver: by dlsym() on the driver's library
-// (cuBLASLt, Triton, CuPy), by cuGetProcAddress(), which it has found so (CUDA's run time, in each
-// copy that libraries have linked into them), or by the linker. The preloaded guard stands before
-// all three. What is no function of the driver goes on to the C library as it came.
+// (cuBLASLt, Triton, CuPy); by cuGetProcAddress(), itself found by dlsym() (CUDA's runtime, in each
+// copy that is linked into a library); or by the linker. The preloaded guard stands before all
+// three. A lookup of anything else goes on to the C library unchanged.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -14,7 +14,7 @@
 #include "driver_functions.h"
 #include "driver_library.h"
 
-// One name, two functions: the header's macro chooses one of them.
+// The name stands for two functions; the header's macro would choose one.
 #undef cuGetProcAddress
 
 #define TENCACHE_GUARD_PUBLIC extern "C" __attribute__((visibility("default")))
@@ -22,7 +22,7 @@
 namespace tencache::guard {
 namespace {
 
-// Until CUDA 12.0, and since.
+// The first form is from before CUDA 12.0, the second is since then.
 using Get = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags);
 using GetWithStatus = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags,
                                    CUdriverProcAddressQueryResult* status);
@@ -85,7 +85,7 @@ bool is_of_driver(const void* function) {
       .starts_with("libcuda.so");
 }
 
-// Null: not our affair.
+// Null if the guard does not serve this function.
 __attribute__((noinline)) void* find_guarded(void* library, const char* name) {
   if (library == RTLD_NEXT || library == RTLD_DEFAULT) return nullptr;
   void* const real = real_dlsym()(library, name);
@@ -102,8 +102,8 @@ bool is_driver_name(const char* name) {
 }  // namespace
 }  // namespace tencache::guard
 
-// The last call must be a jump: what dlsym(RTLD_NEXT) means depends on who called, which the C
-// library reads from the return address (guard/CMakeLists.txt, and a test).
+// The last call must be a jump: dlsym(RTLD_NEXT) depends on its caller, which the C library reads
+// from the return address (guard/CMakeLists.txt, and a test).
 TENCACHE_GUARD_PUBLIC void* dlsym(void* library, const char* name) noexcept {
   using namespace tencache::guard;
   if (is_driver_name(name)) {
@@ -145,7 +145,7 @@ TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress_v2(const char* name, void** entr
                                                       grid_z, block_x, block_y, block_z,          \
                                                       shared_bytes, stream, arguments);           \
   }
-// What is compiled for the legacy default stream, and for the per-thread one.
+// For programs compiled for the legacy default stream, and for the per-thread one.
 TENCACHE_GUARD_LAUNCHES(, false)
 TENCACHE_GUARD_LAUNCHES(_ptsz, true)
 #undef TENCACHE_GUARD_LAUNCHES

@@ -13,7 +13,7 @@ namespace {
 using ArgumentInfo = CUresult (*)(void* kernel, size_t index, size_t* offset, size_t* bytes);
 using NameOf = CUresult (*)(const char** name, void* kernel);
 
-// Kernels that this thread launched last, so that a launch takes no lock.
+// The kernels that this thread launched last. They let a launch skip the lock.
 struct Recent {
   CUfunction kernel = nullptr;
   uint64_t generation = 0;
@@ -27,20 +27,20 @@ size_t place_of(CUfunction kernel) {
   return ((key >> 4) ^ (key >> 12)) % kRecentCount;
 }
 
-// The arguments in their order; false where the function refuses the handle.
+// Lists the arguments in order; false if the function refuses the handle.
 bool list_arguments(ArgumentInfo info, CUfunction kernel, KernelLayout* layout) {
   if (info == nullptr) return false;
   for (size_t index = 0;; ++index) {
     KernelLayout::Argument argument;
     const CUresult result = info(kernel, index, &argument.offset, &argument.bytes);
-    // So it answers past the last one.
+    // This is the answer past the last argument.
     if (result == CUDA_ERROR_INVALID_VALUE) return true;
     if (result != CUDA_SUCCESS) return false;
     layout->arguments.push_back(argument);
   }
 }
 
-// The run time passes a CUkernel where a CUfunction is asked for, which has functions of its own.
+// CUDA's runtime passes a CUkernel where a CUfunction is expected; each kind has its own functions.
 // A handle of the other kind is refused, or seems to have no arguments.
 KernelLayout ask_driver(CUfunction kernel) {
   static const auto of_function = driver_function<ArgumentInfo>("cuFuncGetParamInfo");
@@ -109,7 +109,7 @@ bool add_arguments(const KernelLayout& layout, void* const* arguments, void* con
     }
     return true;
   }
-  // One block that holds all of them: key, value, key, value, end.
+  // One block holds all arguments; the list is key, value, key, value, end.
   const void* block = nullptr;
   size_t bytes = 0;
   for (; extra != nullptr && *extra != CU_LAUNCH_PARAM_END; extra += 2) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KernelArguments: where the arguments of each kernel lie, as the driver says
-// (cuFuncGetParamInfo, since CUDA 12.4), asked once for each kernel. A launch hands over an array
-// of pointers and no sizes, so without it the arguments cannot be read.
+// KernelArguments: where the arguments of each kernel lie. The driver tells it (cuFuncGetParamInfo,
+// since CUDA 12.4) and is asked once for each kernel. A launch passes an array of pointers without
+// sizes, so nothing else tells how to read the arguments.
 //
-// A handle is good until its module is unloaded, and may then be another kernel's: from distrust()
-// on each is asked about again. What was found before is kept for good, because a launch on another
-// thread may be reading it, and served again where the driver's answer is the same.
+// A handle is valid until its module is unloaded, and may belong to another kernel afterwards. So
+// distrust() makes us ask about each kernel again. Earlier layouts are kept for ever, because a
+// launch on another thread may be reading one. They are reused if the driver gives the same answer.
 //
 // Threads: any. mutex_ is held for bookkeeping alone, never across a call of the driver.
 #pragma once
@@ -41,12 +41,12 @@ struct KernelLayout {
 
 class KernelArguments {
  public:
-  /// One for the process, which is never destroyed: kernels are launched while it exits.
+  /// The process's one instance. Never destroyed: kernels are launched while the process exits.
   static KernelArguments& instance();
 
-  /// Lives for ever.
+  /// The layout lives for ever.
   const KernelLayout& layout(CUfunction kernel);
-  /// A module is about to be unloaded.
+  /// Call before a module is unloaded.
   void distrust() { generation_.fetch_add(1, std::memory_order_release); }
 
  private:
@@ -63,7 +63,7 @@ class KernelArguments {
   std::atomic<uint64_t> generation_{1};
 };
 
-/// What a launch with these arguments may use; false where that cannot be told.
+/// Adds the addresses that a launch with these arguments may use; false if we cannot tell.
 bool add_arguments(const KernelLayout& layout, void* const* arguments, void* const* extra,
                    Addresses* addresses);
 
