@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything from a fresh clone. Each target sees to what it needs: system packages (apt), .venv with
-# PyTorch, the build. scripts/dev.py does the work.
+# Everything from a fresh clone. Each target installs and builds what it needs: system packages
+# (apt), .venv with PyTorch, the libraries. scripts/dev.py does the work.
 PYTHON ?= python3
-# For test-python: make test-python ARGS="-k trainer -x"
+# Arguments for pytest: make test-python ARGS="-k trainer -x"
 ARGS ?=
 
 TASKS := build check demo test lint format bench clean mutations \

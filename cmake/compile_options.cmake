@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# tencache_compile_options: an interface target with the warnings, sanitizers and thread-safety analysis
-# that everything written here is compiled with.
+# tencache_compile_options: an interface target with the warnings, sanitizers and thread-safety
+# analysis that all our code is compiled with.
 add_library(tencache_compile_options INTERFACE)
 target_compile_options(
   tencache_compile_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
@@ -12,18 +12,19 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 
 if(TENCACHE_SANITIZE)
-  # Frame pointers and line tables make the reports readable; a finding ends the process.
+  # Frame pointers and line tables make reports readable. A finding ends the process.
   target_compile_options(tencache_compile_options
                          INTERFACE -fsanitize=${TENCACHE_SANITIZE} -fno-sanitize-recover=all
                                    -fno-omit-frame-pointer -g1)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # gcc finds optional members uninitialized that are empty, once sanitizers keep it from seeing so.
+    # Under sanitizers gcc no longer sees that optional members are empty, and calls them
+    # uninitialized.
     target_compile_options(tencache_compile_options INTERFACE -Wno-maybe-uninitialized)
   endif()
   target_link_options(tencache_compile_options INTERFACE -fsanitize=${TENCACHE_SANITIZE})
   if("thread" IN_LIST TENCACHE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # gcc warns that ThreadSanitizer does not see fences. What ours order is atomic in itself, so no
-    # race is missed or made up for lack of them.
+    # gcc warns that ThreadSanitizer does not see fences. Our fences order accesses that are
+    # themselves atomic, so no race is missed or invented without them.
     target_compile_options(tencache_compile_options INTERFACE -Wno-tsan)
   endif()
 endif()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The libraries of the core, as targets: tencache::uring, and the header-only tencache::xxhash,
-# tencache::json and tencache::cuda_headers. liburing's static archive is taken where it is position
-# independent, so that the installed library needs no system package at run time; else the shared one.
+# The core's libraries as targets: tencache::uring, and the header-only tencache::xxhash,
+# tencache::json and tencache::cuda_headers. We link liburing's static archive if it is position
+# independent, so that the installed library needs no system package at run time; else the shared
+# library.
 find_package(Threads REQUIRED)
 
-# tencache_add_headers(<name> <header> <Debian package>): the target tencache::<name>, for one header.
+# tencache_add_headers(<name> <header> <Debian package>) adds the target tencache::<name> for one
+# header.
 function(tencache_add_headers name header package)
   find_path(TENCACHE_${name}_INCLUDE ${header})
   mark_as_advanced(TENCACHE_${name}_INCLUDE)
@@ -16,7 +18,7 @@ function(tencache_add_headers name header package)
   target_include_directories(tencache::${name} SYSTEM INTERFACE ${TENCACHE_${name}_INCLUDE})
 endfunction()
 
-# Whether `archive` may become part of a shared library.
+# Sets `result` to whether `archive` can become part of a shared library.
 function(tencache_archive_is_pic archive result)
   string(MAKE_C_IDENTIFIER "TENCACHE_PIC_${archive}" cached)
   if(NOT DEFINED ${cached})
@@ -53,9 +55,9 @@ endif()
 message(STATUS "liburing: ${uring_library}")
 target_link_libraries(tencache::uring INTERFACE ${uring_library})
 
-# TENCACHE_CUDA_INCLUDE, the folder of cuda.h, may be given. Else it is what pip installed, beside a torch
-# for CUDA or as a requirement of this build, or a toolkit's. What an earlier configure found and is gone
-# is looked for again.
+# TENCACHE_CUDA_INCLUDE, the folder of cuda.h, may be given. Else we take the one that pip installed
+# (beside a torch for CUDA, or as a requirement of this build), or a toolkit's. If the one that an
+# earlier configure found is gone, we search again.
 if(TENCACHE_CUDA_INCLUDE AND NOT EXISTS ${TENCACHE_CUDA_INCLUDE}/cuda.h)
   unset(TENCACHE_CUDA_INCLUDE CACHE)
 endif()
@@ -64,7 +66,8 @@ if(NOT TENCACHE_CUDA_INCLUDE)
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  # cuda_runtime is CUDA 12's folder: a torch for CUDA 12 goes before the requirement of this build.
+  # cuda_runtime is CUDA 12's folder, so that a torch for CUDA 12 wins over the requirement of this
+  # build.
   file(GLOB from_pip ${packages}/nvidia/cuda_runtime/include ${packages}/nvidia/cu1*/include)
   find_path(TENCACHE_CUDA_INCLUDE cuda.h HINTS ${from_pip} ENV CUDA_HOME PATHS /usr/local/cuda/include
             PATH_SUFFIXES include)
@@ -77,10 +80,11 @@ if(NOT TENCACHE_CUDA_INCLUDE)
 endif()
 file(STRINGS ${TENCACHE_CUDA_INCLUDE}/cuda.h cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
 string(REGEX REPLACE "[^0-9]" "" cuda_version "${cuda_version}")
-# Older ones lack names of the cuda backend: memory of a NUMA node, the newer cuGetProcAddress.
+# Older versions lack names that the cuda backend uses: memory of a NUMA node, the newer
+# cuGetProcAddress.
 if(NOT cuda_version GREATER_EQUAL 12020)
-  message(FATAL_ERROR "${TENCACHE_CUDA_INCLUDE}/cuda.h is of CUDA version ${cuda_version}, and tencache needs "
-                      "that of 12.2 (12020) or newer. ${cuda_remedy}")
+  message(FATAL_ERROR "${TENCACHE_CUDA_INCLUDE}/cuda.h is of CUDA version ${cuda_version}; tencache needs "
+                      "12.2 (12020) or newer. ${cuda_remedy}")
 endif()
 add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
 target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The target tencache::torch, and tencache::torch_cuda where that torch is built for CUDA and the CUDA
-# it runs on is found beside cuda.h: headers and libraries of the torch that the building Python imports, and
-# TENCACHE_TORCH_VERSION and TENCACHE_TORCH_LIBRARIES (the folder). find_package(Torch) is not used: it looks for a CUDA toolkit that building
-# against torch's headers does not need.
+# The target tencache::torch: headers and libraries of the torch that the building Python imports.
+# Also tencache::torch_cuda, if that torch is built for CUDA and its CUDA runtime is found beside
+# cuda.h. Sets TENCACHE_TORCH_VERSION and TENCACHE_TORCH_LIBRARIES (the folder). find_package(Torch)
+# is not used: it looks for a CUDA toolkit, which building against torch's headers does not need.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
-# torch is asked anew at each configure, because the environment may have been given another one.
+# We ask torch at each configure, because the environment may have got another one.
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0 ${Python3_EXECUTABLE} -c
           "import json, os, torch; print(json.dumps({\
@@ -36,7 +36,7 @@ set(TENCACHE_TORCH_LIBRARIES ${torch_root}/lib)
 foreach(name c10 torch_cpu torch)
   set(library ${torch_root}/lib/lib${name}.so)
   if(NOT EXISTS ${library})
-    message(FATAL_ERROR "${library} is missing: this torch is not a whole one. Install it again: "
+    message(FATAL_ERROR "${library} is missing: this torch is incomplete. Install it again: "
                         "pip install --force-reinstall torch==${TENCACHE_TORCH_VERSION}")
   endif()
   target_link_libraries(tencache::torch INTERFACE ${library})
@@ -50,6 +50,6 @@ if(cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
   add_library(tencache::torch_cuda INTERFACE IMPORTED GLOBAL)
   target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so
                                                        ${cudart} tencache::cuda_headers)
-  # Holds what Python is shown; its own kernels are no affair of the suites, which do without it.
+  # It holds what torch.cuda shows to Python. The suites do not need its kernels and do without it.
   set(TENCACHE_TORCH_CUDA_LIBRARY ${torch_root}/lib/libtorch_cuda.so)
 endif()
