@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point of group `torch.backends`: what `import torch` calls when tencache is installed.
+"""The entry point of group `torch.backends`: `import torch` calls it when tencache is installed.
 
-It does nothing unless the variable TENCACHE asks for tencache: a program that does not want it pays
-for the import of this small package, and no library is loaded. It runs at the end of
-torch/__init__.py, before some of torch's own modules exist: it imports no submodule of torch and
-touches no device.
+It does nothing unless the variable TENCACHE asks for tencache. Otherwise a program pays only for
+the import of this small package; no library is loaded. It runs at the end of torch/__init__.py,
+before some of torch's own modules exist, so it imports no submodule of torch and touches no device.
 
-It never raises an Exception, which torch would turn into a failed import that blames a backend
-extension. Where a program asked for tencache and it cannot start (a value that cannot be used, a
-torch it was not built for), going on would mean training without the budget that was asked for: one
-line says why, and the process ends with status 2 through SystemExit, which torch lets pass.
+It never raises an Exception: torch would turn that into a failed import that blames a backend
+extension. If the program asked for tencache and it cannot start (a bad value, a torch it was not
+built for), the program must not train without its budget. So one line says why, and the process
+ends with status 2 through SystemExit, which torch lets pass.
 
 Processes that only launch or compile for others (torchrun, accelerate launch, Inductor's compile
-workers) inherit the variable but hold no tensors: they are left alone, and what they start is not.
+workers) inherit the variable but hold no tensors. They run without tencache; the programs that they
+launch do not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMPILE_WORKER = ("torch", "_inductor", "compile_worker", "__main__.py")
 
 
 def autoload() -> None:
-    """Enables tencache when TENCACHE asks for it. Raises no Exception, at most SystemExit."""
+    """Enables tencache if TENCACHE asks for it. Raises at most SystemExit, never an Exception."""
     value = os.environ.get("TENCACHE")
     if not value:
         return
@@ -57,7 +57,7 @@ def autoload() -> None:
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Whether this command line (sys.orig_argv) is one of a process that holds no tensors."""
+    """Whether this command line (sys.orig_argv) starts a process that holds no tensors."""
     arguments = iter(command[1:])
     for argument in arguments:
         if argument == "-m":
@@ -65,7 +65,7 @@ def is_launcher(command: Sequence[str]) -> bool:
         if argument == "-c":
             return False
         if argument in ("-W", "-X"):
-            next(arguments, None)  # Its value.
+            next(arguments, None)  # The option's value.
             continue
         if not argument.startswith("-"):
             script = Path(argument)
@@ -77,5 +77,5 @@ def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     from tencache._library import TencacheError
 
-    # What is not our own message needs its type to be understood.
+    # A message that is not ours needs its type to be understood.
     return text if isinstance(error, TencacheError) else f"{type(error).__name__}: {text}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a program gets: `cuda`, the memory of GPUs, or `cpu`, tensors in DRAM.
+"""Chooses a program's backend: `cuda` for the memory of GPUs, or `cpu` for tensors in DRAM.
 
-The option `backend` says it; `auto` is `cpu`, because the other has not run on a GPU yet. Whether
-there is one is found through NVML where that is there, as torch itself does: to ask CUDA would
-initialise it, and forked workers could not use it any more. Imports no torch; it is given the one
-that runs. Threads: any.
+The option `backend` decides; `auto` is `cpu`, because the cuda backend has not run on a GPU yet.
+Like torch itself, we look for GPUs through NVML if it is there: asking CUDA would initialise it,
+and forked workers could not use it any more. This module imports no torch; the caller passes the
+one that runs. Threads: any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 
 def resolve(text: str, torch: Any) -> str:
-    """`cpu` or `cuda` for the option's text; TencacheError when it says cuda and there is none."""
+    """`cpu` or `cuda` for the option's text; TencacheError for cuda if no GPU can be used."""
     if text == AUTO:
         return CPU
     if text == CUDA:
@@ -30,7 +30,7 @@ def resolve(text: str, torch: Any) -> str:
 
 
 def why_no_cuda(torch: Any) -> str | None:
-    """Why this torch can use no GPU under tencache here; None when it can."""
+    """Why this torch can use no GPU under tencache here; None if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not has_cuda_shim():
@@ -40,7 +40,7 @@ def why_no_cuda(torch: Any) -> str | None:
         )
     count = _visible_gpus(torch)
     if count < 0:
-        # Without NVML only CUDA itself can tell, which would be asked in a moment anyway.
+        # Without NVML only CUDA itself can tell; it would be asked in a moment anyway.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             count = int(torch.cuda.device_count())
@@ -50,7 +50,7 @@ def why_no_cuda(torch: Any) -> str | None:
 
 
 def no_cuda_message(reason: str) -> str:
-    """One error for whoever asked for cuda where there is none."""
+    """The error for a program that asked for cuda where no GPU can be used."""
     return (
         f"backend=cuda was asked for, but no GPU can be used here: {reason}. `tencache doctor` "
         "tells what the driver says. Leave the backend at auto, or use --backend cpu to keep "
@@ -59,7 +59,7 @@ def no_cuda_message(reason: str) -> str:
 
 
 def is_served(gpu: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether tencache keeps the memory of the GPUs that the core has found, and why not."""
+    """Whether tencache can serve the GPUs that the core has found, and if not, why."""
     if not gpu["devices"]:
         return False, str(gpu["reason"])
     if not has_cuda_shim():
@@ -68,7 +68,7 @@ def is_served(gpu: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def _visible_gpus(torch: Any) -> int:
-    """GPUs that torch will see, without a call of CUDA; below 0 when that cannot be told."""
+    """How many GPUs torch will see, without calling CUDA; below 0 if that cannot be told."""
     if torch.version.cuda is None:
         return 0
     count = getattr(torch.cuda, "_device_count_nvml", None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The shape of _build_info.py, which the build writes beside the libraries; for type checkers.
+# Describes _build_info.py, which the build writes beside the libraries, for type checkers.
 
 VERSION: str
 TORCH_VERSION: str

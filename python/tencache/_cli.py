@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `tencache` command: run, doctor, stats, trace record and dump, plan.
 
-`run` is a launcher and nothing more: it checks every value, opens the tiers once to be sure that
-they can be opened here, writes the options into the environment and becomes the program through
-exec. So exit status, signals, terminal and process id are the program's own, and tencache itself
-starts in the program when torch is imported (_autoload.py). Flags come from the option table.
+`run` is only a launcher. It checks every value, opens the tiers once to be sure that this machine
+can, writes the options into the environment and becomes the program through exec. So exit status,
+signals, terminal and process id are the program's own, and tencache itself starts in the program
+when torch is imported (_autoload.py). Flags come from the option table.
 
-Statuses: 2 for what the user must change, 126 and 127 as shells give them for a program that cannot
+Statuses: 2 for something the user must change, 126 and 127 as in shells for a program that cannot
 be executed or found, 1 for a report that says no. Nothing here imports torch.
 """
 
@@ -40,7 +40,7 @@ _AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 def main() -> None:
     """The console script."""
     try:
-        # Here and not at import: a library that cannot be loaded shall be a message.
+        # Done here and not at import, so that a library that cannot be loaded becomes a message.
         for target in (run, doctor):
             target.params.extend(_option_parameters())
         record.params.extend(_option_parameters(without="record"))
@@ -48,7 +48,7 @@ def main() -> None:
     except TencacheError as error:
         _fail(str(error), _USAGE_STATUS)
     except BrokenPipeError:
-        # `tencache trace dump FILE | head` closed the pipe; python would complain at exit.
+        # `tencache trace dump FILE | head` closed the pipe; Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -59,7 +59,7 @@ def _fail(message: str, status: int) -> NoReturn:
 
 
 def _option_parameters(without: str = "") -> list[click.Parameter]:
-    """One flag for each row of the option table; a flag that is not given has the value None."""
+    """One flag for each row of the option table; None is the value of a flag that is not given."""
     parameters: list[click.Parameter] = []
     for option in _options.table():
         if option.name == without:
@@ -122,14 +122,14 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     library = core()
     given = _given_texts(values)
     _runtime.set_checked(library, given)
-    # Also those that variables name: at exit it would be too late.
+    # This includes files that variables name; at exit an error would come too late.
     _runtime.check_output_files(library)
     executable = _find_program(program[0])
     _check_autoload(os.environ)
     _check_interpreter(executable)
     environment = dict(os.environ)
     _write_environment(environment, library, given)
-    _check_machine(library)  # Which quietens the library.
+    _check_machine(library)  # This quietens the library.
     _preload_guard(environment, library, guard_path())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -169,7 +169,7 @@ def _check_autoload(environment: Mapping[str, str]) -> None:
 
 
 def interpreter_of(executable: str) -> str | None:
-    """The Python that will run: the executable itself, or the one its first line names."""
+    """The Python that will run: the executable itself, or the one that its first line names."""
     if Path(executable).name.startswith("python"):
         return executable
     try:
@@ -190,7 +190,7 @@ def interpreter_of(executable: str) -> str | None:
 
 
 def _check_interpreter(executable: str) -> None:
-    """Refuses a Python that has no tencache: it would train without it and say nothing."""
+    """Refuses a Python that has no tencache: the program would silently run without it."""
     interpreter = interpreter_of(executable)
     if interpreter is None or interpreter == sys.executable:
         return
@@ -207,10 +207,10 @@ def _check_interpreter(executable: str) -> None:
 
 
 def _check_machine(library: Core) -> None:
-    """Opens the tiers here, as the program will: what cannot work is said before it runs.
+    """Opens the tiers as the program will, so that an error shows before the program runs.
 
-    The exec that follows closes them. What the core has to say it will say again in the program, so
-    it is kept quiet here.
+    The exec that follows closes them. The core is kept quiet here, because it will say the same
+    again in the program.
     """
     if library.option_text("backend") == _backend.CUDA:
         served, reason = _backend.is_served(library.doctor()["gpu"])
@@ -232,9 +232,9 @@ def _write_environment(
 def _preload_guard(
     environment: MutableMapping[str, str], library: Core, guard: Path | None
 ) -> None:
-    """Lets the dynamic linker load the guard before everything else that the program has.
+    """Makes the dynamic linker load the guard before all other libraries of the program.
 
-    A program that starts others passes it on, as it does the options.
+    Programs that it starts inherit the guard, as they do the options.
     """
     if library.option_text("backend") != _backend.CUDA:
         return
@@ -244,7 +244,7 @@ def _preload_guard(
         sys.stderr.write(
             f"tencache: warning: {guard} cannot be preloaded, because its path has a space or a "
             "colon in it: kernels that no op announces are not seen. Install tencache elsewhere, "
-            "or say so with --no-launch-guard.\n"
+            "or silence this with --no-launch-guard.\n"
         )
         return
     given = environment.get(_PRELOAD_VARIABLE, "")
@@ -356,7 +356,7 @@ def record(program: tuple[str, ...], output: str, **values: object) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
-@click.option("--op", metavar="TEXT", help="Only what ops did whose name contains TEXT.")
+@click.option("--op", metavar="TEXT", help="Only events of ops whose name contains TEXT.")
 @click.option(
     "--kind",
     "kinds",
@@ -380,6 +380,6 @@ def dump(
         click.echo(line)
     if reader.lost_count:
         click.echo(
-            f"{reader.lost_count} older events are not here: of each thread the newest were kept.",
+            f"{reader.lost_count} older events are missing: only each thread's newest were kept.",
             err=True,
         )

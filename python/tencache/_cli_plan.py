@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `tencache plan`: its flags, and the way from them to a report (_plan.py).
+"""The command `tencache plan`: parses its flags and makes a report (_plan.py).
 
-It works where torch is absent: a period recorded elsewhere is predicted with nothing but the core.
-Statuses are those of the other commands (_cli.py).
+It works without torch: the core alone predicts a period that was recorded elsewhere. Statuses are
+those of the other commands (_cli.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tencache._library import OptionError, TencacheError, core
 
 
 def _parsed_by(parse: Callable[[str], object]) -> Callable[..., object]:
-    """A callback of click that parses the text; what `parse` refuses is a usage error."""
+    """A click callback that parses the text; a text that `parse` refuses is a usage error."""
 
     def callback(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
         try:
@@ -53,7 +53,7 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
     "--host-memory",
     callback=_parsed_by(_plan.parse_size),
     metavar="SIZE",
-    help="What the host holds between the link and the disk; needs --link and --disk.",
+    help="Host memory between the link and the disk; needs --link and --disk.",
 )
 @click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
 @click.option(
@@ -83,7 +83,7 @@ def plan(
     """Predict how long a step of FILE would take with other memory, disks and links.
 
     FILE is a period that `tencache trace record` wrote, or that another tool wrote in the same
-    format. Without --disk the speeds are those that were measured while it was recorded.
+    format. Without --disk the speeds are those measured during the recording.
     """
     _check_drawings(plot, timeline)
     period = _period_file.read_period(file)
@@ -95,7 +95,7 @@ def plan(
         is_half_duplex=half_duplex,
         host_bytes=host_memory,
     )
-    # A large period takes a while; shown on a terminal only.
+    # A large period takes a while. The status shows only on a terminal.
     with Console(stderr=True).status(f"planning {period.op_count} ops under several budgets"):
         planner = _plan.Planner(core(), period, pipe)
         report = _plan.make_report(planner, file, period, pipe, budgets)
@@ -110,7 +110,7 @@ def plan(
 
 
 def _check_drawings(plot: Path | None, timeline: Path | None) -> None:
-    """TencacheError for a file that cannot be drawn into: before the planning, not after."""
+    """TencacheError if a drawing could not be written; checked before the planning, not after."""
     for path, flag in ((plot, "--plot"), (timeline, "--timeline")):
         if path is not None:
             _drawing.check_path(path, flag)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tencache doctor` says: what this machine offers, what is missing, and how to get it.
+"""`tencache doctor`: what this machine offers, what is missing, and how to get it.
 
-The core probes the machine and gives a JSON object (allocator/abi/runtime_json.cpp); Python adds
-whether the installed torch is the one tencache was built for. The table shows all of it: a key that
-ends in `bytes` as a size, and `x_reason` (or `reason` alone) beside what it explains, so that a new
-probe in the core needs no change here. Below the table stands one line for each thing that is
-missing, with its remedy.
-Imports no torch: its version is read from its files. Threads: none of its own.
+The core probes the machine and returns a JSON object (allocator/abi/runtime_json.cpp). Python adds
+whether the installed torch is the one tencache was built for. The table shows all of it, so a new
+probe in the core needs no change here: a key that ends in `bytes` shows as a size, and `x_reason`
+(or `reason` alone) beside the value it explains. Below the table, one line names each missing thing
+and its remedy. Imports no torch: it reads torch's version from its files. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tencache._library import (
 from tencache._report import format_bytes
 
 _REASON = "reason"
-# What most kernels ship; each extent needs up to four mappings.
+# Most kernels' default. Each extent needs up to four mappings.
 _MAP_COUNT_USUAL = 65530
 
 
@@ -64,7 +63,7 @@ def torch_section(installed: str | None, built_for: str) -> dict[str, Any]:
 
 
 def blockers(report: Mapping[str, Any]) -> list[str]:
-    """What keeps a program from starting under tencache here, each with its remedy."""
+    """The problems that keep a program from starting under tencache here, each with its remedy."""
     found = []
     if not report["torch"]["fits"]:
         found.append(report["torch"]["remedy"])
@@ -73,7 +72,7 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
     if backend == _backend.CUDA and not gpu["served"]:
         found.append(_backend.no_cuda_message(gpu["served_reason"]))
     if backend == _backend.CUDA:
-        return found  # What leaves a GPU goes to host memory.
+        return found  # A GPU's tensors can go to host memory.
     if "error" in report["disk"]:
         found.append(report["disk"]["error"])
     if not report["page_map"]["works"]:
@@ -82,7 +81,7 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
 
 
 def hints(report: Mapping[str, Any]) -> list[str]:
-    """What works, but would work better otherwise, each with its remedy."""
+    """The things that work but could work better, each with its remedy."""
     found = []
     disk = report["disk"]
     if disk.get("io_uring") is False:
@@ -103,8 +102,8 @@ def hints(report: Mapping[str, Any]) -> list[str]:
         )
     if not report["userfaultfd"]["works"]:
         found.append(
-            f"pages of what is spilled go back to the kernel ({report['userfaultfd']['reason']}), "
-            "which clears them for whoever comes next. As root: "
+            f"pages of spilled tensors go back to the kernel ({report['userfaultfd']['reason']}), "
+            "which clears them before their next use. As root: "
             "`sysctl vm.unprivileged_userfaultfd=1`; with Docker: `--cap-add SYS_PTRACE` and a "
             "seccomp profile that allows userfaultfd."
         )
@@ -117,7 +116,7 @@ def hints(report: Mapping[str, Any]) -> list[str]:
 
 
 def rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A section as (label, text) rows, each reason beside what it explains."""
+    """A section as (label, text) rows, each reason beside the value it explains."""
     first = next(iter(section), None)
     reasons = {}
     for key, value in section.items():
@@ -135,7 +134,7 @@ def rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def value_text(key: str, value: object) -> str:
-    """One value as text: sizes, yes and no, and what is absent."""
+    """One value as text: a size, yes or no, or that it is absent."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value == "" or value == []:
@@ -148,7 +147,7 @@ def value_text(key: str, value: object) -> str:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Prints the report as one table with a part for each section, then what could be better."""
+    """Prints the report as one table, a part for each section, then problems and improvements."""
     table = Table(title="tencache doctor", show_header=False, title_justify="left")
     table.add_column("part", style="bold", no_wrap=True)
     table.add_column("what", no_wrap=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drawings of `tencache plan` share: the check of their path, units, names and the saving.
+"""Shared by the drawings of `tencache plan`: checking the path, units, labels and saving.
 
-matplotlib is an extra of the package (`pip install tencache[plot]`) and is loaded only when
-something is drawn; it needs no display. Threads: none of its own.
+matplotlib is an extra of the package (`pip install tencache[plot]`). It is loaded only when
+something is drawn, and needs no display. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_path(path: Path, flag: str) -> None:
-    """TencacheError when no drawing could be written there: said before the planning, not after."""
+    """TencacheError if no drawing could be written there; for use before the planning."""
     if path.suffix.lower() not in _SUFFIXES:
         raise TencacheError(
             f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what {flag} can "
@@ -36,7 +36,7 @@ def check_path(path: Path, flag: str) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the drawing as its suffix says; the same drawing always gives the same bytes."""
+    """Writes the drawing in the format of its suffix; equal drawings give equal bytes."""
     import matplotlib
 
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate for C++ kernels that Inductor (torch.compile on the CPU) generates.
 
-Such a kernel reads and writes raw pointers and passes no dispatcher, so the shim's hooks do not see
-it. Its Python side is one callable per kernel that takes the tensors as arguments; it is made by
-`AsyncCompile.cpp_pybinding`, directly or through a `LambdaFuture` whose `result_fn` gives it once
-it is compiled. Both are wrapped here, so that each call opens the gate for its arguments first.
+Such a kernel reads and writes raw pointers without the dispatcher, so the shim's hooks do not see
+it. In Python each kernel is one callable that takes the tensors as arguments.
+`AsyncCompile.cpp_pybinding` makes it, directly or through a `LambdaFuture` whose `result_fn`
+returns it once it is compiled. We wrap both, so that each call first opens the gate for its
+arguments.
 
 `torch._inductor` is large and most programs never import it, so nothing here imports it: a finder
 on sys.meta_path waits for `torch._inductor.async_compile` and patches it right after its import.
-Until the runtime is armed a wrapped kernel costs the reading of one flag (0.2 us a call); after
-that one open and one close (3 us with four tensors).
+Until the runtime arms, a wrapped kernel costs the reading of one flag (0.2 us a call). Afterwards
+it costs one open and one close (3 us with four tensors).
 
-Limit: with `cpp_wrapper=True` and in AOTInductor packages kernels are called from C++ and cannot be
-wrapped. They stay right, because a cold extent is readable and writable at its address, but they
-read it page by page; the stats count these as unannounced.
-Threads: kernels may be called from any thread; the gate is per thread.
+Limit: with `cpp_wrapper=True` and in AOTInductor packages, kernels are called from C++ and cannot
+be wrapped. They stay right, because a cold extent is readable and writable at its address, but they
+read it page by page; the stats count these accesses as unannounced. Threads: any thread may call a
+kernel; the gate is per thread.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ _UNNAMED = "inductor::cpp_kernel"
 
 
 class Gate(Protocol):
-    """The part of the shim that is used here."""
+    """The part of the shim that this module uses."""
 
     def open(self, name: bytes, addresses: Sequence[int]) -> None: ...
     def close(self) -> None: ...
 
 
 class Armed(Protocol):
-    """The part of the core that is used here."""
+    """The part of the core that this module uses."""
 
     @property
     def is_armed(self) -> Callable[[], int]: ...
 
 
 class KernelGate:
-    """The gate around one kernel: `run` calls it with what its arguments hold resident.
+    """The gate around one kernel: `run` calls the kernel while its arguments are held resident.
 
-    What stands in for the kernel is the bound method, which costs less to call than an object.
+    The bound method replaces the kernel; calling it costs less than calling an object.
     """
 
     __slots__ = ("_gate", "_is_armed", "_kernel", "_tensor_positions", "name")
@@ -57,7 +58,7 @@ class KernelGate:
         self._kernel = kernel
         self._gate = gate
         self._is_armed = core.is_armed
-        # Which arguments are tensors is fixed when the kernel is generated; found once armed.
+        # The generated kernel fixes which arguments are tensors; we look once armed.
         self._tensor_positions: list[int] | None = None
         self.name = _UNNAMED.encode()
 
@@ -66,10 +67,10 @@ class KernelGate:
         if positions is None:
             if not self._is_armed():
                 return self._kernel(*arguments)
-            # The runtime never disarms, so this is not asked again.
+            # The runtime never disarms, so we ask only once.
             positions = [i for i, value in enumerate(arguments) if hasattr(value, "data_ptr")]
             self._tensor_positions = positions
-        # Any address inside an extent names it, and data_ptr() is what the kernel itself will take.
+        # Any address inside an extent names it, and the kernel itself will use data_ptr().
         self._gate.open(self.name, [arguments[i].data_ptr() for i in positions])
         try:
             return self._kernel(*arguments)
@@ -78,12 +79,12 @@ class KernelGate:
 
 
 def install(core: Armed, gate: Gate) -> None:
-    """Gates every kernel that is made from now on; waits for Inductor if it is not imported yet."""
+    """Gates every kernel made from now on; waits for Inductor if it is not imported yet."""
     when_imported(_TARGET, "AsyncCompile", lambda module: patch(module, core, gate))
 
 
 def when_imported(name: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
-    """Calls back with the module, once it has that attribute: now, or after its import."""
+    """Calls back with the module once it has that attribute: now, or after its import."""
     module = sys.modules.get(name)
     if module is not None and hasattr(module, attribute):
         callback(module)
@@ -119,7 +120,7 @@ def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
 
 
 class _ImportWatcher(MetaPathFinder):
-    """Calls back once, right after the target module was executed, then leaves sys.meta_path."""
+    """Calls back once, right after the target module was executed; leaves sys.meta_path before."""
 
     def __init__(self, target: str, callback: Callable[[ModuleType], None]) -> None:
         self._target = target
@@ -133,7 +134,7 @@ class _ImportWatcher(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._target or self not in sys.meta_path:
             return None
-        # Removed first, so that the search below asks all other finders and not this one.
+        # Remove this finder first, so that the search below asks all others.
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
@@ -142,7 +143,7 @@ class _ImportWatcher(MetaPathFinder):
 
 
 class _CallingLoader(Loader):
-    """The module's own loader, with a call after it has executed the module."""
+    """The module's own loader, with a callback after it has executed the module."""
 
     def __init__(self, loader: Loader, callback: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -153,7 +154,7 @@ class _CallingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        # Later readers (inspect, pickle, reload) shall find the loader they know.
+        # Later readers (inspect, pickle, reload) must find the loader they know.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

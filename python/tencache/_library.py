@@ -2,16 +2,16 @@
 """The shared libraries, loaded with ctypes.
 
 `core()` gives libtencache.so, the allocator itself. It knows neither torch nor Python, so the
-command line, `tencache doctor` and the option table work where torch is absent or of the wrong
-version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It is compiled against one
-torch and reads that torch's C++ structures, so it is loaded only when exactly that torch runs.
-`cuda_shim()` gives libtencache_torch_cuda.so, those for the memory of GPUs, which is built where
-that torch is one with CUDA. libtencache_guard.so is not loaded here: a program is started with it.
+command line, `tencache doctor` and the option table work even if torch is absent or has the wrong
+version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It reads the C++ structures of
+the torch it was compiled against, so it is loaded only if exactly that torch runs. `cuda_shim()`
+gives libtencache_torch_cuda.so, the doors for GPU memory, which is built if that torch has CUDA.
+libtencache_guard.so is not loaded here: a program is started with it.
 
-The libraries are in the package's folder, next to the `_build_info.py` which the build writes.
+The libraries are in the package's folder, beside the `_build_info.py` that the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
 before its first call; (3) an error of the C ABI becomes a TencacheError with its message unchanged.
-Threads: any. Calls go out without the GIL, except `is_armed`, which is too short to give it up.
+Threads: any. Calls release the GIL, except `is_armed`, which is too short for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CUDA_SHIM = "libtencache_torch_cuda.so"
 _GUARD = "libtencache_guard.so"
 REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
-# The values of tencache_error.code that are told apart here (allocator/abi/tencache.h).
+# The values of tencache_error.code that this module tells apart (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
 _PLAN_JSON_BYTES = 1024
 _TIMELINE_BYTES, _TIMELINE_BYTES_PER_OP = 1 << 16, 256
@@ -44,7 +44,7 @@ class OptionError(TencacheError, ValueError):
 
 
 class _ErrorStruct(ctypes.Structure):
-    """tencache_error: the code and a message that ends with a zero byte."""
+    """tencache_error: the code and a zero-terminated message."""
 
     _fields_ = (("code", ctypes.c_int), ("message", ctypes.c_char * 2048))
 
@@ -67,7 +67,7 @@ class PeriodStruct(ctypes.Structure):
 
 
 class MachineStruct(ctypes.Structure):
-    """tencache_machine: a budget and what the tiers below it can do."""
+    """tencache_machine: a budget and the speeds of the tiers below it."""
 
     _fields_ = (
         ("budget_bytes", ctypes.c_uint64),
@@ -88,7 +88,7 @@ class MachineStruct(ctypes.Structure):
 def package_version() -> str:
     """The version of this package, e.g. "0.1.0".
 
-    Raises ImportError when the package was imported from its sources, where nothing is built.
+    Raises ImportError if the package was imported from its sources, where nothing is built.
     """
     try:
         from tencache._build_info import VERSION
@@ -107,8 +107,8 @@ def built_for_torch() -> str:
 def installed_torch() -> str | None:
     """The version of the torch that `import torch` would load, or None; imports nothing.
 
-    The file torch/version.py is executed alone, since the package's metadata lacks the local part
-    of the version ("+cu130") that tells builds apart.
+    Executes only the file torch/version.py: the package's metadata lacks the local part of the
+    version ("+cu130") that tells builds apart.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -124,7 +124,7 @@ def installed_torch() -> str | None:
 
 
 def mismatch_message(running: str, built_for: str) -> str:
-    """What to tell a user whose torch is not the one the shim was compiled against."""
+    """The message for a user whose torch is not the one the shim was compiled against."""
     return (
         f"tencache was built for torch {built_for}, but torch {running} is installed here, and its "
         "allocator interfaces differ between versions. Either build tencache against this torch, "
@@ -152,11 +152,11 @@ def _load(name: str) -> ctypes.CDLL:
 
 
 def _remedy(error: OSError) -> str:
-    """What helps where a library of ours cannot be loaded."""
+    """The remedy if a library of ours cannot be loaded."""
     if "static TLS" in str(error):
         return (
-            "Other libraries of this program have taken the little room that is left for such "
-            "variables of threads. Either enable tencache before they are imported, or start the "
+            "Other libraries of this program have taken the little room for such "
+            "thread-local variables. Either enable tencache before they are imported, or start the "
             "program with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=16384 in its environment."
         )
     return (
@@ -226,8 +226,8 @@ class Core:
             size,
             error,
         )
-        # The same library once more, for a call that reads one flag: giving up the GIL for it
-        # would cost more than the call.
+        # The same library again, for a call that reads one flag: releasing the GIL would cost more
+        # than the call.
         self.is_armed: Callable[[], int] = _declare(
             ctypes.PyDLL(library._name), "tencache_is_armed", ctypes.c_int
         )
@@ -242,7 +242,7 @@ class Core:
     def read_environment(self) -> None:
         """Sets every option to its TENCACHE_* variable, else to its default.
 
-        OptionError names the variable that cannot be used, and then nothing is set.
+        OptionError names a variable that cannot be used; nothing is set then.
         """
         error = _ErrorStruct()
         _raise_if(self._read_environment(error), error)
@@ -253,25 +253,25 @@ class Core:
         _raise_if(self._set_option(name.encode(), text.encode(), error), error)
 
     def check_option(self, name: str, text: str) -> None:
-        """OptionError when set_option would refuse the text."""
+        """OptionError if set_option would refuse the text."""
         error = _ErrorStruct()
         _raise_if(self._check_option(name.encode(), text.encode(), error), error)
 
     def option_text(self, name: str) -> str:
-        """What the option is set to; the same text for the same value ("on", "2GiB")."""
-        # Paths are the program's, in whatever encoding: what is none is refused when it is set.
+        """The option's value; the same value always has the same text ("on", "2GiB")."""
+        # A path may have any encoding; an invalid text was refused when it was set.
         read = functools.partial(self._option_text, name.encode())
         return _read_text(read, errors="surrogateescape")
 
     def parse_bytes(self, text: str) -> int:
-        """The size that a text such as "1.5GiB" names, as options take it; OptionError for none."""
+        """Parses a size such as "1.5GiB", as options take it; OptionError if it is not one."""
         error = _ErrorStruct()
         parsed = ctypes.c_uint64()
         _raise_if(self._parse_bytes(text.encode(), parsed, error), error)
         return parsed.value
 
     def start(self) -> None:
-        """Probes the machine and opens the tiers; does nothing when that was done before."""
+        """Probes the machine and opens the tiers; does nothing on a second call."""
         error = _ErrorStruct()
         _raise_if(self._start(error), error)
 
@@ -291,7 +291,7 @@ class Core:
         _raise_if(self._write_trace(str(path).encode(), error), error)
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
-        """What the planner predicts; OptionError for a period or a machine that cannot be."""
+        """What the planner predicts; OptionError for an impossible period or machine."""
         error = _ErrorStruct()
         buffer = ctypes.create_string_buffer(_PLAN_JSON_BYTES)
         _raise_if(self._plan(period, machine, buffer, _PLAN_JSON_BYTES, error), error)
@@ -299,7 +299,7 @@ class Core:
         return result
 
     def plan_timeline(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, Any]:
-        """What happens when, by the plan; errors as of `plan`."""
+        """What happens when under the plan; errors as for `plan`."""
         error = _ErrorStruct()
 
         def fill(buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
@@ -308,7 +308,7 @@ class Core:
                 _raise_if(error.code, error)
             return needed
 
-        # Enough for most: a second call would plan again.
+        # Enough for most plans; a second call would plan again.
         size = _TIMELINE_BYTES + _TIMELINE_BYTES_PER_OP * int(period.op_count)
         result: dict[str, Any] = json.loads(_read_text(fill, size))
         return result
@@ -346,7 +346,7 @@ class Shim:
         return result
 
     def open(self, name: bytes, addresses: Sequence[int]) -> None:
-        """Passes the gate on this thread: what holds the addresses is resident until `close`."""
+        """Opens the gate on this thread: extents with these addresses are resident until `close`."""
         count = len(addresses)
         self._open(name, _address_array(count)(*addresses), count)
 
@@ -356,7 +356,7 @@ class Shim:
 
 @functools.cache
 def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
-    """The ctypes array of so many addresses; cached, since making it costs more than using it."""
+    """The ctypes array type for `count` addresses, cached since making it costs more than using it."""
     return ctypes.c_void_p * count
 
 
@@ -371,7 +371,7 @@ class CudaShim:
         self._built_for = _declare(library, "tencache_torch_cuda_built_for", ctypes.c_char_p)
 
     def install(self) -> None:
-        """What Shim.install does, and CUDA tensors are allocated from tencache from now on."""
+        """Does what Shim.install does, and makes CUDA tensors come from tencache from now on."""
         error = _ErrorStruct()
         _raise_if(self._install(error), error)
 
@@ -380,8 +380,11 @@ class CudaShim:
 
 
 def _load_nvrtc() -> None:
-    """Loads the compiler of kernels that came with torch, which the core looks for among what is
-    loaded; where there is none there it looks on the machine, and says what it did not find."""
+    """Loads NVRTC, the compiler of kernels, from torch's packages.
+
+    The core looks for it among the loaded libraries. If torch brought none, the core searches the
+    machine, and says what it did not find.
+    """
     for path in sorted(_FOLDER.parent.glob("nvidia/*/lib/libnvrtc.so.*")):
         try:
             ctypes.CDLL(str(path))
@@ -396,7 +399,7 @@ def has_cuda_shim() -> bool:
 
 
 def guard_path() -> Path | None:
-    """The library that is preloaded to see launches of kernels; None where it was not built."""
+    """The library that is preloaded to see kernel launches; None if it was not built."""
     path = _FOLDER / _GUARD
     return path if path.exists() else None
 
@@ -408,13 +411,13 @@ def _read_text(function: Callable[..., Any], size: int = 1 << 14, errors: str = 
         needed = int(function(buffer, size))
         if needed <= size:
             return buffer.value.decode("utf-8", errors)
-        # Counters may grow by a digit between two calls.
+        # A counter may grow by a digit between two calls.
         size = needed + 256
 
 
 @functools.cache
 def core() -> Core:
-    """The core library. TencacheError when it is missing or cannot be loaded."""
+    """The core library. TencacheError if it is missing or cannot be loaded."""
     return Core()
 
 
@@ -422,8 +425,8 @@ def core() -> Core:
 def shim(torch_version: str) -> Shim:
     """The torch library, for the running torch's `__version__`.
 
-    TencacheError names both versions and the remedy when it was built for another torch: a call
-    through a wrong vtable would corrupt memory, so it is not even loaded then.
+    If it was built for another torch it is not even loaded, because a call through a wrong vtable
+    would corrupt memory. The TencacheError names both versions and the remedy.
     """
     if torch_version != built_for_torch():
         raise TencacheError(mismatch_message(torch_version, built_for_torch()))
@@ -436,7 +439,7 @@ def shim(torch_version: str) -> Shim:
 
 @functools.cache
 def cuda_shim(torch_version: str) -> CudaShim:
-    """The library for GPU memory, as `shim` gives the other one; that one is loaded with it."""
+    """The library for GPU memory, as `shim` gives the other one, which it also loads."""
     shim(torch_version)
     library = CudaShim()
     if library.built_for() != torch_version:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option table as Python sees it, and the way from Python values to its texts.
+"""The option table in Python, and how Python values become its texts.
 
-The one table is in the core (allocator/base/options.h). From here it becomes the keywords of
+The only table is in the core (allocator/base/options.h). From it come the keywords of
 `tencache.enable`, the flags of `tencache run` and the table in README.md (`python -m
-tencache._options` prints it). The core alone reads texts, of keywords, flags and variables, and
-holds the defaults; this file only writes values as text. The variable TENCACHE is no option: it is
-read here, since where it says no the core is not loaded.
-Threads: any; everything here is a pure function of its arguments and of the table.
+tencache._options` prints it). Only the core reads texts (of keywords, flags and variables) and
+holds the defaults; this file only writes values as text. The variable TENCACHE is not an option: it
+is read here, because the core is not loaded if it says no. Threads: any; everything here is a pure
+function of its arguments and of the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FALSE = frozenset({"", "0", "off", "false", "no"})
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table; the meaning of the fields is that of OptionDescription in the core."""
+    """One row of the table; its fields mean the same as in the core's OptionDescription."""
 
     name: str
     kind: str
@@ -56,7 +56,7 @@ def table() -> tuple[Option, ...]:
 
 
 def find(name: str) -> Option:
-    """The option of that name; TypeError, as Python gives for an unknown keyword, otherwise."""
+    """The option of that name, else TypeError, as for an unknown keyword in Python."""
     for option in table():
         if option.name == name:
             return option
@@ -67,7 +67,7 @@ def find(name: str) -> Option:
 
 
 def to_text(option: Option, value: object) -> str:
-    """Writes a Python value as the option's text. TypeError when its type does not fit the kind."""
+    """Writes a Python value as the option's text. TypeError if its type does not fit the kind."""
     if isinstance(value, bool):
         if option.kind == "flag" or {"on", "off"} <= set(option.choices):
             return "on" if value else "off"
@@ -92,7 +92,7 @@ def to_text(option: Option, value: object) -> str:
 
 
 def switch_is_on(value: str | None) -> bool:
-    """Whether the variable TENCACHE asks for tencache. OptionError when it says neither."""
+    """Whether the variable TENCACHE asks for tencache. OptionError if it is neither yes nor no."""
     word = (value or "").strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a period file: one period of a program, for example a training step, as JSON lines.
 
-`tencache trace record` writes such files, and other tools may: the format, "tencache-period"
-version 1, is described in allocator/learn/period_writer.h. The file is read line by line into flat
-arrays, the form in which the core plans it, so a period of a million ops takes a few dozen
-megabytes. What a line refers to is checked when it is read: an error names the file, the line,
-what is wrong there and what to write instead. Threads: none of its own.
+`tencache trace record` writes such files, and other tools may. allocator/learn/period_writer.h
+describes the format, "tencache-period" version 1. The file is read line by line into flat arrays,
+the form in which the core plans it, so a period of a million ops takes a few dozen megabytes. Each
+line's references are checked as it is read: an error names the file, the line, the problem and the
+remedy. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _DESCRIPTION = 'The format is described in README.md, "Planning without the mach
 
 @dataclass(frozen=True)
 class Period:
-    """One period, as the core takes it, and what the file says about the run it was seen in."""
+    """One period, as the core takes it, and what the file says about the recorded run."""
 
     struct: PeriodStruct
     op_count: int
     tensor_count: int
-    # 0 = the file does not say
+    # 0: the file does not say
     read_bytes_per_s: float
     write_bytes_per_s: float
     read_work_ns_per_byte: float
@@ -46,7 +46,7 @@ class Period:
 
 
 def read_period(path: Path) -> Period:
-    """The period in the file; TencacheError says which line is wrong, and how."""
+    """Reads the period from the file; TencacheError names a wrong line and the problem."""
     try:
         return _Reader(path).read()
     except OSError as error:
@@ -54,7 +54,7 @@ def read_period(path: Path) -> Period:
 
 
 class _Reader:
-    """The arrays while they grow, and what is needed to check the next line against them."""
+    """The growing arrays, and what is needed to check the next line against them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class _Reader:
         self._access_counts = array("I")
         self._access_tensors = array("I")
         self._access_writes = array("B")
-        self._indices: dict[int, int] = {}  # of tensors, by their id
+        self._indices: dict[int, int] = {}  # index of each tensor, by id
 
     def read(self) -> Period:
         lines = self._lines()
@@ -95,7 +95,7 @@ class _Reader:
         )
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Number and object of each line; empty lines are skipped."""
+        """Yields the number and object of each line; skips empty lines."""
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
@@ -103,9 +103,9 @@ class _Reader:
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise self._refusal(number, f"it is no JSON ({error})") from error
+                    raise self._refusal(number, f"it is not JSON ({error})") from error
                 if not isinstance(value, dict):
-                    raise self._refusal(number, "it holds no JSON object")
+                    raise self._refusal(number, "it is not a JSON object")
                 yield number, value
 
     def _header(self, lines: Iterator[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
@@ -128,18 +128,18 @@ class _Reader:
 
     def _add_tensor(self, number: int, line: dict[str, Any]) -> None:
         if self._compute_ns:
-            raise self._refusal(number, "a tensor comes after the first op", "Put it before.")
+            raise self._refusal(number, "a tensor comes after the first op", "Put it first.")
         tensor = self._whole(number, line, "id")
         if tensor in self._indices:
             first = self._tensor_lines[self._indices[tensor]]
             raise self._refusal(
-                number, f"line {first} has a tensor of id {tensor} too", "Give each its own id."
+                number, f"line {first} also has a tensor with id {tensor}", "Give each its own id."
             )
         if ("allocated_at" in line) != ("freed_at" in line):
             raise self._refusal(
                 number,
                 f"tensor {tensor} has only one of allocated_at and freed_at",
-                "Give both, or for a tensor that is always there neither.",
+                "Give both, or neither for a tensor that always exists.",
             )
         self._indices[tensor] = len(self._indices)
         self._tensor_lines.append(number)
@@ -165,7 +165,7 @@ class _Reader:
         self._access_counts.append(count)
 
     def _living(self, number: int, tick: int, tensor: object) -> int:
-        """The index of a tensor that is there at that tick."""
+        """The index of a tensor that exists at that tick."""
         index = self._indices.get(tensor) if type(tensor) is int else None
         if index is None:
             raise self._refusal(
@@ -178,7 +178,7 @@ class _Reader:
         if begin != _NO_TICK and not is_there:
             raise self._refusal(
                 number,
-                f"op {tick} names tensor {tensor}, which is there from op {begin} to op {end} only",
+                f"op {tick} names tensor {tensor}, which exists only from op {begin} to op {end}",
                 f"Correct line {self._tensor_lines[index]} or this one; ops count from 0.",
             )
         return index
@@ -204,9 +204,9 @@ class _Reader:
             if begin != _NO_TICK and max(begin, end) >= op_count:
                 raise self._refusal(
                     number,
-                    f"the tensor is there from op {begin} to op {end}, and the file has {op_count} "
+                    f"the tensor exists from op {begin} to op {end}, and the file has {op_count} "
                     "ops",
-                    "Ops count from 0; freed_at is the last op after which it is still there.",
+                    "Ops count from 0; freed_at is the last op during which it exists.",
                 )
 
     def _whole(
@@ -259,6 +259,6 @@ class _Reader:
 
 
 def _shared(kind: Any, values: array[int]) -> Array[Any]:
-    """The array's memory as ctypes sees it, without a copy; keeps the array alive."""
+    """The array's memory as a ctypes array, without a copy; keeps the array alive."""
     result: Array[Any] = (kind * len(values)).from_buffer(values)
     return result

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tencache plan` says: how long a recorded step would take on a machine that is not there.
+"""`tencache plan`: how long a recorded step would take on a machine that need not exist.
 
 The core plans a period for one budget and one disk and predicts what would happen (planner and
-simulator, allocator/learn). Here it is asked for several budgets: those of the command, the
-smallest that is never exceeded, and, by bisection, the cheapest that costs less than 5%. Without
-host memory the link between device and host and the disk behind it are one pipe, as wide as the
-narrower of the two; with it what leaves the device goes over the link into host memory, and what
-that does not hold to the disk below.
+simulator, allocator/learn). We ask it for several budgets: those of the command, the smallest that
+is never exceeded and, by bisection, the cheapest that costs less than 5%. Without host memory, the
+link between device and host and the disk behind it form one pipe, as wide as the narrower of the
+two. With host memory, bytes that leave the device go over the link to host memory, and on to the
+disk below if they do not fit there.
 
 Units: bytes, nanoseconds and bytes per second; seconds in the JSON. Threads: `predict_all` asks the
 core from several at once; the rest runs on the caller's.
@@ -32,7 +32,7 @@ from tencache._period_file import Period
 from tencache._report import format_bytes
 
 NEAR_IDEAL = 1.05
-# How close to the cheapest budget the search comes, as a share of the peak.
+# How close the search comes to the cheapest budget, as a share of the peak.
 _SEARCH_SHARE = 0.01
 _ANY_BUDGET = 2**64 - 1
 _COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", "read", "written")
@@ -40,7 +40,7 @@ _COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", 
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget as it was asked for: bytes, or a share of the period's peak."""
+    """A budget as requested: bytes, or a share of the period's peak."""
 
     amount: float
     is_share: bool
@@ -50,7 +50,7 @@ class Budget:
 
 
 def parse_budgets(text: str) -> tuple[Budget, ...]:
-    """ "25%,1GiB" as budgets; OptionError names the part that is none."""
+    """ "25%,1GiB" as budgets; OptionError names a part that is not one."""
     return tuple(_parse_budget(part.strip()) for part in text.split(","))
 
 
@@ -61,12 +61,14 @@ def _parse_budget(text: str) -> Budget:
     except OptionError:
         amount = 0
     if not 0 < amount < _ANY_BUDGET:
-        raise OptionError(f"{text!r} is no budget: write a size, as in 1.5GiB, or 50% of the peak.")
+        raise OptionError(
+            f"{text!r} is not a budget: write a size, as in 1.5GiB, or 50% of the peak."
+        )
     return Budget(amount, percent is not None)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "32GiB"; OptionError for what is no size, or holds nothing."""
+    """Bytes of "32GiB"; OptionError if the text is not a size, or is 0."""
     size = core().parse_bytes(text)
     if size == 0:
         raise OptionError(f"{text!r} holds nothing: write a size, as in 32GiB, or leave it out.")
@@ -80,16 +82,16 @@ def parse_rate(text: str) -> float:
     except OptionError:
         rate = 0
     if rate <= 0:
-        raise OptionError(f"{text!r} is no speed: write it as 5GB/s or 800MB/s.")
+        raise OptionError(f"{text!r} is not a speed: write it as 5GB/s or 800MB/s.")
     return float(rate)
 
 
 @dataclass(frozen=True)
 class Pipe:
-    """What lies below the device: how fast bytes come and go, and whether they take turns.
+    """The tiers below the device: how fast bytes come and go, and whether they take turns.
 
-    With host memory the speeds are those of the link to it, and the disk's are its own; without it
-    (0 bytes) there is one tier.
+    With host memory these are the speeds of the link to it, and the disk has its own. Without it (0
+    bytes) there is one tier.
     """
 
     read_bytes_per_s: float
@@ -109,9 +111,9 @@ class Pipe:
         is_half_duplex: bool,
         host_bytes: int | None,
     ) -> Pipe:
-        """The disk that was given, else the one of the recording, behind the link if given.
+        """The given disk, else the recording's, behind the link if one is given.
 
-        With host memory all speeds have to be given: a recording tells one tier's.
+        With host memory all speeds must be given: a recording knows only one tier's.
         """
         if host_bytes is not None:
             return Pipe._with_host(disk_read, disk_write, link, is_half_duplex, host_bytes)
@@ -122,7 +124,7 @@ class Pipe:
                 name for name, rate in (("reads", read), ("writes", write)) if not rate
             )
             raise TencacheError(
-                f"how fast the disk {missing} is not known: the period file does not say it. "
+                f"the period file does not say how fast the disk {missing}. "
                 "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
             )
         if link is not None:
@@ -139,13 +141,13 @@ class Pipe:
     ) -> Pipe:
         if link is None or disk_read is None or disk_write is None:
             raise TencacheError(
-                "--host-memory stands between a link and a disk, and a recording tells the speed "
+                "--host-memory stands between a link and a disk, and a recording knows the speed "
                 "of one of them at most: give both, as in --link 50GB/s --disk 5GB/s."
             )
         if is_half_duplex:
             raise TencacheError(
-                "--half-duplex does not go with --host-memory: what waits in host memory is read "
-                "and written side by side. Leave one of them out."
+                "--half-duplex does not go with --host-memory: bytes in host memory are read "
+                "and written at the same time. Leave one of them out."
             )
         return Pipe(
             link,
@@ -187,7 +189,7 @@ class Prediction:
 
     @property
     def versus_bound(self) -> float | None:
-        """Step time over the bound; None where the bound is not one, above the budget."""
+        """Step time over the bound; None above the budget, where it does not hold."""
         holds = self.bound_step_ns and not self.over_budget_bytes
         return self.step_ns / self.bound_step_ns if holds else None
 
@@ -200,7 +202,7 @@ class Planner:
         self._period = period
         self._pipe = pipe
         self._known: dict[int, Prediction] = {}
-        # With everything on the device: what is the same under every budget.
+        # Predict with everything on the device, for the figures that no budget changes.
         self.ideal = self.predict(_ANY_BUDGET)
 
     def predict(self, budget_bytes: int) -> Prediction:
@@ -209,7 +211,9 @@ class Planner:
         return self._known[budget_bytes]
 
     def predict_all(self, budgets: Iterable[int]) -> list[Prediction]:
-        """One for each budget, in order; the core plans without the GIL, on every core there is."""
+        """One prediction for each budget, in order; the core plans them on all CPUs, without the
+        GIL.
+        """
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(self.predict, budgets))
 
@@ -217,7 +221,7 @@ class Planner:
         return list(self._known)
 
     def timeline(self, budget_bytes: int) -> dict[str, Any]:
-        """What happens when under that budget, as tencache_plan_timeline() tells it."""
+        """What happens when under that budget, as tencache_plan_timeline() describes it."""
         return self._library.plan_timeline(self._period.struct, self._machine(budget_bytes))
 
     def _ask(self, budget_bytes: int) -> Prediction:
@@ -225,7 +229,7 @@ class Planner:
         return Prediction(budget_bytes, **figures)
 
     def _machine(self, budget_bytes: int) -> MachineStruct:
-        # Over the link to host memory nothing is moved by processors.
+        # Processors do no work for moves over the link to host memory.
         work = 0 if self._pipe.host_bytes else 1
         return MachineStruct(
             budget_bytes=budget_bytes,
@@ -241,11 +245,11 @@ class Planner:
         )
 
     def smallest(self) -> Prediction:
-        """Under the smallest budget that is never exceeded: the largest op just fits."""
+        """The prediction for the smallest budget never exceeded: the largest op just fits."""
         return self.predict(self.ideal.largest_op_bytes)
 
     def cheapest(self) -> Prediction:
-        """Under the smallest budget found that is within NEAR_IDEAL of computing alone."""
+        """The prediction for the smallest budget found within NEAR_IDEAL of computing alone."""
         limit_ns = self.ideal.compute_ns * NEAR_IDEAL
         low, high = self.ideal.largest_op_bytes, self.ideal.peak_bytes
         if self.predict(low).step_ns <= limit_ns:
@@ -328,9 +332,9 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints one row for each budget, then what follows from them."""
+    """Prints one row for each budget, then the conclusions."""
     console.print(_title(report), markup=False, highlight=False, soft_wrap=True)
-    # Narrow, so that nine columns fit into 80.
+    # Narrow, so that nine columns fit into 80 characters.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -379,7 +383,7 @@ def _rates(read_bytes_per_s: float, write_bytes_per_s: float) -> str:
 
 
 def lines_below(report: Report) -> list[str]:
-    """The budgets that matter, and which of the rows cannot be kept."""
+    """The budgets that matter, and which of the rows would be exceeded."""
     lines = [
         f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",
         f"smallest budget, which the largest op just fits: {_budget_text(report.smallest)}",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what `tencache plan` predicts: step time over budget, as PNG or SVG.
 
-One curve is the plan, sampled evenly between the smallest budget and the peak. Two thin lines say
-what it is to be read against: the time of computing alone, and the bound that no schedule beats.
-Each is named where it ends, so there is no legend to look up. The time axis begins at 0: the height
-of the curve over the ideal line is what the missing memory costs.
+One curve is the plan, sampled evenly between the smallest budget and the peak. Two thin lines give
+it scale: the time of computing alone, and the bound that no schedule beats. Each line has its name
+at its end, so there is no legend. The time axis begins at 0: the height of the curve above the
+ideal line is the cost of the missing memory.
 
 matplotlib is loaded only when something is drawn (_drawing.py). Threads: none of its own.
 """
@@ -24,7 +24,7 @@ _PLAN_COLOR, _BOUND_COLOR, _IDEAL_COLOR = "#1f5fa8", "#b4552d", "#555555"
 
 
 def write_plot(path: Path, planner: Planner, report: Report) -> None:
-    """Draws the report and the budgets between; `check_path` has accepted the path."""
+    """Draws the report and budgets in between; `check_path` has accepted the path."""
     from matplotlib.figure import Figure
 
     curve = sample(planner, report)
@@ -48,7 +48,7 @@ def write_plot(path: Path, planner: Planner, report: Report) -> None:
 
 
 def sample(planner: Planner, report: Report) -> list[Prediction]:
-    """The curve from the smallest budget to the peak, through all that was predicted before."""
+    """The curve from the smallest budget to the peak, through all earlier predictions."""
     low, high = report.smallest.largest_op_bytes, report.smallest.peak_bytes
     even = {low + (high - low) * step // _SAMPLES for step in range(_SAMPLES + 1)}
     known = {budget for budget in planner.known_budgets() if low <= budget <= high}
@@ -70,14 +70,14 @@ def _draw_lines(
     axes.plot(sizes, steps, color=_PLAN_COLOR, marker="o", markersize=3)
     write_beside(axes, "planned", (sizes[0], steps[0]), (6, 4), _PLAN_COLOR)
     ideal_name = f"ideal, computing alone: {format_time(ideal_ns)}"
-    # Where the links are never what decides, the bound is the ideal and needs no line of its own.
+    # If the links never decide, the bound equals the ideal and needs no line of its own.
     if max(bounds) > ideal * 1.005:
         axes.plot(sizes, bounds, color=_BOUND_COLOR, linewidth=0.8, linestyle="--")
         write_beside(axes, "lower bound", (sizes[0], bounds[0]), (6, 4), _BOUND_COLOR)
     else:
         ideal_name += "; no schedule is faster"
     write_beside(axes, ideal_name, (sizes[-1], ideal), (0, -12), _IDEAL_COLOR, ha="right")
-    # Named above the curve, which is highest at the left: nothing else is up there.
+    # The name goes above the curve, which is highest at the left: nothing else is up there.
     cheapest = report.cheapest
     size, top = cheapest.budget_bytes / size_unit, max(steps) * _HEADROOM
     axes.vlines(size, cheapest.step_ns / time_unit, top, color=_PLAN_COLOR, linewidth=0.8)

@@ -2,16 +2,15 @@
 """Draws one predicted period of `tencache plan` over time, as PNG or SVG.
 
 Above: the bytes on the device, the budget, and all bytes that exist, which would be there if
-everything fitted. Below, in strips that share the time axis: when bytes are written and read, what
-is dropped because its slot has its bytes already, and in red when the program waits. Everything is
+everything fitted. Below, in strips with the same time axis: when bytes are written and read, what
+is dropped because its slot already has its bytes, and in red when the program waits. Everything is
 what the simulator played.
 
-Time is cut into equal stretches, about as wide as a line of the drawing. Of the bytes each shows
-the most there is in it, of writing, reading and waiting the share of it that they take, and a mark
-where something is dropped. So what is short is neither hidden nor exaggerated, and ten ops and a
-hundred thousand make drawings of the same size. The processor time of moves, which the model takes
-from all ops alike, stands at the end of the axis, so that the axis is as long as the step.
-Threads: none of its own.
+Time is cut into equal stretches, about as wide as a line of the drawing. For bytes each stretch
+shows the largest value in it; for writing, reading and waiting, the share of it that they take; for
+drops, a mark. So short events are neither hidden nor exaggerated, and ten ops and a hundred
+thousand make drawings of the same size. The model takes the processor time of moves from all ops
+alike; it stands at the end of the axis, so that the axis is as long as the step.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _USED_COLOR, _BUDGET_COLOR, _EXISTING_COLOR = "#9dbfe3", "#1f5fa8", "#555555"
 _WRITTEN_COLOR, _DROPPED_COLOR, _READ_COLOR = "#b4552d", "#dba68a", "#2f7f5f"
 _STALL_COLOR, _WORK_COLOR = "#d62728", "#e4e4e4"
 
-Spans = list[tuple[int, int]]  # begin and end, nanoseconds since the begin of the period
+Spans = list[tuple[int, int]]  # begin and end, in nanoseconds since the period began
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Timeline:
 
     @property
     def due_ns(self) -> list[int]:
-        """When each op could have begun, had it not waited: the end of the one before it."""
+        """When each op could have begun without waiting: the end of the one before it."""
         return [begin - stall for begin, stall in zip(self.begin_ns, self.stall_ns, strict=True)]
 
     @property
@@ -71,7 +70,7 @@ class Timeline:
         return list(zip(self.due_ns, self.begin_ns, strict=True))
 
     def shares(self, spans: Spans) -> list[float]:
-        """Of each stretch, how much of it the spans, of which none overlap, cover."""
+        """How much of each stretch the spans cover; no two spans overlap."""
         width = self.played_ns / STRETCHES
         covered = [0.0] * STRETCHES
         for begin, end in spans:
@@ -87,7 +86,7 @@ class Timeline:
         return [float(stretch in marked) for stretch in range(STRETCHES)]
 
     def most(self, values: Sequence[int]) -> list[int]:
-        """Of values that each hold while an op is due or runs, the largest in each stretch."""
+        """The largest value in each stretch; each value holds while its op is due or runs."""
         result = [0] * STRETCHES
         due_ns = self.due_ns
         for value, begin, end in zip(values, due_ns, [*due_ns[1:], self.played_ns], strict=True):
@@ -182,12 +181,12 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
         panel.stairs(*_runs([value / size_unit for value in values], played), **how)
     width = played / STRETCHES
     highest = max(range(STRETCHES), key=existing.__getitem__)
-    # At the peak, to the side where there is more room.
+    # The label goes to the peak, on the side with more room.
     side, offset = ("right", -4) if highest > STRETCHES / 2 else ("left", 4)
     point = (highest * width, existing[highest] / size_unit)
     write_beside(panel, "all that exists", point, (offset, 4), _EXISTING_COLOR, ha=side)
     write_beside(panel, "on the device", (0, 0), (6, 6), _BUDGET_COLOR)
-    # A budget far above everything would leave no room for the rest; the title tells it.
+    # A budget far above everything would leave no room for the rest; the title names it.
     if prediction.budget_bytes <= top:
         budget = prediction.budget_bytes / size_unit
         panel.axhline(budget, color=_BUDGET_COLOR, linewidth=1.2)
@@ -196,7 +195,7 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
 
 
 def _runs(values: Sequence[float], end: float) -> tuple[list[float], list[float]]:
-    """Values and the borders between them, equal neighbours as one: what `stairs` draws."""
+    """Values and the borders between them for `stairs`; equal neighbours become one."""
     heights = [values[0]]
     borders = [0.0]
     for stretch in range(1, len(values)):

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user gets when the program ends: the summary, the stats file and the trace file.
 
-The file of a learned period is written by the core, while the program runs; here it is only looked
-for.
+The core writes the file of a learned period while the program runs; here we only look for it.
 
 `summary_lines` is a pure function from the stats (schema 1) to a few lines; `finish` prints them on
-stderr and writes the files. Files appear complete or not at all: they are written under a temporary
+stderr and writes the files. A file appears complete or not at all: it is written under a temporary
 name in the same directory and renamed (the trace by the core). In a distributed run each rank
 writes its own file. A file that cannot be written costs one line on stderr and never changes the
-program's exit status.
-Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
+program's exit status. Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
 """
 
 from __future__ import annotations
@@ -46,10 +44,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
-    """The file of this process among those that one launch starts.
+    """This process's file name, among those of all processes of one launch.
 
-    Where there is more than one rank, run.json becomes run.rank1.json; in a process that
-    multiprocessing started, run.pid4711.json, since its parent writes run.json.
+    With more than one rank, run.json becomes run.rank1.json. In a process that multiprocessing
+    started it becomes run.pid4711.json, since its parent writes run.json.
     """
     rank = rank_of(environment)
     if rank is not None:
@@ -60,7 +58,7 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """This process's rank as launchers (torchrun) tell it; None where there is only one."""
+    """This process's rank as set by launchers (torchrun); None if there is only one."""
     rank = environment.get("RANK", "")
     world = environment.get("WORLD_SIZE", "")
     return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
@@ -77,7 +75,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def summary_lines(stats: Mapping[str, Any]) -> list[str]:
-    """The summary, without prefix; empty when no extent was ever used."""
+    """The summary, without prefix; empty if no extent was ever used."""
     if not stats["extents"]:
         return []
     moved = stats["bytes"]
@@ -94,10 +92,10 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class PeriodFile:
-    """The file that the core writes as soon as it has learned a period, by the option record."""
+    """The file of the option record, which the core writes as soon as it has learned a period."""
 
     path: Path
-    mark_before: tuple[int, int] | None  # of an older file of that name
+    mark_before: tuple[int, int] | None  # the mark of an older file of that name
 
     @staticmethod
     def before_run(path: Path) -> PeriodFile:
@@ -108,7 +106,7 @@ class PeriodFile:
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
-    """Tells a file from the one that replaces it; None when there is none."""
+    """A mark that tells a file from its replacement; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -125,9 +123,9 @@ def finish(
     period: PeriodFile | None,
     quiet: bool,
 ) -> None:
-    """Writes the files that were asked for, then prints the summary unless quiet.
+    """Writes the requested files, then prints the summary unless quiet.
 
-    A period that was asked for and not learned is told in any case.
+    Even if quiet, says so when a requested period was not learned.
     """
     if stats_path is not None:
         text = json.dumps(stats, indent=2) + "\n"
@@ -194,7 +192,7 @@ def _wait_line(stats: Mapping[str, Any]) -> str:
 
 
 def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
-    """How far a period is from the limits; nothing when none was learned or followed."""
+    """How far a period is from the limits; nothing if none was learned or followed."""
     plan = stats.get("plan")
     if not plan or not plan.get("step_s"):
         return []
@@ -204,7 +202,7 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
         f"computing alone {format_seconds(plan['ideal_step_s'])}, no schedule could beat "
         f"{format_seconds(plan['bound_step_s'])}"
     )
-    # The same as the budget when a period hardly waits already, 0 when it is not known.
+    # This equals the budget if a period hardly waits already, and is 0 if not known.
     stall_free = plan.get("stall_free_budget_bytes", 0)
     if stall_free > stats["budget"]["device"]:
         line += f"; --device-memory {_option_bytes(stall_free)} would remove the waiting"
@@ -247,13 +245,13 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
 
 
 def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
-    """A line for each GPU that takes no work any more: whatever failed after that failed by it."""
+    """A line for each GPU that takes no more work: later failures come from that."""
     return [
         f"GPU {gpu['ordinal']} has failed: {gpu['failure']}; evictions and allocations that failed "
-        "after that tell nothing of memory. The program's first CUDA error tells why "
+        "after that say nothing about memory. The program's first CUDA error tells why "
         "(CUDA_LAUNCH_BLOCKING=1 tells where)"
         for gpu in stats.get("gpus", ())
-        if gpu.get("failure")  # files of earlier builds have none
+        if gpu.get("failure")  # files of earlier builds lack it
     ]
 
 
@@ -271,4 +269,4 @@ def _say(line: str) -> None:
         sys.stderr.write(f"tencache: {line}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
-        return  # stderr was closed by the program: there is nobody to tell.
+        return  # The program closed stderr: there is nobody to tell.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one runtime of this process, seen from Python: enable, is_enabled, options, stats.
 
-`enable` checks every option before it sets the first, loads the shim for the torch that runs,
-installs it, and arranges what happens at exit. A process is enabled at most once and stays so. A
+`enable` checks every option before it sets the first. It loads the shim for the torch that runs,
+installs it, and registers what happens at exit. A process is enabled at most once and stays so. A
 forked child sees `is_enabled() == False`: its memory stays readable and right, but it has no budget
 and migrates nothing (allocator/abi/tencache.h).
 
 Invariants: (1) `_enabled` is set only after the shim was installed; (2) a failed enable leaves the
-process without tencache: the next call starts from the defaults and the environment again.
+process without tencache, and the next call starts from the defaults and the environment again.
 Threads: `_lock` serialises enable; the rest only reads `_enabled`, which is written once.
 """
 
@@ -27,19 +27,19 @@ from typing import Any
 from tencache import _backend, _inductor, _options, _report, _triton
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 
-# Options that name a file which the program leaves behind, and the text that means "none".
+# The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
 _NO_FILE = "off"
 
 
 @dataclass(frozen=True)
 class _Enabled:
-    """What `enable` left behind: in which process, with which option texts, under which torch."""
+    """What `enable` did: in which process, with which option texts, under which torch."""
 
     pid: int
     texts: Mapping[str, str]
     torch_version: str
-    period: _report.PeriodFile | None  # of the option record
+    period: _report.PeriodFile | None  # for the option record
 
 
 _lock = threading.Lock()
@@ -49,25 +49,24 @@ _enabled: _Enabled | None = None
 def enable(**options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
-    That is the allocator of CPU tensors, or with the keyword `backend="cuda"` that of CUDA
-    tensors. Keywords are the options of README's table:
-    `device_memory="2GiB"` (or bytes as an int), `spill_dir=...`, `strict=True` and so on. What is
-    not given, or given as None, comes from the TENCACHE_* variables, else is found by probing. Call
-    it before the first tensors exist: those that exist already stay in memory and outside the
-    budget, and a warning says so (CUDA tensors are refused). A second call is fine when its options
-    are those in force.
+    It takes the place of the allocator of CPU tensors, or with `backend="cuda"` of CUDA tensors.
+    Keywords are the options of README's table: `device_memory="2GiB"` (or bytes as an int),
+    `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes from its
+    TENCACHE_* variable, else from probing. Call it before the first tensors exist: existing ones
+    stay in memory, outside the budget, and a warning says so (existing CUDA tensors are refused). A
+    second call is fine if its options are those in force.
 
-    Raises TypeError for an unknown option or a value of a wrong type, OptionError (a ValueError)
-    for a value that cannot be used, and TencacheError (a RuntimeError) when options differ from
-    those in force, when torch is not the one tencache was built for, or when this machine cannot
-    do what is asked.
+    Raises TypeError for an unknown option or a value of a wrong type, and OptionError (a
+    ValueError) for a value that cannot be used. Raises TencacheError (a RuntimeError) if options
+    differ from those in force, if torch is not the one tencache was built for, or if this machine
+    cannot do what is asked.
     """
     given = {
         name: _options.to_text(_options.find(name), value)
         for name, value in options.items()
         if value is not None
     }
-    # Outside the lock: where TENCACHE asks for tencache, this import enables it and comes by here.
+    # Import outside the lock: if TENCACHE asks for tencache, this import itself calls enable().
     import torch
 
     with _lock:
@@ -80,9 +79,9 @@ def enable(**options: object) -> None:
 def allocator() -> Any:
     """The allocator of CUDA tensors, for `torch.cuda.memory.change_current_allocator`.
 
-    Enables tencache with `backend="cuda"`, unless that was done, which puts its allocator under
-    torch already; change_current_allocator then checks that nothing stands in the way, and changes
-    nothing. Call both before the first CUDA tensor. Errors as of `enable`.
+    Enables tencache with `backend="cuda"`, unless that was done, and so already puts its allocator
+    under torch. change_current_allocator then only checks that nothing stands in the way. Call both
+    before the first CUDA tensor. Errors are those of `enable`.
     """
     enable(backend=_backend.CUDA)
     import torch
@@ -91,18 +90,18 @@ def allocator() -> Any:
 
 
 def is_enabled() -> bool:
-    """Whether tencache serves this process. False in forked children, which keep a passive one."""
+    """Whether tencache serves this process. False in forked children, where it is passive."""
     return _enabled is not None and _enabled.pid == os.getpid()
 
 
 def options() -> dict[str, str]:
     """The text of every option: those in force, or before `enable` those it would take.
 
-    A value has one text, however it was written: "on", "2GiB". OptionError, before `enable`, for a
-    variable that cannot be used.
+    A value has one text, however it was written: "on", "2GiB". Before `enable`, raises OptionError
+    for a variable that cannot be used.
     """
     if _enabled is None:
-        with _lock:  # No enable() is halfway, whose options these would replace.
+        with _lock:  # So that no enable() is halfway; this would replace its options.
             if _enabled is None:
                 core().read_environment()
                 return _texts(core())
@@ -116,7 +115,7 @@ def _texts(library: Core) -> dict[str, str]:
 def stats() -> dict[str, Any]:
     """The counters so far, schema 1 (README, "Reading the stats"); bytes and seconds.
 
-    TencacheError when tencache is not enabled.
+    Raises TencacheError if tencache is not enabled.
     """
     if _enabled is None:
         raise TencacheError(
@@ -124,14 +123,16 @@ def stats() -> dict[str, Any]:
             "tencache.enable() first, or start the program with `tencache run -- …`."
         )
     result = core().stats()
-    # The core knows its own version only.
+    # The core knows only its own version.
     result["versions"].update(torch=_enabled.torch_version, python=platform.python_version())
     return result
 
 
 def set_checked(library: Core, texts: Mapping[str, str]) -> None:
-    """Sets every option anew: the texts, else the variables, else the defaults. Checks all of the
-    texts before it sets any."""
+    """Sets every option anew: to its text, else its variable, else its default.
+
+    Checks all texts before it sets any.
+    """
     for name, text in texts.items():
         library.check_option(name, text)
     library.read_environment()
@@ -140,9 +141,9 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 
 
 def check_output_files(library: Core) -> None:
-    """Makes the files written at exit absolute, since the program may change its folder.
+    """Makes the paths of files written at exit absolute, since the program may change its folder.
 
-    OptionError when one could not be written: after hours of training would be too late.
+    OptionError if one could not be written: after hours of training it would be too late.
     """
     for name in OUTPUT_OPTIONS:
         text = library.option_text(name)
@@ -170,8 +171,11 @@ def _output_path(text: str) -> Path:
 
 
 def _own_path(name: str, text: str) -> str:
-    """The file of this process. The core writes the period by itself and knows no ranks, so it is
-    given the name with the rank; what is written at exit gets its name there."""
+    """This process's output file of that name.
+
+    The core writes the period by itself and knows no ranks, so it gets the name with the rank;
+    files written at exit get theirs then.
+    """
     path = _output_path(text)
     return str(_report.ranked_path(path, os.environ) if name == "record" else path)
 
@@ -180,7 +184,7 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     if enabled.pid != os.getpid():
         warnings.warn(
             "tencache.enable() was called in a forked child of a process that has tencache: the "
-            "child keeps readable memory but no budget, and nothing of it spills. Start worker "
+            "child keeps readable memory but has no budget and spills nothing. Start worker "
             "processes with the spawn method to give them a runtime of their own.",
             RuntimeWarning,
             stacklevel=3,
@@ -206,10 +210,10 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     library.set_option("backend", _backend.resolve(library.option_text("backend"), torch))
     texts = _texts(library)
     if texts["backend"] == _backend.CUDA:
-        # Which refuses where there are tensors already.
+        # This refuses if there are CUDA tensors already.
         cuda_shim(torch_version).install()
     else:
-        # Counted first: once the shim is in, new tensors are ours.
+        # Count them first: once the shim is installed, new tensors are ours.
         _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
         doors.install()
     is_recorded = texts["record"] != _NO_FILE
@@ -222,7 +226,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
 
 
 def _at_exit() -> None:
-    """Writes the files and prints the summary; only in the process that enabled."""
+    """Writes the files and prints the summary, only in the process that called enable()."""
     if _enabled is None or _enabled.pid != os.getpid():
         return
     files = {
@@ -241,13 +245,13 @@ def _at_exit() -> None:
 
 
 def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
-    """One warning when CPU tensors exist that would have been extents: they stay where they are."""
-    # During `import torch` itself there can be none, and its modules are not complete.
+    """Warns once if CPU tensors exist that would have been extents: they stay where they are."""
+    # During `import torch` there can be no tensors, and torch's modules are incomplete.
     if not hasattr(torch, "Tensor") or _is_being_imported(torch):
         return
     seen: dict[int, int] = {}
     for candidate in gc.get_objects():
-        # type() and not isinstance(): the latter runs __class__ properties of foreign proxies.
+        # Use type(): isinstance() would run __class__ properties of foreign proxies.
         if not issubclass(type(candidate), torch.Tensor):
             continue
         try:

@@ -3,9 +3,9 @@
 
 The core writes the file when the program ends under `--trace FILE` and describes its format
 (allocator/learn/trace_writer.h): a line about the file, then events in order of time. Reads and
-writes belong to the op that began last on their thread, which is worked out here, as is how long an
-op took. Everything is a generator, so a file of any length is shown without being held in memory.
-A line that is no event is an error that names file and line. Threads: none of its own.
+writes belong to the op that began last on their thread. This module works that out, and how long
+each op took. Everything is a generator, so a file of any length is shown without being held in
+memory. A line that is not an event is an error that names file and line. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _HEADER = f"{'ms':>12}  {'thread':>6}  {'event':<8}  {'took us':>9}  {'extent':>
 
 @dataclass(frozen=True)
 class Event:
-    """One event as written, with what follows from the events before it on its thread."""
+    """One event as written, with what earlier events of its thread tell about it."""
 
     written: dict[str, Any]
-    op: str  # the op itself, or the one in which this happened; "" when there is none
-    took_ns: int | None  # of an op, at its end, when its begin is in the trace
+    op: str  # the op itself, or the one in which this happened, else ""
+    took_ns: int | None  # at an op's end, if its begin is in the trace
 
     @property
     def kind(self) -> str:
@@ -41,7 +41,7 @@ class Event:
 class TraceReader:
     """A trace file: what its first line says, and its events.
 
-    Raises TencacheError when the file is no trace, or one of a version that is unknown here.
+    Raises TencacheError if the file is not a trace, or of an unknown version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class TraceReader:
         """All events in order of time."""
         open_ops: dict[
             int, list[tuple[str, int]]
-        ] = {}  # by thread: name and begin, outermost first
+        ] = {}  # per thread: name and begin, outermost first
         with self._path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
@@ -89,7 +89,7 @@ class TraceReader:
 
 
 def select(events: Iterator[Event], *, op: str | None, kinds: frozenset[str]) -> Iterator[Event]:
-    """Events of ops whose name contains `op`, of one of the `kinds` (none given = all)."""
+    """Events of ops whose name contains `op`, of one of the `kinds` (empty means all)."""
     for event in events:
         if (not kinds or event.kind in kinds) and (op is None or op in event.op):
             yield event
@@ -115,7 +115,7 @@ def _resolve(written: dict[str, Any], open_ops: list[tuple[str, int]]) -> Event:
         open_ops.append((written["op"], written["ns"]))
         return Event(written, written["op"], None)
     if kind == "op_end":
-        # The begin may have been overwritten in the ring: then the end stands alone.
+        # If the begin was overwritten in the ring, the end stands alone.
         if open_ops and open_ops[-1][0] == written["op"]:
             return Event(written, written["op"], written["ns"] - open_ops.pop()[1])
         return Event(written, written["op"], None)

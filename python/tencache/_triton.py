@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate for Triton kernels: those that Inductor (torch.compile on a GPU) generates, and those
-that a program or a library writes itself.
+"""The gate for Triton kernels: Inductor's (torch.compile on a GPU), and a program's or library's
+own.
 
-A kernel is launched with raw addresses and passes no dispatcher, so the shim's hooks do not see
-it; and on a GPU an access to a tensor that is in host memory is not slow but an error. Every launch
-goes through the method `run` of one of two classes, which takes the tensors as arguments. It is
-wrapped here, so that each launch opens the gate for its arguments first.
+A kernel is launched with raw addresses without the dispatcher, so the shim's hooks do not see it.
+On a GPU an access to a tensor in host memory is not slow but an error. Every launch goes through
+the method `run` of one of two classes, which takes the tensors as arguments. We wrap it, so that
+each launch first opens the gate for its arguments.
 
-Nothing here imports Triton or Inductor: what a program never imports costs it nothing. Until the
-runtime is armed a launch costs the reading of one flag.
+Nothing here imports Triton or Inductor, so a program that never imports them pays nothing. Until
+the runtime arms, a launch costs the reading of one flag.
 
-Limit: launches from C++ (`cpp_wrapper=True`, AOTInductor) are not seen, nor those of kernels that
-were compiled to a handle and are launched by it, nor tensors that a kernel finds by an address in
-memory. Threads: any; the gate is per thread.
+Limit: the gate does not see launches from C++ (`cpp_wrapper=True`, AOTInductor), launches through a
+handle that a kernel was compiled to, or tensors that a kernel finds through an address in memory.
+Threads: any; the gate is per thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from tencache._inductor import Armed, Gate, when_imported
 
-# Where the classes are: Inductor launches its kernels itself, and does not pass by Triton's class.
+# The two classes. Inductor launches its kernels itself, without Triton's class.
 LAUNCHERS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"),
     ("triton.runtime.jit", "JITFunction"),
@@ -32,7 +32,7 @@ LAUNCHERS = (
 
 
 def install(core: Armed, gate: Gate) -> None:
-    """Gates every launch from now on; waits for what is not imported yet."""
+    """Gates every launch from now on; waits for modules that are not imported yet."""
     for module_name, class_name in LAUNCHERS:
         when_imported(module_name, class_name, functools.partial(_patch_in, class_name, core, gate))
 
@@ -60,12 +60,12 @@ def patch(launcher: Any, core: Armed, gate: Gate) -> None:
 
 
 def addresses(values: Iterable[Any]) -> Iterator[int]:
-    """Where the tensors among the arguments of a launch are."""
+    """The addresses of the tensors among a launch's arguments."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from addresses(value)
             continue
-        # A tensor descriptor stands for the tensor that it was made of.
+        # A tensor descriptor stands for the tensor it was made from.
         tensor: Any = value if hasattr(value, "data_ptr") else getattr(value, "base", None)
         if not hasattr(tensor, "data_ptr"):
             continue

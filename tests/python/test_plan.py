@@ -202,8 +202,8 @@ def test_a_period_without_compute_time_has_no_ratio(predict):
         ("--device-memory", "50%,lots", ["'lots' is no budget", "1.5GiB"]),
         ("--device-memory", "0%", ["'0%' is no budget"]),
         ("--device-memory", "-5", ["'-5' is no budget"]),
-        ("--disk", "fast", ["'fast' is no speed", "5GB/s"]),
-        ("--link", "0", ["'0' is no speed"]),
+        ("--disk", "fast", ["'fast' is not a speed", "5GB/s"]),
+        ("--link", "0", ["'0' is not a speed"]),
     ],
 )
 def test_value_that_cannot_be_used_is_named(run_tencache, tmp_path, flag, text, parts):
@@ -217,7 +217,7 @@ def test_value_that_cannot_be_used_is_named(run_tencache, tmp_path, flag, text, 
 )
 def test_speeds_are_read(text, rate):
     if rate is None:
-        with pytest.raises(OptionError, match="is no speed"):
+        with pytest.raises(OptionError, match="is not a speed"):
             _plan.parse_rate(text)
     else:
         assert _plan.parse_rate(text) == rate
@@ -314,7 +314,7 @@ TENSOR = {"id": 0, "bytes": 10}
         ([HEADER, {"id": "a", "bytes": 1}], 2, ["id is 'a'", "whole number"]),
         ([HEADER, {"id": 0, "bytes": 1.5}], 2, ["bytes is 1.5"]),
         ([HEADER, {"id": True, "bytes": 1}], 2, ["id is True"]),
-        ([HEADER, TENSOR, TENSOR], 3, ["line 2 has a tensor of id 0 too"]),
+        ([HEADER, TENSOR, TENSOR], 3, ["line 2 also has a tensor with id 0"]),
         ([HEADER, {**TENSOR, "freed_at": 1}], 2, ["only one of allocated_at and freed_at"]),
         ([HEADER, TENSOR, OP, {**TENSOR, "id": 1}], 4, ["after the first op"]),
         ([HEADER, OP], 2, ["op 0 names tensor 0, which no line above describes"]),
@@ -325,7 +325,7 @@ TENSOR = {"id": 0, "bytes": 10}
         (
             [HEADER, {**TENSOR, "allocated_at": 1, "freed_at": 1}, OP, OP],
             3,
-            ["op 0 names tensor 0, which is there from op 1 to op 1 only", "Correct line 2"],
+            ["op 0 names tensor 0, which exists only from op 1 to op 1", "Correct line 2"],
         ),
         (
             [HEADER, {**TENSOR, "allocated_at": 0, "freed_at": 1}, OP],
@@ -353,7 +353,7 @@ def test_a_line_that_is_wrong_is_named(tmp_path, lines, line, parts):
 def test_a_file_that_is_no_json_is_one_message(run_tencache, tmp_path, content):
     (tmp_path / "period.jsonl").write_bytes(content)
     done = run_tencache("plan", "--disk=1GB/s", "period.jsonl")
-    assert_refused(done, "period.jsonl, line 1: it is no JSON")
+    assert_refused(done, "period.jsonl, line 1: it is not JSON")
     assert_refused(run_tencache("plan", "missing.jsonl"), "missing.jsonl", "does not exist")
 
 
