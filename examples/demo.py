@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the same model twice, stock and beyond a memory budget, and compares every bit.
 
-1. Measures what stock PyTorch needs: two steps of examples/train_gpt2.py with malloc told to give
-   every freed block back at once, so that the growth of resident memory is the peak of the tensors.
+1. Measures the memory that stock PyTorch needs: runs two steps of examples/train_gpt2.py with
+   malloc set to return every freed block at once, so that the growth of resident memory is the peak
+   of the tensors.
 2. Trains with stock PyTorch.
 3. Trains again under `tencache run` with a device budget of 38% of that peak, spilling to disk.
 
-Prints both columns of losses, the differing bits of losses, gradient norms, parameters and
-optimizer state (from the checkpoints both runs wrote, and from hashes of the live tensors), peak
-bytes against the budget, bytes moved, time of both. Exits with 1 when a bit differs or the budget
+Prints the losses of both runs, the differing bits of losses, gradient norms, parameters and
+optimizer state (from the checkpoints of both runs, and from hashes of the live tensors), peak bytes
+against the budget, bytes moved, and the time of both. Exits with 1 if a bit differs or the budget
 was not kept.
 """
 
@@ -30,12 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 SCRIPT = Path(__file__).with_name("train_gpt2.py")
-# Blocks of this size and larger get their own mapping and are returned when they are freed. Small
-# blocks stay with malloc; what it keeps of them is a few MB.
+# Blocks of this size and larger get their own mapping, which is returned when they are freed.
+# malloc keeps smaller blocks, a few MB in all.
 GIVE_BACK_BYTES = 1 << 20
 CHUNK_BYTES = 16 << 20
 
-# Losses are shown with all their digits, also where no terminal says how wide it is.
+# Losses are shown with all their digits, even if no terminal tells its width.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
@@ -84,7 +85,7 @@ def measure_peak(folder):
 
 
 def tencache_executable():
-    """The command beside this Python; else the one on PATH."""
+    """The tencache command beside this Python, else the one on PATH."""
     beside = Path(sys.executable).with_name("tencache")
     found = str(beside) if beside.exists() else shutil.which("tencache")
     if not found:
@@ -144,7 +145,7 @@ def checkpoint_tensors(folder):
 
 
 def compare(stock_folder, other_folder, stock, other):
-    """Differing bits by what was compared."""
+    """The number of differing bits for each thing compared."""
     bits = {}
     for key in ("losses", "eval_losses", "gradient_norms"):
         bits[key.replace("_", " ")] = float_bits(stock[key], other[key])
@@ -156,7 +157,7 @@ def compare(stock_folder, other_folder, stock, other):
 
 
 def differing_hashes(stock, other):
-    """How many live tensors (parameters and optimizer state) have another hash at the end."""
+    """How many live tensors (parameters and optimizer state) end with different hashes."""
     count = 0
     for key in ("parameters", "optimizer"):
         assert stock[key].keys() == other[key].keys()
@@ -214,7 +215,7 @@ def print_summary(bits, hashes, stats, peak, seconds):
 
 
 def verdict(bits, hashes, stats):
-    """True when the run kept its promises; prints each one that it broke."""
+    """True if the run kept its promises; prints each one that it broke."""
     broken = [f"{count} differing bits in {what}" for what, count in bits.items() if count]
     if hashes:
         broken.append(f"{hashes} live tensors differ")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a causal language model with the Hugging Face Trainer, as any script would.
 
-The model is a GPT-2 of random weights (GPT2Config), the text is what is on every machine: the
-source files of Python's standard library, in alphabetical order, one token a byte. Nothing is
-downloaded. The Trainer runs with its defaults: fused AdamW, gradient clipping, evaluation in
-between, a checkpoint after the last step.
+The model is a GPT-2 with random weights (GPT2Config). The text is on every machine: the source
+files of Python's standard library, in alphabetical order, one token a byte. Nothing is downloaded.
+The Trainer runs with its defaults: fused AdamW, gradient clipping, evaluation in between, a
+checkpoint after the last step.
 
 The same seed on the same machine gives the same bits. --report FILE writes what is needed to check
 that: every loss and gradient norm as exact hexadecimal floats, and a SHA-256 of every parameter and
-every tensor of the optimizer's state after the last step; also the growth of the process's memory
-since the imports were done.
+every tensor of the optimizer's state after the last step. It also writes how much the process's
+memory grew after the imports.
 """
 
 import argparse
@@ -143,8 +143,8 @@ def make_trainer(options):
 
 def main():
     options = parse_arguments()
-    # The first use of a function of oneMKL 2024.2 by two threads at once may give other bits than
-    # later ones (pytorch issue 188792). A single element has one thread.
+    # If two threads are first to use a function of oneMKL 2024.2 at once, it may give other bits
+    # than later (pytorch issue 188792). A single element needs one thread.
     torch.tanh(torch.zeros(1))
     rss_after_imports = memory_bytes("VmRSS")
     trainer = make_trainer(options)

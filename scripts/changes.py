@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed, and which fast tests of it `make check` runs.
+"""Finds what changed, and which fast tests `make check` runs for it.
 
-Changed is what no commit holds yet; where that is nothing, the last commit. A change of the core is
-tested by the suites of that name and by those that include the changed header themselves; suites
-that run for minutes are left to `make test-core`. A change of the package or the shim is tested by
-the pytest files of that name, besides a few that always run. Everything but `changed_files` is a
-pure function of names and texts.
+Changed means: not in a commit yet, or if everything is, part of the last commit. For a change of
+the core we run the suites of the same name and those that include the changed header themselves;
+suites that run for minutes are left to `make test-core`. For a change of the package or the shim we
+run the pytest files of the same name, and a few that always run. Everything but `changed_files` is
+a pure function of names and texts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import PurePosixPath
 
 from repository import ROOT
 
-# More than these are no inner loop. What includes a header of the lowest layers is half of all.
+# More suites would take too long while one works. Half of all suites include a header of the lowest
+# layers.
 SUITES_MAX = 24
 _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
 _SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
-# A few seconds each: the options and what refuses them, reports, and tencache in a program.
+# Each takes a few seconds: options and their refusals, reports, and tencache in a program.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
-# Where a test file does not bear the name of what it tests.
+# For sources whose test file has another name.
 _PYTEST_FILES = {
     "python/tencache/_runtime.py": "enable",
     "python/tencache/_library.py": "enable",
@@ -40,8 +41,10 @@ _PYTEST_FILES = {
 
 
 def changed_files() -> list[PurePosixPath]:
-    """What differs from the last commit, else what that commit changed; files that are gone are
-    not among them."""
+    """Files that differ from the last commit, else those that it changed.
+
+    Deleted files are left out.
+    """
 
     def names(*command: str) -> list[str]:
         output = subprocess.check_output(["git", *command, "-z"], cwd=ROOT, text=True)
@@ -56,8 +59,10 @@ def changed_files() -> list[PurePosixPath]:
 def suites_of(
     changed: Iterable[PurePosixPath], suites: Mapping[PurePosixPath, str]
 ) -> tuple[list[str], int]:
-    """The suites of the core to run, of all those with their texts, and how many more there are:
-    those first that bear the name of what changed."""
+    """The suites of the core to run, and how many more there are.
+
+    `suites` holds all suites with their texts. Those with the name of a changed file come first.
+    """
     changed = list(changed)
     chosen: dict[str, None] = {}
     including: dict[str, None] = {}
@@ -85,7 +90,7 @@ def is_suite(path: PurePosixPath) -> bool:
 def pytest_files_of(
     changed: Iterable[PurePosixPath], files: Iterable[PurePosixPath]
 ) -> list[PurePosixPath]:
-    """The pytest files to run, of all those there are, besides ALWAYS."""
+    """The pytest files to run besides ALWAYS; `files` holds all."""
     files = set(files)
     chosen: dict[PurePosixPath, None] = {}
     for path in changed:
@@ -96,7 +101,7 @@ def pytest_files_of(
         name = path.with_suffix(".cpp") if path.parts[0] == "shim" else path
         own = f"shim_{path.stem}" if path.parts[0] == "shim" else path.stem.strip("_")
         stem = _PYTEST_FILES.get(str(name), own)
-        # A suite of GPU memory takes in all of the shim's files for it.
+        # One suite covers all of the shim's files for GPU memory.
         stem = "shim_cuda_allocator" if stem.startswith(("shim_cuda", "shim_pinned")) else stem
         test = PurePosixPath(f"tests/python/test_{stem}.py")
         if test in files:
@@ -105,7 +110,7 @@ def pytest_files_of(
 
 
 def sources_to_tidy(changed: Iterable[PurePosixPath]) -> list[PurePosixPath]:
-    """The sources that clang-tidy reads: those that changed, and those of changed headers."""
+    """The sources for clang-tidy: changed ones, and those of changed headers."""
     found = {
         path.with_suffix(".cpp")
         for path in changed

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that each layer includes only what stands below it.
+"""Checks that each layer includes only what is below it.
 
     base < platform < tier < memory < learn < engine < abi          (allocator/)
     move < move/disk, move/gpu;  move < plan, gate < what stands in engine/ itself
 
-allocator/ includes no header of torch or Python, and <cuda.h>, which holds types only, in
-platform/cuda/ alone. shim/ reaches the core through the headers of its C ABI, abi/tencache.h,
-abi/tencache_gpu.h and abi/tencache_pinned.h, alone. guard/ includes <cuda.h>, its own headers and
+allocator/ includes no header of torch or Python. Only platform/cuda/ includes <cuda.h>, which holds
+only types. shim/ reaches the core only through the headers of its C ABI: abi/tencache.h,
+abi/tencache_gpu.h and abi/tencache_pinned.h. guard/ includes <cuda.h>, its own headers and
 abi/tencache_guard.h. Suites and benchmarks of the core may include every layer, and no torch.
 
 Usage: check_layers.py
@@ -27,8 +27,8 @@ CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h", "abi/tencache_pinned.h")
 GUARD_HEADER = "abi/tencache_guard.h"
 CUDA_PLATFORM = PurePosixPath("allocator/platform/cuda")
 
-# Each room of engine/ with the rooms it includes. plan and gate, which share the parts of one
-# engine by reference, know each other; the parts' names stand in PARTS.
+# Each room of engine/ with the rooms it includes. plan and gate know each other, because they share
+# the parts of one engine by reference; PARTS names that header.
 ROOMS = {
     "move": ("move",),
     "move/disk": ("move", "move/disk"),

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that comments and documents name what is there, by today's words.
+"""Checks that comments and documents name only what exists, in today's words.
 
-  - a `Class::member` is defined by a source; where the class is of a library, a source names it
-  - a file or folder that a document names or links to is there, and so is a source of the core that
-    a comment names
+- a `Class::member` is defined by a source; if the class is a library's, a source names it
+- a file or folder that a document names or links to exists, and so does a source of the core that a
+  comment names
   - no retired word stands in code, comments or documents (RETIRED has today's words)
 
 Names are indexed from the text of all sources, which is rough: every word in the body of a class
-counts as a member of it. So a stale name passes where the word is still used in that class; what is
-refused is surely gone. check_style.py runs this with its own checks.
+counts as a member of it. So a stale name passes while the word is still used in that class; a name
+that is refused is surely gone. check_style.py runs this with its own checks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import PurePosixPath
 from check_layers import LAYERS
 from repository import CPP_SUFFIXES, ROOT, Check, Problem, source_files, without_comments
 
-# Retired word -> the one that is used today. Both are whole words; a word that ends in "(" is
-# retired as a function only.
+# Maps a retired word to today's. Both are whole words; a word that ends in "(" is retired only as a
+# function.
 RETIRED: Mapping[str, str] = {
     "CpuBackend": "CpuDevice",
     "CpuEngine": "Engine",
@@ -47,7 +47,7 @@ RETIRED: Mapping[str, str] = {
     "slot_is_written": "has_copy_below",
 }
 
-# Who may say a retired word: the table itself and its tests, and what tells of the past.
+# The files that may say a retired word: the table itself, its tests, and the changelog.
 _MAY_SAY_RETIRED = (
     "scripts/check_names.py",
     "tests/scripts/test_check_names.py",
@@ -66,7 +66,7 @@ _WORD = re.compile(r"\w+")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 _CORE_SOURCE = re.compile(rf"(?<![\w/.-])((?:{'|'.join(LAYERS)})/(?:\w+/)*\w+\.(?:h|cpp))\b")
-_LEFT_OUT_SUFFIXES = ("", ".h", ".cpp", ".py")  # documents may name a file without these
+_LEFT_OUT_SUFFIXES = ("", ".h", ".cpp", ".py")  # documents may leave these out
 
 
 class Names:
@@ -95,7 +95,7 @@ class Names:
             self._members[name].add(member.removeprefix("~"))
 
     def problem(self, name: str) -> str | None:
-        """What is wrong with a name like `Class::member`."""
+        """The problem with a name like `Class::member`, or None."""
         parts = name.split("::")
         for owner, member in pairwise(parts):
             if owner not in self._own:
@@ -127,7 +127,7 @@ def _end_of_body(code: str, begin: int) -> int:
 
 
 def prose(path: PurePosixPath, text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of what is written for people: comments, and the lines of documents."""
+    """(line, text) of all prose: comments, and the lines of documents."""
     if path.suffix == ".md":
         yield from enumerate(text.splitlines(), start=1)
     elif path.suffix in CPP_SUFFIXES:
@@ -153,10 +153,10 @@ def check_names(names: Names) -> Check:
 
 
 def check_paths(files: Iterable[PurePosixPath]) -> Check:
-    """Paths begin at the root, or in allocator/ with a layer; links begin where the document is."""
+    """Checks paths (from the root, or from allocator/ with a layer) and links (from the document)."""
     there = {path for file in files for path in (file, *file.parents)}
     tops = {path.parts[0] for path in there if path.parts}
-    nowhere = ("build",)  # what is made, and named all the same
+    nowhere = ("build",)  # built, so not in the repository
 
     def is_there(named: PurePosixPath) -> bool:
         return any(named.with_name(named.name + suffix) in there for suffix in _LEFT_OUT_SUFFIXES)
@@ -177,7 +177,7 @@ def check_paths(files: Iterable[PurePosixPath]) -> Check:
                 if named.parts[0] in LAYERS:
                     named = "allocator" / named
                 elif named.parts[0] not in tops or named.parts[0] in nowhere:
-                    continue  # no path of ours
+                    continue  # not a path of ours
                 if not is_there(named):
                     yield Problem(str(path), number, f"names {name}, which is not there")
             for target in _LINK.findall(line):
@@ -203,7 +203,7 @@ def check_retired(words: Mapping[str, str]) -> Check:
 
 
 def checks() -> list[Check]:
-    """All of them, over the names of all sources."""
+    """All checks of this file, over the names of all sources."""
     paths = source_files(CPP_SUFFIXES)
     names = Names((path, (ROOT / path).read_text()) for path in paths)
     return [check_names(names), check_paths(source_files()), check_retired(RETIRED)]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rules of the house that no formatter knows.
+"""Checks the house rules that no formatter knows.
 
   - every source begins with its SPDX line
   - a line of C++ has at most 100 columns, also where clang-format cannot break it; a line of a
@@ -8,10 +8,10 @@
   - a file has at most 600 lines, a function at most 60
   - no line says that something is left for later
   - no absolute path of somebody's machine
-  - a comment or document names only what there is, by today's words (check_names.py)
+- a comment or document names only what exists, in today's words (check_names.py)
 
-Functions of C++ are found by their braces, which is rough: what it takes for a function is one, but
-it may miss some. Functions of Python are found by Python's own parser.
+Functions of C++ are found by their braces, which is rough: each one found is a function, but it may
+miss some. Functions of Python are found by Python's own parser.
 
 Usage: check_style.py
 """
@@ -38,13 +38,13 @@ SOURCE_NAMES = ("CMakeLists.txt", "Makefile", "run", "pyproject.toml")
 # programs write.
 _WIDER_DOCUMENTS = ("README.md", "CHANGELOG.md", "benchmarks/", "tests/emulated_gpu/README.md")
 
-# Written so that this file does not find itself.
+# The strings are split so that this file does not match itself.
 _LEFT_FOR_LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work)/\w")
-# A line of a document that is nothing but a link or a picture, or but one word; in a list, too.
+# A line of a document that is only a link, a picture or a single word, also in a list.
 _UNBREAKABLE = re.compile(r"\s*([-*] |\d+\. )?(!?\[[^\]]*\]\([^)\s]*\)[.,;:]?|\S+)")
-# What stands in front of the brace of a class or namespace, whose members follow at this level. A
-# function that returns a struct ends in its parameters instead.
+# Text before the brace of a class or namespace, whose members follow at this level. A function that
+# returns a struct ends in its parameters instead.
 _CONTAINER = re.compile(
     r"^\s*(template\s*<[^{]*>\s*)?(inline\s+)?(namespace|class|struct|union|enum|extern)\b"
     r"(?![^{]*\)\s*(const|noexcept|override|\s)*$)"

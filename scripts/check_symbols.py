@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what a built libtencache.so or libtencache_guard.so exports and needs.
+"""Checks the exports and needs of a built libtencache.so or libtencache_guard.so.
 
-It exports the functions that the C ABI's headers declare, all of them and nothing else, so that
-nothing in a process can bind to an inner symbol by accident; the guard also those that it stands in
-for. It needs no symbol of torch or Python, and no shared library outside the C and C++ run time, so
-that one file serves every torch and every Python on a machine where no package was installed for
-it. Its thread-locals fit into what the loader keeps free for a library that comes late.
+The library exports exactly the functions that the C ABI's headers declare, so that nothing in a
+process can bind to an inner symbol by accident. The guard also exports the functions that it
+interposes. The library needs no symbol of torch or Python, and no shared library outside the C and
+C++ runtime, so that one file serves every torch and every Python without installing a package. Its
+thread-locals fit into the room that the loader reserves for libraries that come late.
 
 Usage: check_symbols.py LIBRARY
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 ABI = Path(__file__).resolve().parent.parent / "allocator" / "abi"
 HEADERS = (ABI / "tencache.h", ABI / "tencache_gpu.h", ABI / "tencache_pinned.h")
 GUARD_HEADER = ABI / "tencache_guard.h"
-# What other libraries find in the guard instead of in the C library and in the driver.
+# The functions that other libraries find in the guard instead of in the C library or the driver.
 INTERPOSED = frozenset(
     {
         "dlsym",
@@ -37,10 +37,10 @@ INTERPOSED = frozenset(
     }
 )
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
-# Where one thread-local of a library is reached without a call (initial-exec), all of them lie in
-# the static block of each thread. Of that the loader keeps some 1.6 KiB free for all the libraries
-# that a process loads after its start; where they ask for more, loading one fails with "cannot
-# allocate memory in static TLS block".
+# If one thread-local of a library is reached without a call (initial-exec), all of them lie in the
+# static block of each thread. The loader reserves some 1.6 KiB of it for all libraries that a
+# process loads after its start. If they ask for more, loading one fails with "cannot allocate
+# memory in static TLS block".
 STATIC_THREAD_LOCALS_MAX = 256
 FOREIGN_SYMBOL = re.compile(
     r"^_?Py[A-Z_]|^_ZNK?(2at|3c10|5torch)\d|^_ZNK?St.*(2at|3c10)\d|^cu[A-Z]"
@@ -54,8 +54,10 @@ def declared_functions(*header_texts: str) -> set[str]:
 
 
 def static_thread_locals(headers: str) -> int:
-    """Bytes that the library takes of each thread's static block, from what `readelf --dynamic
-    --program-headers` says of it."""
+    """Bytes that the library takes of each thread's static block.
+
+    `headers` is the output of `readelf --dynamic --program-headers`.
+    """
     if not re.search(r"\(FLAGS\).*\bSTATIC_TLS\b", headers):
         return 0
     # "  TLS  0x191188 0x0000000000191188 0x0000000000191188 0x000000 0x000050 R  0x8"
@@ -70,7 +72,7 @@ def problems_in(
     declared: set[str],
     thread_locals: int = 0,
 ) -> list[str]:
-    """What is wrong with a library, one sentence each."""
+    """The problems of a library, one sentence each."""
     problems = [f"exports {name}, which no header declares" for name in sorted(exported - declared)]
     problems += [
         f"does not export {name}, which a header declares" for name in sorted(declared - exported)
@@ -100,7 +102,7 @@ def _dynamic_symbols(library: str, *options: str) -> set[str]:
 
 
 def exports_of(library: str) -> set[str]:
-    """What the library of that name is to export."""
+    """The functions that the library of that name must export."""
     if "guard" in Path(library).name:
         return declared_functions(GUARD_HEADER.read_text()) | INTERPOSED
     return declared_functions(*(header.read_text() for header in HEADERS))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `make <target>` runs: from a fresh clone to a built, tested or demonstrated tencache.
+"""The tasks of `make`: from a fresh clone to a built, tested or demonstrated tencache.
 
-Each task first sees to what it needs (system packages, virtual environment, build), which takes a
-moment when it is there. `test` goes on after a part that failed, so that one run tells everything,
-and ends with a table of its steps.
+Each task first installs and builds what it needs (system packages, virtual environment, build),
+which takes a moment if it is there already. `test` goes on after a part that failed, so that one
+run shows all failures, and ends with a table of its steps.
 
 Usage: dev.py TASK [arguments of pytest, for test-gpu and test-python, and for both with -2.15]
 """
@@ -39,27 +39,27 @@ from repository import CPP_SUFFIXES, source_files
 from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
-SHORT = "not slow and not any_torch"  # of the tests in tests/python
+SHORT = "not slow and not any_torch"  # selects from tests/python
 ONCE = "not repeated"  # likewise, on the oldest torch
-# Of the programs two of seven runs each: all of them take five minutes on two cores.
+# Two of each program's seven runs; all runs take five minutes on two cores.
 SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
     "or 50-plain or 25-chaos"
 )
-# Of the core and of the shim, which clang-tidy reads as they are compiled.
+# The sources of the core and of the shim, as clang-tidy reads them.
 EVERY_SOURCE = {"core": ("allocator", "guard"), "shim": ("shim",)}
-# On the newest torch what may depend on the version: its interfaces of memory, the doors, graphs,
-# the process groups of NCCL, and one program.
+# What may depend on the version, for the newest torch: its memory interfaces, the doors, graphs,
+# NCCL's process groups, and one program.
 NEWEST_ON_EMULATED_GPU = (
     "memory_functions or doors or operator_programs or nobody_keeps or fsdp2 "
     "or decoder_gpt2-50-plain"
 )
-SLOWEST = ("--durations", "15")  # told at the end of a whole run
+SLOWEST = ("--durations", "15")  # shown at the end of a whole run
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
 
 def ready(environment: VirtualEnvironment, packages: tuple[str, ...] = ()) -> None:
-    """Sees to the system packages and to the virtual environment; builds nothing."""
+    """Installs the system packages and the virtual environment; builds nothing."""
     install_system_packages((*BUILD_PACKAGES, *packages))
     prepare(MAIN)
     if environment is not MAIN:
@@ -101,8 +101,10 @@ def core_preset(preset: str) -> None:
 
 
 def clean_variables() -> dict[str, str]:
-    """Variables for programs under test: no option of tencache from outside, no hub access, and
-    what Python compiles is kept."""
+    """Variables for programs under test: no options of tencache, no hub access.
+
+    Python keeps what it compiles.
+    """
     reset = {name: "" for name in os.environ if name.startswith("TENCACHE")}
     for name in reset:
         del os.environ[name]
@@ -124,7 +126,7 @@ def test_python(
 
 
 def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
-    """Tests that need a GPU, on an emulated one: no machine needs a real one for them."""
+    """Runs the tests that need a GPU on an emulated one, so that no machine needs a GPU."""
     ready(environment, TEST_PACKAGES)
     install_package(environment)
     emulated = ROOT / "tests" / "emulated_gpu" / "run"
@@ -139,18 +141,20 @@ def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
 
 
 def short_gpu_tests() -> None:
-    """What a change must pass; `make test-gpu` runs every program in all its runs."""
+    """Runs what every change must pass; `make test-gpu` runs every program in all its runs."""
     test_gpu(MAIN, "-k", SHORT_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
 def gpu_tests_of_the_version() -> None:
-    """On the newest torch; `make test-gpu-2.15` runs everything."""
+    """Runs a part of them on the newest torch; `make test-gpu-2.15` runs everything."""
     test_gpu(NEWEST_TORCH, "-k", NEWEST_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
 def in_processes() -> tuple[str, ...]:
-    """Arguments of pytest: as many tests at once as fit, for most of one is a single thread that
-    imports torch."""
+    """Arguments of pytest that run as many tests at once as fit.
+
+    Most of a test's time is a single thread that imports torch.
+    """
     count = jobs(TEST_BYTES)
     return ("--numprocesses", str(count), "--dist", "loadgroup") if count > 1 else ()
 
@@ -162,12 +166,12 @@ def every_python_test() -> None:
 
 
 def python_tests_of_the_version() -> None:
-    """On the newest torch, only what may depend on the version."""
+    """Runs on the newest torch only what may depend on the version."""
     test_python(NEWEST_TORCH, "tests/python", "-m", SHORT, *in_processes(), *SLOWEST)
 
 
 def chosen_tests(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
-    """With a developer's arguments, in one process: they may ask for output or a debugger."""
+    """Runs with a developer's arguments in one process: they may ask for output or a debugger."""
     test_python(environment, *(arguments or in_processes()))
 
 
@@ -176,10 +180,12 @@ def cpp_files() -> list[str]:
 
 
 def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
-    """Every check, also after one that found something. clang-tidy reads these sources, by where
-    they are built."""
+    """Runs every check, even after one has found something.
+
+    clang-tidy reads `sources`: lists of paths by the build that compiles them.
+    """
     ready(MAIN, TEST_PACKAGES)
-    install_package(MAIN)  # its compile commands are those of the shim
+    install_package(MAIN)  # it gives the compile commands of the shim
     python, ruff, tidy = MAIN.python, MAIN.folder / "bin" / "ruff", SCRIPTS / "run_clang_tidy.py"
     variables = build_environment()
     run("Configure the core (clang)", ["cmake", "--preset", "clang"], environment=variables)
@@ -208,7 +214,7 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
 
 
 def check() -> None:
-    """What a change of a file or two needs: the lints, and the fast tests of what changed."""
+    """Runs the lints, and the fast tests of what changed."""
     changed = changes.changed_files()
     say("changed: " + (" ".join(map(str, changed)) or "nothing"))
     tidied = changes.sources_to_tidy(changed)
@@ -237,7 +243,7 @@ def check() -> None:
 
 
 def build_and_run_suites(suites: Sequence[str]) -> None:
-    """These suites of the core, optimised."""
+    """Builds and runs these suites of the core, optimised."""
     variables = build_environment()
     build = ["cmake", "--build", "--preset", "release", "--target", *suites]
     run("Configure the core (release)", ["cmake", "--preset", "release"], environment=variables)
@@ -253,7 +259,7 @@ def build_and_run_suites(suites: Sequence[str]) -> None:
 
 
 def format_sources() -> None:
-    """Rewrites the sources as clang-format and ruff want them."""
+    """Formats the sources with clang-format and ruff."""
     ready(MAIN, TEST_PACKAGES)
     ruff = MAIN.folder / "bin" / "ruff"
     run("Format C++", ["clang-format-14", "-i", *cpp_files()])
@@ -262,7 +268,7 @@ def format_sources() -> None:
 
 
 def bench() -> None:
-    """Runs every benchmark: each program in benchmarks/ whose text says how it is run."""
+    """Runs every benchmark: each program in benchmarks/ whose text says how to run it."""
     ready(MAIN, BENCHMARK_PACKAGES)
     install_package(MAIN)
     for program in sorted((ROOT / "benchmarks").glob("*.py")):
@@ -276,7 +282,7 @@ def bench() -> None:
 
 
 def mutations() -> None:
-    """Changes one line of tencache at a time, and sees whether a program notices."""
+    """Breaks one line of tencache at a time, and checks that a program notices."""
     ready(MAIN)
     program = ROOT / "tests" / "emulated_gpu" / "mutations" / "run.py"
     run("Mutations", [MAIN.python, program], environment=clean_variables(), live=True)
@@ -301,8 +307,8 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
 
 
 def test() -> None:
-    """Every part of TEST_PARTS; StepFailed at the end when one of them failed."""
-    # What all parts stand on: a failure here ends the run.
+    """Runs every part of TEST_PARTS; StepFailed at the end if one of them failed."""
+    # All parts need this: a failure here ends the run.
     ready(NEWEST_TORCH, TEST_PACKAGES)
     failed = []
     for name, part in TEST_PARTS:

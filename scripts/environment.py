@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """System packages and virtual environments: from a fresh machine to one that can build.
 
-What is needed is written here (packages of Debian and Ubuntu) and in pyproject.toml and
-requirements/ (Python). Nothing is done twice: system packages are looked up first, and a virtual
-environment carries a stamp under build/stamps made from the content of the files that describe it.
-An environment that was made by hand and holds the same packages is accepted as it is.
+The needs are listed here (packages of Debian and Ubuntu) and in pyproject.toml and requirements/
+(Python). Nothing is done twice: system packages are looked up first, and a virtual environment has
+a stamp under build/stamps made from the content of the files that describe it. An environment that
+was made by hand and holds the same packages is accepted as it is.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ STAMPS = ROOT / "build" / "stamps"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_MIN = (3, 10)
 
-# But for one, the names are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and
-# checkers carry their version, so that every machine compiles and formats alike.
-# The core is part of several builds with the same flags: ccache compiles it once.
+# All names but one are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers
+# carry their version, so that every machine compiles and formats alike. Several builds compile the
+# core with the same flags; ccache compiles it once.
 BUILD_PACKAGES = ("ccache", "g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
-# What clang's sanitizers link with; in Ubuntu 22.04 clang-14 itself brings it.
+# Clang's sanitizers link with it; in Ubuntu 22.04 clang-14 itself brings it.
 OS_RELEASE = Path("/etc/os-release")
 IS_JAMMY = OS_RELEASE.exists() and "VERSION_CODENAME=jammy" in OS_RELEASE.read_text()
 SANITIZER_PACKAGES = () if IS_JAMMY else ("libclang-rt-14-dev",)
-# torch.compile, which is tested, calls g++ by that name and includes Python.h.
+# The tests use torch.compile, which calls g++ by that name and includes Python.h.
 TEST_PACKAGES = (
     "binutils",
     "clang-14",
@@ -43,8 +43,8 @@ TEST_PACKAGES = (
     "python3-dev",
     *SANITIZER_PACKAGES,
 )
-# What a job may take: the compiler with torch's headers, a suite of the core under a sanitizer, and
-# a test of the largest programs.
+# How much memory a job may take: the compiler with torch's headers, a suite of the core under a
+# sanitizer, and a test of the largest programs.
 COMPILER_BYTES = 2 << 30
 SUITE_BYTES = 2 << 30
 TEST_BYTES = 6 << 30
@@ -65,10 +65,10 @@ BENCHMARK_PACKAGES = ("fio", "libbenchmark-dev")
 
 @dataclass(frozen=True)
 class VirtualEnvironment:
-    """A folder with a Python that holds one version of torch and what the project needs."""
+    """A virtual environment with one version of torch and what the project needs."""
 
     folder: Path
-    torch: str  # a file of requirements/, and part of the build folder's name
+    torch: str  # names a file of requirements/ and the build folder
     requirement_files: tuple[str, ...]
 
     @property
@@ -87,7 +87,7 @@ UV = MAIN.folder / "bin" / "uv"
 
 
 def install_system_packages(packages: tuple[str, ...]) -> None:
-    """Installs what is missing; StepFailed with the line to type where that is not allowed."""
+    """Installs what is missing; StepFailed with the line to type if that is not allowed."""
     missing = _missing_packages(packages)
     if not missing:
         return
@@ -96,7 +96,7 @@ def install_system_packages(packages: tuple[str, ...]) -> None:
     if os.geteuid() != 0:
         if not _has_sudo_without_password():
             raise StepFailed(
-                "system packages are missing and this user may not install them. Type\n\n"
+                "system packages are missing, and this user may not install them. Type\n\n"
                 f"    sudo apt-get update && sudo {' '.join(install)}\n\n"
                 "or the same as root, and start again."
             )
@@ -123,7 +123,7 @@ def _missing_packages(packages: tuple[str, ...]) -> list[str]:
                 f"{sys.executable} lacks the modules venv and ensurepip. Install them."
             )
         say(
-            "    This is not Debian or Ubuntu, so system packages are not looked after; what they "
+            "    This is not Debian or Ubuntu, so system packages are not checked; what they "
             f"call {', '.join(wanted)} must be here."
         )
         return []
@@ -150,7 +150,7 @@ def _can_make_environments() -> bool:
 
 
 def prepare(environment: VirtualEnvironment) -> None:
-    """Makes the virtual environment and installs what its files ask for, once for each content."""
+    """Makes the virtual environment and installs what its files list, once for each content."""
     if sys.version_info < PYTHON_MIN and not environment.python.exists():
         raise StepFailed(
             f"{sys.executable} is Python {sys.version.split()[0]}; tencache needs 3.10 or newer. "
@@ -170,8 +170,8 @@ def prepare(environment: VirtualEnvironment) -> None:
             "Install uv, which installs the other packages",
             [MAIN.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"],
         )
-    # Hundreds of tests each import torch in a process of their own, where Python may not even be
-    # allowed to keep what it compiled.
+    # Compile now: hundreds of tests each import torch in a process of their own, and may not even
+    # be allowed to keep what Python compiled.
     command: list[str | Path] = [UV, "pip", "install", "--compile-bytecode"]
     command += ["--python", environment.python]
     command += ["-r", "pyproject.toml", "--extra", "test", "--extra", "plot"]
@@ -187,7 +187,7 @@ def prepare(environment: VirtualEnvironment) -> None:
 
 
 def _fingerprint(environment: VirtualEnvironment) -> str:
-    """Changes with the files that describe the environment, and when it is made anew."""
+    """A digest of the files that describe the environment, and of when it was made."""
     digest = hashlib.sha256()
     names = (f"{environment.torch}.txt", *environment.requirement_files)
     for path in (ROOT / "pyproject.toml", *(REQUIREMENTS / name for name in names)):
@@ -198,10 +198,11 @@ def _fingerprint(environment: VirtualEnvironment) -> str:
 
 
 def jobs(bytes_each: int) -> int:
-    """How many jobs that take so much memory run at once here: at most one a core."""
+    """How many jobs of that much memory can run at once here: at most one a core."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in CONTAINER_LIMITS:
-        # A container sees the machine's memory, and here a number where it has less, else "max".
+        # A container sees the machine's memory; this file holds a number if it has less, else
+        # "max".
         limit = path.read_text().strip() if path.exists() else ""
         if limit.isdigit():
             memory_bytes = min(memory_bytes, int(limit))
@@ -209,7 +210,7 @@ def jobs(bytes_each: int) -> int:
 
 
 def build_environment() -> dict[str, str]:
-    """Variables for every build: pinned cmake and ninja, one compiler, a job for each core."""
+    """Variables for every build: pinned cmake and ninja, one compiler, and how many jobs."""
     variables = {
         "PATH": f"{MAIN.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(COMPILER_BYTES)),
@@ -217,7 +218,7 @@ def build_environment() -> dict[str, str]:
     if "CXX" not in os.environ and shutil.which("g++-12"):
         variables["CXX"] = "g++-12"
     if shutil.which("ccache"):
-        # Builds differ in their folder, which -g alone would write into the objects.
+        # Without this, -g would write each build's folder into its objects.
         variables |= {
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
             "CCACHE_NOHASHDIR": "1",
@@ -227,13 +228,13 @@ def build_environment() -> dict[str, str]:
 
 
 def install_package(environment: VirtualEnvironment) -> None:
-    """Builds the package against the environment's torch and installs it, when sources changed."""
+    """If sources changed, builds the package against the environment's torch and installs it."""
     stamp = STAMPS / f"{environment.torch}-installed"
     fingerprint = f"{_fingerprint_of(PACKAGE_SOURCES)} {_fingerprint(environment)}"
     command_line = environment.folder / "bin" / "tencache"
     if stamp.exists() and stamp.read_text() == fingerprint and command_line.exists():
         return
-    # pip and not uv: its verbose output is the build's, line by line, and shows progress.
+    # Use pip, not uv: its verbose output shows the build's progress line by line.
     command: list[str | Path] = [environment.python, "-m", "pip", "install", "--verbose"]
     command += ["--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
     command += [
@@ -252,12 +253,12 @@ def install_package(environment: VirtualEnvironment) -> None:
 
 
 def build_shim_suites(environment: VirtualEnvironment) -> None:
-    """Builds the suites of the shim in the tree of the package, where the shim's objects are."""
+    """Builds the suites of the shim in the package's build folder, where the shim's objects are."""
     _build_target(environment, "the suites of the shim", "SHIM_TESTS", "shim_suites")
 
 
 def build_emulated_gpu(environment: VirtualEnvironment) -> None:
-    """Builds the emulated GPU for the environment's torch, when its sources changed."""
+    """If its sources changed, builds the emulated GPU for the environment's torch."""
     stamp = STAMPS / f"{environment.torch}-emulated-gpu"
     fingerprint = f"{_fingerprint_of(EMULATED_GPU_SOURCES)} {_fingerprint(environment)}"
     if stamp.exists() and stamp.read_text() == fingerprint:
@@ -268,7 +269,7 @@ def build_emulated_gpu(environment: VirtualEnvironment) -> None:
 
 
 def _build_target(environment: VirtualEnvironment, what: str, option: str, target: str) -> None:
-    """Configures the tree of the package with TENCACHE_BUILD_<option> and builds the target."""
+    """Configures the package's build folder with TENCACHE_BUILD_<option> and builds the target."""
     folder = environment.build_folder
     python = f"-DPython3_EXECUTABLE={environment.python}"
     configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", python]
@@ -279,7 +280,7 @@ def _build_target(environment: VirtualEnvironment, what: str, option: str, targe
 
 
 def _fingerprint_of(folders: tuple[str, ...]) -> str:
-    """Changes with any file of the folders, and with what says how they are built."""
+    """A digest of all files in the folders and of those that say how to build them."""
     digest = hashlib.sha256()
     files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
     for folder in folders:

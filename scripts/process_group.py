@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program that may hang, with all that it starts, under a time limit.
 
-The program gets a process group of its own. When its time is up the group is interrupted first,
-because a program may say then what it knows, as pytest does; what does not end is killed. What the
-group still holds open is closed by that, so that the caller never waits for a grandchild. An
-exception in the caller, an interrupt from the keyboard too, ends the group as well.
+The program gets a process group of its own. When its time is up, the group is first interrupted, so
+that a program can say what it knows, as pytest does; then whatever is left is killed. That closes
+everything that the group holds open, so the caller never waits for a grandchild. An exception in
+the caller, including an interrupt from the keyboard, also ends the group.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Ended:
-    """`output` is what was printed, on stdout and stderr."""
+    """How the program ended; `output` holds its stdout and stderr."""
 
-    status: int | None  # None: it ran past its time
+    status: int | None  # None: it exceeded its time
     output: str
 
 
@@ -36,8 +36,10 @@ def run_group(
     environment: Mapping[str, str] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Ended:
-    """Runs the command to its end, or until its time is up. When it is interrupted then, it has
-    `patience_s` to end."""
+    """Runs the command to its end, or until its time is up.
+
+    It then gets an interrupt and `patience_s` to end.
+    """
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=cwd,
@@ -65,9 +67,9 @@ def _end(process: subprocess.Popen[str], patience_s: float) -> str:
             output, _ = process.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             continue
-        _signal(process, signal.SIGKILL)  # what closed its output and runs on
+        _signal(process, signal.SIGKILL)  # it may have closed its output and still run
         return output
-    return "(it could not be ended)\n"  # it is in a driver that does not let go
+    return "(it could not be ended)\n"  # it hangs in a driver call
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

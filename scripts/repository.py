@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks share: the files of the repository, C++ text without comments, and reports.
+"""Shared by the checks: the files of the repository, C++ text without comments, and reports.
 
-A check is a function that takes a path, relative to the root, and the file's text and returns
-Problems. It reads nothing itself, so that its tests need no files.
+A check is a function that takes a path (relative to the root) and the file's text, and returns
+Problems. It reads nothing itself, so its tests need no files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Check = Callable[[PurePosixPath, str], Iterable[Problem]]
 
 
 def source_files(suffixes: tuple[str, ...] = ()) -> list[PurePosixPath]:
-    """The files that git tracks or would track, relative to the root, in order of their names."""
+    """The files that git tracks or would track, relative to the root, sorted by name."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     output = subprocess.check_output(command, cwd=ROOT, text=True)
     paths = {PurePosixPath(name) for name in output.split("\0") if name}
@@ -51,7 +51,7 @@ def source_files(suffixes: tuple[str, ...] = ()) -> list[PurePosixPath]:
 
 
 def without_comments(text: str, *, keep_strings: bool = False) -> str:
-    """C++ text whose comments, and strings unless kept, are blanks; lines and columns stay."""
+    """C++ text with comments (and strings, unless kept) as blanks; lines and columns stay."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over the sources of a compile database, one process for each core.
 
-A file that was found clean is skipped until it, a header of the project that it includes, its
-compile command or .clang-tidy changes; the memory is a file beside the database.
+A clean file is skipped until it, a project header that it includes, its compile command or
+.clang-tidy changes. A file beside the database remembers which files are clean.
 
 Usage: run_clang_tidy.py <build folder> <source or folder of sources>...
 """
@@ -22,13 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_ROOTS = (ROOT / "allocator", ROOT / "guard", ROOT / "tests")
 MEMORY_NAME = "clang-tidy-clean.json"
-# The static analyzer gives up on a function after so many steps. Its own limit, 225000, takes more
-# than half of the whole time, for a few long functions.
+# The static analyzer gives up on a function after this many steps. Its own limit, 225000, takes
+# more than half of the whole time, for a few long functions.
 ANALYZER_STEPS = 20_000
 
 
 def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[str, str]]:
-    """The entries whose file lies in one of the folders, one for each file, in their order."""
+    """The entries whose file is in one of the folders, one for each file, in order."""
     chosen: dict[Path, dict[str, str]] = {}
     for entry in database:
         file = (Path(entry["directory"]) / entry["file"]).resolve()
@@ -38,7 +38,7 @@ def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[s
 
 
 def fingerprint(entry: dict[str, str], configuration: bytes) -> str:
-    """Changes when what clang-tidy sees of this file may have changed, system headers apart."""
+    """A digest of all that clang-tidy sees of this file, except system headers."""
     digest = hashlib.sha256(configuration)
     digest.update(json.dumps(entry, sort_keys=True).encode())
     for path in project_files_of(Path(entry["directory"]) / entry["file"]):
@@ -47,7 +47,7 @@ def fingerprint(entry: dict[str, str], configuration: bytes) -> str:
 
 
 def project_files_of(source: Path) -> list[Path]:
-    """The file and what it includes in quotes, directly or not: from its folder or a root."""
+    """The file and all it includes in quotes, directly or not, from its folder or a root."""
     found = {source.resolve()}
     pending = list(found)
     while pending:
@@ -62,10 +62,10 @@ def project_files_of(source: Path) -> list[Path]:
 
 
 def check(clang_tidy: Path, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
-    """Whether one file is clean, and what clang-tidy says of it."""
+    """Whether one file is clean, and clang-tidy's output."""
     file = Path(entry["directory"]) / entry["file"]
     arguments = (
-        # Flags of gcc that clang does not know must not count as findings.
+        # gcc flags that clang does not know must not count as findings.
         "-Wno-unknown-warning-option",
         *("-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={ANALYZER_STEPS}"),
     )
@@ -76,12 +76,12 @@ def check(clang_tidy: Path, build: Path, entry: dict[str, str]) -> tuple[bool, s
         capture_output=True,
         text=True,
     )
-    # stderr counts suppressed warnings; it matters only when clang-tidy itself could not work.
+    # stderr counts suppressed warnings; it matters only if clang-tidy itself failed.
     return done.returncode == 0, done.stdout + (done.stderr if not done.stdout else "")
 
 
 def main(build: Path, folders: list[Path]) -> int:
-    # The one of requirements/lint.txt, beside this Python: other versions find other things.
+    # The version in requirements/lint.txt, beside this Python: others find other things.
     clang_tidy = Path(sys.executable).parent / "clang-tidy"
     if not clang_tidy.exists():
         sys.exit(f"{clang_tidy} is missing; `make lint` installs it, or: pip install clang-tidy")
@@ -95,7 +95,7 @@ def main(build: Path, folders: list[Path]) -> int:
     memory_path = build / MEMORY_NAME
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
     configuration = (ROOT / ".clang-tidy").read_bytes()
-    # Of every file, so that what is known of those that are not asked for now is not forgotten.
+    # For every file, so that we remember files that this call does not check.
     marks = {
         entry["file"]: fingerprint(entry, configuration) for entry in selected(database, [ROOT])
     }

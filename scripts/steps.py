@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the steps of a build or test and tells what each does and how long it took.
+"""Runs the steps of a build or test; shows what each does and how long it took.
 
-A step is one command with a title. The output of a quiet step goes to a log file under build/logs;
-on a terminal its last line is shown while it runs, elsewhere a line every 20 seconds says that it
-still runs. A step with `live=True` writes to this terminal itself. When a quiet step fails, the end
-of its log is printed. StepFailed tells that a step failed; `summary` prints what ran.
+A step is one command with a title. The output of a quiet step goes to a log file under build/logs.
+On a terminal its last line is shown while it runs; elsewhere a line every 20 seconds says that it
+still runs. A step with `live=True` writes to this terminal itself. If a quiet step fails, the end
+of its log is printed. StepFailed says that a step failed; `summary` prints what ran.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 STILL_RUNNING_S = 20.0
 TAIL_LINES = 60
-# What automake, ctest and the benchmarks here mean by "not on this machine".
+# automake, ctest and our benchmarks end with it to say "not on this machine".
 SKIPPED_STATUS = 77
 
 _finished: list[tuple[str, float, str]] = []
@@ -38,7 +38,7 @@ def say(text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Text for a time, e.g. "0.4 s", "12 s" or "3 min 20 s"."""
+    """A duration as text, e.g. "0.4 s", "12 s" or "3 min 20 s"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 
 class _Progress(threading.Thread):
-    """Shows that a quiet step is alive, from its last line of output, until stopped."""
+    """Shows that a quiet step is alive, by its last line of output, until stopped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -80,9 +80,9 @@ def run(
     environment: Mapping[str, str] | None = None,
     live: bool = False,
 ) -> None:
-    """Runs one step from the root of the repository. Raises StepFailed when its status is not 0.
+    """Runs one step from the root of the repository. Raises StepFailed if its status is not 0.
 
-    A live step may end with status 77: it told why it cannot run here, and is skipped.
+    A live step may end with status 77: it has said why it cannot run here, and is skipped.
     """
     say(f"==> {title}")
     begin = time.monotonic()

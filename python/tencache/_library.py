@@ -346,7 +346,7 @@ class Shim:
         return result
 
     def open(self, name: bytes, addresses: Sequence[int]) -> None:
-        """Opens the gate on this thread: extents with these addresses are resident until `close`."""
+        """Opens the gate on this thread; the addresses' extents are resident until `close`."""
         count = len(addresses)
         self._open(name, _address_array(count)(*addresses), count)
 
@@ -356,7 +356,7 @@ class Shim:
 
 @functools.cache
 def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
-    """The ctypes array type for `count` addresses, cached since making it costs more than using it."""
+    """The ctypes array type for `count` addresses; cached, since making it is slow."""
     return ctypes.c_void_p * count
 
 
