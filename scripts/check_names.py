@@ -153,7 +153,7 @@ def check_names(names: Names) -> Check:
 
 
 def check_paths(files: Iterable[PurePosixPath]) -> Check:
-    """Checks paths (from the root, or from allocator/ with a layer) and links (from the document)."""
+    """Checks paths (from the root, or allocator/ with a layer) and links (from the document)."""
     there = {path for file in files for path in (file, *file.parents)}
     tops = {path.parts[0] for path in there if path.parts}
     nowhere = ("build",)  # built, so not in the repository
