@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For test programs that run under tencache: tensors with known bytes, made cold on demand.
+"""Helpers for test programs under tencache: tensors with known bytes, made cold on demand.
 
-Import it first: importing it enables tencache (with TENCACHE=1 in the environment `import torch`
+Import this module first: it enables tencache (with TENCACHE=1 in the environment `import torch`
 does) and looks up the two functions of the C ABI that exist for tests. The truth is a NumPy array:
 its memory is not tencache's, so it holds what stock PyTorch would have held.
 """
@@ -25,7 +25,7 @@ COUNT = 300_000  # floats: 1.2 MB, 293 pages, the last one partly used
 
 
 def make(seed, count=COUNT):
-    """A tensor that an op has used (so that it may go cold), and what it holds."""
+    """A tensor that an op has used (so that it may go cold), and its values in NumPy."""
     truth = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
     tensor = torch.empty(count)
     tensor.copy_(torch.from_numpy(truth))
@@ -33,16 +33,16 @@ def make(seed, count=COUNT):
 
 
 def is_cold(tensor):
-    """True or False; asking touches no byte. An error when the tensor lies on no extent."""
+    """Whether the tensor is cold; touches no byte. An error if the tensor is on no extent."""
     answer = _library.tencache_is_cold(tensor.data_ptr())
     assert answer >= 0, "the tensor is on no extent"
     return answer == 1
 
 
 def chill(*tensors):
-    """Brings these back if they are cold, evicts everything, and checks that these are cold now.
+    """Brings these tensors back, evicts everything, and checks that they are cold now.
 
-    So each chill begins a new cold period; accesses are counted once a period.
+    So each call begins a new cold spell; accesses are counted once a spell.
     """
     for tensor in tensors:
         tensor.detach().reshape(-1)[:1].clone()
@@ -66,7 +66,7 @@ def unannounced():
 
 @contextlib.contextmanager
 def counted(reads, writes):
-    """Checks by how much the counters of unannounced accesses rise inside."""
+    """Checks how much the counters of unannounced accesses rise inside."""
     before = unannounced()
     yield
     after = unannounced()

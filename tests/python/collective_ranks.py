@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a two-process program over gloo; writes digests of everything that came out.
+"""One rank of a two-process program over gloo; writes digests of all results.
 
-`python collective_ranks.py PART RANK STORE OUT.json [--tencache]`, with PART one of the functions
-below. Between the start and the end of a collective it runs small operators: where these evict all
-that is not pinned (TENCACHE_CHAOS), the threads of the process group would meet cold memory if
-nothing held it. The stats are taken after an operator has touched every result, because what was
-done to a cold extent is found out when it comes back, and before Python reads the results.
+`python collective_ranks.py PART RANK STORE OUT.json [--tencache]`, where PART is one of the
+functions below. Between the start and the end of a collective it runs small operators. If these
+evict all that is not pinned (TENCACHE_CHAOS), the process group's threads would meet cold memory
+unless something holds it. The stats are taken after an operator has touched every result, because
+accesses to a cold extent are found only when it comes back, and before Python reads the results.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def collectives(rank: int) -> list[torch.Tensor]:
 
 
 def many_at_once(rank: int) -> list[torch.Tensor]:
-    """Works that are waited for in another order, and one that nobody waits for."""
+    """Waits for Works in another order, and for one not at all."""
     tensors = [make(rank, seed) for seed in range(6)]
     works = [dist.all_reduce(each, async_op=True) for each in tensors]
     busy()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the composite operators with cold tensors and counts what no operator announced.
+"""Calls composite operators with cold tensors and counts accesses that no operator announced.
 
-`TENCACHE_CHAOS=1 ... python composite_operators.py OUT.json`: an operator is composite where the
-dispatcher runs its CompositeImplicitAutograd kernel for dense tensors on the CPU. The calls are
-those of PyTorch's own operator database (forward, backward, in place, with out=), with each tensor
-moved into a block of its own that is large enough to go cold; and calls written here, for those the
-database lacks or makes too small.
+`TENCACHE_CHAOS=1 ... python composite_operators.py OUT.json`. An operator is composite if the
+dispatcher runs its CompositeImplicitAutograd kernel for dense CPU tensors. The calls are those of
+PyTorch's own operator database (forward, backward, in place, with out=), with each tensor moved
+into a block of its own that is large enough to go cold. More calls are written here, for operators
+that the database lacks or makes too small.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PREFERRED_KEYS = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 )
-# Entries of the database whose samples or results are not of dense tensors, or that are slow.
+# Database entries that are slow, or whose samples or results are not dense tensors.
 LEFT_OUT_PREFIXES = ("sparse", "_segment", "masked.", "_refs.", "normal", "jiterator")
 
 
 def composite_names() -> set[str]:
-    """Operators of PyTorch's that are composite, without overloads."""
+    """The names of PyTorch's composite operators, without overloads."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return {
         name.removeprefix("aten::").split(".")[0]
@@ -45,7 +45,7 @@ def composite_names() -> set[str]:
 
 
 def operator_database() -> list[Any]:
-    """torch.testing's op_db. It imports a package only for assertions that are not used here."""
+    """torch.testing's op_db. It imports one package only for assertions that we do not use."""
     if "expecttest" not in sys.modules:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def operator_database() -> list[Any]:
 
 
 def in_own_block(value: Any) -> Any:
-    """The same tensor in a block that can go cold; anything else unchanged."""
+    """A copy of a tensor in a block that can go cold; other values unchanged."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
         return value
     if value.is_conj() or value.is_neg() or value.is_quantized or value.numel() == 0:
@@ -143,7 +143,7 @@ def recurrent(kind: type[torch.nn.RNNBase]) -> None:
 
 
 def long_packed_sequence() -> None:
-    """So long that the sizes of its batches fill a block that can go cold."""
+    """A packed sequence so long that its batch sizes fill a block that can go cold."""
     inputs = torch.nn.utils.rnn.pack_padded_sequence(cold(520, 2, 4), torch.tensor([520, 515]))
     with torch.no_grad():
         torch.nn.utils.rnn.pad_packed_sequence(torch.nn.LSTM(4, 4)(inputs)[0])

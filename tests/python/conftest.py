@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python tests share: programs run in processes of their own.
+"""Shared by the Python tests: runs programs in processes of their own.
 
 tencache is enabled once a process and for good, so a test that needs a runtime starts a fresh
 Python. Its environment is that of the tests without any TENCACHE variable, so that the outcome does
-not depend on the shell that runs them.
+not depend on the user's shell.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TIMEOUT_S = 600
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without TENCACHE variables, and with `extra`.
+    """This process's environment without TENCACHE variables, plus `extra`.
 
-    OpenMP's threads sleep while they wait: spinning, they would take the cores from each other and
-    from the tests that run beside. It changes no bit. And Inductor believes what the processor
-    says of its vector instructions, which each process would try out for 20 seconds.
+    OpenMP's threads sleep while they wait: if they spun, they would take the cores from each other
+    and from tests that run beside. This changes no bit. Inductor takes the processor's word for its
+    vector instructions; otherwise each process would try them out for 20 seconds.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TENCACHE")}
     ours = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
@@ -37,7 +37,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def run_command(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
 ) -> Finished:
-    """Runs a command to its end; its output is in .stdout and .stderr."""
+    """Runs a command to its end; .stdout and .stderr hold its output."""
     with subprocess.Popen(
         list(command),
         cwd=cwd,
@@ -45,7 +45,7 @@ def run_command(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Children that hang hold the pipes open: the whole group is ended then.
+        # Children that hang hold the pipes open; then we end the whole group.
         start_new_session=True,
     ) as process:
         try:
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def run_python(tmp_path: Path) -> Callable[..., Finished]:
     """`run_python(*code, env={...})`: runs pieces of code in a fresh Python, in an empty directory.
 
-    It must end with `status` (None: with any).
+    The program must end with `status` (None accepts any).
     """
 
     def run(*code: str, env: Mapping[str, str] | None = None, status: int | None = 0) -> Finished:
@@ -87,7 +87,7 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
-# Armed from the start and roomy: tensors go cold when the program says so, not by themselves.
+# Armed from the start and roomy: tensors go cold only when the program asks for it.
 COLD_VARIABLES = {
     "TENCACHE": "1",
     "TENCACHE_DEVICE_MEMORY": "256MiB",

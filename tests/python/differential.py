@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differential harness: runs a program stock and under tencache, and compares every bit.
 
-A program is one of tests/python/programs: an ordinary script that writes exact results as JSON. Its
-stock results and its peak are measured once by each process of pytest. The peak is the highest sum
-of its tensors' bytes in a stock run, as torch's own memory profiler reports it; budgets are shares
-of it. A process of pytest runs one program at a time, in a child of its preforked server
-(prefork.py) or, with fresh=True, as `python program.py`.
+A program is one of tests/python/programs: an ordinary script that writes exact results as JSON.
+Each pytest process measures its stock results and its peak once. The peak is the highest sum of its
+tensors' bytes in a stock run, as torch's own memory profiler reports it; budgets are shares of it.
+A pytest process runs one program at a time, in a child of its preforked server (prefork.py) or,
+with fresh=True, as `python program.py`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from conftest import clean_environment
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = TESTS / "programs"
 TIMEOUT_S = 600
-# Small, so that small programs have many extents; below it blocks never go cold.
+# Small, so that small programs have many extents; smaller blocks never go cold.
 EXTENT_MIN = "16KiB"
 BOUNDLESS = "64GiB"
-# The profiler follows the main thread and autograd's threads, not those a program starts itself.
-# Two models of 189 k parameters with gradients and Adam's state, activations, three matrices.
+# The profiler follows the main thread and autograd's threads, but not those that a program starts.
+# This sum is two models of 189 k parameters with gradients and Adam's state, activations, three
+# matrices.
 PEAKS_BYTES = {"threads": 8 << 20}
 
 
@@ -38,7 +39,7 @@ def program_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program left: exact results, tencache's stats (None when stock), its output."""
+    """A program's exact results, tencache's stats (None if stock), and its output."""
 
     results: dict[str, Any]
     stats: dict[str, Any] | None
@@ -54,7 +55,7 @@ def environment_for(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Harness:
-    """Runs programs; remembers their stock results and peaks. One per session; close() ends it.
+    """Runs programs and remembers their stock results and peaks. One per session; close() ends it.
 
     `base` is set for every run, stock or not (PROGRAM_DEVICE).
     """
@@ -76,7 +77,7 @@ class Harness:
         return self._stock[program]
 
     def peak_bytes(self, program: str) -> int:
-        """The highest sum of the tensors' bytes when the program runs stock."""
+        """The highest sum of the tensors' bytes in a stock run."""
         if program not in self._peaks:
             if not self._is_on_gpu and program in PEAKS_BYTES:
                 self._peaks[program] = PEAKS_BYTES[program]
@@ -85,7 +86,7 @@ class Harness:
         return self._peaks[program]
 
     def run(self, program: str, variables: Mapping[str, str], fresh: bool = False) -> Outcome:
-        """Runs a program with these TENCACHE variables; ProgramFailed when it fails."""
+        """Runs a program with these TENCACHE variables; raises ProgramFailed if it fails."""
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             folder = Path(name)
             results, stats, log = folder / "results.json", folder / "stats.json", folder / "log"
@@ -131,8 +132,11 @@ class Harness:
         return str(done.returncode)
 
     def _profile(self, program: str) -> None:
-        """Learns the peak from a stock run. A GPU's own allocator counts it anyway, for every
-        thread, so that one run gives the stock results too."""
+        """Learns the peak from a stock run.
+
+        A GPU's own allocator counts it anyway, for every thread, so there one run also gives the
+        stock results.
+        """
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             folder = Path(name)
             results, log, peak = folder / "results.json", folder / "log", folder / "peak"
@@ -200,7 +204,7 @@ def budget_variables(budget_bytes: int, chaos_seed: int | None) -> dict[str, str
 
 
 def assert_same_bits(stock: Mapping[str, Any], outcome: Outcome) -> None:
-    """Every value equal; else names up to five that differ."""
+    """Asserts that all values are equal; names up to five that differ."""
     results = outcome.results
     assert results.keys() == stock.keys(), sorted(results.keys() ^ stock.keys())
     differing = [name for name in stock if results[name] != stock[name]]
@@ -211,7 +215,7 @@ def assert_same_bits(stock: Mapping[str, Any], outcome: Outcome) -> None:
 
 
 def assert_budget_kept(stats: Mapping[str, Any]) -> None:
-    """The peak is within the budget, or the stats say exactly how far beyond it was."""
+    """Asserts that the peak is within the budget, or the stats say exactly how far beyond."""
     for device in stats.get("gpus") or [stats]:
         over = device["over_budget"]
         excess_bytes = device["peak"]["device"] - device["budget"]["device"]

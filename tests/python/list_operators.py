@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls every multi-tensor operator of the dispatcher and writes digests of all that it left.
+"""Calls every multi-tensor operator of the dispatcher and writes digests of all its effects.
 
-`python list_operators.py OUT.json [--tencache]`: the operators are found from the schemas and their
-arguments made from them, the same in every process, so two runs can be compared bit for bit. A
-digest covers what an operator returned, what it did to each of its arguments, and gradients where
-they were asked for; an exception counts by its type and text. With --tencache the TENCACHE
-variables apply, and each case also says into how many runs its call was cut.
+`python list_operators.py OUT.json [--tencache]` finds the operators by their schemas and makes
+their arguments from them, the same in every process, so two runs can be compared bit for bit. A
+digest covers what an operator returned, its effect on each argument, and gradients where requested;
+an exception counts by its type and text. With --tencache the TENCACHE variables apply, and each
+case also tells into how many runs its call was cut.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 
 PREFIXES = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 LENGTH = 5
-# Values that stand for plain tensors of one element.
+# Values for tensors of one element.
 UNIT_TENSORS = {"lr": 0.01, "inv_scale": 0.5, "grad_scale": 2.0, "found_inf": 0.0, "other": 0.75}
 SCALARS = {"beta1": 0.9, "beta2": 0.999, "lr": 0.01, "eps": 1e-8, "weight_decay": 0.1}
 
 
-# Calls that are left out, by the start of the operator's name and the case's name, with the reason.
+# Calls left out, by the start of the operator's name and the case's name, with the reason.
 LEFT_OUT = {
-    ("aten::_fused_sgd", "bfloat16"): "PyTorch's kernel reads the momentum buffer as if it were of "
+    ("aten::_fused_sgd", "bfloat16"): "PyTorch's kernel reads the momentum buffer as if it were "
     "float32: past its end, and with another result at each call, also without tencache",
 }
 
@@ -41,7 +41,7 @@ class Case:
     name: str
     dtype: torch.dtype = torch.float32
     layout: str = "contiguous"  # or strided, shared, repeated, empty
-    flags: bool = False  # what every bool argument is
+    flags: bool = False  # the value of every bool argument
     with_scaling: bool = False  # whether optional tensors are given
     found_inf: float = 0.0
     with_grad: bool = False
@@ -139,7 +139,7 @@ class Maker:
 
 
 class Digest:
-    """A hash of values of the kinds that operators take and return."""
+    """A hash of the kinds of values that operators take and return."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -162,7 +162,7 @@ class Digest:
 
 
 def call(schema: torch._C.FunctionSchema, case: Case) -> str:
-    """Calls the operator once; the digest of everything that can be seen afterwards."""
+    """Calls the operator once; returns a digest of everything visible afterwards."""
     maker = Maker(case)
     arguments = [(each, maker.argument(each)) for each in schema.arguments]
     positional = [value for each, value in arguments if not each.kwarg_only]
@@ -210,7 +210,7 @@ def cases_of(schema: torch._C.FunctionSchema) -> Iterator[Case]:
 
 
 def main(path: str, with_tencache: bool) -> None:
-    warnings.simplefilter("ignore")  # resized outputs; the text would differ in nothing that counts
+    warnings.simplefilter("ignore")  # resized outputs; their text does not matter
     runs_so_far = lambda: 0  # noqa: E731
     if with_tencache:
         import tencache

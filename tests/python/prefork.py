@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in forked children of a process that has imported torch and transformers already.
+"""Runs programs in forked children of a process that has already imported torch and transformers.
 
-Importing them takes ten seconds, most programs here take one. The server imports and then does
-nothing with torch: it makes no tensor, runs no op and starts no thread pool, and tencache is not
-enabled in it. Each child sets its variables and calls what `import torch` calls last, the entry
-points of torch.backends; from there on it is what `python program.py` would be.
+Importing them takes ten seconds; most programs here take one. The server only imports them: it
+makes no tensor, runs no op and starts no thread pool, and tencache is not enabled in it. Each child
+sets its variables and calls the entry points of torch.backends, which `import torch` calls last.
+From there on it is what `python program.py` would be.
 
-Protocol: one JSON object a line on stdin, {program, arguments, environment, folder, output,
-timeout_s, profile}; the child's exit status on stdout (negative: killed by that signal; "timeout"
-when it was killed for its time, after the stacks of its threads went into its output). With a file
-name as `profile` the program runs under torch's memory profiler and its peak goes into that file.
-The end of stdin ends the server. One program runs at a time.
+Protocol: each line on stdin is a JSON object {program, arguments, environment, folder, output,
+timeout_s, profile}. The answer on stdout is the child's exit status: negative if a signal killed
+it, "timeout" if we killed it for its time, after the stacks of its threads went into its output. If
+`profile` is a file name, the program runs under torch's memory profiler and its peak goes into that
+file. The end of stdin ends the server. One program runs at a time.
 """
 
 import faulthandler
@@ -22,11 +22,11 @@ import signal
 import sys
 import time
 
-DUMP_S = 1.0  # what writing the stacks may take before the child is killed
+DUMP_S = 1.0  # time to write the stacks before the child is killed
 
 
 def import_everything():
-    """What the programs import, with what torch and transformers import lazily behind it."""
+    """Imports what the programs import, and what torch and transformers would import lazily."""
     import torch
     import torch._dynamo
     import torch.optim.swa_utils
@@ -73,7 +73,7 @@ def become(job):
 
 
 def peak_of_tensors(profiler):
-    """The highest sum of the tensors' bytes, from what torch's own allocator reported."""
+    """The highest sum of the tensors' bytes, from the reports of torch's own allocator."""
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     held_bytes = peak_bytes = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -83,7 +83,7 @@ def peak_of_tensors(profiler):
 
 
 def status_of(child, timeout_s):
-    """Waits for the child's end; kills it when it takes too long."""
+    """Waits for the child's end; kills it if it takes too long."""
     descriptor = os.pidfd_open(child)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -102,7 +102,7 @@ def main():
         raise SystemExit("the server must not have tencache enabled: unset the TENCACHE variables")
     import_everything()
     if len(os.listdir("/proc/self/task")) != 1:
-        raise SystemExit("the server has more than one thread, so its children would not be whole")
+        raise SystemExit("the server has more than one thread, which its children would lack")
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the ranks of a program that is several processes, which find each other by themselves."""
+"""Runs the ranks of a program of several processes, which find each other by themselves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ def run_processes(
     environment: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[list[int], list[str]]:
-    """Python with the arguments of each rank, all at once: their exit statuses and outputs. None
-    is left running."""
+    """Runs Python with each rank's arguments, all at once; returns exit statuses and outputs.
+
+    Leaves none running.
+    """
     ranks = [
         subprocess.Popen(
             [sys.executable, *of_rank],

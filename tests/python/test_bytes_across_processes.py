@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The right bytes in every process: forks, shared memory, queues, DataLoader workers, ranks.
 
-A forked child maps what was cold when it was made and has what was resident as its own copy; what
-parent and child write afterwards is theirs alone, and slots that the child maps are not reused
+A forked child maps the tensors that were cold at the fork and has its own copy of the resident
+ones. Later writes of parent and child stay their own, and slots that the child maps are not reused
 while it lives. Ranks of a distributed training and compiled kernels are compared with stock.
 """
 
@@ -22,8 +22,8 @@ from differential import PROGRAMS, TIMEOUT_S, environment_for
 
 Run = Callable[..., Any]
 CHAOS_SEED = "7"
-# OpenMP's threads do not survive a fork, with or without tencache: what children compute, they
-# compute alone, as DataLoader workers do.
+# OpenMP's threads do not survive a fork, with or without tencache, so children compute with one
+# thread, as DataLoader workers do.
 ONE_THREAD = "torch.set_num_threads(1)"
 
 
@@ -47,7 +47,7 @@ def test_forked_child_and_parent_see_their_own_bytes(run_cold: Run) -> None:
             status = 1
             try:
                 assert not tencache.is_enabled()
-                os.read(go[0], 1)  # by now the parent has changed and evicted both
+                os.read(go[0], 1)  # the parent has now changed and evicted both
                 assert view.tobytes() == cold_truth.tobytes()
                 assert same(cold, cold_truth) and same(warm, warm_truth)
                 view[:2000] = cold_truth[:2000] = -1
@@ -241,7 +241,7 @@ def test_data_loader_workers_read_cold_tensors(run_cold: Run) -> None:
                     for mine, stock in zip(found, expected):
                         assert mine.numpy().tobytes() == stock.numpy().tobytes(), kind
                 del loader
-            # To reach the spawned worker the tensor went into shared memory.
+            # The tensor went into shared memory to reach the spawned worker.
             assert tensor.is_shared() and same(tensor, truth)
         """
     )
@@ -308,7 +308,7 @@ def tight(budget: str, chaos: bool) -> dict[str, str]:
     return {**variables, "TENCACHE_CHAOS": CHAOS_SEED} if chaos else variables
 
 
-# The collectives themselves are compared on every version of torch in test_shim_collectives.py.
+# test_shim_collectives.py compares the collectives themselves, on every version of torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["ddp", "fsdp2"])
 def test_two_ranks_over_gloo(tmp_path: Path, program: str) -> None:
@@ -329,7 +329,7 @@ def test_two_ranks_over_gloo(tmp_path: Path, program: str) -> None:
 
 
 def run_compiled(folder: Path, name: str, variables: Mapping[str, str]) -> tuple[Any, Any]:
-    """Runs the compiled program; one cache for all runs, so that only the first one compiles."""
+    """Runs the compiled program; all runs share a cache, so that only the first compiles."""
     results, stats = folder / f"{name}.json", folder / f"{name}.stats.json"
     environment = environment_for(variables)
     environment["PYTHONPATH"] = python_path()
@@ -356,7 +356,7 @@ def test_compiled_kernels(tmp_path: Path) -> None:
         assert results == stock, name
         assert stats["bytes"]["evicted"] > 0, (name, stats)
         assert stats["unannounced"]["writes"] == 0, (name, stats)
-        # While it compiles, torch prints example tensors; a plain budget leaves them resident.
+        # torch prints example tensors while it compiles; a plain budget leaves them resident.
         assert chaos or stats["unannounced"]["reads"] == 0, (name, stats)
 
 

@@ -2,8 +2,8 @@
 """Accesses that no op announces see and leave the right bytes, and are counted.
 
 Every program here makes its tensors cold, checks that they are, and only then lets NumPy, the
-kernel (write, readinto, sockets), serialisers or other processes at them. What they read and what
-an op reads afterwards is compared with the bytes that stock PyTorch would have had.
+kernel (write, readinto, sockets), serialisers or other processes access them. Their results, and
+what an op reads afterwards, are compared with the bytes of stock PyTorch.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def test_subprocess_input_and_direct_file_io(run_cold: Run) -> None:
 
 
 def test_a_writer_that_evictions_and_fetches_overtake_loses_nothing(run_cold: Run) -> None:
-    """A thread increments through a view without the GIL while the tensor comes and goes."""
+    """A thread increments through a view, without the GIL, while the tensor moves."""
     run_cold(
         """
         import threading
@@ -257,7 +257,7 @@ def test_a_writer_that_evictions_and_fetches_overtake_loses_nothing(run_cold: Ru
         tensor.zero_()
         view = tensor.numpy()
         rounds, stop = 0, threading.Event()
-        # An eviction that the writer overtakes is given up, so some get a pause.
+        # The writer makes evictions give up, so it pauses for some.
         asks_for_pause, pauses, goes_on = (threading.Event() for _ in range(3))
 
         def write():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For real: under a memory cgroup without swap that kills stock, tencache finishes, same bits.
+"""A real memory cgroup without swap: it kills stock; tencache finishes with the same bits.
 
-The limit is what the process needs without tensors, plus half of what the tensors need. Stock is
-killed by the kernel there. Under tencache the same script ends with the losses, parameters and
+The limit is what the process needs without tensors, plus half of what the tensors need. The kernel
+kills stock PyTorch there. Under tencache the same script ends with the losses, parameters and
 optimizer state of a stock run outside the cgroup. Needs root and the memory controller (v1 or v2).
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from differential import assert_budget_kept, environment_for
 
-# What is tested here does not depend on the torch that is installed.
+# These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
@@ -29,7 +29,7 @@ SIZE = ("--layers", "8", "--width", "896", "--heads", "14", "--sequence", "64")
 STEPS = ("--batch", "4", "--steps", "4", "--eval-blocks", "4")
 TIMEOUT_S = 900
 ROOT = Path("/sys/fs/cgroup")
-# Page tables, the threads' stacks, io_uring's rings, the pages of files that are being written.
+# Room for page tables, thread stacks, io_uring's rings, and pages of files being written.
 SLACK_BYTES = 96 << 20
 EXACT = ("losses", "gradient_norms", "eval_losses", "parameters", "optimizer")
 
@@ -54,7 +54,7 @@ class Cgroup:
             (self.path / "memory.memsw.limit_in_bytes").write_text(str(limit_bytes))
 
     def enter(self) -> None:
-        """Moves the calling process into it."""
+        """Moves the calling process into the cgroup."""
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
 
@@ -91,7 +91,7 @@ def cgroup() -> Iterator[Cgroup]:
 def train(
     folder: Path, variables: Mapping[str, str], group: Cgroup | None = None
 ) -> tuple[int, str, dict[str, Any] | None]:
-    """Runs the script; its status, its output, and its report if it wrote one."""
+    """Runs the script; returns its status, its output, and its report if it wrote one."""
     folder.mkdir()
     report = folder / "report.json"
     command = [sys.executable, str(SCRIPT), *SIZE, *STEPS]
@@ -111,7 +111,7 @@ def train(
 
 
 def bytes_without_tensors() -> int:
-    """Anonymous memory of a process that has imported what the script imports."""
+    """Anonymous memory of a process with the script's imports."""
     code = (
         f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import train_gpt2; "
         "print(train_gpt2.memory_bytes('RssAnon'))"
@@ -122,7 +122,7 @@ def bytes_without_tensors() -> int:
     return int(done.stdout.split()[-1])
 
 
-# The growth that the script reports is the peak of the tensors when malloc gives blocks back.
+# If malloc gives blocks back, the growth that the script reports is the tensors' peak.
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "0"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tencache` command, as a user types it: what it passes on, what it refuses, what it shows."""
+"""The `tencache` command as a user types it: what it passes on, refuses and shows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from tencache import _cli, _options
 
-# A program that shows what it was given, without torch.
+# A program without torch that shows its arguments and variables.
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 
 
 def assert_refused(done, *parts, status=2):
-    """One clear message, no traceback, and the program did not run."""
+    """Asserts one clear message, no traceback, and that the program did not run."""
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -77,7 +77,7 @@ def test_run_needs_no_dashes_and_flags_win_over_variables(run_tencache):
 
 
 def test_run_becomes_the_program():
-    """Same process id, so signals and job control reach the program itself."""
+    """The process id stays the same, so signals and job control reach the program itself."""
     command = [sys.executable, "-m", "tencache", "run", "--", sys.executable, "-c"]
     code = "import os; print(os.getpid())"
     with subprocess.Popen([*command, code], stdout=subprocess.PIPE, text=True) as process:
@@ -245,7 +245,7 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
     assert Path(report["disk"]["directory"]).is_dir()
     assert isinstance(report["disk"]["io_uring"], bool)
     assert isinstance(report["disk"]["direct_io"], bool)
-    # Registered, or the reason why not.
+    # They are registered, or there is a reason why not.
     assert report["disk"]["registered_buffers"] is (not report["disk"]["registered_buffers_reason"])
     assert report["torch"]["fits"] is True
     assert report["torch"]["installed"] == report["torch"]["built_for"]

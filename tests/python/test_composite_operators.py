@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composite operators do not pass the gate: their parts do, and so nothing goes unannounced.
+"""Composite operators do not pass the gate; their parts do, so nothing goes unannounced.
 
-composite_operators.py calls them with everything cold: chaos evicts all that is not pinned whenever
-an operator that passes the gate has ended, so also between the parts of a composite one.
+composite_operators.py calls them with everything cold: after every operator that passes the gate,
+chaos evicts all that is not pinned, so also between the parts of a composite one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHAOS = {
     "TENCACHE_QUIET": "1",
 }
 
-# Calls that PyTorch refuses as they are made here, with the reason.
+# Calls that PyTorch refuses in this form, with the reason.
 ERRORS = {
     "float_power": "the result is of float64, which the target in place is not",
     "true_divide": "the result of a sample is larger than the target in place",
@@ -39,7 +39,7 @@ def test_every_access_of_their_parts_is_announced(tmp_path: Path) -> None:
     calls = report["calls"]
     assert {label: call for label, call in calls.items() if call["unannounced"]} == {}
     assert {label for label, call in calls.items() if call["error"]} == ERRORS.keys()
-    # The number of them is torch's matter; that there are many is not.
+    # torch decides how many there are, but they must be many.
     assert report["composite"] > 400 and len(calls) > 150
     assert report["stats"]["chaos_evictions"] > 1000
 

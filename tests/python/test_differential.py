@@ -3,7 +3,7 @@
 
 Each program runs at 75, 50 and 25% of its own peak, plainly and with chaos at probability 1 (every
 extent that is not pinned is evicted at the end of every op). Losses, parameters, optimizer state
-and generated tokens must be those of stock; extents must really have left; no access may have gone
+and generated tokens must equal stock's, and extents must really have left. No access may have gone
 unannounced, since none of these programs reads or writes tensors behind the dispatcher's back (they
 copy their results out with an op).
 
@@ -30,14 +30,14 @@ from differential import (
 
 CHAOS_SEED = 20261121
 SHARES = (75, 50, 25)
-# As `python program.py` instead of in a forked child: a process with and one without workers,
+# These run as `python program.py` instead of in a forked child: processes with and without workers,
 # threads or transformers, so that nothing depends on how the others are started.
 FRESH = ("cnn_resnet", "trainer_workers", "threads")
 
-# Programs that access tensors in a way no op announces, with the reason and what may be counted.
+# Programs with accesses that no op announces, with the reason and the counts allowed.
 UNANNOUNCED: dict[str, tuple[str, int, int]] = {}
-# What else a program runs with. Ops of other threads that are under way when hooks are armed are
-# announced by nobody, so this one arms them before it starts threads.
+# More variables for a program. Nobody announces ops of other threads that are under way when the
+# hooks arm, so this one arms them before it starts threads.
 VARIABLES: dict[str, dict[str, str]] = {"threads": {"TENCACHE_ARM_AT": "0.001"}}
 
 
@@ -49,7 +49,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 def group(program: str) -> pytest.MarkDecorator:
-    """Where tests run in several processes: each program in one, which remembers its stock run."""
+    """Keeps each program's tests in one process of several, which remembers its stock run."""
     return pytest.mark.xdist_group(program)
 
 
@@ -107,6 +107,6 @@ def test_what_fits_moves_nothing(harness: Harness, program: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("program", programs())
 def test_stock_is_deterministic(harness: Harness, program: str) -> None:
-    """What the comparisons above stand on: two stock runs, one in a fresh process, agree."""
+    """The comparisons above depend on this: two stock runs, one in a fresh process, agree."""
     first, second = harness.stock(program), harness.run(program, {}, fresh=program in FRESH)
     assert_same_bits(first, second)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""enable(), stats() and the entry point, each in a process of its own, as programs use them."""
+"""enable(), stats() and the entry point as programs use them, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tencache import _autoload
 
-# Tensors of 4 MiB, 24 of them, under a budget of 32 MiB: everything spills, every value is checked.
+# 24 tensors of 4 MiB under a budget of 32 MiB: everything spills, every value is checked.
 SPILL = """
     import torch
     x = [torch.full((1 << 20,), float(i)) for i in range(24)]
@@ -158,7 +158,7 @@ def test_bad_options_are_refused_and_nothing_is_lost(run_python):
             else:
                 raise AssertionError(keywords)
             assert not tencache.is_enabled()
-        # What the refused calls set is forgotten: the variable is in force again.
+        # Values of the refused calls are forgotten: the variable is in force again.
         tencache.enable()
         assert tencache.stats()["budget"]["device"] == 48 << 20
         """,
@@ -449,7 +449,7 @@ def test_strict_raises_an_out_of_memory_error_at_the_budget(run_python):
             assert "32.0 MiB" in str(error), error
         else:
             raise AssertionError("it spilled")
-        # The allocator goes on to work.
+        # The allocator still works.
         x.clear()
         assert float(torch.ones(1 << 20).sum()) == 1 << 20
         assert tencache.stats()["bytes"]["evicted"] == 0

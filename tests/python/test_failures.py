@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong outside tencache: each gives one clear message, and no bit is lost.
+"""Failures outside tencache: each gives one clear message, and no bit is lost.
 
-A message names the value, the reason and the remedy. What can be known at the start ends the
-program before it runs a line; what happens in the middle (a disk that is full) leaves every tensor
-where it is, and the program gets an error that it can handle.
+A message names the value, the reason and the remedy. A failure that can be known at the start ends
+the program before it runs a line. One in the middle (a full disk) leaves every tensor where it is,
+and the program gets an error that it can handle.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 from conftest import clean_environment
 
-# What is tested here does not depend on the torch that is installed.
+# These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
 Run = Callable[..., Any]
 ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "32MiB"}
-# Twenty tensors of 4 MiB whose every element is known.
+# Twenty tensors of 4 MiB with known elements.
 TENSORS = """
     import torch, tencache
 
@@ -98,7 +98,7 @@ def test_spill_directory_that_is_a_file(run_python: Run, tmp_path: Path) -> None
 
 def test_spill_directory_in_memory(run_python: Run) -> None:
     if not os.path.ismount("/dev/shm"):
-        pytest.skip("/dev/shm is no tmpfs of its own here")
+        pytest.skip("/dev/shm is not a tmpfs of its own here")
     refused_directory(run_python, Path("/dev/shm"), "tmpfs")
 
 
@@ -200,15 +200,16 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 
 def unmount(directory: Path) -> None:
-    """The kernel closes a ring's file a moment after the process that used it has ended."""
+    """Unmounts it. The kernel closes a ring's file a moment after its process has ended."""
     deadline = time.monotonic() + 20
     while subprocess.run(["umount", str(directory)], capture_output=True).returncode != 0:
         assert time.monotonic() < deadline, f"{directory} stays busy"
         time.sleep(0.1)
 
 
-# More than fits on the device and the disk together: the error comes, half is given up, the rest is
-# unharmed and the program goes on. Nothing is computed in between: the smallest result needs room.
+# Allocates more than device and disk hold together. The error comes, half is freed, the rest is
+# unharmed and the program goes on. Nothing is computed in between: even the smallest result needs
+# room.
 OUTGROW = """
     tensors = []
     try:
@@ -251,7 +252,7 @@ def test_disk_full_in_the_middle(run_python: Run, mount: Mount) -> None:
 
 
 def test_quota_that_just_suffices_is_enough(run_python: Run) -> None:
-    """Slots are reused: many rounds need no more disk than what is cold at one time."""
+    """Slots are reused: many rounds need no more disk than the tensors cold at one time."""
     run_python(
         TENSORS,
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that torch.compile generates pass the gate: same bits while everything around is cold."""
+"""Kernels of torch.compile pass the gate: the same bits while everything around them is cold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conftest import run_command
 
 from tencache import _inductor
 
-# What is compiled once serves all of them.
+# Kernels compiled once serve all of these tests.
 pytestmark = pytest.mark.xdist_group("inductor")
 
 
 class FakeGate:
-    """Writes down what the gate was told; `is_armed` can be switched."""
+    """Records what the gate was told; `is_armed` can be switched."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -133,8 +133,8 @@ def test_watcher_calls_once_after_the_import_and_leaves(tmp_path, monkeypatch):
         sys.modules.pop("watched_module", None)
 
 
-# Training with Inductor kernels forward and backward, larger than the budget it gets below. The
-# layer is compiled once; it consists of kernels and of matrix products, which stay ops.
+# Trains with Inductor kernels forward and backward, and needs more than the budget it gets below.
+# The layer is compiled once; it consists of kernels and of matrix products, which stay ops.
 TRAIN = """
     import hashlib, torch
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def compiled_code(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory, compiled_code):
-    """What training prints without tencache."""
+    """The output of training without tencache."""
     program = tmp_path_factory.mktemp("stock") / "program.py"
     program.write_text(textwrap.dedent(TRAIN))
     done = run_command([sys.executable, str(program)], cwd=program.parent, env=compiled_code)
@@ -198,7 +198,7 @@ def test_compiled_training_gives_the_same_bits_while_everything_goes_cold(
     lines = (tmp_path / "run.trace").read_text().splitlines()[1:]
     ops = {event.get("op", "") for event in map(json.loads, lines)}
     assert any(op.startswith("inductor::cpp_fused") for op in ops)
-    # Every kernel was announced: what is left are the reads by numpy at the end.
+    # Every kernel was announced; only the reads by NumPy at the end were not.
     weight_count = 6
     assert stats["unannounced"]["writes"] == 0
     assert stats["unannounced"]["reads"] <= weight_count

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard that `tencache run` preloads where GPUs are used: who is started with it, that programs
-do with it what they do without, and that CUDA's libraries ask it for the driver's functions.
+"""The guard that `tencache run` preloads where GPUs are used.
 
-What it does with them is tested in C++: tests/guard, tests/allocator/cuda/launch_gate_test.cpp.
+Tests which programs are started with it, that they do the same as without it, and that CUDA's
+libraries ask it for the driver's functions. What it does with these is tested in C++: tests/guard,
+tests/allocator/cuda/launch_gate_test.cpp.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def preloaded(monkeypatch):
         (CUDA, str(PATH)),
         ({**CUDA, "TENCACHE_LAUNCH_GUARD": "1"}, str(PATH)),
         ({**CUDA, "TENCACHE_LAUNCH_GUARD": "off"}, None),
-        # First, and once.
+        # The guard goes first, and once.
         ({**CUDA, "LD_PRELOAD": "/lib/libjemalloc.so"}, f"{PATH}:/lib/libjemalloc.so"),
         ({**CUDA, "LD_PRELOAD": f"/lib/a.so {PATH}"}, f"/lib/a.so {PATH}"),
     ],
@@ -105,7 +106,7 @@ def test_a_program_does_with_it_what_it_does_without():
 
 @has_cuda_torch
 def test_the_libraries_of_cuda_find_the_guard_first(tmp_path):
-    """The linker's own account of which `dlsym` each library calls."""
+    """The linker's own record of which `dlsym` each library calls."""
     log = tmp_path / "bindings"
     code = "import torch; torch.cuda.is_available()"
     run_preloaded(code, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(log))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a training loop to a plan: it is learned, fetched ahead of use, recorded and predicted."""
+"""From a training loop to a plan: learned, fetching ahead of use, recorded and predicted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train_step():
 for step in range(16):
     loss = train_step()
 print(loss.item().hex())
-# Plans are made beside the program, which may be far ahead of them.
+# Plans are made in the background; the program may be far ahead of them.
 deadline = time.monotonic() + 100
 while "until-learned" in sys.argv and time.monotonic() < deadline:
     stats = tencache.stats()
@@ -36,7 +36,7 @@ while "until-learned" in sys.argv and time.monotonic() < deadline:
         break
     train_step()
 """
-# Half of what twelve matrices of 1 MiB take with gradients, Adam's state and activations.
+# Half of the memory of twelve 1 MiB matrices with gradients, Adam's state and activations.
 BUDGET = "--device-memory=28MiB"
 
 
@@ -44,7 +44,7 @@ BUDGET = "--device-memory=28MiB"
 def train(
     run_tencache: Callable[..., Any], tmp_path: Path
 ) -> Callable[..., tuple[str, dict[str, Any]]]:
-    """Runs the loop with these arguments of `tencache`; its last loss and the stats."""
+    """Runs the loop with these arguments of `tencache`; returns its last loss and the stats."""
 
     def run(*command: str, arguments: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
         (tmp_path / "train.py").write_text(TRAIN)
@@ -92,8 +92,8 @@ def test_what_was_recorded_can_be_planned(
     assert half["step_s"] >= whole["step_s"] > 0, rows
 
 
-# Twelve matrices used in turn, with room for three of them and nearly nothing to compute. The
-# budget is searched for while the program goes on, so it does until that is there.
+# Twelve matrices used in turn, with room for three and nearly nothing to compute. The budget is
+# searched for in the background, so the program goes on until it is found.
 TURNS = """\
 import sys, time
 import torch, tencache
@@ -130,6 +130,6 @@ def test_the_budget_without_waiting_is_found(
     found = plan["stall_free_budget_bytes"]
     waits = plan["simulated"]["stall_s"] > 0.01 * plan["ideal_step_s"]
     assert (found > stats["budget"]["device"]) == waits, stats
-    # What plans count with is 15 parts of 16.
+    # Plans use 15 parts of 16 of the budget.
     assert found <= max(plan["simulated"]["peak_bytes"] * 16 / 15, 4 << 20), stats
     assert ("would remove the waiting" in done.stderr) == waits, done.stderr

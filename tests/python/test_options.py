@@ -11,7 +11,7 @@ import tencache
 from tencache import _options, _runtime
 from tencache._library import OptionError, core
 
-# What is tested here does not depend on the torch that is installed.
+# These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -120,7 +120,7 @@ def test_text_in_force_is_given_else_variable_else_default(monkeypatch):
     assert core().option_text("strict") == "on"
     assert core().option_text("quiet") == "off"
     assert set(tencache.options()) == {row.name for row in _options.table()}
-    # What was given is forgotten, as after an enable() that failed.
+    # The given value is forgotten, as after a failed enable().
     assert tencache.options()["device_memory"] == "3GiB"
 
 

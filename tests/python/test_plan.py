@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tencache plan`: predictions that can be worked out by hand, and files that are not periods.
+"""`tencache plan`: predictions that can be checked by hand, and files that are not periods.
 
 Tensors have 10 bytes and the disk moves a byte a nanosecond, so a move takes 10 ns; ops compute for
 100 ns.
@@ -40,7 +40,7 @@ def write_lines(path: Path, *lines: object) -> Path:
 
 @pytest.fixture
 def predict(run_tencache, tmp_path):
-    """`predict("50%", "--disk=1GB/s", text=...)`: what the command says as JSON."""
+    """`predict("50%", "--disk=1GB/s", text=...)`: the command's JSON output."""
 
     def run(budgets, *arguments, text=TWO_IN_TURN):
         (tmp_path / "period.jsonl").write_text(text)
@@ -68,7 +68,7 @@ def test_two_in_turn_on_one_place(predict):
     assert (report["peak_bytes"], report["largest_op_bytes"]) == (20, 10)
     assert nanoseconds(report["ideal_step_s"]) == 200
     half, all_of_it = report["predictions"]
-    # Nothing can be done ahead: before op 1 tensor 0 is written and 1 is read; before op 0 tensor 1
+    # No move can be made ahead: before op 1 tensor 0 is written and 1 is read; before op 0 tensor 1
     # is dropped, for the disk has it, and 0 is read.
     assert half["budget_bytes"] == 10
     assert half["share_of_peak"] == 0.5
@@ -104,10 +104,10 @@ def test_host_memory_stands_between_link_and_disk(predict, run_tencache):
     text = "\n".join(json.dumps(line) for line in FOUR_IN_TURN)
     arguments = ("--disk=100MB/s", "--link=1GB/s")
     (all_of_it,) = predict("25%", *arguments, "--host-memory=40", text=text)["predictions"]
-    # The disk is never asked, and the link decides.
+    # The disk is never used; the link decides.
     assert nanoseconds(all_of_it["step_s"]) == 480
     assert all_of_it["bytes_below_host"] == {"read": 0, "written": 0}
-    # Two of the four and what is kept free.
+    # This holds two of the four tensors, and what is kept free.
     report = predict("25%", *arguments, "--host-memory=24", text=text)
     (part,) = report["predictions"]
     assert part["step_s"] > all_of_it["step_s"]
@@ -147,11 +147,11 @@ def test_four_in_turn_hide_what_two_places_allow(predict):
     text = "\n".join(json.dumps(line) for line in FOUR_IN_TURN)
     report = predict("25%,75%", text=text)
     one_place, three_places = report["predictions"]
-    # Every op waits until its tensor's predecessor is written and it is read itself.
+    # Every op waits until the previous tensor is written and its own is read.
     assert nanoseconds(one_place["step_s"]) == 480
     assert nanoseconds(three_places["step_s"]) == 400
     assert report["smallest"] == one_place
-    # While one place is computed in, the other is written and read in 20 ns.
+    # While an op computes in one place, the other is written and read in 20 ns.
     assert report["cheapest"]["budget_bytes"] == 20
     assert nanoseconds(report["cheapest"]["step_s"]) == 400
 
@@ -187,7 +187,7 @@ def test_speeds_that_nobody_knows_have_to_be_given(run_tencache, tmp_path):
     (tmp_path / "period.jsonl").write_text(TWO_IN_TURN)
     assert_refused(run_tencache("plan", "period.jsonl"), "reads and writes", "--disk 5GB/s")
     done = run_tencache("plan", "--disk-read=1GB/s", "period.jsonl")
-    assert_refused(done, "how fast the disk writes is not known")
+    assert_refused(done, "does not say how fast the disk writes")
 
 
 def test_a_period_without_compute_time_has_no_ratio(predict):
@@ -199,9 +199,9 @@ def test_a_period_without_compute_time_has_no_ratio(predict):
 @pytest.mark.parametrize(
     ("flag", "text", "parts"),
     [
-        ("--device-memory", "50%,lots", ["'lots' is no budget", "1.5GiB"]),
-        ("--device-memory", "0%", ["'0%' is no budget"]),
-        ("--device-memory", "-5", ["'-5' is no budget"]),
+        ("--device-memory", "50%,lots", ["'lots' is not a budget", "1.5GiB"]),
+        ("--device-memory", "0%", ["'0%' is not a budget"]),
+        ("--device-memory", "-5", ["'-5' is not a budget"]),
         ("--disk", "fast", ["'fast' is not a speed", "5GB/s"]),
         ("--link", "0", ["'0' is not a speed"]),
     ],
@@ -257,7 +257,7 @@ def plan_file(path, budget_bytes):
 
 
 def test_ids_are_names_and_lives_end(tmp_path):
-    """As another tool may write it: ids of its own, no counts, fields of its own, empty lines."""
+    """A file as another tool may write it: its own ids and fields, no counts, empty lines."""
     path = tmp_path / "period.jsonl"
     path.write_text(
         '{"format": "tencache-period", "version": 1, "fixed_bytes": 3, "made_by": "hand"}\n\n'

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tencache plan --timeline`: what is drawn is what was simulated.
+"""`tencache plan --timeline` draws exactly what was simulated.
 
-The drawings are looked at through the figures that were given to matplotlib. Tensors have 10 bytes
-and the disk moves a byte a nanosecond, so a move takes 10 ns; ops compute for 100 ns. The checks
-that every drawing of the command shares are tested in test_plan.py.
+The tests read the figures that were given to matplotlib. Tensors have 10 bytes and the disk moves a
+byte a nanosecond, so a move takes 10 ns; ops compute for 100 ns. test_plan.py has the checks that
+every drawing of the command shares.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def timeline_of(path, budgets):
 
 
 def drawn_spans(panel):
-    """Where a strip is not empty: begin and end of each coloured stretch, in the axis's unit."""
+    """The coloured stretches of a strip: begin and end of each, in the axis's unit."""
     (steps,) = [patch for patch in panel.patches if hasattr(patch, "get_data")]
     values, borders, _ = steps.get_data()
     spans = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary at exit, the files that are written there, and how a trace is shown."""
+"""The summary and the files written at exit, and how a trace is shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tencache import _doctor, _report, _trace
 from tencache._library import TencacheError
 
-# What is tested here does not depend on the torch that is installed.
+# These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
 STATS = {
@@ -92,7 +92,7 @@ def test_summary_tells_what_plans_foresaw():
     ("stall_free_bytes", "clause"),
     [
         (0, None),  # not known
-        (2 << 30, None),  # nothing waits with the present budget
+        (2 << 30, None),  # nothing waits under this budget
         ((3 << 30) + 1, "; --device-memory 3073MiB would remove the waiting"),
     ],
 )

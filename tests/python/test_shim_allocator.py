@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU allocator keeps the promises that PyTorch's own one makes."""
+"""The CPU allocator keeps the promises of PyTorch's own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ for size in (1, 63, 4096, 1 << 20, (1 << 21) + 1):
 
 
 def test_onednn_allocates_and_frees_raw(run_python: Run) -> None:
-    # oneDNN takes memory by raw_allocate, which demands that context and data pointer are one.
+    # oneDNN calls raw_allocate, which demands that context and data pointer are equal.
     run_python(
         """
 import torch, tencache

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over gloo, two processes, with everything unpinned evicted at each op's end.
+"""Collectives over gloo in two processes; each op's end evicts everything that is not pinned.
 
-The threads of the process group work on tensors while this thread runs other operators. Results
-must be stock's to the last bit, and no cold memory may have been touched: a missing hold shows in
-the counters of unannounced accesses, because the cold mapping gives right bytes to whoever asks.
+The process group's threads work on tensors while this thread runs other operators. Results must
+equal stock's to the last bit, and no cold memory may have been touched. A missing hold shows in the
+counters of unannounced accesses, because the cold mapping gives everybody the right bytes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Report = dict[str, Any]
 
 
 def run_ranks(part: str, folder: Path, variables: Mapping[str, str] | None) -> list[Report]:
-    """Runs both ranks to their end; their reports."""
+    """Runs both ranks to their end; returns their reports."""
     folder.mkdir()
     paths = [folder / f"{rank}.json" for rank in range(2)]
     more = [] if variables is None else ["--tencache"]
-    # One thread each: sums are split over threads, so their number is part of the bits.
+    # One thread each: sums are split over threads, so the number of threads changes bits.
     codes, outputs = run_processes(
         [[RANKS, part, str(rank), folder / "store", paths[rank], *more] for rank in range(2)],
         cwd=folder,

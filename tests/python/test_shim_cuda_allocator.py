@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA allocator's suite, and what torch's own tools make of the snapshot that it writes.
+"""The CUDA allocator's suite, and torch's own tools on the snapshot that it writes.
 
-The suite is C++, over a simulated driver, in the tree that the package was built in:
-`scripts/dev.py` builds it beside the package (`make test-python`).
+The suite is C++ over a simulated driver, in the package's build folder; `scripts/dev.py` builds it
+beside the package (`make test-python`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Runs the whole suite once; returns the snapshot that it wrote, with the allocator's sums."""
+    """Runs the whole suite once; returns the snapshot it wrote, with the allocator's sums."""
     assert SUITE.exists(), f"{SUITE} is not built; run `make test-python`, which builds it"
     folder = tmp_path_factory.mktemp("suite")
     file = folder / "snapshot.json"
     done = run_command([str(SUITE)], cwd=folder, env={"TENCACHE_SNAPSHOT_FILE": str(file)})
     assert done.returncode == 0, done.stdout + done.stderr
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    # As from pybind11, where an id is a pair.
+    # pybind11 would return an id as a pair.
     for segment in loaded["snapshot"]["segments"]:
         segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
     return loaded
@@ -64,7 +64,7 @@ def test_the_sums_of_a_snapshot_agree(written: dict[str, Any]) -> None:
 
 
 def stack_bytes(lines: str) -> dict[str, int]:
-    """Bytes by state, from the lines that torch makes flame graphs of."""
+    """Bytes by state, from torch's input for flame graphs."""
     bytes_of: dict[str, int] = {}
     for line in lines.splitlines():
         stack, _, size = line.rpartition(" ")
@@ -75,7 +75,7 @@ def stack_bytes(lines: str) -> dict[str, int]:
 
 def test_torchs_tools_read_it(written: dict[str, Any]) -> None:
     snapshot = written["snapshot"]
-    # It raises where the blocks of a segment do not add up.
+    # It raises if the blocks of a segment do not add up.
     summary = _memory_viz.segsum(snapshot)
     assert f"segments: {len(snapshot['segments'])}\n" in summary
     assert f"total_reserved: {_memory_viz.Bytes(written['total_bytes'])}\n" in summary
@@ -83,7 +83,7 @@ def test_torchs_tools_read_it(written: dict[str, Any]) -> None:
         bytes_of = stack_bytes(tool(snapshot, format_flamegraph=str))
         assert bytes_of["active_allocated"] == written["allocated_bytes"]
         assert sum(bytes_of.values()) == written["total_bytes"]
-    # The page carries the snapshot itself.
+    # The page contains the snapshot itself.
     page = _memory_viz.segment_plot(snapshot)
     encoded = re.search(r'"base64": "([^"]+)"', page)
     assert encoded is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite of the gate under CUDA tensors: C++, over a simulated driver (tests/shim).
+"""The suite of the gate for CUDA tensors: C++ over a simulated driver (tests/shim).
 
 `scripts/dev.py` builds it beside the package (`make test-python`).
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate sees of a program, and that opens and closes balance.
+"""What the gate sees of a program; opens and closes must balance.
 
-Each test makes tensors cold by evicting everything that may be evicted, then looks which of them an
-operator brought back. A pin that was not given back shows as a tensor that can no longer go cold.
+Each test makes tensors cold by evicting everything that may be evicted, then checks which of them
+an operator brought back. A leaked pin shows as a tensor that can no longer go cold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.metadata import version
 import pytest
 from conftest import Finished
 
-# Blocks of 4 KiB are extents, hooks arm with the first of them, and nothing leaves by itself.
+# Blocks of 4 KiB are extents, the first one arms the hooks, and nothing leaves by itself.
 EXTENTS = {
     "TENCACHE_DEVICE_MEMORY": "256MiB",
     "TENCACHE_EXTENT_MIN": "4KiB",
@@ -33,7 +33,7 @@ def address(tensor):
     return tensor.untyped_storage().data_ptr()
 
 def is_cold(tensor):
-    # 1 cold, 0 resident; -1 is no extent, which would make a test say nothing.
+    # 1 cold, 0 resident; -1 means no extent, and the test would prove nothing.
     state = core.tencache_is_cold(address(tensor))
     assert state >= 0
     return state == 1
@@ -136,7 +136,7 @@ quantized = torch.quantize_per_channel(make(1024, 16), scales, zeros, 0, torch.q
 kept_scales, kept_zeros = quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points()
 kept_scales.view(-1), kept_zeros.view(-1)
 brings_back(lambda: quantized.dequantize(), quantized, kept_scales, kept_zeros)
-# Nothing to find, and nothing to fall over.
+# These have no memory to find; they must just not fail.
 torch.ones(2048, device="meta") + 1
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
@@ -166,7 +166,7 @@ for call in (
 evict(a, b)
 a.view_as(b), a.expand_as(b), a.reshape(-1).view_as(b)
 assert is_cold(b)
-# What copies is announced by the operator that copies.
+# A copy is announced by the operator that copies.
 brings_back(lambda: a.t().contiguous(), a)
 brings_back(lambda: a.to(torch.float64), a)
 brings_back(lambda: a.t().reshape(-1), a)
@@ -316,7 +316,7 @@ assert stats["unannounced"] == {"reads": 0, "writes": 0}
 
 
 def test_events_that_are_no_operators(run_python: Run) -> None:
-    # They may end out of order, or when the profiler that asked for them has gone.
+    # Marks may end out of order, or after the profiler that asked for them has gone.
     run_python(
         PROBE,
         """
@@ -353,7 +353,7 @@ assert not is_cold(bias) and is_cold(free)
 
 
 def test_an_operator_that_is_defined_anew(run_python: Run) -> None:
-    # The second definition may get the addresses of the first; the gate must ask again.
+    # The second definition may get the first one's addresses; the gate must ask again.
     run_python(
         PROBE,
         """
@@ -414,8 +414,8 @@ evict(a, b)
 
 
 def test_fork_while_other_threads_meet_operators(run_python: Run) -> None:
-    # A fresh thread knows no operator, so each op of it takes the table's lock; a child in which
-    # that lock stayed taken would hang at its first operator.
+    # A fresh thread knows no operator, so each of its ops takes the table's lock. If that lock
+    # stayed taken in a child, the child would hang at its first operator.
     run_python(
         PROBE,
         """

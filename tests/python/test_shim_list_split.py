@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-tensor operators: cut into runs, they give the bits of one call.
+"""Multi-tensor operators that are cut into runs give the bits of one call.
 
 list_operators.py calls every such operator that the installed torch registers, in a dozen ways
-each, once stock and once per setting here. Blocks of 4 KiB are extents already, so that small lists
-are cut.
+each, once stock and once for each setting here. Blocks of 4 KiB count as extents, so that small
+lists are cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from conftest import Finished, run_command
 
-# Two runs of all operators serve all of them.
+# Two runs of all operators serve all these tests.
 pytestmark = pytest.mark.xdist_group("list_split")
 
 OPERATORS = Path(__file__).with_name("list_operators.py")
@@ -30,14 +30,14 @@ ONE_POSITION = {**ALL_EXTENTS, "TENCACHE_CHUNK_SHARE": "0.0001"}
 FEW_POSITIONS = {**ALL_EXTENTS, "TENCACHE_CHUNK_SHARE": "0.002"}
 CHAOS = {**ONE_POSITION, "TENCACHE_CHAOS": "1"}
 
-# Operators for which list_operators.py makes no arguments that they accept, each with the reason.
+# Operators that accept none of the arguments of list_operators.py, each with the reason.
 NO_ARGUMENTS: dict[str, str] = {}
 
 Report = dict[str, Any]
 
 
 def call_all(folder: Path, name: str, variables: Mapping[str, str] | None) -> Report:
-    """Calls every operator in a fresh process, stock when there are no variables."""
+    """Calls every operator in a fresh process; stock if there are no variables."""
     path = folder / f"{name}.json"
     command = [sys.executable, str(OPERATORS), str(path)]
     if variables is not None:
@@ -77,7 +77,7 @@ def test_every_operator_is_called(stock: Report) -> None:
         if all(outcome["digest"] is None for outcome in cases.values())
     }
     assert never == NO_ARGUMENTS.keys()
-    # The number of them is torch's matter; that there are many is not.
+    # torch decides how many there are, but they must be many.
     assert len(stock["operators"]) > 200
 
 
@@ -149,7 +149,7 @@ text = refused(lambda: torch._foreach_add(tensors(4), tensors(3)))
 assert "4" in text and "3" in text, text
 refused(lambda: torch._foreach_add(tensors(4), [1.0, 2.0]))
 refused(lambda: torch._foreach_addcmul(tensors(4), tensors(4), tensors(4), torch.ones(3)))
-# Not one value for all tensors: the stock kernel refuses it, and so it must see it.
+# These are several values, which the stock kernel refuses; so it must see them.
 refused(lambda: torch._foreach_mul(tensors(4), torch.ones(4)))
 refused(lambda: torch._foreach_add([], []))
 """,
@@ -198,7 +198,7 @@ with torch.inference_mode():
     assert same(outside, expected)
 with torch.autocast("cpu"):
     assert same(cut(lambda: torch._foreach_mul(tensors(4), 2)), expected)
-# Version counters, which autograd relies on, move once a call and not once a run.
+# Version counters, which autograd relies on, move once a call, not once a run.
 parameters = [each.requires_grad_() for each in tensors(4)]
 with torch.no_grad():
     cut(lambda: torch._foreach_mul_(parameters, 2))

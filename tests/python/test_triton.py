@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate around launches of Triton kernels, with classes that stand for Triton's: there is no GPU
-to launch on. That the real classes are where they are looked for is tested too."""
+"""The gate around launches of Triton kernels.
+
+There is no GPU to launch on, so other classes stand in for Triton's. One test checks that the real
+classes are where we look for them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tencache import _triton
 
 
 class FakeGate:
-    """Writes down what is opened and closed; also the core that says whether it is armed."""
+    """Records what is opened and closed; also stands for the core that says whether it is armed."""
 
     def __init__(self):
         self.calls = []

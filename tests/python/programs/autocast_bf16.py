@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from exact import DEVICE, LEAST_OF_SQUARE, Results, few, wide
 from torch import nn
 
-WIDTH = wide(192, emulated=LEAST_OF_SQUARE)  # oblong ones of bfloat16
+WIDTH = wide(192, emulated=LEAST_OF_SQUARE)  # the matrices are oblong, of bfloat16
 COUNT, PIXELS = few(8, 6), few(48, 8)
 
 

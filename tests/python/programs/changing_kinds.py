@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that keeps changing what it repeats, long enough each time to be learned.
 
-Training, evaluation, training again; two batch shapes in turn; gradients accumulated over four
-batches; greedy generation with a growing cache; a second optimizer; parameters unfrozen in the
-middle; an exception half way through a backward pass, after which it goes on.
+It trains, evaluates and trains again; alternates two batch shapes; accumulates gradients over four
+batches; generates greedily with a growing cache; uses a second optimizer; unfreezes parameters in
+the middle; and goes on after an exception half way through a backward pass.
 """
 
 import torch
@@ -99,7 +99,7 @@ class Program:
         self.results.tokens(name, tokens)
 
     def interrupted_step(self):
-        """The exception leaves gradients of some layers behind, which the next step sees."""
+        """The exception leaves gradients of some layers, which the next step sees."""
 
         def raise_in_backward(_gradient):
             raise Interrupted

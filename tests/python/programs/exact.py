@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs in this folder share: they write exact results, to be compared bit for bit.
+"""Shared by the programs in this folder: writes exact results, to be compared bit for bit.
 
-Losses are hexadecimal floats; parameters and optimizer state are SHA-256 hashes. Bytes are copied
-out by an ordinary op (`copy_` into memory of NumPy's), so that reading a result is announced like
-any other access.
+Losses are hexadecimal floats; parameters and optimizer state are SHA-256 hashes. An ordinary op
+copies bytes out (`copy_` into NumPy's memory), so that reading a result is announced like any other
+access.
 
-PROGRAM_DEVICE=cuda runs a program on a GPU: new tensors are made there, and what `wide` sizes is
-large enough to leave it (below 2 MiB nothing does). With PROGRAM_EMULATED=1 that GPU computes on
-the processor: widths are just above what lets parameters leave, and `few` cuts down what only
-computes, like the tokens of a batch.
+PROGRAM_DEVICE=cuda runs a program on a GPU: new tensors are made there, and those that `wide` sizes
+are large enough to leave it (nothing below 2 MiB does). With PROGRAM_EMULATED=1 that GPU computes
+on the processor: `wide` makes parameters just large enough to leave, and `few` reduces pure
+computing, like the tokens of a batch.
 """
 
 import hashlib
@@ -21,27 +21,26 @@ import torch
 
 DEVICE = os.environ.get("PROGRAM_DEVICE", "cpu")
 IS_EMULATED = os.environ.get("PROGRAM_EMULATED") == "1"
-# From these widths on so much leaves a GPU: matrices of float32 that are twice as wide as high, or
+# From these widths on, matrices of float32 may leave a GPU: oblong ones, twice as wide as high, and
 # square ones.
 LEAST_OF_OBLONG, LEAST_OF_SQUARE = 512, 725
 
 
 def use_device():
-    """Makes new tensors of this thread on the device. Importing this module does it once."""
+    """Makes this thread's new tensors on the device. Importing this module calls it once."""
     if DEVICE != "cpu":
         torch.set_default_device(DEVICE)
 
 
 if DEVICE != "cpu":
-    # Ops without a deterministic variant only warn: two stock runs are compared before anything.
+    # Ops without a deterministic variant only warn: the tests first compare two stock runs.
     torch.use_deterministic_algorithms(True, warn_only=True)
     use_device()
 
 
-# PyTorch's functions of oneMKL's vector mathematics, which chooses a kernel at the first call of
-# each. In oneMKL 2024.2 that is a race: where two threads of an op are first at once, one of them
-# may compute its part with a less exact kernel (pytorch issue 188792). A single element has one
-# thread.
+# PyTorch's functions from oneMKL's vector mathematics, which chooses a kernel at the first call of
+# each. In oneMKL 2024.2 that is a race: if two threads of an op are first at once, one may compute
+# its part with a less exact kernel (pytorch issue 188792). A single element needs one thread.
 _OF_ONE_MKL = (
     "acos asin atan cos cosh erf erfc erfinv exp expm1 lgamma log log10 log1p log2 rsqrt sin sinh "
     "sqrt tan tanh"
@@ -52,7 +51,7 @@ for _name in _OF_ONE_MKL.split():
 
 
 def wide(width, least=1024, emulated=LEAST_OF_OBLONG):
-    """The width itself, or on a GPU a multiple of it that is at least `least`; `emulated` there."""
+    """The width, or on a GPU a multiple of it of at least `least`; `emulated` on an emulated GPU."""
     if DEVICE == "cpu":
         return width
     least = min(least, emulated) if IS_EMULATED else least
@@ -60,7 +59,7 @@ def wide(width, least=1024, emulated=LEAST_OF_OBLONG):
 
 
 def few(count, emulated):
-    """The count itself, or on an emulated GPU so many."""
+    """The count, or on an emulated GPU `emulated`."""
     return emulated if IS_EMULATED else count
 
 
@@ -96,7 +95,7 @@ class Results:
         self.values[name] = sha256(value)
 
     def tokens(self, name, value):
-        """A tensor of token numbers, as numbers: small, and readable when they differ."""
+        """A tensor of token numbers, as numbers: small, and readable if they differ."""
         shape = tuple(value.shape)
         self.values[name] = to_bytes(value).view(np.int64).reshape(shape).tolist()
 
@@ -110,7 +109,7 @@ class Results:
             self._nested(f"{name}.{index}", state)
 
     def _nested(self, name, value):
-        """Tensors and numbers in nested dictionaries and lists (LBFGS keeps such a state)."""
+        """Tensors and numbers in nested dictionaries and lists (such as the state of LBFGS)."""
         if isinstance(value, torch.Tensor):
             self.tensor(name, value)
         elif isinstance(value, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters by hand over a frozen base: most bytes are read for ever and never written."""
+"""Low-rank adapters by hand over a frozen base: most bytes are only ever read."""
 
 import torch
 import torch.nn.functional as F

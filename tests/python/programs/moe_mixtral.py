@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny Mixtral: which expert works on which token, and so which op runs, depends on the data."""
+"""A tiny Mixtral: the data decide which expert works on which token, and so which op runs."""
 
 import torch
 from exact import Results, few, wide

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised inference: packed weights keep a bias that no later op names; per-channel scales."""
+"""Quantised inference: packed weights hold a bias that no later op names; per-channel scales."""
 
 import torch
 from exact import Results

@@ -42,7 +42,7 @@ def main():
     total = frozen
     while any(thread.is_alive() for thread in threads):
         total = frozen @ frozen.T  # always the same value, however often it is computed
-        total[0, 0].item()  # waits for a GPU: else the loop would run far ahead of it
+        total[0, 0].item()  # waits for the GPU; else the loop would run far ahead
     for thread in threads:
         thread.join()
     results.tensor("total", frozen @ frozen.T if total is frozen else total)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a DistributedDataParallel training over gloo, with the collectives that DDP lacks.
+"""One rank of a DistributedDataParallel training over gloo, plus collectives that DDP does not use.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT come from the environment, as torchrun sets them.
 """
@@ -41,7 +41,7 @@ def use_collectives(rank, results):
         works = [dist.all_reduce(total, async_op=True)]
         parts = [torch.empty_like(mine) for _ in range(2)]
         works.append(dist.all_gather(parts, mine, async_op=True))
-        both = mine.sin()  # runs while the collectives may be under way
+        both = mine.sin()  # runs while the collectives may still run
         for work in works:
             work.wait()
         dist.broadcast(both, index % 2)
