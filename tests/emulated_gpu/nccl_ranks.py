@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a program of two over NCCL, each with an emulated GPU of its own.
 
-`python nccl_ranks.py PART RANK STORE OUT.json`, with PART one of the functions below. A part checks
-what can be checked here and returns tensors; their digests and tencache's stats, where it is on, go
-to OUT.json.
+`python nccl_ranks.py PART RANK STORE OUT.json`, where PART is one of the functions below. A part
+checks what it can by itself and returns tensors; their digests and tencache's stats, if it is on,
+go to OUT.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SIZE = 3 << 17  # beyond one piece of a message
+SIZE = 3 << 17  # more than one piece of a message
 TYPES = [
     torch.float32,
     torch.float16,
@@ -113,9 +113,9 @@ def moves(rank: int) -> None:
     small = torch.ones(8, device="cuda", dtype=torch.float8_e5m2)
     try:
         dist.all_reduce(small)
-    except RuntimeError:  # what NCCL answered
+    except RuntimeError:  # NCCL refuses
         pass
-    except TypeError:  # PyTorch does not ask NCCL
+    except TypeError:  # PyTorch refuses before it asks NCCL
         pass
     else:
         raise AssertionError("8-bit floating point was reduced")
@@ -138,7 +138,7 @@ def groups(rank: int) -> None:
     manager.wait()
     for i, each in enumerate(several):
         check(each, (parts[0] + i) + (parts[1] + i), "coalesced")
-    # Two communicators, waited for in another order than they were given.
+    # Waits for two communicators in another order than work was queued.
     other = dist.new_group([0, 1])
     first, second = own.clone(), own.clone()
     works = [
@@ -149,7 +149,7 @@ def groups(rank: int) -> None:
         work.wait()
     check(first, parts[0] + parts[1], "first")
     check(second, parts[0] + parts[1], "second")
-    # One communicator in two streams.
+    # Uses one communicator in two streams.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     again = own.clone()
@@ -163,7 +163,7 @@ def groups(rank: int) -> None:
 
 
 def graph(rank: int) -> None:
-    """Captured, and replayed with other values."""
+    """Captures a collective, and replays it with other values."""
     given = torch.ones(SIZE, device="cuda")
     dist.all_reduce(given.clone())
     captured = torch.cuda.CUDAGraph()
@@ -177,7 +177,7 @@ def graph(rank: int) -> None:
 
 
 def one_process(rank: int) -> None:
-    """Both GPUs by one process, which groups calls for their communicators."""
+    """One process drives both GPUs, and groups calls for their communicators."""
     if rank == 0:
         parts = [make(r, 4).cuda(r) for r in range(2)]
         for each in torch.cuda.nccl.broadcast(parts) or ():
@@ -211,8 +211,10 @@ def killed(rank: int) -> list[torch.Tensor]:
 
 
 def dropped(rank: int) -> list[torch.Tensor]:
-    """Rank 1 comes late to a collective whose Work nobody keeps on rank 0; meanwhile its tensor
-    would be the first to leave."""
+    """Rank 1 comes late to a collective whose Work nobody keeps on rank 0.
+
+    Meanwhile its tensor would be the first to leave.
+    """
     tensor = make(rank, 6, 1 << 20).cuda()
     dist.barrier()  # makes the communicator
     store = dist.distributed_c10d._get_default_store()
@@ -257,7 +259,7 @@ def ddp(rank: int) -> list[torch.Tensor]:
     from torch.nn.parallel import DistributedDataParallel
 
     module = model()
-    module[0].register_module("unused", torch.nn.Linear(768, 768))  # by no forward pass
+    module[0].register_module("unused", torch.nn.Linear(768, 768))  # in any forward pass
     module.cuda()
     wrapped = DistributedDataParallel(
         module, device_ids=[rank], bucket_cap_mb=4, find_unused_parameters=True

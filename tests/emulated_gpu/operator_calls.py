@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs whose operators PyTorch's own samples (operator_samples.py) do not reach.
+"""Small programs for operators that PyTorch's own samples (operator_samples.py) do not reach.
 
 Each runs on the CPU while a Recorder keeps its operators: fused optimizers, the scaler of mixed
 precision, inference paths of transformers, convolutions as CUDA does them without cuDNN, and
-overloads that a function's samples never choose. Seeds are fixed by whoever calls. Gradients are
-taken inside, where the backward operators are what matters.
+overloads that a function's samples never choose. The caller fixes seeds. Programs take gradients if
+the backward operators matter.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def what_is_new_in_2_15() -> None:
     A._philox_normal_(r(5), key, 2.0, 3.0)
     A._philox_randint_(integers(9, 5), key, 2, 9)
     eighths, one = [r(16, 16).to(torch.float8_e4m3fn) for _ in range(2)], torch.ones(())
-    scales = ([one], [0], [0])  # one for the whole tensor, and nothing swizzled
+    scales = ([one], [0], [0])  # one for the whole tensor, nothing swizzled
     A._scaled_mm_v2(eighths[0], eighths[1].t(), *scales, *scales, None, torch.bfloat16)
 
 

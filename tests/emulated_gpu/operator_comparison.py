@@ -4,9 +4,9 @@
 A program runs on the CPU while a Recorder keeps each operator that PyTorch's dispatcher calls, with
 its arguments, forward and backward. Each of these is then called on both devices. The results must
 have the same bytes, and so must the arguments afterwards, since an operator may write them. Each
-recorded call is made a second time with out= and a third time in place, where such an operator
-exists. Random operators cannot equal the CPU: for the same seed they must give the same bytes
-twice. The emulated GPU itself counts what is called (`installed_operators`). One thread runs all.
+recorded call is repeated with out= and in place, if such operators exist. Random operators cannot
+equal the CPU's: with the same seed they must give the same bytes twice. The emulated GPU itself
+counts calls (`installed_operators`). One thread runs all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-# CUDA's kernels keep statistics of half precision as float. They are compared in the CPU's type.
+# CUDA's kernels keep half-precision statistics as float. We compare them in the CPU's type.
 WIDER_ON_CUDA = {
     "aten::_batch_norm_with_update",
     "aten::_native_batch_norm_legit",
@@ -30,11 +30,11 @@ WIDER_ON_CUDA = {
     "aten::native_batch_norm",
     "aten::native_layer_norm",
 }
-# The memory that they give has no values yet.
+# They return memory without values.
 WITHOUT_VALUES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted")
 WITHOUT_VALUES += ("new_empty_strided",)
 
-Signature = tuple[str, frozenset[torch.dtype]]  # of a call: the operator, and the types of tensors
+Signature = tuple[str, frozenset[torch.dtype]]  # a call's operator and its types of tensors
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Installed:
 
 
 def installed_operators() -> dict[str, Installed]:
-    """What became of each operator with a CUDA kernel, and how often its emulated kernel ran."""
+    """The fate of each operator with a CUDA kernel, and how often its emulated kernel ran."""
     library = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"])
     found: dict[str, Installed] = {}
 
@@ -57,7 +57,7 @@ def installed_operators() -> dict[str, Installed]:
 
 
 def name_of(operator: torch._ops.OpOverload) -> str:
-    """As the dispatcher writes it: without ".default"."""
+    """The dispatcher's name for it, without ".default"."""
     return operator.name()
 
 
@@ -139,14 +139,14 @@ class Call:
         return results, (args, kwargs)
 
     def signature(self) -> Signature:
-        """What tells two calls of one operator apart."""
+        """Tells two calls of one operator apart."""
         leaves = tree_flatten((self.args, self.kwargs))[0]
         types = frozenset(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
         return name_of(self.operator), types
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps those calls of PyTorch's operators that were not seen yet, and their arguments."""
+    """Keeps the calls of PyTorch's operators that were not seen yet, with their arguments."""
 
     def __init__(self, seen: set[Signature]) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def variants(call: Call) -> Iterator[Call]:
     if not all(isinstance(result, torch.Tensor) for result in results):
         return
     if name_of(call.operator) in WIDER_ON_CUDA and results[0].dtype != torch.float32:
-        return  # no out= fits both
+        return  # out= fits only one of them
     for overload in (getattr(packet, name) for name in packet.overloads()):
         outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
         others = [argument.name for argument in overload._schema.arguments if not argument.is_out]
@@ -233,7 +233,7 @@ class Comparison:
         try:
             want = call.on("cuda" if is_random else "cpu")
         except (RuntimeError, NotImplementedError, IndexError, ValueError):
-            return  # no call that the CPU takes: out= of another type, or too small in place
+            return  # the CPU refuses it: out= of another type, or too small in place
         self.seen.add(call.signature())
         try:
             got = call.on("cuda")

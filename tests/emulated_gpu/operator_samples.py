@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of PyTorch's public functions, small ones: PyTorch's own samples (its op_db).
+"""Small calls of PyTorch's public functions: PyTorch's own samples (its op_db).
 
-They are what PyTorch's tests of each function use, for all functions that it has; the samples come
-in a fixed order and with fixed seeds. Of each function the first few are taken in float32, with
-gradients, and fewer in the other types. One thread makes them.
+PyTorch's tests use them for all its functions. The samples come in a fixed order and with fixed
+seeds. We take the first few of each function in float32, with gradients, and fewer in the other
+types. One thread makes them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from operator_comparison import moved
 from torch.utils._pytree import tree_flatten
 
-# PyTorch's samples stand beside its test classes, one of which inherits from this package's. The
-# samples use nothing of it.
+# PyTorch's samples are beside its test classes, one of which inherits from this package's class.
+# The samples use nothing of it.
 sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 
 from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402
@@ -81,7 +81,7 @@ def samples(is_left_out: Callable[[str], bool]) -> Iterator[Sample]:
 
 
 def samples_of_lists() -> Iterator[Sample]:
-    """Of the operators that take lists of tensors."""
+    """The samples of operators that take lists of tensors."""
     databases = (
         invocations.foreach_unary_op_db,
         invocations.foreach_binary_op_db,
@@ -100,5 +100,5 @@ def samples_of_lists() -> Iterator[Sample]:
             }
             args = (sample.input, *sample.args)
             if any(isinstance(value, (bool, complex)) for value in tree_flatten(args)[0]):
-                continue  # not every operator takes them
+                continue  # not every operator accepts them
             yield Sample(info.name, torch.float32, number, info.method_variant, args, kwargs, False)

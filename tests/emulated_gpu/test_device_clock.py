@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of the emulated device: kernels and copies take the time that they are given, streams
-say what became of theirs, and what was late is told."""
+"""The clock of the emulated device.
+
+Kernels and copies take their given time, streams say how they spent theirs, and late work is
+reported.
+"""
 
 from __future__ import annotations
 

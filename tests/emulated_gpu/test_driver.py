@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libcuda.so.1 of the emulated GPU by itself: what it answers before cuInit and in a child, what it
-refuses, whose memory a copy between two GPUs may touch. All programs but one know no torch."""
+"""libcuda.so.1 of the emulated GPU by itself.
+
+The tests check its answers before cuInit and in a child, its refusals, and whose memory a copy
+between two GPUs may touch. All programs but one know no torch.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ do(cuda.cuInit(0))
 do(cuda.cuCtxPushCurrent_v2(retain(0)))
 assert cuda.cuModuleLoad(None, b"kernels.cubin") == NOT_SUPPORTED
 address, value = memory_of(0), c_int()
-do(cuda.cuPointerGetAttribute(byref(value), 2, address))  # the kind of memory: a device's
+do(cuda.cuPointerGetAttribute(byref(value), 2, address))  # the type of memory: a device's
 assert value.value == 2
 assert cuda.cuPointerGetAttribute(byref(value), 3, address) == NOT_SUPPORTED
 function, status = c_void_p(), c_int()

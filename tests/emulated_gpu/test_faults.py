@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong below a program on the cuda backend: the driver refuses a call, others take the
-GPU's memory or its link, the disk below host memory is full or fails.
+"""Failures below a program on the cuda backend.
 
-Each program fits neither the GPU nor, in part, host memory, so that its tensors are on all three
-tiers. It must find the right bits or get a Python error that names the cause, and must end. Faults
-of the driver come by emulated_gpu_fail_call, those of the disk by a filter of system calls; other
-users of the GPU are the program itself, past tencache. Several faults share a process, since most
+The driver refuses a call, others take the GPU's memory or its link, the disk below host memory is
+full or fails. Each program fits neither on the GPU nor, in part, in host memory, so its tensors are
+on all three tiers. It must find the right bits or get a Python error that names the cause, and must
+end. emulated_gpu_fail_call makes the driver fail, a filter of system calls the disk; the program
+itself, bypassing tencache, is the other user of the GPU. Several faults share a process, since most
 of the time goes into the start.
 """
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 TIMEOUT_S = 240
 
-# 12 tensors of 8 MiB: 40 on the GPU, a quarter of the rest in host memory, what is left on disk.
+# 12 tensors of 8 MiB: 40 MiB on the GPU, a quarter of the rest in host memory, the others on disk.
 PRELUDE = """
     import ctypes, errno, struct, sys, tencache, torch
     driver = ctypes.CDLL("libcuda.so.1")
@@ -77,7 +77,7 @@ def assert_passed(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
-    """Of what tencache asks for by itself: it asks again, or leaves the tensor where it is."""
+    """Refuses calls that tencache makes by itself: it asks again, or leaves the tensor there."""
     program = """
         for function in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemMap", "cuMemCreate",
                          "cuMemSetAccess", "cuMemHostRegister"):
@@ -92,7 +92,7 @@ def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
 
 
 def test_others_take_memory_of_the_gpu_for_a_while(tmp_path: Path) -> None:
-    """So that the GPU has less than the budget: tensors leave earlier, and nothing is lost."""
+    """Leaves the GPU less than the budget: tensors leave earlier, and nothing is lost."""
     program = """
         class Properties(ctypes.Structure):
             _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int),
@@ -140,7 +140,7 @@ DENY = """
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls by their numbers")
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path, error: str) -> None:
-    """What cannot be written stays in host memory or on the GPU; more than fits is an error."""
+    """Bytes that cannot be written stay where they are; more than fits is an error."""
     program = f"""
         deny(18, errno.{error})  # pwrite64
         more = []
@@ -162,7 +162,7 @@ def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path, error: str) -> 
 
 
 def test_a_link_that_is_ten_times_slower_for_a_while(tmp_path: Path) -> None:
-    """Nine others copy as much over the same engine, each in a stream of its own."""
+    """Nine other streams copy as much over the same engine."""
     program = """
         source = torch.full((2 << 20,), 5.0).pin_memory()
         target = torch.empty(2 << 20, device="cuda")

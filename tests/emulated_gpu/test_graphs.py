@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs on the emulated GPU: PyTorch's own allocator and tencache at half its memory give
-equal bits.
+"""CUDA graphs on the emulated GPU: tencache at half the memory gives PyTorch's own bits.
 
 One program does what torch.cuda offers for graphs: a whole training step with dropout, captured
-once and replayed; graphed callables; a second graph in the first one's pool. Beside them live
+once and replayed; graphed callables; a second graph in the first one's pool. Beside them are
 tensors that no graph uses, which leave the device between replays. The program runs once with each
 allocator, in a process of its own.
 """
@@ -130,7 +129,7 @@ def test_graphs_give_equal_bits_at_half_the_memory() -> None:
     assert found == expected
     assert allocator["evicted"] > 0
     assert allocator["over_budget"] == 0
-    # The program did what it is for: dropout and inputs differ with each replay.
+    # The program works as intended: dropout and inputs differ with each replay.
     assert len(set(expected["losses"])) == 5
     assert expected["second"] == [[3.0] * 4, [6.0] * 4]
     assert len(set(expected["graphed"])) == 2

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL's stand-in, and tencache under programs of two ranks (nccl_ranks.py).
 
-Each rank is a process with an emulated GPU of its own. Where tencache runs, it is enabled by the
-environment and not by the launcher, so nothing but the ops tells it what NCCL's streams use.
+Each rank is a process with an emulated GPU of its own. tencache, where it runs, is enabled by the
+environment and not by the launcher, so only the ops tell it what NCCL's streams use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def with_tencache(budget: str, **more: str) -> dict[str, str]:
 
 
 def run_ranks(part: str, folder: Path, variables: Mapping[str, str]) -> Finished:
-    """Runs both to their end; their exit statuses and what they printed."""
+    """Runs both ranks to their end; returns their exit statuses and outputs."""
     folder.mkdir()
     return run_processes(
         [[RANKS, part, str(rank), folder / "store", folder / f"{rank}.json"] for rank in range(2)],
@@ -89,5 +89,5 @@ def test_training_at_half_the_memory_has_the_native_allocators_bits(
         assert other["stats"]["bytes"]["fetched"] > 0
         assert_budget_kept(other["stats"])
         assert 0.9 < other["allocated"] / one["allocated"] < 1.2
-        # Small tensors stay, whatever the budget; but the segments that they lie in are few.
+        # Small tensors stay, whatever the budget, but they lie in few segments.
         assert other["reserved"] < 0.75 * one["reserved"]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training program is made of, as a program of a few lines each, on the emulated GPU.
+"""The building blocks of training, each as a program of a few lines, on the emulated GPU.
 
-Most must give the bytes of the CPU, results and gradients. Where PyTorch takes another way on CUDA
-than on the CPU (fused cells of LSTM and GRU, RMS norm, the lists of operators of autocast), the
-results must be close, or the same program must give the same bytes twice. Random numbers are
-other ones than the CPU's: they must follow from the seed, and differ from replay to replay of a
-graph. The suite is for tests/emulated_gpu/run, and skips where torch sees no GPU.
+Most must give the CPU's bytes, results and gradients. Where PyTorch takes another way on CUDA
+(fused cells of LSTM and GRU, RMS norm, autocast's lists of operators), the results must be close,
+or the same program must give the same bytes twice. Random numbers differ from the CPU's: they must
+follow from the seed, and differ from replay to replay of a graph. The suite is for
+tests/emulated_gpu/run, and skips if torch sees no GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def on_host(tensors: Iterable[torch.Tensor]) -> Tensors:
 
 
 def trained(module: nn.Module, device: str, *inputs: Any) -> Tensors:
-    """Result, gradients of inputs and of weights, and buffers, after one step forward and back."""
+    """Results, gradients of inputs and weights, and buffers, after one step forward and back."""
     module.to(device)
     given = [x.to(device) if hasattr(x, "to") else x for x in inputs]
     leaves = [x.requires_grad_() for x in given if torch.is_tensor(x) and x.is_floating_point()]
@@ -243,7 +243,7 @@ def test_optimizers(name: str) -> None:
 
 
 def mixed_precision(dtype: torch.dtype) -> tuple[Tensors, list[float]]:
-    """Weights after each step, and the scale; the second step's loss overflows."""
+    """The weights and the scale after each step; the second step's loss overflows."""
     torch.manual_seed(2)
     module = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(24, 2)).cuda()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -310,8 +310,8 @@ def captured(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         result = function()
-    # PyTorch writes the seed in the capturing stream before it captures. Without this a replay in
-    # another stream may see that seed in place of its own.
+    # PyTorch writes the seed in the capturing stream before it captures. Without this wait, a
+    # replay in another stream may see that seed instead of its own.
     torch.cuda.current_stream().wait_stream(stream)
     return graph, result
 
@@ -334,7 +334,7 @@ def test_each_replay_of_a_graph_draws_its_own_numbers() -> None:
 
 
 def test_a_step_in_a_graph_trains_as_without() -> None:
-    """Backward, batch norm and a capturable optimizer, over inputs that change between replays."""
+    """Captures backward, batch norm and a capturable optimizer; inputs change between replays."""
 
     def model() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(6)
@@ -343,7 +343,7 @@ def test_a_step_in_a_graph_trains_as_without() -> None:
         return module, torch.optim.AdamW(module.parameters(), lr=0.1, capturable=True)
 
     inputs = [torch.randn(2, 3, 8, device="cuda") for _ in range(3)]
-    # Five steps each: the warm-up's and then the inputs'.
+    # Each runs five steps: the warm-up's and then the inputs'.
     results = []
     for is_captured in (False, True):
         module, optimizer = model()

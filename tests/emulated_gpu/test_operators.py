@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on the emulated GPU give what the CPU gives, byte for byte, and each one is compared.
+"""Operators on the emulated GPU equal the CPU's, byte for byte, and each one is compared.
 
 The table is PyTorch's own: its samples of every public function (operator_samples.py), and programs
 for what these do not reach (operator_calls.py). All operators that they call, forward and backward,
 are called again on both devices (operator_comparison.py). An operator that the emulated GPU has and
-the table does not reach must stand in a list below, with the reason. The first sample of each
-function is run as a whole, too, since PyTorch's own code may choose another way on CUDA. A real GPU
-rounds differently: the suite is for tests/emulated_gpu/run, and skips where torch sees no GPU.
+the table does not reach must be in a list below, with the reason. The first sample of each function
+also runs as a whole, since PyTorch's own code may choose another way on CUDA. A real GPU rounds
+differently: the suite is for tests/emulated_gpu/run, and skips if torch sees no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.xdist_group("operators"),  # one process makes the table
 ]
 
-# Operators that the emulated GPU has and nothing compares.
+# Operators of the emulated GPU that nothing compares.
 NOT_COMPARED = {
     "quantized tensors have no stand-in: the operator refuses with its name": (
         "_make_per_channel_quantized_tensor",
@@ -70,7 +70,7 @@ COMPARED_ELSEWHERE = {
     "_thnn_fused_lstm_cell_backward_impl": "test_operator_programs.py",
     "native_dropout": "test_operator_programs.py",
 }
-# Functions whose samples say nothing here, and why.
+# Functions whose samples prove nothing here, and why.
 NO_SAMPLES = {
     **dict.fromkeys(("histogram", "histogramdd", "sparse.sampled_addmm"), "not on CUDA"),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "not on CUDA",
@@ -84,12 +84,12 @@ NO_SAMPLES = {
     "tensor_split": "takes its indices on the host",
     "to_sparse": "its gradient cannot be weighted by a dense tensor",
 }
-# Functions where PyTorch goes another way on CUDA, so that results are close, not equal.
+# Functions where PyTorch takes another way on CUDA, so results are close, not equal.
 CLOSE = {
     "nn.functional.rms_norm": "CUDA has a fused kernel",
     "renorm": "the type in which norms are accumulated depends on the device",
 }
-# Functions that draw random numbers, of a generator other than the CPU's.
+# Functions that draw random numbers, from another generator than the CPU's.
 RANDOM = {
     "bernoulli",
     "cauchy",
@@ -125,16 +125,16 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Table:
-    """What came of comparing everything."""
+    """The outcome of comparing everything."""
 
-    operators: dict[str, str]  # what differs
+    operators: dict[str, str]  # the differences
     functions: dict[str, str]
     not_reached: set[str]
 
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    # Here, since only this suite needs PyTorch's samples, and they take seconds to import.
+    # Imported here, since only this suite needs PyTorch's samples, which take seconds to import.
     from operator_calls import CALLS
     from operator_comparison import Comparison, Recorder, difference, installed_operators
     from operator_samples import Sample, samples, samples_of_lists
@@ -156,10 +156,10 @@ def table() -> Table:
             functions[f"{sample.name} of {sample.dtype}"] = found
 
     def is_left_out(name: str) -> bool:
-        return name in NO_SAMPLES or name.startswith("jiterator")  # of NVRTC
+        return name in NO_SAMPLES or name.startswith("jiterator")  # they use NVRTC
 
-    # With each sample PyTorch looks for a test of its own in the whole stack, and with each seed it
-    # keeps a traceback for kinds of devices that are not there. Both would take most of the time.
+    # For each sample PyTorch searches the whole stack for a test of its own, and for each seed it
+    # keeps a traceback for absent kinds of devices. Both would take most of the time.
     with (
         patch("torch.testing._internal.common_utils.extract_test_fn", return_value=None),
         patch.object(torch.xpu, "manual_seed_all"),
@@ -171,7 +171,7 @@ def table() -> Table:
             with Recorder(comparison.seen) as recorder:
                 sample.on("cpu")
             if sample.number == 0:
-                compare_whole(sample)  # not recorded: PyTorch takes other formulas under a Recorder
+                compare_whole(sample)  # not recorded: PyTorch uses other formulas under a Recorder
             comparison.compare_all(recorder.calls)
         for call in CALLS:
             torch.manual_seed(5)
@@ -206,7 +206,7 @@ def test_every_kernel_of_our_own_is_compared_somewhere() -> None:
         for name, installed in installed_operators().items()
         if installed.fate == "own"
     }
-    assert own - {"copy_"} == set(COMPARED_ELSEWHERE)  # copy_: by each comparison's `to`
+    assert own - {"copy_"} == set(COMPARED_ELSEWHERE)  # each comparison's `to` compares copy_
     for suite in set(COMPARED_ELSEWHERE.values()):
         assert Path(__file__).with_name(suite).exists()
 
@@ -231,7 +231,7 @@ def test_quantized_tensors_are_refused_by_name() -> None:
 
 
 def test_kernels_that_nobody_checks_raise_when_their_results_are_waited_for() -> None:
-    """Padding a nested tensor launches a kernel by itself, and asks for no error."""
+    """Padding a nested tensor launches a kernel by itself, and does not check for errors."""
     program = """
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/emulated_gpu/run: what the command sees, how it ends, what it is told of what lacks."""
+"""tests/emulated_gpu/run: what the command sees, how it ends, and what it hears of gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs it as from a shell that knows no emulated GPU yet."""
+    """Runs it as from a shell without an emulated GPU."""
     ours = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
     environment = {
         name: value
@@ -84,7 +84,7 @@ scale((1, 1, 1), (1, 1, 1), (torch.ones(1, device="cuda"),))
 
 
 def test_a_kernel_that_touches_unmapped_memory_is_found_out() -> None:
-    """What lies beyond a tensor's memory is mapped nowhere."""
+    """Addresses beyond a tensor's memory are not mapped."""
     program = """
 import torch
 held = torch.zeros(4 << 20, device="cuda")

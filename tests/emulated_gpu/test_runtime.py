@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated GPU's CUDA run time, by ctypes: errors, captures of graphs, memory, two GPUs.
+"""The emulated GPU's CUDA runtime, by ctypes: errors, graph captures, memory, two GPUs.
 
-What is expected is what CUDA documents: the numbers of errors, whose last error it is, what a
-capture forbids and that it is invalid afterwards. Nothing here needs torch. Each test cleans up its
-captures, so that one process runs them all.
+The expected answers are those that CUDA documents: the numbers of errors, whose last error it is,
+what a capture forbids, and that it is invalid afterwards. Nothing here needs torch. Each test
+cleans up its captures, so that one process runs them all.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def launch(graph: c_void_p, within: c_void_p, times: int) -> None:
 
 @pytest.fixture
 def capturing() -> Iterator[c_void_p]:
-    """A stream that captures in the mode of torch."""
+    """A stream that captures in torch's mode."""
     made = stream()
     done("cudaStreamBeginCapture", made, GLOBAL)
     yield made
@@ -214,7 +214,7 @@ def test_an_entry_point_that_is_missing_is_an_answer() -> None:
 
 
 def test_a_graph_does_with_each_launch_what_was_captured(capturing: c_void_p) -> None:
-    # cudaMalloc is forbidden meanwhile, but not to a thread that says it knows what it does.
+    # cudaMalloc is forbidden meanwhile, except to a thread that relaxes the mode.
     mode = c_int(RELAXED)
     done("cudaThreadExchangeStreamCaptureMode", byref(mode))
     a, b, on_host, copied = device_memory(), device_memory(), pinned(), pinned()
@@ -269,7 +269,7 @@ def test_graphs_keep_what_they_were_given(capturing: c_void_p) -> None:
     destroy = HostFunction(lambda value: gone.append(value))
     made = c_void_p()
     create = ("cudaUserObjectCreate", byref(made), c_void_p(7), destroy, 2)
-    assert cuda(*create, 0) == INVALID_VALUE  # without a flag that CUDA asks for
+    assert cuda(*create, 0) == INVALID_VALUE  # a flag that CUDA requires is missing
     done(*create, 1)
     graph = end(capturing)
     executable = c_void_p()
@@ -280,7 +280,7 @@ def test_graphs_keep_what_they_were_given(capturing: c_void_p) -> None:
     done("cudaUserObjectRetain", made, 1)
     done("cudaUserObjectRelease", made, 2)
     done("cudaGraphLaunch", executable, capturing)
-    assert gone == []  # the executable has a part in the graph's reference
+    assert gone == []  # the executable shares the graph's reference
     done("cudaGraphExecDestroy", executable)
     assert gone == [7]
 
@@ -425,7 +425,7 @@ def test_a_capture_ends_where_it_began(capturing: c_void_p) -> None:
     assert cuda("cudaStreamEndCapture", side, byref(graph)) == UNMATCHED
     other_end = in_other_thread(lambda: cuda("cudaStreamEndCapture", capturing, byref(graph)))
     assert other_end == WRONG_THREAD
-    # The event stands for the capture until it is recorded elsewhere.
+    # The event belongs to the capture until it is recorded elsewhere.
     done("cudaGraphDestroy", end(capturing))
     assert cuda("cudaEventQuery", fork) == CAPTURED
     done("cudaEventRecord", fork, side)
@@ -469,7 +469,7 @@ def run_alone(program: str, gpus: int) -> None:
 
 
 def test_an_allocation_that_fails_half_way_leaves_nothing() -> None:
-    """There is device memory, but the process may have no more addresses."""
+    """There is device memory, but the process may get no more addresses."""
     run_alone(
         """
 before = free_bytes()
@@ -557,7 +557,7 @@ assert host.raw == b"\\x07" * 4096
 
 
 def test_a_kernel_without_a_stand_in_fails_the_context_and_is_named() -> None:
-    """PyTorch does not check every launch, and what the kernel should have written is not there."""
+    """PyTorch does not check every launch, and the kernel's results are missing."""
     run_alone(
         """
 class Size(ctypes.Structure):

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The core on a real GPU: what the suites over the simulated driver cannot show. The kernel that
-// hashes device memory is compiled for this GPU and must agree with the host; tensors of several
-// times the budget leave and come back while kernels read and write them on two streams, and hold
-// what a model on the host says. Skipped, with the reason, where there is no driver, GPU or NVRTC.
+// The core on a real GPU: shows what the suites over the simulated driver cannot. The kernel that
+// hashes device memory is compiled for this GPU and must agree with the host. Tensors of several
+// times the budget leave and come back while kernels read and write them on two streams, and must
+// match a model on the host. Skipped, with the reason, if there is no driver, GPU or NVRTC.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -125,7 +125,7 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
   expect_success(driver_.cuStreamDestroy(stream), "a stream");
 }
 
-// What a tensor holds is base + factor * i at word i; sums of such are of the same kind.
+// A tensor holds base + factor * i at word i; sums of such tensors have the same form.
 struct Words {
   unsigned base = 0;
   unsigned factor = 0;
@@ -133,7 +133,7 @@ struct Words {
 
 class GpuEngineTest : public GpuCoreTest {
  protected:
-  static constexpr uint64_t kBytes = 24 * kMiB;  // of a tensor
+  static constexpr uint64_t kBytes = 24 * kMiB;  // per tensor
   static constexpr uint64_t kCount = kBytes / sizeof(unsigned);
   static constexpr uint64_t kBudgetBytes = 10 * kBytes;
   static constexpr unsigned kTensors = 48;
@@ -168,7 +168,7 @@ class GpuEngineTest : public GpuCoreTest {
     engine_.reset();
   }
 
-  // A tensor has the stream of its parity, once all are made on the first.
+  // A tensor's parity chooses its stream, once all are made on the first.
   CUstream stream_of(unsigned index) const { return streams_[index % 2]; }
   Access access(unsigned index, AccessMode mode) const {
     return {reinterpret_cast<void*>(tensors_[index]), mode};
@@ -234,7 +234,7 @@ TEST_F(GpuEngineTest, TensorsOfManyTimesTheBudgetHoldTheirBytes) {
   for (unsigned index = 0; index < kTensors; ++index) make(index);
   expect_success(driver_.cuStreamSynchronize(streams_[0]), "a wait");
   for (unsigned round = 0; round < kRounds; ++round) {
-    // Both of the same parity, so of one stream.
+    // Both tensors have the same parity, and so the same stream.
     for (unsigned index = 0; index + 2 < kTensors; ++index) {
       add(index + 2, index, round * 100 + index);
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch.cuda's memory, streams, events and graphs, whose results a process writes as JSON.
+"""Calls torch.cuda's memory, streams, events and graphs, and writes the results as JSON.
 
 test_memory_functions.py runs it once with PyTorch's own allocator and once with tencache, and
 compares. Each call begins with nothing allocated, caches emptied and figures reset. A result holds
-nothing that differs from run to run: no address, no time, nothing of other programs.
+nothing that differs from run to run: no address, no time, nothing about other programs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def empty(size: int, pinned: bool = False) -> torch.Tensor:
 
 
 def outcome(function: Callable[[], Any]) -> str:
-    """The kind of error, or that there was none."""
+    """Names the kind of error, or that there was none."""
     try:
         function()
     except Exception as error:
@@ -46,7 +46,7 @@ def outcome(function: Callable[[], Any]) -> str:
 
 
 def refusal(function: Callable[[], Any]) -> str:
-    """What tencache says that it does not support, or that there was no error."""
+    """Names what tencache does not support, or that there was no error."""
     try:
         function()
     except RuntimeError as error:

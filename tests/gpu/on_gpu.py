@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of programs on a GPU share: the harness, what the programs are told, and what must
-be true of each run. A test module takes the fixture over: `harness = on_gpu.harness`.
+"""Shared by the tests of programs on a GPU: the harness, their settings, the checks of each run.
 
-On an emulated GPU (tests/emulated_gpu) the programs are smaller; see tests/gpu/test_programs.py.
+A test module takes the fixture over: `harness = on_gpu.harness`. On an emulated GPU
+(tests/emulated_gpu) the programs are smaller; see tests/gpu/test_programs.py.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ __all__ = [
 ]
 
 IS_EMULATED = "EMULATED_GPU_OPERATORS" in os.environ
-# Deterministic workspaces of matrix products, small ones: they are no tensors and never leave.
+# Deterministic, small workspaces of matrix products: they are not tensors and never leave.
 GPU = {
     "PROGRAM_DEVICE": "cuda",
     "PROGRAM_EMULATED": "1" if IS_EMULATED else "0",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    # The server that forks the programs must not start CUDA, whatever asks whether there is a GPU.
+    # The server that forks the programs must not start CUDA, whoever asks whether there is a GPU.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Scripts elsewhere find exact.py, which they write their results with.
+    # Scripts in other folders find exact.py here, to write their results.
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")])),
 }
 SWITCH = {"TENCACHE": "1", "TENCACHE_BACKEND": "cuda"}
 
 
 def missing() -> str:
-    """Why the tests cannot run here; empty where they can."""
+    """Why the tests cannot run here; empty if they can."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) is built without CUDA"
-    # Asks NVIDIA's management library: CUDA itself must not start before the programs are forked.
+    # This asks NVIDIA's management library: CUDA itself must not start before the programs are
+    # forked.
     if torch.cuda.device_count() == 0:
         return "this machine has no GPU that CUDA can use"
     return ""
@@ -73,12 +74,12 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 def budget_of(harness: Harness, program: str, share: int) -> dict[str, str]:
-    """The variable for a budget of so many percent of the program's peak."""
+    """The variable for a budget of `share` percent of the program's peak."""
     return {"TENCACHE_DEVICE_MEMORY": str(harness.peak_bytes(program) * share // 100)}
 
 
 def assert_right_beyond_memory(stock: Mapping[str, object], outcome: Outcome) -> None:
-    """The bits of the stock run, within the budget; and tensors did leave."""
+    """Asserts the bits of the stock run, within the budget, and that tensors did leave."""
     stats = outcome.stats
     assert stats is not None
     assert_same_bits(stock, outcome)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs on GPUs do besides training: the Hugging Face Trainer with checkpoints, accelerate
-and peft, several streams, pinned batches, other processes, two GPUs. And every door by which
-tencache comes into a program. Each at half of the memory that PyTorch's own allocator takes, with
-the same bits.
+"""Programs that do more on GPUs than train, and every door by which tencache comes into a program.
+
+The programs use the Hugging Face Trainer with checkpoints, accelerate and peft, several streams,
+pinned batches, other processes, and two GPUs. Each runs at half of the memory that PyTorch's own
+allocator takes, with the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def script(name: str) -> str:
-    """As the harness names a program."""
+    """The harness's name for the script."""
     return str(SCRIPTS / name)
 
 
@@ -56,7 +57,7 @@ def test_streams_pinned_batches_dlpack_and_pools(harness: Harness) -> None:
 
 
 def test_forked_and_spawned_processes(harness: Harness) -> None:
-    # Whoever spawns has been started from the command line.
+    # A program that spawns must be started from the command line.
     assert_same_at_half(harness, script("processes"), fresh=True)
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/gpu/run.py on a GPU: its measurement of training steps goes from end to end, so that a
-rented GPU's time is not lost to the script. How its parts are kept apart is tested in
-tests/scripts/test_gpu_run.py."""
+"""benchmarks/gpu/run.py on a GPU: its measurement of training steps works end to end.
+
+So no rented GPU's time is lost to the script. tests/scripts/test_gpu_run.py tests how its parts are
+kept apart.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All of torch.cuda.memory, and streams, events, graphs and pinned memory: each function gives the
-same as with PyTorch's own allocator, or differs as is written here.
+"""All of torch.cuda.memory, and streams, events, graphs and pinned memory.
 
-memory_calls.py runs once in a process with each allocator; both write what the calls gave. A
-function that a later torch adds is in no table, and fails the test until it is.
+Each function gives the same as with PyTorch's own allocator, or differs as written here.
+memory_calls.py runs once in a process with each allocator; both write their results. A function
+that a later torch adds is in no table, and fails the test until it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
 CALLS = Path(__file__).parent / "memory_calls.py"
 SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9"
 
-# Which calls show each public function of torch.cuda.memory.
+# The calls that use each public function of torch.cuda.memory.
 MEMORY = {
     "caching_allocator_alloc": "raw_allocation",
     "caching_allocator_delete": "raw_allocation",
@@ -70,10 +70,10 @@ MEMORY = {
 
 @dataclass
 class Difference:
-    """What tencache gives instead, and why."""
+    """How tencache's result differs, and why."""
 
     reason: str
-    is_so: Callable[[Any, Any], bool]  # of what is native and what is tencache's
+    is_so: Callable[[Any, Any], bool]  # of the native and tencache's results
 
 
 def refuses(*features: str) -> Callable[[Any, Any], bool]:
@@ -93,13 +93,13 @@ DIFFERENCES = {
         lambda _, ours: ours[1]["reserved_bytes.all.current"] == 10 << 20,
     ),
     "backend": Difference("tencache's name", lambda _, ours: ours == "tencache"),
-    "caching_off": Difference("what is freed is kept", refuses("switching caching off")),
+    "caching_off": Difference("freed memory is kept", refuses("switching caching off")),
     "pools_of_other_kinds": Difference(
         "pools of one kind only",
         refuses("MemPool(use_on_oom=True)", "MemPool(no_split=True)"),
     ),
     "pinned_and_freed": Difference(
-        "what is freed is not active; PyTorch's own counts it so for ever where no stream used it",
+        "freed memory is not active; PyTorch's own stays active for ever if no stream used it",
         lambda _, ours: ours == 0,
     ),
     "pinned_bytes_that_are_mapped": Difference(
@@ -111,7 +111,7 @@ DIFFERENCES = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of both allocators, and what tencache's process wrote to stderr."""
+    """The results of both allocators, and what tencache's process wrote to stderr."""
     folder = tmp_path_factory.mktemp("calls")
 
     def run(name: str, variables: dict[str, str]) -> tuple[Any, str]:
@@ -163,7 +163,7 @@ def test_each_public_function_is_called(results: dict[str, Any]) -> None:
     assert uncalled <= NO_ALLOCATOR, uncalled - NO_ALLOCATOR
 
 
-# They ask nothing of an allocator.
+# These functions ask nothing of an allocator.
 NO_ALLOCATOR = {
     "debug_dump",
     "enable_debug_mode",
@@ -179,7 +179,7 @@ NO_ALLOCATOR = {
     "retain_object",
     "raw_cuda_graph",
     "raw_cuda_graph_exec",
-    # What torch.cuda.graph calls.
+    # torch.cuda.graph calls these.
     "capture_begin",
     "capture_end",
     "capture_end_post",

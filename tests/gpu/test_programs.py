@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget. And
-what only a GPU can tell of pinned memory.
+"""The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget.
 
-They run wider than on the cpu (exact.wide), so that parameters are extents, which have 2 MiB at
-least: a GPU maps no less at once. Else the tests are those of tests/python/test_differential.py:
-what fits, and 75, 50 and 25 % of the peak, plainly and in chaos. A program whose stock results
-differ between two runs on this GPU, because some kernel adds in no fixed order, is skipped and
-named: it can be compared with nothing.
+Also what only a GPU can tell of pinned memory.
 
-On an emulated GPU arithmetic is what costs, and in chaos the copies of all that leaves. So there
-(PROGRAM_EMULATED) widths are the least at which the larger matrices leave, and batches are short:
-they change what is computed, not which tensors there are. Its kernels are the CPU's, on one thread,
-and give the same bits each time.
+The programs are wider than on the cpu (exact.wide), so that parameters are extents: these have at
+least 2 MiB, because a GPU maps no less at once. Otherwise the tests are those of
+tests/python/test_differential.py: a budget that fits, and 75, 50 and 25 % of the peak, plainly and
+in chaos. A program is skipped and named if its stock results differ between two runs on this GPU,
+because some kernel adds in no fixed order: it can be compared with nothing.
+
+On an emulated GPU the time goes into arithmetic and, in chaos, into the copies of all that leaves.
+So there (PROGRAM_EMULATED) widths are the least at which the larger matrices leave, and batches are
+short. That changes what is computed, not which tensors there are. Its kernels are the CPU's, on one
+thread, and give the same bits each time.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ harness = on_gpu.harness
 pytestmark = pytest.mark.skipif(missing() != "", reason=missing())
 
 CHAOS_SEED = 20261122
-# Kernels that a GPU does not have.
+# A GPU has no kernels for these programs.
 CPU_ONLY = {"quantized"}
 
 
 def programs() -> list[object]:
-    """Each in one process of pytest, which remembers its stock run."""
+    """Each program runs in one pytest process, which remembers its stock run."""
     return [
         pytest.param(program, marks=pytest.mark.xdist_group(program))
         for program in program_names()
@@ -53,7 +54,7 @@ def programs() -> list[object]:
 
 @pytest.fixture(scope="session")
 def unstable() -> dict[str, list[str]]:
-    """Of each program that was asked for: which of its stock results differ between two runs."""
+    """For each program used so far, the stock results that differ between two runs."""
     return {}
 
 
@@ -104,7 +105,7 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
     program = """
     import torch
 
-    torch.cuda.init()  # before it there are no statistics of host memory
+    torch.cuda.init()  # without it there are no statistics of host memory
     on_host = torch.empty(3 * 2**20 + 4096, dtype=torch.uint8, pin_memory=True)
     assert on_host.is_pinned()
     stats = torch.cuda.host_memory_stats()
@@ -127,7 +128,7 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
 
 
 def test_kernels_that_no_op_announces_find_their_tensors() -> None:
-    """A kernel that is compiled from its text is launched by the driver's own function."""
+    """The driver's own function launches a kernel that is compiled from its text."""
     program = """
     import torch
     import tencache
@@ -139,7 +140,7 @@ def test_kernels_that_no_op_announces_find_their_tensors() -> None:
     }
     '''
     torch.cuda.init()
-    torch.cuda.synchronize()  # loading a kernel needs a context, which nobody makes for it
+    torch.cuda.synchronize()  # loading a kernel needs a context, which it does not make
     scale = torch.cuda._compile_kernel(source, "tencache_test_scale")
     count = 4 << 20
     tensors = [torch.full((count,), float(index), device="cuda") for index in range(16)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""changes: which tests `make check` finds for a change."""
+"""changes.py: the tests that `make check` finds for a change."""
 
 from pathlib import PurePosixPath as Path
 

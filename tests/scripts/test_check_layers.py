@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_layers on made-up sources: what it finds, and what it lets pass."""
+"""check_layers on made-up sources: what it finds and what it accepts."""
 
 from pathlib import PurePosixPath
 

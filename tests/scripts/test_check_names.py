@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_names on made-up sources: stale names and retired words are found, the rest passes."""
+"""check_names on made-up sources: it finds stale names and retired words, and accepts the rest."""
 
 from pathlib import PurePosixPath
 
@@ -36,14 +36,14 @@ def problems(path: str, text: str) -> list[str]:
     [
         "Door::close",
         "Door::mutex_",
-        "Door::rest",  # of its base
+        "Door::rest",  # a member of its base
         "Door::~Door",
         "Door::Hinge::pin",
         "Gate::close",  # by another name
         "Kind::kShut",
         "tencache::Door::close",
-        "Tensor::data_ptr",  # of a library that a source uses
-        "at::Window::pane",  # said to be of a library
+        "Tensor::data_ptr",  # of a library that sources use
+        "at::Window::pane",  # of a library, by its namespace
         "TORCH::thing",  # no class
     ],
 )

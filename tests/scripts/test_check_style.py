@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_style on made-up sources: each rule finds its violation and lets the limit pass."""
+"""check_style on made-up sources: each rule finds its violation and accepts the limit."""
 
 from pathlib import PurePosixPath
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System packages and stamps: what is asked for, what is told, and when work is done again."""
+"""System packages and stamps: what is installed, what is said, and when work is repeated."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ import steps
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Steps that were to run; none does."""
+    """Collects the steps that would run; none does."""
     ran: list[list[str]] = []
 
     def record(_title: str, command: list[str], **_options: object) -> None:
@@ -70,7 +70,7 @@ def test_packages_that_are_not_installed_are_missing() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> environment.VirtualEnvironment:
-    """A project of its own with a virtual environment that looks whole."""
+    """A separate project with a virtual environment that looks complete."""
     (tmp_path / "requirements").mkdir()
     for name in ("torch-0.txt", "build.txt"):
         (tmp_path / "requirements" / name).write_text("torch\n")

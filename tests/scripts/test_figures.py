@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/ say what the sources say: states and their arrows, threads, and layers.
+"""The figures of docs/ match the sources: states and their arrows, threads, and layers.
 
-A figure is XML. Its texts have classes that tell what they name ("state", "thread", "layer"); the
-title of an arrow tells which one it is. Here each set of names is compared with the header, the
-calls or the table that it stands for, in both directions.
+A figure is XML. Its texts have classes that say what they name ("state", "thread", "layer"); the
+title of an arrow says which one it is. The tests compare each set of names with its header, calls
+or table, in both directions.
 """
 
 import re
@@ -22,7 +22,7 @@ def figure(name: str) -> ElementTree.Element:
 
 
 def texts(root: ElementTree.Element, kind: str) -> list[str]:
-    """What the texts of a class say, from the top of the figure to its bottom."""
+    """The texts of a class, from the top of the figure to its bottom."""
     found = [text for text in root.iter(f"{SVG}text") if kind in text.get("class", "").split()]
     found.sort(key=lambda text: float(text.get("y", "0")))
     return [text.text or "" for text in found]

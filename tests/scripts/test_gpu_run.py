@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/gpu/run.py: a part that fails or hangs costs the others nothing, and what is known so
-far is on disk. The parts themselves need a GPU."""
+"""benchmarks/gpu/run.py: a part that fails or hangs costs the others nothing.
+
+All results so far are then on disk. The parts themselves need a GPU.
+"""
 
 from __future__ import annotations
 

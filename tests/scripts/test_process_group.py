@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups: a program that ends by itself, one that says its last words, and one whose child
-ignores interrupts."""
+"""Process groups: a program ends by itself, says last words, or its child ignores interrupts."""
 
 import sys
 
@@ -18,6 +17,6 @@ def test_a_program_that_is_late_may_say_what_it_knows() -> None:
 
 
 def test_what_ignores_an_interrupt_is_killed_with_its_children() -> None:
-    # The child holds the output open: without its end this test would not end.
+    # The child holds the output open: this test ends only if the child does.
     ended = run_group(["sh", "-c", "trap '' INT; sleep 600 & wait"], 1, patience_s=2)
     assert ended == Ended(None, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_clang_tidy: which files it takes, and when it takes one again."""
+"""run_clang_tidy: which files it checks, and when it checks one again."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def entry(root: Path, name: str) -> dict[str, str]:
 def test_files_below_the_folders_are_taken_once(tmp_path: Path) -> None:
     inside = entry(tmp_path, "core/base/a.cpp")
     outside = entry(tmp_path, "other/b.cpp")
-    # Compiled twice, into two targets.
+    # The file is compiled twice, into two targets.
     database = [outside, inside, dict(inside)]
     assert run_clang_tidy.selected(database, [tmp_path / "core"]) == [inside]
 

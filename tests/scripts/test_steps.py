@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps: what a reader of the output sees when one passes, fails or is skipped."""
+"""Steps: what the output shows when one passes, fails or is skipped."""
 
 import sys
 from pathlib import Path

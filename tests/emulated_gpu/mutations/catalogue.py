@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mutations: one-line mistakes of the kind that tencache must not make, each a text that occurs
-exactly once in one source and what stands there instead, the program that notices it (programs.py)
-and how. A mistake that two checks of tencache stop is none here: it changes no outcome.
+"""The mutations: one-line mistakes of the kind that tencache must not make.
 
-Plain data, which needs no torch.
+Each is a text that occurs exactly once in one source, its replacement, the program that notices it
+(programs.py) and how. A mistake that two checks of tencache stop is not listed: it changes no
+outcome. This is plain data, which needs no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ How = Literal["wrong bits", "illegal address", "failed test"]
 
 @dataclass(frozen=True)
 class Run:
-    """How a program is started: options of `tencache run`."""
+    """The options of `tencache run` for a program."""
 
     device_memory: str = "80MiB"
     options: tuple[str, ...] = ()
@@ -25,16 +25,16 @@ class Run:
 @dataclass(frozen=True)
 class Mutation:
     name: str
-    source: str  # below the repository's root; no header, so that one object is compiled
+    source: str  # from the repository's root; not a header, so that one object is compiled
     before: str
     after: str
     noticed_by: str  # a program
     how: tuple[How, ...] = ("wrong bits", "illegal address")
 
 
-# The guard finds out by itself what no operator has announced, and so would hide the mistake.
+# The guard sees by itself what no operator has announced, and would hide the mistake.
 UNGUARDED = Run(options=("--no-launch-guard",))
-# What is computed fits: the gate watches no ops, and knows no streams but those it is told.
+# Everything fits: the gate watches no ops, and knows only the streams it is told.
 ROOMY = Run(device_memory="1GiB")
 
 RUNS: dict[str, Run] = {
@@ -66,7 +66,7 @@ MUTATIONS = [
         "  if (let_wait(stream, evictions).is_ok()) return;\n",
         "  return;\n",
         "in_turn",
-        # The second hash differs from the first one, so nothing leaves and the budget is exceeded.
+        # The second hash differs from the first, so nothing leaves and the budget is exceeded.
         ("wrong bits", "illegal address", "failed test"),
     ),
     Mutation(

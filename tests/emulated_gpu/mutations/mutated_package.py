@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds one mutation into a package of its own.
 
-The package's build tree tells how the source is compiled and which library its object is linked
-into. Both commands run with other paths: the changed source, its object and the library lie in the
-mutation's folder, everything else is read from the build tree. So nothing there or in the working
+The package's build folder tells how the source is compiled and which library its object is linked
+into. Both commands run with other paths: the changed source, its object and the library are in the
+mutation's folder, everything else is read from the build folder. So nothing there or in the working
 tree is written, and one object is compiled.
 """
 
@@ -30,7 +30,7 @@ LIBRARIES = (
 
 
 def changed_text(mutation: Mutation) -> str:
-    """The source with the mutation; ValueError where its text does not occur exactly once."""
+    """The source with the mutation; ValueError if its text does not occur exactly once."""
     text = (ROOT / mutation.source).read_text()
     if text.count(mutation.before) != 1:
         raise ValueError(
@@ -47,7 +47,7 @@ class MutatedPackage:
         self._build_folder = MAIN.build_folder
 
     def make(self) -> Path:
-        """The folder that stands first in PYTHONPATH."""
+        """The folder to put first in PYTHONPATH."""
         package = self._folder / "package"
         shutil.copytree(self._installed(), package / "tencache")
         compile_line, object_name = self._compile_line()
@@ -57,7 +57,7 @@ class MutatedPackage:
         original = ROOT / self._mutation.source
         swapped = {object_name: str(made_object), str(original): str(changed)}
         words = [swapped.get(word, word) for word in shlex.split(compile_line)]
-        # A mutation may leave a variable or parameter unused, which is no matter: no warnings.
+        # No warnings: a mutation may leave a variable or parameter unused.
         self._run([*words, "-w", f"-I{original.parent}"])
         for library in LIBRARIES:
             words = self._link_words(library)

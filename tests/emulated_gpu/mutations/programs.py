@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that notice when tencache moves bytes too early, too late or not at all.
 
-`python programs.py NAME`, under `tencache run` on the emulated GPU as run.py's table says, which
-also gives the budget and the speed of the link. Each keeps its stream busy, or holds it or the
-copies, so that the work behind is still queued when memory is wanted, and knows every byte that it
+`python programs.py NAME` runs under `tencache run` on the emulated GPU; run.py's table gives the
+options, the budget and the speed of the link. Each program keeps its stream busy, or holds it or
+the copies, so that later work is still queued when memory is wanted. It knows every byte that it
 should find. It ends with status 1 and "wrong bits: …" or "failed test: …" on stderr; an illegal
-address ends it by itself. What was queued too early differs by the device's lag behind the host and
-not by a clock: a program that is right passes on a machine of any speed.
+address ends it by itself. Work that is queued too early differs by the device's lag behind the
+host, not by a clock, so a correct program passes on a machine of any speed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def full(mebibytes: int, value: float) -> torch.Tensor:
 
 
 def holds(name: str, tensor: torch.Tensor, value: float) -> None:
-    """Every element, so that a page of an older copy is seen too."""
+    """Checks every element, so that even a page of an older copy is found."""
     wrong = int((tensor != value).sum().item())
     if wrong:
         raise SystemExit(f"wrong bits: {wrong} of {tensor.numel()} elements of {name}")
@@ -50,7 +50,7 @@ def true(what: str, is_so: bool) -> None:
 
 
 def keep_busy(products: int) -> None:
-    """Some milliseconds of the current stream for each product; the operand is a small block."""
+    """Keeps the current stream busy, some milliseconds a product; the operand is a small block."""
     operand = torch.full((480, 480), 1e-3, device="cuda")
     for _ in range(products):
         operand = operand @ operand
@@ -58,9 +58,12 @@ def keep_busy(products: int) -> None:
 
 @contextlib.contextmanager
 def held_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """What the stream is given waits. It is let go at the end, or as soon as another stream waits
-    for it and nothing else goes on: tencache is right to wait there, and the program with it. So
-    what does not wait is done too early, however fast the machine is."""
+    """Holds all work that the stream is given.
+
+    The stream is released at the end, or as soon as another stream waits for it and nothing else
+    goes on: tencache is right to wait there, and the program with it. So work that does not wait is
+    done too early, however fast the machine is.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     is_over = threading.Event()
 
@@ -82,8 +85,11 @@ def held_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_copies() -> Iterator[None]:
-    """No copy begins. They are let go at the end, once all streams have done what they do without:
-    what does not wait for a copy is done before it."""
+    """Holds all copies.
+
+    They are released at the end, once all streams have done whatever they do without them. So work
+    that does not wait for a copy is done before it.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     torch.cuda.synchronize()
     driver.emulated_gpu_hold_copies()
@@ -105,7 +111,7 @@ def spilled_within_budget() -> None:
 
 @program
 def in_turn() -> None:
-    """More tensors than fit, one after another, in a stream that is behind all the time."""
+    """Uses more tensors than fit, one after another, in a stream that is always behind."""
     tensors = [full(16, index) for index in range(8)]
     for _ in range(6):
         for tensor in tensors:
@@ -118,7 +124,7 @@ def in_turn() -> None:
 
 @program
 def lists() -> None:
-    """Tensors that an operator finds in a list."""
+    """Uses tensors that an operator finds in a list."""
     tensors = [full(8, index) for index in range(16)]
     for _ in range(3):
         for first in range(0, 16, 2):
@@ -131,7 +137,7 @@ def lists() -> None:
 
 @program
 def large_result() -> None:
-    """An operator whose result wants the room of its own operands."""
+    """Calls an operator whose result wants the room of its own operands."""
     tensors = [full(16, index) for index in range(3)]
     others = [full(16, index) for index in range(3)]
     for _ in range(4):
@@ -147,7 +153,7 @@ def large_result() -> None:
 
 
 def unannounced_scale() -> Callable[[torch.Tensor, float], None]:
-    """A kernel that no operator announces; it doubles, halves, … a tensor of floats."""
+    """A kernel that no operator announces; it scales a tensor of floats."""
     function = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"]).emulated_gpu_unannounced_scale
     function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float]
 
@@ -160,7 +166,7 @@ def unannounced_scale() -> Callable[[torch.Tensor, float], None]:
 
 @program
 def unannounced() -> None:
-    """Kernels that only the launch guard sees."""
+    """Launches kernels that only the launch guard sees."""
     scale = unannounced_scale()
     tensors = [full(16, index) for index in range(8)]
     for _ in range(3):
@@ -178,7 +184,7 @@ def unannounced() -> None:
 
 @program
 def unseen_writes() -> None:
-    """Writes that nobody sees, to tensors that are resident and whose last copy is kept."""
+    """Writes, unseen by all, to resident tensors whose last copy is kept."""
     scale = unannounced_scale()
     tensors = [full(16, index + 1) for index in range(8)]
     for round_number in range(3):
@@ -191,7 +197,7 @@ def unseen_writes() -> None:
 
 @program
 def recorded() -> None:
-    """record_stream: what was freed is used by another stream, which is behind."""
+    """record_stream: another stream, which is behind, uses freed memory."""
     side = torch.cuda.Stream()
     for elements in (MIB // 16, 2 * MIB):  # a small block and an extent
         for round_number in range(8):
@@ -211,7 +217,7 @@ def recorded() -> None:
 
 @program
 def adopted() -> None:
-    """What one stream has freed, with work still queued, is allocated by another one."""
+    """One stream frees memory with work still queued; another allocates it."""
     side = torch.cuda.Stream()
     for round_number in range(6):
         with torch.cuda.stream(side):
@@ -228,7 +234,7 @@ def adopted() -> None:
 
 @program
 def emptied_cache() -> None:
-    """The cache is given back while the freed memory's last kernel is still queued."""
+    """Gives the cache back while the freed memory's last kernel is still queued."""
     for _ in range(6):
         freed = full(8, 0)
         keep_busy(4)
@@ -240,7 +246,7 @@ def emptied_cache() -> None:
 
 @program
 def graph() -> None:
-    """What a CUDA graph has captured stays where the graph finds it."""
+    """Tensors that a CUDA graph has captured must stay where the graph finds them."""
     torch.manual_seed(0)
     weights = [torch.randn(1024, 4096, device="cuda") / 64 for _ in range(3)]
     inputs = torch.randn(16, 1024, device="cuda")
@@ -274,7 +280,7 @@ def graph() -> None:
 
 @program
 def pinned() -> None:
-    """Pinned memory is freed while a copy from it is queued."""
+    """Frees pinned memory while a copy from it is queued."""
     target = full(8, 0)
     for round_number in range(6):
         keep_busy(4)
@@ -288,7 +294,7 @@ def pinned() -> None:
 
 @program
 def together() -> None:
-    """Operators each of whose operands have to be fetched together."""
+    """Calls operators whose operands must all be fetched together."""
     tensors = [full(16, index) for index in range(9)]
     for _ in range(3):
         for first in range(0, 9, 3):
@@ -302,7 +308,7 @@ def together() -> None:
 
 @program
 def behind() -> None:
-    """What a stream is yet to use must leave, for what that stream uses later."""
+    """Tensors that a stream has yet to use must leave, for others that it uses later."""
     tensors = [full(16, index) for index in range(6)]
     for tensor in tensors:
         tensor.add_(1)
@@ -316,7 +322,7 @@ def behind() -> None:
 
 @program
 def behind_elsewhere() -> None:
-    """What an operator is yet to use on another stream must leave: it was not used for longest."""
+    """The least recent tensor must leave, although another stream has yet to use it."""
     side = torch.cuda.Stream()
     first, *others = [full(16, index) for index in range(6)]
     for tensor in (*others, first):
@@ -334,14 +340,16 @@ def behind_elsewhere() -> None:
 
 @program
 def fetched_elsewhere() -> None:
-    """What one stream has fetched is used by another one while the copy is under way. Before that
-    more tensors want room, for which tencache drops unchanged ones and looks what has landed."""
+    """Another stream uses what one stream fetches, while the copy is under way.
+
+    Before that more tensors want room, so tencache drops unchanged ones and checks what has landed.
+    """
     side = torch.cuda.Stream()
-    values = [1, 2, 3, 2, 4, 3]  # the sums of so many are exact
+    values = [1, 2, 3, 2, 4, 3]  # their sums are exact
     tensors = [full(16, value) for value in values]
     for tensor in tensors:
         tensor.sum()
-    others = [full(16, 0) for _ in range(5)]  # for which all tensors leave
+    others = [full(16, 0) for _ in range(5)]  # they make all tensors leave
     del others
     torch.cuda.empty_cache()
     sums = [tensor.sum() for tensor in tensors[:4]]  # they come back, and their copies stay
@@ -360,14 +368,14 @@ def fetched_elsewhere() -> None:
 
 
 def fail_call(name: str, after: int, result: int) -> None:
-    """The driver's function fails once, at its call after so many."""
+    """Makes the driver's function fail once, after `after` more calls."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.emulated_gpu_fail_call(name.encode(), ctypes.c_uint64(after), ctypes.c_int(result))
 
 
 @program
 def refused_calls() -> None:
-    """The driver refuses copies and mappings now and then; tencache asks again, or leaves it."""
+    """The driver refuses copies and mappings now and then; tencache asks again, or gives up."""
     tensors = [full(16, index) for index in range(8)]
     for round_number in range(6):
         for function in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemMap"):

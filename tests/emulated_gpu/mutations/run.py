@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Changes one line of tencache at a time and sees whether a program notices it.
+"""Changes one line of tencache at a time and checks whether a program notices it.
 
     tests/emulated_gpu/mutations/run.py [--only TEXT] [--out FILE]
 
@@ -46,14 +46,14 @@ which pass.
 Seconds are those of a machine with 2 cores that other programs used as well, compiling the changed
 source included. They say nothing about a GPU.
 """
-# Copies take long enough to be overtaken, and those by a kernel are slower than those by engines.
+# Copies take long enough to be overtaken; copies by a kernel are slower than those by engines.
 LINK = "2GB"
 VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    how: str  # "" when the program passed
+    how: str  # "" if the program passed
     seconds: float
     output: str
 
@@ -72,7 +72,7 @@ def how_it_ended(status: int | None, output: str) -> str:
 
 
 def run_program(name: str, package: Path | None = None) -> Outcome:
-    """Runs it with the installed package, or with the one in that folder."""
+    """Runs the program with the installed package, or with the one in that folder."""
     environment = {key: value for key, value in os.environ.items() if "TENCACHE" not in key}
     environment |= VARIABLES
     if package is not None:

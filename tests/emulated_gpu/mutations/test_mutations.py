@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of mutations fits the sources: each changes exactly one place, has a program that
-is to notice it, and a name of its own. Whether they are noticed is `make mutations`.
+"""The catalogue of mutations fits the sources.
+
+Each mutation changes exactly one place, has a program that is to notice it, and a name of its own.
+`make mutations` tests whether they are noticed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate trains peft's low-rank adapters: float16 with a loss scaler, activations computed
-again, gradients accumulated over two batches, clipped. Then the adapters are merged into the base,
-and the model generates."""
+"""accelerate trains peft's low-rank adapters, then merges them into the base, which generates.
+
+The training has float16 with a loss scaler, recomputed activations, gradients accumulated over two
+batches, and clipping.
+"""
 
 import torch
 from accelerate import Accelerator

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains low-rank adapters (tests/python/programs/lora.py) on tencache's memory, which comes in by
-the door that the variable DOOR names: `change`, PyTorch's change_current_allocator; `pluggable`, C
-symbols and nothing of Python; else whatever started the script has seen to it, or nothing has."""
+"""Trains low-rank adapters (tests/python/programs/lora.py) on tencache's memory.
+
+The variable DOOR names how tencache comes in: `change`, PyTorch's change_current_allocator;
+`pluggable`, C symbols and no Python. Otherwise whatever started the script has enabled it, or
+nothing has.
+"""
 
 import json
 import os

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program on a GPU that forks and spawns: a forked child has the parent's host memory and is
-refused the GPU, as without tencache; a spawned one trains on the GPU with a runtime of its own. The
-parent trains on afterwards."""
+"""A program on a GPU that forks and spawns.
+
+A forked child has the parent's host memory and is refused the GPU, as without tencache; a spawned
+one trains on the GPU with a runtime of its own. The parent trains on afterwards.
+"""
 
 import multiprocessing
 import os
@@ -36,7 +38,7 @@ def spawned(queue):
 
 
 def forked(on_host):
-    """The status that the child ends with: 0 where all is as it should be."""
+    """The child's exit status: 0 if all is as it should be."""
     try:
         torch.ones(4, device="cuda")
     except RuntimeError as error:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four streams write the same tensors in turn, ordered by events alone: new values in place, by a
-new tensor while the old one is still read (record_stream), from pinned memory, through DLPack, and
-by way of a MemPool. Then batches of pinned memory from a loader with workers, copied on a stream of
-their own."""
+"""Four streams write the same tensors in turn, ordered only by events.
+
+They write new values in place, through a new tensor while the old one is still read
+(record_stream), from pinned memory, through DLPack, and by way of a MemPool. Then batches of pinned
+memory from a loader with workers are copied on a stream of their own.
+"""
 
 import random
 
 import torch
 from exact import Results
 
-COUNT = 1 << 19  # floats of a tensor: 2 MiB
+COUNT = 1 << 19  # floats per tensor: 2 MiB
 TENSORS, ROUNDS = 20, 160
 
 
@@ -67,7 +69,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def load(tensors, results):
-    """Copies the next batch while the last one is added: a prefetcher as many programs have it."""
+    """Copies the next batch while the last one is added: a prefetcher as in many programs."""
     stream = torch.cuda.Stream()
     loader = torch.utils.data.DataLoader(
         Rows(), batch_size=4, num_workers=2, pin_memory=True, multiprocessing_context="fork"

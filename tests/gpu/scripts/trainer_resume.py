@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face Trainer with its defaults: evaluation, checkpoints, and going on from one.
+"""The Hugging Face Trainer with its defaults: evaluation, checkpoints, and resuming from one.
 
-The second Trainer has a model of its own and reads the first one's checkpoint of the middle, with
-the optimizer's state and the generators'. Both end with the same parameters, or the script fails.
+The second Trainer has a model of its own. It reads the first one's middle checkpoint, with the
+state of the optimizer and the generators. Both must end with the same parameters, or the script
+fails.
 """
 
 import tempfile

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process trains a model of two halves on two GPUs: activations and gradients are copied from
-one to the other, and each has an optimizer's state and a budget."""
+"""One process trains a model whose two halves are on two GPUs.
+
+Activations and gradients are copied from one to the other; each GPU has an optimizer's state and a
+budget.
+"""
 
 import torch
 from exact import LEAST_OF_SQUARE, Results, wide

@@ -51,7 +51,7 @@ for _name in _OF_ONE_MKL.split():
 
 
 def wide(width, least=1024, emulated=LEAST_OF_OBLONG):
-    """The width, or on a GPU a multiple of it of at least `least`; `emulated` on an emulated GPU."""
+    """The width, or on a GPU a multiple of at least `least`, or `emulated` on an emulated GPU."""
     if DEVICE == "cpu":
         return width
     least = min(least, emulated) if IS_EMULATED else least

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of the emulated device: how long kernels take, and what became of a stream's time.
+"""The clock of the emulated device: how long kernels take, and how a stream spent its time.
 
 With EMULATED_GPU_DURATIONS each kernel takes the time that the file gives it, however long the
-processor works on it, and torch.cuda.Event tells times of that clock. They hold as long as nothing
-was late, and are as exact as `lag_s` is short. Any thread may call."""
+processor works on it, and torch.cuda.Event shows times of that clock. They hold if nothing was
+late, and are as exact as `lag_s` is short. Threads: any.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """From the first kernel since the reset to the last one, in seconds of the device."""
+    """Times from the first kernel since the reset to the last, in seconds of the device."""
 
     kernels: int
     busy_s: float
-    """With kernels."""
+    """Kernels ran."""
     stalled_s: float
     """A kernel was queued, but an event, a value or a copy stood before it."""
     starved_s: float
@@ -38,7 +39,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def times(stream: int = 0) -> StreamTimes:
-    """Of a stream by its handle, `torch.cuda.Stream.cuda_stream`. Wait for the stream before."""
+    """The times of a stream, by its `torch.cuda.Stream.cuda_stream`. Wait for the stream first."""
     found = _Times()
     result = _driver().emulated_gpu_times(ctypes.c_void_p(stream), ctypes.byref(found))
     if result != 0:
@@ -47,29 +48,35 @@ def times(stream: int = 0) -> StreamTimes:
 
 
 def late() -> int:
-    """Kernels and copies since the reset that kept the processor longer than the time they were
-    given: where there are any, the times are void."""
+    """How many kernels and copies since the reset took the processor longer than their given time.
+
+    If there are any, the times are void.
+    """
     count = _driver().emulated_gpu_late
     count.restype = ctypes.c_uint64
     return int(count())
 
 
 def lag_s() -> float:
-    """The longest time since the reset that the end of a kernel or copy came after it was due, so
-    long as the machine let its thread wait. The stream makes it up; what waits for the device's
-    end, as tencache does when it plans the next copy, goes on so much later."""
+    """How long, at most since the reset, the end of a kernel or copy came after it was due.
+
+    That is how long the machine let its thread wait. The stream makes it up. But work that waits
+    for the device's end, as tencache does when it plans the next copy, starts that much later.
+    """
     longest = _driver().emulated_gpu_lag_s
     longest.restype = ctypes.c_double
     return float(longest())
 
 
 def reset() -> None:
-    """All streams count anew, from their next kernels on. Wait for the device before."""
+    """Makes all streams count anew, from their next kernels on. Wait for the device first."""
     _driver().emulated_gpu_reset_times()
 
 
 def set_duration(name: str, launch_s: float, bytes_per_s: float = 0) -> None:
-    """From now on kernels of that name take so long for each launch, and for each byte that they
-    touch; the names are those of a line of EMULATED_GPU_DURATIONS."""
+    """Sets how long kernels of that name take for each launch, and for each byte that they touch.
+
+    Names are those of a line of EMULATED_GPU_DURATIONS.
+    """
     set_one = _driver().emulated_gpu_set_duration
     set_one(name.encode(), ctypes.c_double(launch_s), ctypes.c_double(bytes_per_s))
