@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does tencache cost a program that fits?
 
-Trains a GPT-2 and a CNN for some steps, as stock and under a budget that nothing is ever spilled
-from. The hooks are not armed; the goal is at most 0.5 % more time for a step than stock. Then, in
-the same processes, a moment's large allocation arms them, and as many steps follow in which
-tencache watches every op and learns the program: at most 3 % more than the same steps of stock.
+Trains a GPT-2 and a CNN for some steps, as stock and under a budget that never spills. The hooks
+are not armed; the goal is at most 0.5 % more time for a step than stock. Then, in the same
+processes, a brief large allocation arms them. As many steps follow, in which tencache watches every
+op and learns the program; the goal is at most 3 % more than stock's same steps.
 
 Every measurement is a process; the variants alternate; the time of a process is the median of its
 steps. Processes differ by up to 15 % on a virtual machine (where their pages happen to lie), so
-many short ones say more than a few long ones. Ratios are means over the rounds, with twice their
+many short ones tell more than a few long ones. Ratios are means over the rounds, with twice their
 standard error.
 
     python benchmarks/all_fits.py
@@ -43,13 +43,13 @@ WARMUP, STEPS = 4, 12
 
 
 def first_difference(bits: Sequence[str], of_others: Sequence[str]) -> int:
-    """The step from which on they differ."""
+    """The first step at which they differ."""
     pairs = zip(bits, of_others, strict=True)
     return next(step for step, (one, other) in enumerate(pairs) if one != other)
 
 
 def check_losses(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """Raises BenchmarkFailed when losses differ; it names the runs that are not as most are."""
+    """Raises BenchmarkFailed if losses differ; names the runs that differ from most."""
     losses = {
         f"{variant} in round {number}": tuple(run["loss_bits"])
         for variant, results in runs.items()
@@ -66,7 +66,7 @@ def check_losses(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
 
 
 def check(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """Raises BenchmarkFailed when losses differ or a run was not what it should be."""
+    """Raises BenchmarkFailed if losses differ or a run was armed or evicted unexpectedly."""
     check_losses(runs, name)
     for run in runs[OURS.name]:
         for armed, stats in ((False, run["stats"]), (True, run["armed_stats"])):
@@ -79,7 +79,7 @@ def check(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
 
 def measure(name: str, options: Any, report: Report) -> None:
     shape = SHAPES[name]
-    # Stock allocates the same for a moment, and runs as many steps afterwards.
+    # Stock briefly allocates as much, and runs as many steps afterwards.
     job = {**training.job(shape, warmup=WARMUP, steps=STEPS), "arm_bytes": ARM_BYTES}
     variables = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
@@ -92,7 +92,7 @@ def measure(name: str, options: Any, report: Report) -> None:
     check(runs, name)
     stock, ours = runs[STOCK.name], runs[OURS.name]
     watched = ours[0]["armed_stats"]["ops"]
-    # Each with the steps of the same numbers in stock.
+    # Each phase is compared with stock's steps of the same numbers.
     phases = (
         ("stock", stock, "", "-"),
         ("tencache", ours, "", "-"),
@@ -156,8 +156,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """The geometric mean of ratios that were taken round by round, and twice its standard error,
-    relative."""
+    """The geometric mean of ratios taken round by round, and twice its relative standard error."""
 
     mean: float
     error: float

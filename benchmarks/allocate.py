@@ -4,7 +4,7 @@
 Two answers, both against stock, at seven sizes, without touching the memory and with one byte
 written to each page. From Python (`torch.empty(n)`, dropped at once), in separate processes that
 alternate: what a program sees. And through the C ABI against posix_memalign, by the program
-allocate_core.cpp: Python's own microsecond per call hides what the allocator itself takes.
+allocate_core.cpp, because Python's own microsecond a call hides the time of the allocator itself.
 
 The program is built on the first run, in build/benchmarks.
 
@@ -62,7 +62,7 @@ def ns_per_pair(way: Callable[[int, int], None], floats: int) -> float:
         taken_ns = time.perf_counter_ns() - begin_ns
         if taken_ns >= BATCH_S * 1e9:
             return taken_ns / count
-        # Twice what seems to be needed, so that the next batch is nearly always the last.
+        # A little more than seems needed, so that the next batch is nearly always the last.
         count = int(count * min(1000, max(2, 1.2 * BATCH_S * 1e9 / max(taken_ns, 1))))
 
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What does it cost to allocate a block that was freed before, and to free it again? Asked below
-// PyTorch, through the C ABI, against the posix_memalign that stock PyTorch calls, so that none of
-// Python's microsecond hides the difference. "untouched" is the pair alone; "touched" also writes a
-// byte to each page in between, which is where an allocator pays that gave its pages back.
+// What does it cost to allocate a block that was freed before, and to free it again? Measured below
+// PyTorch, through the C ABI, against the posix_memalign that stock PyTorch calls, so that Python's
+// microsecond does not hide the difference. "untouched" is the pair alone; "touched" also writes a
+// byte to each page in between, which costs an allocator that gave its pages back.
 //
 // The names are <allocator>/<touched or not>/<bytes>; benchmarks/allocate.py runs this program with
-// interleaved repetitions and makes the table. Single-threaded. The budget is larger than all that
-// is ever allocated, and no arm callback is set, so nothing is evicted.
+// interleaved repetitions and makes the table. Single-threaded. The budget exceeds all allocations,
+// and no arm callback is set, so nothing is evicted.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
@@ -69,7 +69,7 @@ template <typename Allocator, bool kTouch>
 void allocate_and_free(benchmark::State& state) {
   start_once();
   const auto bytes = static_cast<size_t>(state.range(0));
-  // The question is about blocks that were freed before, so one is, with pages behind it.
+  // Blocks must have been freed before, so free one first, with pages behind it.
   touch_pages_and_free<Allocator>(bytes);
   for ([[maybe_unused]] auto iteration : state) {
     auto* address = static_cast<volatile char*>(Allocator::allocate(bytes));

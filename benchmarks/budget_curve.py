@@ -3,16 +3,16 @@
 
 Trains a GPT-2 of 100 M parameters, with few tokens a step and with more, and a CNN: as stock, with
 tencache and a budget that holds everything, and under device budgets of 75, 50 and 25 % of the peak
-of stock's live tensors (taken by torch's profiler in a run of its own); at 50 % also without plans
-(the least recently used leaves, and comes back when an op needs it). For each: time of a
-step against stock; the bound, which no schedule can beat on this disk, and what the simulator
-predicted; how long the program waited; what was moved, and how much of it ahead of use. Losses and
-the final state must be the same to the last bit everywhere.
+of stock's live tensors (taken by torch's profiler in a run of its own). At 50 % it also runs
+without plans (the least recently used leaves, and comes back when an op needs it). For each it
+shows: the time of a step against stock; the bound, which no schedule can beat on this disk, and
+what the simulator predicted; how long the program waited; and what was moved, and how much of it
+ahead of use. Losses and the final state must be the same to the last bit everywhere.
 
 The goals: 95 % of stock's speed at a budget of 50 % and 85 % at 25 %, or, where the bound itself is
-slower than that, 90 % of the bound. And of what is fetched at most 1 % comes late that the plan did
-not foresee to be late (where an optimizer's step names more than the budget holds, no schedule has
-all of it there in time), and at most 1 % in vain.
+slower than that, 90 % of the bound. At most 1 % of the fetched bytes come late without the plan
+having foreseen it (where an optimizer's step names more than the budget holds, no schedule has all
+of it there in time), and at most 1 % in vain.
 
     python benchmarks/budget_curve.py
 """
@@ -38,8 +38,11 @@ GOAL_LATE = 0.01  # likewise, besides those that the plan foresaw
 
 @dataclass(frozen=True)
 class Subject:
-    """A program, and what it is measured with. Three steps are learned from; then plans are made
-    anew after two, four and eight, which the warm-up should hold where steps are short."""
+    """A program and its measurement.
+
+    Plans learn from three steps and are made anew after two, four and eight more; the warm-up
+    should cover these if steps are short.
+    """
 
     shape: training.Shape
     warmup: int
@@ -61,7 +64,7 @@ SUBJECTS = {
         shares=(50, 25),
         without_plans=(),
         with_everything=False,
-        rounds=1,  # which takes a quarter of an hour, and is far within the goals
+        rounds=1,  # a round takes a quarter of an hour, and is far within the goals
     ),
     "cnn": Subject(
         CnnShape(channels=64, blocks=2, pixels=96, batch=32),
@@ -96,7 +99,7 @@ def variants(subject: Subject, peak_bytes: int) -> list[Variant]:
         return {"device_memory": f"{max(1, peak_bytes * share // 100 // MIB)}MiB"}
 
     found = [STOCK]
-    # Freed blocks of all sizes are kept, so everything is more than the peak.
+    # Freed blocks of all sizes are kept, so holding everything takes more than the peak.
     if subject.with_everything:
         found.append(Variant(FITS, budget(300)))
     for share in subject.shares:
@@ -127,7 +130,7 @@ def round_counts(options: Any) -> str:
 
 
 def a_step(results: list[dict[str, Any]], *path: str) -> float:
-    """The mean over all measured steps of something that stats count."""
+    """The mean a step of a counter in the stats, over all measured steps."""
     total = 0.0
     for run in results:
         value = run["measured"]
@@ -187,14 +190,14 @@ def share_of_fetched(results: list[dict[str, Any]], what: str) -> float:
 
 
 def late_as_foreseen(results: list[dict[str, Any]]) -> float:
-    """What the plans that were followed last foresaw to come late, as a share of what they read."""
+    """The share of their reads that the plans followed last foresaw to come late."""
     foreseen = [run["stats"]["plan"]["simulated"] for run in results]
     read = sum(simulated["bytes_read"] for simulated in foreseen)
     return float(sum(simulated["bytes_late"] for simulated in foreseen) / max(1, read))
 
 
 def bound_of(results: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]]) -> float:
-    """Computing as fast as stock does, or what the plan's own bound is."""
+    """The larger of stock's step and the plan's own bound."""
     stock_s = support.median(support.median(run["step_s"]) for run in runs[STOCK.name])
     return max(stock_s, support.median(run["stats"]["plan"]["bound_step_s"] for run in results))
 
@@ -205,7 +208,7 @@ def speed_verdict(name: str, share: int, runs: dict[str, list[dict[str, Any]]]) 
     results = runs[variant.name]
     bound_s = bound_of(results, runs)
     of_bound = bound_s / support.median(support.median(run["step_s"]) for run in results)
-    # The bound excuses only where it alone is slower than stock: else it is stock's own step.
+    # The bound is an excuse only if it is slower than stock; else it equals stock's own step.
     stock_s = support.median(support.median(run["step_s"]) for run in runs[STOCK.name])
     met = speed >= GOALS[share] or (bound_s > stock_s and of_bound >= GOAL_OF_BOUND)
     return (

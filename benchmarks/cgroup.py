@@ -2,9 +2,10 @@
 """A memory cgroup and a swap file for a benchmark, both gone afterwards.
 
 `MemoryCgroup` makes a group below the one of this process (v1) or below the root (v2), limits it,
-and tells what its processes used. `SwapFile` makes a file and swaps to it before all other swap.
-Both are context managers and both need root. What the machine does not allow raises `Unavailable`,
-whose message says why: the caller skips then. Leaving a context kills what still runs in the group.
+and tells how much its processes used. `SwapFile` makes a file and swaps to it before all other
+swap. Both are context managers and need root. If the machine does not allow it they raise
+`Unavailable`, whose message says why, and the caller skips. Leaving a context kills what still runs
+in the group.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class _Files:
-    """Names of the same things in the two versions of the memory controller."""
+    """The file names of one version of the memory controller."""
 
     limit: str
     swap_limit: str
@@ -51,7 +52,7 @@ _V2 = _Files("memory.max", "memory.swap.max", "memory.current", "memory.peak", "
 
 
 class MemoryCgroup:
-    """One group; entered, it exists. Without `may_swap` no page of it goes to swap."""
+    """A group that exists while entered. Without `may_swap` none of its pages goes to swap."""
 
     def __init__(self, limit_bytes: int | None = None, *, may_swap: bool = True) -> None:
         if os.geteuid() != 0:
@@ -123,7 +124,7 @@ def _own_v1_folder() -> Path:
         _number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             folder = _V1_MOUNT / path.lstrip("/")
-            # In a container the path may be that of the host, and the mount the group itself.
+            # In a container the path may be the host's, and the mount the group itself.
             return folder if folder.is_dir() else _V1_MOUNT
     raise Unavailable("no memory cgroup is mounted")
 
@@ -139,7 +140,7 @@ def _v2_root() -> Path:
 
 
 class SwapFile:
-    """A swap file in the directory; entered, it is in use, before any other swap."""
+    """A swap file in the directory; while entered it is used before any other swap."""
 
     def __init__(self, directory: Path, size_bytes: int) -> None:
         if os.geteuid() != 0:
@@ -169,7 +170,7 @@ class SwapFile:
             self._path.unlink()
             raise Unavailable(f"no swap file can be made: {error.strerror}") from error
         except BaseException:
-            # Also on Ctrl-C between swapon and here.
+            # This covers a Ctrl-C between swapon and here.
             subprocess.run(["swapoff", name], capture_output=True, check=False)
             self._path.unlink()
             raise
@@ -180,6 +181,7 @@ class SwapFile:
     def __exit__(self, *_: object) -> None:
         done = subprocess.run(["swapoff", self._path], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            # The kernel still uses the file; deleting it would hide what must be ended by hand.
+            # The kernel still uses the file; deleting it would hide that the user must end this by
+            # hand.
             raise RuntimeError(f"swapoff {self._path} failed: {done.stderr.strip()}")
         self._path.unlink()

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What does the cuda backend cost the thread that calls it? Over a simulated driver, since none of
-// what is measured calls the driver: a block that the same stream freed before is allocated and
-// freed again, an op passes the gate, naming extents that are resident, and a kernel whose
-// arguments are the addresses of what its op has announced passes the launch guard. The engine is
-// armed and nothing is evicted.
+// What does the cuda backend cost the thread that calls it? Measured over a simulated driver, since
+// none of this calls the driver. A block that the same stream freed before is allocated and freed
+// again; an op that names resident extents passes the gate; and a kernel whose arguments are
+// addresses that its op has announced passes the launch guard. The engine is armed and nothing is
+// evicted.
 //
 // The names are <what>/<number>: allocate/<bytes>, stock/<bytes> (posix_memalign and free, for
 // comparison), gate/<extents>, launch/<addresses>; benchmarks/cuda_host.py runs this program and

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does the cuda backend cost the thread that calls it, the driver left out?
 
-Allocating a block that the same stream freed before and freeing it again, passing the gate with an
-op that names 0 to 64 resident extents, and passing the launch guard with a kernel that uses what
-its op has announced: none calls the driver, so all are measured over the simulated one, without a
-GPU. The program is built on the first run, in build/benchmarks.
+It allocates a block that the same stream freed before and frees it again, passes the gate with an
+op that names 0 to 64 resident extents, and passes the launch guard with a kernel that uses what its
+op has announced. None of this calls the driver, so all is measured over the simulated one, without
+a GPU. The program is built on the first run, in build/benchmarks.
 
     python benchmarks/cuda_host.py
 """
@@ -26,7 +26,7 @@ Times = dict[str, dict[int, Spread]]
 
 
 def run_program(program: Path, rounds: int) -> Times:
-    """Nanoseconds of processor time, by what and number."""
+    """Nanoseconds of processor time, by benchmark and number."""
     command = [
         program,
         f"--benchmark_repetitions={rounds}",
@@ -63,7 +63,7 @@ def allocation_table(times: Times) -> Table:
 
 
 def passing_table(title: str, unit: str, passing: dict[int, Spread]) -> Table:
-    """What passes, by how many it names; the fewest are what the others are compared with."""
+    """The time to pass, by how many addresses are named; compared with that of the fewest."""
     table = Table(title, [unit, "time", "range", "each beyond the fewest"])
     fewest = min(passing)
     for count, ours in passing.items():

@@ -2,12 +2,12 @@
 //
 // Does the cuda backend do what its plans say? One measurement a process: replays a recorded
 // training step over the simulated driver (tests/support/cuda/trace_replay.h), at a share of the
-// bytes that it needs, on a link and a device with the rates of an H200 in slow motion, and prints
-// what was measured and what the simulator had said of the plan that was followed, as one line of
-// JSON. benchmarks/cuda_replay.py and cuda_replay_disk.py run this for several traces and budgets.
+// bytes that it needs, on a link and a device with the rates of an H200 in slow motion. Prints what
+// was measured, and what the simulator had said of the plan that was followed, as one line of JSON.
+// benchmarks/cuda_replay.py and cuda_replay_disk.py run this for several traces and budgets.
 //
-// With `disk` host memory is short too, and below it is a disk with the rates of a fast NVMe, in
-// the same slow motion. With `reactive` nothing is planned.
+// With `disk`, host memory is short too, and below it is a disk with the rates of a fast NVMe, in
+// the same slow motion. With `reactive`, nothing is planned.
 //
 // usage: cuda_replay TRACE BUDGET_PERCENT [disk] [reactive]
 #include <algorithm>
@@ -27,20 +27,20 @@
 namespace tencache {
 namespace {
 
-// Of an H200: each way over PCIe 5, and what a kernel reads of its memory.
+// An H200's rates: each way over PCIe 5, and of a kernel that reads its memory.
 constexpr double kLinkBytesPerS = 55e9;
 constexpr double kDeviceBytesPerS = 4.3e12;
-// Of a PCIe 5 NVMe.
+// The rates of a PCIe 5 NVMe.
 constexpr double kDiskReadBytesPerS = 12e9;
 constexpr double kDiskWriteBytesPerS = 8e9;
-// Where there is a disk, host memory holds so much of the bytes that are needed at once.
+// If there is a disk, host memory holds this share of the bytes that are needed at once.
 constexpr uint64_t kHostPercent = 30;
 // Traces are of small models, so that this machine can move their bytes: a MiB stands for as many
-// MiB of an H200 as make the link this slow. On two cores half of it is too little: what the
-// simulated device hashes and copies takes this machine up to a tenth of the link's time then.
+// MiB of an H200 as make the link this slow. On two cores half this factor is too little: hashes
+// and copies of the simulated device then take this machine up to a tenth of the link's time.
 constexpr double kSlowMotion = 500;
-// An H200 that is full computes about as long in a step as its link takes to move all of that twice
-// (GPT-2 in bf16: 140 GB of activations and states, a step of some 5 s).
+// A full H200 computes about as long in a step as its link takes to move all its bytes twice (GPT-2
+// in bf16: 140 GB of activations and states, a step of some 5 s).
 constexpr double kComputePerMove = 2;
 
 struct Variant {
@@ -122,7 +122,7 @@ int run(const char* path, uint64_t budget_percent, Variant variant) {
       static_cast<double>(peak_bytes) / static_cast<double>(config.link_bytes_per_s) * 1e9;
   const Trace trace = scaled_for_replay(std::move(recorded).value(),
                                         static_cast<uint64_t>(kComputePerMove * move_ns));
-  // No plan can do with less than one op uses, besides the headroom that is kept free.
+  // No plan can work with less than one op uses, plus the headroom that is kept free.
   config.budget_bytes =
       std::max(share_in_granules(peak_bytes, budget_percent),
                round_up(budget_with_headroom(trace.largest_op_bytes()), kGranuleBytes));

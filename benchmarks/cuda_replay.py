@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the cuda backend do what its plans say?
 
-Replays recorded training steps through the whole cuda backend, over the simulated driver, at 75,
-50 and 25 % of the bytes that they need: tensors are allocated, ops pass the gate and queue kernels
-that use every tensor the op names, and a kernel that meets a tensor which is not resident, or holds
-other bytes than it should, ends the benchmark with an error. Link and device have the rates of an
-H200 (55 GB/s each way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from
-this machine. After the plan has been learned the time of a period is compared with what the
-simulator had said of that plan, and with the same under no plan, where the least recently used
-leaves. The program is built on the first run, in build/benchmarks.
+Replays recorded training steps through the whole cuda backend, over the simulated driver, at 75, 50
+and 25 % of the bytes that they need. Tensors are allocated; ops pass the gate and queue kernels
+that use every tensor the op names. A kernel that meets a tensor which is not resident, or has wrong
+bytes, ends the benchmark with an error. Link and device have the rates of an H200 (55 GB/s each
+way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from this machine.
+After the plan has been learned, the time of a period is compared with the simulator's time for that
+plan, and with the same without a plan, where the least recently used leaves. The program is built
+on the first run, in build/benchmarks.
 
     python benchmarks/cuda_replay.py
 """
@@ -45,7 +45,7 @@ def measure(program: Path, model: str, budget: int, options: Any, *words: str) -
 
 
 def error_of(run: Mapping[str, int]) -> float:
-    """By how much the measured period is longer than the simulated one."""
+    """How much longer the measured period is than the simulated one."""
     return run["measured_ns"] / run["simulated_ns"] - 1
 
 
@@ -80,12 +80,12 @@ def stall_ns(run: Run) -> float:
 
 
 def stall_error_of(run: Run) -> float:
-    """By how much longer the device stood still than the simulator said; share of the period."""
+    """How much longer the device stood still than simulated, as a share of the period."""
     return (stall_ns(run) - run["simulated_stall_ns"]) / float(run["measured_ns"])
 
 
 def stall_table(results: Results) -> Table:
-    """What the device waited for in one period, and which bytes it did not wait for."""
+    """How long the device waited in one period, and which bytes it did not wait for."""
     table = Table(
         "Stalls of the device",
         [

@@ -3,12 +3,12 @@
 // How fast does the disk tier move extents? One measurement a process: takes slots in a spill file,
 // writes them twice and reads them once, and prints bytes per second of each pass as one line of
 // JSON. The first write goes to blocks that the file system has reserved and never written; the
-// second one overwrites, as an eviction does that reuses a slot. benchmarks/disk_tier.py runs this
+// second overwrites, as an eviction does that reuses a slot. benchmarks/disk_tier.py runs this
 // beside fio.
 //
 // Transfers are batches of slots, as the engine hands them to the tier, from two buffers in turn,
-// so that the memory is not the cache's. With --hash an observer computes the content hash of each
-// slot and reads are checked against it, as the engine does; then a wrong byte ends the program.
+// so that the memory is not in the cache. With --hash an observer computes the content hash of each
+// slot, and reads are checked against it, as the engine does; a wrong byte then ends the program.
 // With --copy writes go through the tier's own buffers, as evictions do, registered with io_uring
 // unless --plain-buffers is given.
 #include "tier/disk_tier.h"
@@ -49,7 +49,7 @@ class Buffer {
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TENCACHE_CHECK(memory != MAP_FAILED, "no memory for %llu bytes",
                    static_cast<unsigned long long>(bytes));
-    // Extents are aligned to huge pages; pinning them for the disk is cheap then.
+    // Extents are aligned to huge pages, which makes pinning them for the disk cheap.
     data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(memory), 2 * kMiB));
     madvise(data_, bytes_, MADV_HUGEPAGE);
     for (uint64_t i = 0; i < bytes_ / 8; ++i) {
@@ -66,7 +66,7 @@ class Buffer {
   char* data_;
 };
 
-/// Copies what is written, if asked to, and hashes what is written or read.
+/// Copies written bytes if asked to, and hashes written or read ones.
 class Observer : public PieceObserver {
  public:
   Observer(const Job& job, IoDirection direction, const std::vector<IoSegment>& segments)

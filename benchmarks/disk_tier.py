@@ -4,11 +4,11 @@
 Compared with fio on the same pattern (1 MiB requests, 16 in flight, O_DIRECT, io_uring), in the
 same directory, over the same number of bytes, in one run: both alternate, round by round. fio gets
 every advantage it has (registered buffers and file, buffers that are not scrambled, no time
-stamps), once with its ordinary buffers and, where root can set some aside, once with huge pages,
-which make most of the difference. All overwrite blocks that were written before. The tier moves
-whole slots as the engine hands them out, 64 MiB a transfer, with and without the content hash that
-an eviction and a fetch compute, and with the copy into buffers of its own that an eviction makes,
-registered with io_uring as far as memlock allows, and not registered.
+stamps). It runs once with its ordinary buffers and, where root can set some aside, once with huge
+pages, which make most of the difference. All overwrite blocks that were written before. The tier
+moves whole slots as the engine hands them out, 64 MiB a transfer. It runs with and without the
+content hash of evictions and fetches, and with an eviction's copy into its own buffers, registered
+with io_uring as far as memlock allows, and not registered.
 
 The program is built on the first run, in build/benchmarks. Needs fio, and 5 GiB of disk.
 
@@ -34,7 +34,7 @@ from support import MIB, Spread
 GOAL = 0.9
 HUGE = "fio, huge pages"
 HUGE_PAGE_BYTES = 2 * MIB
-FIO_BUFFER_BYTES = 64 * MIB  # 16 requests of 1 MiB, and what fio allocates beside them
+FIO_BUFFER_BYTES = 64 * MIB  # 16 requests of 1 MiB, and fio's other memory
 PASSES = ("write", "read")
 
 
@@ -56,7 +56,7 @@ class Pattern:
 
 
 PATTERNS = (Pattern(64, 64 * MIB, 1), Pattern(512, 2 * MIB, 32), Pattern(512, 2 * MIB, 1))
-# What is compared with the goal; the others are shown beside it.
+# These are compared with the goal; the others are shown beside them.
 GOAL_PATTERNS = PATTERNS[:2]
 GOAL_WAY = "tier, hash"
 WAYS: Mapping[str, Sequence[str]] = {
@@ -89,7 +89,7 @@ def run_tier(
 
 @contextlib.contextmanager
 def reserved_huge_pages(bytes_: int) -> Iterator[bool]:
-    """Sets huge pages aside while it lasts; whether that was possible (it takes root)."""
+    """Sets huge pages aside while entered; yields whether that was possible (it needs root)."""
     setting = Path("/proc/sys/vm/nr_hugepages")
     before = setting.read_text()
     wanted = int(before) + bytes_ // HUGE_PAGE_BYTES
@@ -167,7 +167,7 @@ def ratio(
     name: str,
     others: Sequence[str] = ("fio", HUGE),
 ) -> float:
-    """Median of the tier against the best median of the others."""
+    """The tier's median against the best median of the others."""
     medians = {each: Spread.of([run[name] for run in runs]).median for each, runs in rounds.items()}
     return medians[way] / max(medians[other] for other in others if other in medians)
 

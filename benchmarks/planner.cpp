@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long does planning take, and how good is the plan? One measurement a process: makes the trace
-// of a training step of a Llama-like model, plans it once on this thread, and prints the time, the
-// memory that planning took at most, and what the simulator says of the plan and of evicting
-// without one, as one line of JSON. benchmarks/planner.py runs this for several models and budgets.
+// of a training step of a Llama-like model and plans it once on this thread. Prints the time, the
+// peak memory of planning, and what the simulator says of the plan and of evicting without one, as
+// one line of JSON. benchmarks/planner.py runs this for several models and budgets.
 //
-// The trace is synthetic. Layers have Llama's weights and activations in bf16 and fp32 states; op
-// times are those of a GPU at 400 Tflop/s whose optimizer reads and writes memory at 3.3 TB/s.
+// The trace is synthetic. Layers have Llama's weights and activations in bf16 and fp32 states. Op
+// times are those of a GPU with 400 Tflop/s, whose optimizer reads and writes memory at 3.3 TB/s.
 #include "learn/planner.h"
 
 #include <malloc.h>
@@ -56,8 +56,9 @@ TransformerShape shape_of(const Job& job) {
                          .ops_per_activation = 5,
                          .has_activation_gradients = true,
                          .weights_per_update = 16};
-  // Query, key, value, output, gate, up, down; and what they make, followed by what two norms (one
-  // in fp32 besides), the rotated query and key, attention, activation, product and two sums make.
+  // The weights are query, key, value, output, gate, up and down. The activations are their
+  // results, then those of two norms (one also in fp32), the rotated query and key, attention,
+  // activation, product and two sums.
   shape.weight_bytes = {hidden * hidden, hidden * narrow, hidden * narrow, hidden * hidden,
                         hidden * wide,   hidden * wide,   hidden * wide};
   shape.activation_bytes = {hidden, narrow, narrow, hidden,     wide,       wide,
@@ -87,7 +88,7 @@ uint64_t status_bytes(std::string_view name) {
   return 0;
 }
 
-// Planning never waits, so this is what it takes on a machine that does nothing else.
+// Planning never waits, so this is its time on an otherwise idle machine.
 double processor_s() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -104,7 +105,7 @@ void run(const Job& job) {
                         .write_bytes_per_s = bytes_per_s};
 
   malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";  // the most so far becomes what there is now
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak to the current size
   const uint64_t rss_before = status_bytes("VmRSS:");
   const auto begin = std::chrono::steady_clock::now();
   const double processor_begin_s = processor_s();

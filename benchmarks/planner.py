@@ -3,10 +3,10 @@
 
 Plans synthetic training steps of Llama-like models (AdamW with fp32 states, micro-batches, a
 multi-tensor optimizer) for budgets of 75, 50 and 25 % of the most bytes that exist at once, over
-links of 10 GB/s each way. Shown beside the time: how long the planned step would take by the
-simulator, against computing alone, against a bound that no schedule can beat, and against the same
-machine without a plan, where whoever is needed last or was used longest ago leaves. A plan that is
-slower than one of those two ends the benchmark with an error.
+links of 10 GB/s each way. Beside the time it shows how long the planned step would take by the
+simulator: against computing alone, against a bound that no schedule can beat, and against the same
+machine without a plan, which evicts the tensor needed last or used longest ago. A plan slower than
+one of those two ends the benchmark with an error.
 
 Every measurement is a process of its own that plans once, on one core. The program is built on the
 first run, in build/benchmarks.
@@ -48,7 +48,7 @@ MODELS = (
         ("--layers=80", "--hidden=8192", "--feed-forward=28672", "--micro-batches=2"),
         5.0,
     ),
-    # Shows how time and memory grow with the trace.
+    # This one shows how time and memory grow with the trace.
     Model("8B, 8 micro-batches", (*SMALL_FLAGS, "--micro-batches=8")),
 )
 
@@ -76,7 +76,7 @@ def measure(program: Path, model: Model, budget: int, options: Any) -> Runs:
 
 
 def check(model: Model, budget: int, run: Mapping[str, int]) -> None:
-    """A plan must fit the budget and be no slower than doing without one."""
+    """A plan must fit the budget and be no slower than having none."""
     if run["over_budget_bytes"] > 0:
         raise support.BenchmarkFailed(f"{model.name}, {budget} %: the plan exceeds the budget")
     for rule in ("belady", "lru"):
@@ -157,7 +157,7 @@ def main() -> None:
     options = support.arguments("Planning time and quality.", rounds=3).parse_args()
     program = support.build_program("planner")
     facts = support.machine_facts(())
-    # One core for every measurement; programs that this one starts inherit it.
+    # Use one core for every measurement; child processes inherit it.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = {
         model.name: {budget: measure(program, model, budget, options) for budget in BUDGETS}

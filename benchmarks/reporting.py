@@ -81,7 +81,7 @@ class Report:
             **self.data,
         }
         text = json.dumps(content, indent=1)
-        # Lists of figures on one line each: a thousand short lines help nobody.
+        # Put each list of figures on one line: a thousand short lines help nobody.
         text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)
         (folder / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
 

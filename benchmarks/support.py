@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark programs share: worker processes, interleaving, figures, machine facts.
+"""Shared by the benchmarks: worker processes, interleaving, figures, machine facts.
 
 A benchmark compares variants of one program (stock PyTorch, tencache with some budget). Each
-measurement is a process of its own, because an allocator is chosen once in the life of a process
-and because the heap of a process remembers what ran before. Variants alternate, and the order turns
-around every other round, so that a machine that slows down slows all of them. What is compared is
-taken from one run of the benchmark only.
+measurement is a process of its own, because an allocator is chosen once in the life of a process,
+and because the heap of a process remembers what ran before. Variants alternate, and every other
+round reverses the order, so that a machine that slows down slows all of them. Compared figures
+always come from one run of the benchmark.
 
-Other programs that run meanwhile spoil timings. So each measurement also tells which share of the
-machine's processor time went to others, the result says it, and `--quiet-wait` makes a benchmark
+Other programs that run meanwhile spoil timings. So each measurement also records the share of the
+machine's processor time that others took, and the result shows it. `--quiet-wait` makes a benchmark
 wait for a quiet machine before each measurement.
 """
 
@@ -35,7 +35,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # A worker prints its result as one line of JSON after this word.
 RESULT_MARK = "BENCHMARK-RESULT "
-# Above this share of the machine's processor time in foreign hands, a timing is not to be trusted.
+# If others take more than this share of the machine's processor time, do not trust a timing.
 FOREIGN_SHARE_MAX = 0.10
 _QUIET_SAMPLE_S = 3.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,7 +58,7 @@ class Variant:
 
     def environment(self) -> dict[str, str]:
         result = {k: v for k, v in os.environ.items() if not k.startswith("TENCACHE")}
-        # The hub is never asked: models are built from configurations.
+        # Never ask the hub: models are built from configurations.
         result.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONHASHSEED="0")
         if self.options is not None:
             result.update(TENCACHE="1", TENCACHE_QUIET="on")
@@ -73,7 +73,7 @@ STOCK = Variant("stock")
 
 
 def answer(result: Mapping[str, Any]) -> None:
-    """Called by a worker, once, when it is done."""
+    """A worker calls this once, when it is done."""
     print(RESULT_MARK + json.dumps({**result, "tencache": tencache_is_enabled()}), flush=True)
 
 
@@ -83,7 +83,7 @@ def tencache_is_enabled() -> bool:
 
 
 def tencache_stats() -> dict[str, Any] | None:
-    """The counters of tencache in this process; None in stock."""
+    """The counters of tencache in this process; None if stock."""
     return sys.modules["tencache"].stats() if tencache_is_enabled() else None
 
 
@@ -98,8 +98,8 @@ def run_worker(
 ) -> dict[str, Any]:
     """Runs `benchmarks/<script>` on the job in a process of its own and returns its answer.
 
-    Adds `foreign_share`, the share of processor time that went to others. `prefix` is a command
-    that ends in exec of what follows it. Raises BenchmarkFailed with the worker's last words.
+    Adds `foreign_share`, the share of processor time that others took. `prefix` is a command that
+    ends by executing what follows it. Raises BenchmarkFailed with the worker's last words.
     """
     command = [*prefix, sys.executable, str(Path(__file__).parent / script), json.dumps(dict(job))]
     with ForeignShare() as foreign:
@@ -157,8 +157,10 @@ def _own_s() -> float:
 
 
 class ForeignShare:
-    """Measures, while entered, the share of processor time that others take (finished children of
-    this process are its own). Time of kernel threads counts as foreign: writing to disk costs some.
+    """Measures, while entered, the share of processor time that others take.
+
+    Finished children of this process count as its own. Kernel threads count as foreign: writing to
+    disk costs some of their time.
     """
 
     share = 0.0
@@ -227,7 +229,7 @@ def build_program(name: str) -> Path:
 
 
 def run_program(command: Sequence[str | Path]) -> str:
-    """What the program prints. Raises BenchmarkFailed with its last words."""
+    """Returns the program's output. Raises BenchmarkFailed with its last words."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last_words = (done.stdout + done.stderr)[-3000:]
@@ -256,7 +258,7 @@ class Spread:
 
 
 def paired_ratio(ours: Sequence[float], stock: Sequence[float]) -> Spread:
-    """ours / stock, round by round: what slowed the machine for both falls out."""
+    """ours / stock, round by round, so that a slowdown of the machine cancels out."""
     return Spread.of([a / b for a, b in zip(ours, stock, strict=True)])
 
 
@@ -269,7 +271,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_ns(ns: float) -> str:
-    """Three digits with the unit that suits: "45.3 ns", "1.2 us", "34 ms"."""
+    """Three digits with a suitable unit: "45.3 ns", "1.2 us", "34 ms"."""
     for factor, name in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
         if ns >= factor:
             return f"{ns / factor:.3g} {name}"
@@ -280,7 +282,7 @@ def format_ns(ns: float) -> str:
 
 
 def machine_facts(python_packages: Sequence[str] = ("torch",)) -> dict[str, str]:
-    """What a reader needs to judge the figures; no names, no paths."""
+    """The facts a reader needs to judge the figures; no names, no paths."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     processor = re.search(r"model name\s*: (.*)", cpuinfo)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -318,7 +320,7 @@ def _chosen_word(path: str) -> str:
 
 
 def _revision() -> str:
-    """The commit of the sources, and whether what is measured differs from it."""
+    """The commit of the sources, and whether the measured sources differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", *words]
@@ -369,7 +371,7 @@ def arguments(description: str, *, rounds: int | None) -> argparse.ArgumentParse
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs a benchmark; what stops it becomes one message and status 1."""
+    """Runs a benchmark; a failure becomes one message and status 1."""
     try:
         main()
     except BenchmarkFailed as error:

@@ -2,14 +2,14 @@
 """Is tencache faster than Linux swap, with the same memory and the same disk?
 
 A GPT-2 is trained in a memory cgroup whose limit is half of what stock needs. Stock may swap to a
-file; tencache may not swap at all and gets a device budget that keeps the whole process below the
-same limit: limit - what Python, torch and the program need beside tensors (both measured before, in
-a group without a limit) - 96 MiB for what moving takes (copy ring, page tables, rings). Its spill
-file and the swap file are in the same directory. The warm-up is long enough for tencache to learn
-the step and to follow a plan. The losses of all runs must be the same to the last bit. The goal is
-a step in at most a quarter of the time of swap.
+file. tencache may not swap, and gets a device budget that keeps the whole process below the same
+limit: the limit, less what Python, torch and the program need beside tensors (both measured before,
+in a group without a limit), less 96 MiB for moving (copy ring, page tables, rings). Its spill file
+and the swap file are in the same directory. The warm-up is long enough for tencache to learn the
+step and follow a plan. The losses of all runs must be the same to the last bit. The goal is a step
+in at most a quarter of swap's time.
 
-Needs root, a memory cgroup and swapon; where one is missing it says why and ends with status 77.
+Needs root, a memory cgroup and swapon; if one is missing it says why and ends with status 77.
 
     python benchmarks/swap.py
 """
@@ -55,8 +55,8 @@ def run_in_group(
 def measure_needs(
     job: dict[str, Any], variables: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Stock and tencache without limits, and what the latter needs outside its budget."""
-    # The first run may read the libraries into the page cache of its group; it is thrown away.
+    """Runs stock and tencache without limits, and measures what tencache needs beside tensors."""
+    # Discard the first run: it may read the libraries into its group's page cache.
     with MemoryCgroup() as group:
         run_in_group(group, STOCK, {**job, "steps": 1}, variables)
     with MemoryCgroup() as group:
@@ -82,7 +82,7 @@ def step_cells(runs: list[dict[str, Any]], reference_s: float, swap_s: float | N
 
 @dataclass
 class Comparison:
-    """What was measured, by the name of the run, and what the runs were given."""
+    """The measurements by the name of the run, and the settings of the runs."""
 
     runs: dict[str, list[dict[str, Any]]]
     limit_bytes: int
@@ -104,7 +104,7 @@ class Comparison:
 def compare(options: Any) -> Comparison:
     directory: Path = options.directory
     job = training.job(SHAPE, warmup=WARMUP, steps=options.steps, digest=True)
-    # Whatever else a run may write goes to the same disk.
+    # Everything else that a run may write goes to the same disk.
     variables = {"TMPDIR": str(directory)}
     support.wait_for_quiet(options.quiet_wait)
     stock, roomy, outside_bytes = measure_needs(job, variables)
@@ -220,7 +220,7 @@ def main() -> None:
         "--directory", type=Path, default=Path("/var/tmp"), help="where both files go"
     )
     options = parser.parse_args()
-    # A SIGTERM shall leave the contexts too: swap off, files and groups removed.
+    # On SIGTERM, leave the contexts too: swap off, files and groups removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         report = make_report(compare(options), options)

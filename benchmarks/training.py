@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that the benchmarks train: a GPT-2 of the transformers library and a small CNN.
 
-Run as a worker (support.run_worker) it trains one of them and answers with the time of each step,
+Run as a worker (support.run_worker), it trains one of them. It answers with the time of each step,
 the processor time of all its threads, the losses to the last bit, a digest of all parameters and
-optimizer states, memory use, and what tencache counted from the end of the warm-up to the last
-step. A job may name a `usage_file` of a memory cgroup, which is read before the model is built, and
-`arm_bytes`: after the steps that count so much is allocated for a moment, which arms tencache, and
-as many steps follow. The training loop itself is plain PyTorch: it does not know whether tencache
-is there.
+optimizer states, memory use, and tencache's counts from the end of the warm-up to the last step. A
+job may name a `usage_file` of a memory cgroup, which is read before the model is built. It may also
+give `arm_bytes`: after the measured steps that much is allocated for a moment, which arms tencache,
+and as many steps follow. The training loop is plain PyTorch and does not know whether tencache is
+there.
 
-Data are random and come from seeds, so two workers with the same job compute the same numbers.
+Data are random but seeded, so two workers with the same job compute the same numbers.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ Shape = GptShape | CnnShape
 
 
 def job(shape: Shape, *, warmup: int, steps: int, digest: bool = False) -> dict[str, Any]:
-    """What a worker needs to know. `digest` asks for the digest of the final state."""
+    """A worker's job. `digest` asks for the digest of the final state."""
     return {"shape": asdict(shape), "warmup": warmup, "steps": steps, "digest": digest}
 
 
 def peak_job(shape: Shape) -> dict[str, Any]:
-    """Asks for nothing but the peak of live tensor bytes, `peak_bytes`."""
+    """A job that asks only for the peak of live tensor bytes, `peak_bytes`."""
     return {"shape": asdict(shape), "profile_peak": True}
 
 
@@ -183,7 +183,7 @@ def memory_bytes(field: str) -> int:
 
 
 def state_digest(program: Program) -> str:
-    """Of every parameter, buffer and optimizer state, in their order."""
+    """A digest of every parameter, buffer and optimizer state, in order."""
     import torch
 
     digest = hashlib.sha256()
@@ -197,7 +197,7 @@ def state_digest(program: Program) -> str:
 
 @dataclass
 class StepTimes:
-    """The steps from number `first` on: their losses, and the time that each took."""
+    """The steps from number `first` on: their losses and times."""
 
     first: int = 0
     losses: list[float] = field(default_factory=list)
@@ -231,8 +231,10 @@ def _counted(before: Any, after: Any) -> Any:
 
 
 def live_tensor_peak_bytes(shape: Mapping[str, Any], steps: int = 2) -> int:
-    """The most bytes that tensors held at once, from torch's profiler: exact, whatever the
-    allocator keeps or rounds."""
+    """The most bytes that tensors held at once, from torch's profiler.
+
+    This is exact, whatever the allocator keeps or rounds.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -262,8 +264,8 @@ def train(request: Mapping[str, Any]) -> None:
     if request["shape"]["kind"] == "gpt":
         import transformers.models.gpt2.modeling_gpt2  # noqa: F401
     torch.ones(256, 256).mm(torch.ones(256, 256))
-    # oneMKL 2024.2 may choose a less exact kernel where two threads are first to need it at once
-    # (pytorch issue 188792); a single element has one thread.
+    # If two threads are first to need a kernel at once, oneMKL 2024.2 may choose a less exact one
+    # (pytorch issue 188792); a single element needs one thread.
     torch.tanh(torch.zeros(1))
     baseline_bytes = memory_bytes("VmRSS")
     usage_file = request.get("usage_file")

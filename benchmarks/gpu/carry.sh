@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Collects what benchmarks/gpu/run.py needs to build on a machine without a network: packages of
-# Debian or Ubuntu with headers and static libraries, and the wheels of the Python build tools and of
-# this package's own needs. Run it where there is a network, on the same system and Python as there.
+# Collects all that benchmarks/gpu/run.py needs to build on a machine without a network: packages of
+# Debian or Ubuntu with headers and static libraries, and wheels of the Python build tools and of
+# this package's requirements. Run it where there is a network, on the same system and Python as the
+# target.
 #
 #   bash benchmarks/gpu/carry.sh .carried        (an ignored folder of the working tree)
 set -euo pipefail

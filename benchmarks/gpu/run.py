@@ -4,18 +4,18 @@
     python benchmarks/gpu/run.py --out results/ [--carried .carried] [--limit 560] [--only suites]
                                  [--small]
 
-Each part is a process of its own under a time limit, with a log of its own; a part that fails or
-hangs costs its own time and no more, and what is known so far is on disk at any moment:
+Each part is a process of its own under a time limit, with a log of its own. A part that fails or
+hangs costs only its own time, and all results so far are on disk at any moment:
 
     DIR/results.json   every part with its status, reason, seconds and figures
     DIR/results.md     the same as tables
     DIR/logs.txt       what the parts printed, one after the other
 
 For a machine without a network, `benchmarks/gpu/carry.sh .carried` collects beforehand what the
-build needs. Where there is no GPU nothing runs, and the reason is said (status 77).
+build needs. Without a GPU nothing runs, and the script says why (status 77).
 
-`--small` goes the same ways with a tiny model and one program, on any GPU, an emulated one too
-(tests/emulated_gpu/run): to try the script before a GPU's time is spent on it. Its figures say
+`--small` does the same with a tiny model and one program, on any GPU, even an emulated one
+(tests/emulated_gpu/run): to try the script before spending a GPU's time on it. Its figures say
 nothing.
 """
 
@@ -47,14 +47,14 @@ SKIPPED = 77
 SHARES = (75, 50, 25)
 WARMUP, STEPS = 4, 6
 SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
-PROGRAMS_S = 240.0  # of the programs times budgets, which know no end of what could be tried
+PROGRAMS_S = 240.0  # for programs x budgets, of which there could be any number
 LOG_BYTES_MAX = 4 << 20
-# Less than this is not worth a start: importing torch and transformers takes ten seconds.
+# Less is not worth a start: importing torch and transformers takes ten seconds.
 PART_S_MIN = 15.0
 
 
 class Failed(Exception):
-    """A part came to nothing; the message says why."""
+    """A part failed; the message says why."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Run:
         return self._deadline - time.monotonic()
 
     def command(self, words: list[str | Path], limit_s: float, **variables: str) -> str:
-        """Runs a program, logs what it prints and returns it. Failed with its last lines."""
+        """Runs a program, logs and returns its output. Raises Failed with its last lines."""
         limit_s = min(limit_s, self.left_s())
         if limit_s < PART_S_MIN:
             raise Failed("no time was left")
@@ -96,7 +96,7 @@ class Run:
         return ended.output
 
     def part(self, name: str, work: Callable[[Part], None]) -> bool:
-        """Runs one part; whether it passed. Never raises."""
+        """Runs one part; returns whether it passed. Never raises."""
         part = Part(name)
         self.parts.append(part)
         begin = time.monotonic()
@@ -111,7 +111,7 @@ class Run:
         print(f"{part.name}: {part.status} in {part.seconds:.0f} s {part.reason[:200]}", flush=True)
         try:
             self.write()
-        except Exception as error:  # the next part writes all of it again
+        except Exception as error:  # the next part writes everything again
             print(f"the results could not be written: {error}", flush=True)
         return part.status == "passed"
 
@@ -174,7 +174,7 @@ def step_tables(parts: list[Part]) -> list[Table]:
 def gpu_name() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
-        # In a process of its own: a context would take memory from the programs.
+        # Ask in a separate process: a context here would take memory from the programs.
         ask = "import torch; print(torch.cuda.get_device_name())"
         done = subprocess.run(
             [sys.executable, "-c", ask], capture_output=True, text=True, check=False
@@ -191,7 +191,7 @@ def gpu_name() -> str:
 
 
 def install(run: Run, part: Part, carried: Path | None) -> None:
-    """Installs what was carried along, then this package into the Python that runs this."""
+    """Installs the carried packages, then this package, into the Python that runs this."""
     if carried is not None:
         for package in sorted(carried.glob("*.deb")):
             run.command(["dpkg", "-x", package, "/"], 60)
@@ -218,7 +218,7 @@ def suites(run: Run, part: Part) -> None:
 
 
 def programs(run: Run, part: Part) -> None:
-    """The zoo of programs x budgets x chaos."""
+    """All programs x budgets x chaos."""
     pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-ra", "--no-header"]
     parallel = ["--numprocesses", "8", "--dist", "loadgroup"] if has_module("xdist") else []
     chosen = ["-k", SMALL_PROGRAM] if run.is_small else []
@@ -233,8 +233,10 @@ def has_module(name: str) -> bool:
 
 
 def training(run: Run, part: Part, shape: str, *, with_others: bool) -> None:
-    """Step times: stock, then budgets from all of stock's peak downward, and with `with_others`
-    what a user would pick instead."""
+    """Step times: stock, then budgets from all of stock's peak downward.
+
+    With `with_others` also the alternatives that a user would pick.
+    """
     rows: list[dict[str, Any]] = []
     part.figures["steps"] = rows
 
@@ -299,7 +301,7 @@ def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing() -> str:
-    """Why nothing can run here; empty where everything can."""
+    """Why nothing can run here; empty if everything can."""
     import torch
 
     if torch.version.cuda is None:

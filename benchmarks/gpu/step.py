@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training steps that are measured on a GPU, run as a worker (support.run_worker).
+"""Training steps to measure on a GPU, run as a worker (support.run_worker).
 
 Answers with the time of each step, the losses to the last bit, the peak that PyTorch's allocator
-reports, and what tencache counted after the warm-up. The loop is plain PyTorch and does not know
-whether tencache is there. A job may ask for what a user would pick instead of an allocator:
-`instead` "checkpoint" (activations are computed again) or "save_on_cpu" (activations wait in pinned
-host memory).
+reports, and tencache's counts after the warm-up. The loop is plain PyTorch and does not know
+whether tencache is there. A job may ask for an alternative that a user would pick: `instead`
+"checkpoint" (activations are computed again) or "save_on_cpu" (activations wait in pinned host
+memory).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SEED = 21
 LARGE = {"layers": 24, "width": 2048, "heads": 16, "sequence": 1024, "vocabulary": 50257}
 SHAPES: dict[str, dict[str, int]] = {
     "gpt-1.3b": {**LARGE, "batch": 8},
-    # The same with little computation for each byte of state.
+    # The same, with little computation for each byte of state.
     "gpt-1.3b-small-batch": {**LARGE, "batch": 2},
-    # For trying the program out: a processor can compute it, and its matrices can leave a GPU.
+    # For trying the program: a processor can compute it, and its matrices can leave a GPU.
     "gpt-tiny": {
         "layers": 2,
         "width": 768,
@@ -67,7 +67,7 @@ def main(job: dict[str, Any]) -> None:
     import torch
 
     device, shape, instead = job["device"], SHAPES[job["shape"]], job.get("instead")
-    # Else sums in no fixed order would differ between two runs of the same program.
+    # Otherwise sums without a fixed order would differ between two runs of one program.
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = make_model(shape, device, instead)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
