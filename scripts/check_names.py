@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that comments and documents name only what exists, in today's words.
 
-- a `Class::member` is defined by a source; if the class is a library's, a source names it
-- a file or folder that a document names or links to exists, and so does a source of the core that a
-  comment names
+  - a `Class::member` is defined by a source; if the class is a library's, a source names it
+  - a file or folder that a document names or links to exists, and so does a source of the core that
+    a comment names
   - no retired word stands in code, comments or documents (RETIRED has today's words)
 
 Names are indexed from the text of all sources, which is rough: every word in the body of a class

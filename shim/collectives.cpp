@@ -160,7 +160,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
   std::optional<size_t> async_index_;  // of the argument async_op, if there is one
 };
 
-// Which return of the op is its Work.
+// The index of the op's return that is its Work.
 std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
   for (size_t index = 0; index < schema.returns().size(); ++index) {
     const auto named = schema.returns()[index].type()->cast<c10::NamedType>();

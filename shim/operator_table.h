@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the gate knows of an operator, computed once from its schema: which arguments may hold
+// The gate's knowledge of an operator, computed once from its schema: which arguments may hold
 // tensors, how each is accessed, and what kind of operator it is.
 //
 // The hot path looks up the address of the name that a RecordFunction event carries. For an

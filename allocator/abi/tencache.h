@@ -171,7 +171,7 @@ TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);
 
-/* ---- What would be -------------------------------------------------------------------------- */
+/* ---- Planning ------------------------------------------------------------------------------- */
 
 /* allocated_at and freed_at of a tensor that always exists. */
 #define TENCACHE_NO_TICK UINT32_MAX

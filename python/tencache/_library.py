@@ -291,7 +291,7 @@ class Core:
         _raise_if(self._write_trace(str(path).encode(), error), error)
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
-        """What the planner predicts; OptionError for an impossible period or machine."""
+        """The planner's prediction; OptionError for an impossible period or machine."""
         error = _ErrorStruct()
         buffer = ctypes.create_string_buffer(_PLAN_JSON_BYTES)
         _raise_if(self._plan(period, machine, buffer, _PLAN_JSON_BYTES, error), error)
@@ -299,7 +299,7 @@ class Core:
         return result
 
     def plan_timeline(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, Any]:
-        """What happens when under the plan; errors as for `plan`."""
+        """The timeline of the plan; errors as for `plan`."""
         error = _ErrorStruct()
 
         def fill(buffer: ctypes.Array[ctypes.c_char], size: int) -> int:

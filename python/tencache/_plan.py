@@ -221,7 +221,7 @@ class Planner:
         return list(self._known)
 
     def timeline(self, budget_bytes: int) -> dict[str, Any]:
-        """What happens when under that budget, as tencache_plan_timeline() describes it."""
+        """The timeline under that budget, as tencache_plan_timeline() describes it."""
         return self._library.plan_timeline(self._period.struct, self._machine(budget_bytes))
 
     def _ask(self, budget_bytes: int) -> Prediction:

@@ -36,7 +36,7 @@ Spans = list[tuple[int, int]]  # begin and end, in nanoseconds since the period 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happens when; the fields are those of tencache_plan_timeline()."""
+    """The events of one period; the fields are those of tencache_plan_timeline()."""
 
     step_ns: int
     work_ns: int
@@ -166,7 +166,7 @@ def _title(prediction: Prediction, report: Report) -> str:
 
 
 def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: float) -> None:
-    """What is on the device, what exists, and the budget, each with its name beside it."""
+    """Draws the bytes on the device, those that exist, and the budget, each with its name."""
     used, existing = timeline.most(timeline.used_bytes), timeline.most(timeline.existing_bytes)
     top = max(*used, *existing) * _HEADROOM
     size_unit, size_name = largest_unit(

@@ -34,7 +34,7 @@ _NO_FILE = "off"
 
 @dataclass(frozen=True)
 class _Enabled:
-    """What `enable` did: in which process, with which option texts, under which torch."""
+    """The state after `enable`: the process, the option texts, the torch version."""
 
     pid: int
     texts: Mapping[str, str]

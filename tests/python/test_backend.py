@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a program gets, and what it is told where it asked for a GPU and there is none.
+"""Which backend a program gets, and the error where it asks for a GPU and there is none.
 
-The tests run where there is no GPU. The doors for GPU memory can be put in all the same, as long as
-nothing is allocated: what they do then is tested over a simulated driver (test_shim_cuda_*.py).
+The tests run without a GPU. The doors for GPU memory can be installed all the same, as long as
+nothing is allocated. What they do then is tested over a simulated driver (test_shim_cuda_*.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ has_no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is 
 
 
 def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
-    """A torch that sees so many GPUs through NVML, and none through CUDA."""
+    """A torch that sees `gpu_count` GPUs through NVML, and none through CUDA."""
     functions = {"_device_count_nvml": lambda: gpu_count, "device_count": lambda: 0}
     return SimpleNamespace(
         __version__="2.11.0",
@@ -41,7 +41,7 @@ def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
 @pytest.mark.parametrize(
     ("text", "count", "cuda", "built", "expected"),
     [
-        ("auto", 2, "13.0", True, "cpu"),  # also where there are GPUs
+        ("auto", 2, "13.0", True, "cpu"),  # even if there are GPUs
         ("AUTO", 0, "13.0", True, "cpu"),
         ("cpu", 2, "13.0", True, "cpu"),
         ("Cuda", 1, "13.0", True, "cuda"),
@@ -135,7 +135,7 @@ def test_the_doors_show_themselves_to_torch(run_python):
         doors.install()
         doors.install()
         memory = torch.cuda.memory
-        # As the documentation of torch writes it; nothing stands in the way.
+        # As in torch's documentation; nothing stands in the way.
         memory.change_current_allocator(memory._get_current_allocator())
         weight = torch.ones(1 << 20, requires_grad=True)
         torch.optim.SGD([weight], lr=0.5).zero_grad()
