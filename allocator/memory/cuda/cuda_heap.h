@@ -106,7 +106,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// missing or outdated.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Sets the budget. What is cached above it goes at once (Engine::set_budget()).
+  /// Sets the budget and gives back at once what is cached above it. The caller tells the evictor.
   void set_limit(uint64_t bytes, bool is_bounded);
 
   /// Takes a frame, whose room must be reserved already. Where others use the GPU's memory, waits
