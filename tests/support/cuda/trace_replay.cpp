@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "engine/cuda_device.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/cuda/simulated_stream.h"
 #include "support/faulty_channel.h"
