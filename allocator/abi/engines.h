@@ -38,7 +38,6 @@ struct EngineEntry {
 
   int ordinal = 0;  // of the GPU; kHost on the cpu backend
   Engine* engine = nullptr;
-
 };
 
 /// The holds of one request: one for each engine that has something to hold.

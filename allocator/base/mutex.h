@@ -15,9 +15,9 @@
 //                                 blocks, private pools, pinned memory, staging buffers, hashes,
 //                                 direct reads, flights, turns of demotions, queues of channels
 //   6. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
-// Two locks are held from before a fork until after it, and so come before all of these: that of
-// the list of engines which fork handlers serve, then Engines::mutex_. Runtime::mutex_ comes before
-// both; it is held while options change and while an engine is opened. The log takes no lock.
+// Engine::fork_mutex() guards the list of engines and the names of ops. It is held from before a
+// fork until after it, and so comes before all of these. Runtime::mutex_ comes before it, and is
+// held while options change and while an engine is opened. The log takes no lock.
 // DiskTier and HostTier each have a grow_mutex_ before their mutex_, so that one thread at a time
 // grows the tier. It is the exception: held across fallocate, or while memory is mapped and pinned.
 #pragma once

@@ -2,7 +2,7 @@
 //
 // Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
 // is exact, but a snapshot of several is not of one moment. Units: bytes and nanoseconds (seconds
-// in the JSON). Any thread writes; the runtime owns them; nothing resets them.
+// in the JSON). Any thread writes; the device owns them; nothing resets them.
 #pragma once
 
 #include <atomic>
