@@ -307,7 +307,7 @@ TENSOR = {"id": 0, "bytes": 10}
         ([{"format": "tencache-events", "version": 1}], 1, ["'tencache-events'"]),
         ([{**HEADER, "version": 2}], 1, ["version 2", "reads version 1"]),
         ([HEADER], 1, ["no ops follow"]),
-        ([HEADER, [1]], 2, ["no JSON object"]),
+        ([HEADER, [1]], 2, ["not a JSON object"]),
         ([HEADER, {"bytes": 1}], 2, ["neither a tensor", '"id"', '"name"']),
         ([HEADER, {"id": 0}], 2, ["it lacks bytes"]),
         ([HEADER, {"id": 0, "bytes": 0}], 2, ["bytes is 0", "from 1 to"]),
