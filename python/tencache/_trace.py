@@ -78,7 +78,7 @@ class TraceReader:
         except ValueError as error:
             raise TencacheError(self._refusal(number, str(error))) from error
         if not isinstance(value, dict):
-            raise TencacheError(self._refusal(number, "it holds no JSON object"))
+            raise TencacheError(self._refusal(number, "it is not a JSON object"))
         return value
 
     def _refusal(self, number: int, reason: str) -> str:
