@@ -15,13 +15,13 @@ namespace {
 
 struct ThreadDepth {
   uint32_t depth = 0;
-  uint32_t known_count = 0;  // of engines with a first depth
+  uint32_t known_count = 0;  // how many engines have a first depth
   std::array<uint32_t, Engines::kEnginesMax> first_depth = {};
 };
 
 thread_local constinit ThreadDepth t_depth;
 
-// One more op is open on this thread, of which so many engines are told.
+// Records that one more op is open on this thread, and how many engines are told of it.
 void note_open(size_t engine_count) {
   ThreadDepth& thread = t_depth;
   while (thread.known_count < engine_count) {
@@ -77,7 +77,7 @@ uint32_t Engines::register_op(std::string_view name) {
     names_.emplace_back(name);
     entry->second = static_cast<uint32_t>(names_.size());
     for (const EngineEntry& entry : all()) {
-      // Its own lock may have been held at the fork.
+      // A forked child's engine is passive: its lock may have been held at the fork.
       if (!entry.engine->is_passive()) entry.engine->recorder().register_op(name);
     }
   }

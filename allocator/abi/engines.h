@@ -54,7 +54,6 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// Makes forks leave the lock free from now on. The object must live as long as the process.
   /// Sets what tells the stream that a GPU's ops queue their work on; until then, the default
   /// stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }

@@ -18,7 +18,7 @@
 namespace tencache {
 namespace {
 
-// Left to others on the file system of the spill file when no quota is given.
+// Without a quota, a tenth of the free space beside the spill file is left to others.
 constexpr uint64_t kDiskReserveShare = 10;
 
 std::vector<std::string> environment_names() {
@@ -66,7 +66,7 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   MutexLock lock(mutex_);
   Options changed = options_;
   TENCACHE_RETURN_IF_ERROR(tencache::set_option(changed, name, text));
-  // Who started it has settled what auto means.
+  // The backend that was started has settled what auto means.
   const bool is_settled = name == "backend" && changed.backend == BackendChoice::kAuto;
   if (is_started() && is_settled) return Status::ok();
   const std::string in_force = tencache::option_text(options_, name);
@@ -91,7 +91,7 @@ Status Runtime::start() {
   if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
-  // GPUs are opened when they are used.
+  // A GPU is opened when it is first used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
   is_started_.store(true, std::memory_order_release);
@@ -123,8 +123,8 @@ void Runtime::lower_chunk_bytes(uint64_t budget_bytes) {
   chunk_bytes_.store(std::min(bytes, chunk_bytes()), std::memory_order_relaxed);
 }
 
-// The end is moved up before the base is moved down, and readers read the base first: at every
-// moment they see all that was covered before.
+// Moves the end up before it moves the base down. Readers read the base first, so at every moment
+// they see all that was covered before.
 void Runtime::cover(const tencache_arena& arena) {
   const std::atomic_ref<uintptr_t> base(arena_.base);
   const std::atomic_ref<size_t> bytes(arena_.bytes);
@@ -158,7 +158,7 @@ EngineConfig Runtime::engine_config() {
   if (!options_.record_path.empty()) {
     config.hooks.on_learned_plan = [path = options_.record_path,
                                     peak_bytes = uint64_t{0}](const LearnedPlan& learned) mutable {
-      // Of several kinds the one that needs the most memory is the one to plan for.
+      // Of several kinds, write the one that needs the most memory.
       if (learned.period->trace.peak_bytes() < peak_bytes) return;
       peak_bytes = learned.period->trace.peak_bytes();
       record_period(learned, path);

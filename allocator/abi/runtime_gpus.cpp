@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime on the cuda backend: what the engine of a GPU is made of, and what users are told of
-// it when it is opened.
+// The runtime on the cuda backend: the configuration of a GPU's engine, and what users are told
+// when it is opened.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 tencache_arena watched_memory() {
   Runtime& runtime = Runtime::instance();
   if (!runtime.engines().is_armed()) return {0, 0};
-  // As tencache_get_arena() says.
+  // Read the base before the size (tencache_get_arena()).
   const uintptr_t base = __atomic_load_n(&runtime.arena()->base, __ATOMIC_SEQ_CST);
   return {base, __atomic_load_n(&runtime.arena()->bytes, __ATOMIC_SEQ_CST)};
 }
@@ -59,7 +59,8 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
   config.host->budget_bytes = options_.host_memory_bytes.value_or(budget.bytes);
   if (config.host->budget_bytes == 0) {
     return Status(StatusCode::kUnavailable,
-                  "There is no host memory for what leaves a GPU: what is left, " + budget.reason +
+                  "There is no host memory for tensors that leave a GPU: what is left, " +
+                      budget.reason +
                       ". Free some, give a budget with --host-memory, or use --strict.");
   }
   const Result<DiskProbe> found = find_disk();
@@ -67,7 +68,7 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
     config.disk = disk_config(found.value());
   } else if (!options_.spill_dir.empty()) {
     return found.status();
-  }  // else host memory does without
+  }  // else there is no disk below host memory
   return config;
 }
 
@@ -86,7 +87,7 @@ EngineConfig Runtime::gpu_engine_config(int ordinal) {
 Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
                         const tencache_arena& arena) {
   MutexLock lock(mutex_);
-  // Before its memory can be named.
+  // Cover the arena before any op can name its memory.
   cover(arena);
   lower_chunk_bytes(gpu.engine->budget().limit());
   TENCACHE_RETURN_IF_ERROR(engines_.add(gpu));
@@ -95,7 +96,7 @@ Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
   return Status::ok();
 }
 
-// The guard is in the process from its beginning, or not at all.
+// The guard is in the process from the start, or not at all.
 void Runtime::watch_launches() {
   if (!options_.launch_guard || engines_.count() > 1) return;
   const auto install = reinterpret_cast<tencache_guard_install_function>(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the runtime tells as JSON: statistics (schema 1) and the findings of `tencache doctor`.
+// The runtime's JSON: statistics (schema 1) and the findings of `tencache doctor`.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 uint64_t read(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
 
-// Paths come from the program: what is no UTF-8 is replaced, not thrown at.
+// Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -36,8 +36,8 @@ struct ColdAccesses {
   uint64_t cold_count = 0;
 };
 
-// Extents that are cold now: what happened to them unannounced is counted when they come back, so
-// until then it is looked up here.
+// Looks at the extents that are cold now. Unannounced accesses to an extent are counted when it
+// comes back; until then they must be looked up here.
 ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
   ColdAccesses found;
   for (const ListedExtent& listed : engine.heap().extents()) {
@@ -47,7 +47,7 @@ ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
     found.cold_bytes += listed.bytes;
     TouchedPages touched;
     if (!page_map.scan(listed.address, listed.bytes, &touched).is_ok()) continue;
-    // Fetched meanwhile: what was scanned were the pages of a resident extent.
+    // It was fetched meanwhile, so the scan saw pages of a resident extent.
     if (listed.extent->state() != ExtentState::kCold) continue;
     found.reads += touched.read_count > 0 ? 1 : 0;
     found.writes += touched.written.empty() ? 0 : 1;
@@ -67,7 +67,7 @@ Json probe_json(const DiskProbe& probe) {
           {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
-// What was learned, and of the plan that was learned last what the simulator says of one period.
+// What was learned, and what the simulator says of one period under the newest plan.
 Json plan_json(Learner* learner) {
   if (learner == nullptr) return nullptr;
   const LearnerSummary summary = learner->summary();
@@ -114,7 +114,7 @@ Json gpu_json(const GpuProbe& probe) {
   return {{"devices", devices}, {"reason", probe.reason}};
 }
 
-// What is where on the tiers, of one engine or of several.
+// The bytes on each tier, of one engine or of several.
 struct Tiers {
   uint64_t device_budget = 0;
   uint64_t host_budget = 0;
@@ -211,7 +211,7 @@ Json counters_json(const Counters& sum, const ColdAccesses& cold) {
           {"extents", sum(&Stats::extents_allocated)}};
 }
 
-// One GPU of several.
+// The entry of one GPU.
 Json one_gpu_json(const EngineEntry& gpu, const ColdAccesses& cold) {
   Tiers tiers;
   tiers.add(*gpu.engine);
@@ -241,7 +241,8 @@ std::string Runtime::cpu_stats_json(Engine& engine) const {
   ColdAccesses cold;
   Tiers tiers;
   Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
-  // A forked child has a copy of the books that nobody keeps, and locks that may be held for ever.
+  // A forked child has a copy of the counters that nobody updates, and locks that may be held for
+  // ever.
   const bool is_live = !engine.is_passive();
   if (is_live && page_map.is_ok()) cold = look_at_cold_extents(engine, *page_map.value());
   if (is_live) {

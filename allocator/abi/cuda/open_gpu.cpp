@@ -12,7 +12,8 @@
 namespace tencache {
 namespace {
 
-// Of a GPU's memory: the rest is for CUDA itself, its libraries and other programs.
+// The default share of a GPU's memory. The rest is for CUDA itself, its libraries and other
+// programs.
 constexpr double kDefaultFraction = 0.9;
 
 uint64_t share_of(uint64_t bytes, double fraction) {
@@ -99,8 +100,8 @@ Result<tencache_gpu*> open_with_own_driver(int ordinal, double fraction) {
   const Result<NvrtcApi> nvrtc = load_nvrtc();
   if (!nvrtc.is_ok()) {
     TENCACHE_LOG_WARNING(
-        "%s Until then whatever leaves a GPU is copied, also what has not changed, and nothing "
-        "proves that a copy is whole.",
+        "%s Until then every tensor that leaves a GPU is copied, even if it has not changed, and "
+        "nothing proves that a copy is whole.",
         nvrtc.status().message().c_str());
   }
   Result<tencache_gpu*> gpu = open_gpu_of_runtime(
@@ -124,7 +125,7 @@ tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* er
 void tencache_gpu_close(tencache_gpu* gpu) {
   if (gpu == nullptr) return;
   tencache::Runtime::instance().engines().remove(gpu->engine.get());
-  gpu->engine.reset();  // before the table it calls
+  gpu->engine.reset();  // before the driver table that it calls
   delete gpu;
 }
 

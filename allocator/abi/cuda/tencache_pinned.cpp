@@ -12,7 +12,7 @@
 #include "memory/cuda/pinned_memory.h"
 
 struct tencache_pinned {
-  std::unique_ptr<tencache::DriverApi> own_driver;  // null where the caller brought one
+  std::unique_ptr<tencache::DriverApi> own_driver;  // null if the caller brought one
   std::unique_ptr<tencache::PinnedMemory> memory;
 };
 
@@ -87,7 +87,7 @@ tencache_pinned* tencache_pinned_open(const tencache_pinned_config* config, tenc
 
 void tencache_pinned_close(tencache_pinned* pinned) {
   if (pinned == nullptr) return;
-  pinned->memory.reset();  // before the table it calls
+  pinned->memory.reset();  // before the driver table that it calls
   delete pinned;
 }
 
