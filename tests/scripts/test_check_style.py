@@ -22,7 +22,7 @@ def function(lines: int, head: str = "int f()") -> str:
 
 
 def test_a_clean_source_passes() -> None:
-    assert problems("allocator/base/a.cpp", HEADER + function(70)) == []
+    assert problems("allocator/base/a.cpp", HEADER + function(60)) == []
 
 
 def test_the_licence_line_comes_first() -> None:
@@ -88,7 +88,7 @@ def test_paths_of_one_machine() -> None:
     ],
 )
 def test_long_functions_of_cpp_are_found(head: str, name: str) -> None:
-    body = function(71, head)
+    body = function(61, head)
     found = check_style.cpp_functions(body)
     assert [item[0] for item in found][-1] == name
     assert [problem for problem in problems("a.cpp", HEADER + body) if f"{name} has" in problem]
@@ -101,5 +101,5 @@ def test_lines_between_functions_do_not_count() -> None:
 
 def test_long_functions_of_python_are_found() -> None:
     head = f"# {check_style.SPDX}\ndef f():\n"
-    assert problems("a.py", head + "    g()\n" * 69) == []
-    assert problems("a.py", head + "    g()\n" * 70) == ["a.py:2: f has 71 lines; 70 at most"]
+    assert problems("a.py", head + "    g()\n" * 59) == []
+    assert problems("a.py", head + "    g()\n" * 60) == ["a.py:2: f has 61 lines; 60 at most"]
