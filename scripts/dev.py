@@ -40,7 +40,7 @@ from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
 SHORT = "not slow and not any_torch"  # selects from tests/python
-ONCE = "not repeated"  # likewise, on the oldest torch
+ONCE = "not repeated"  # the same, for the oldest torch
 # Two of each program's seven runs; all runs take five minutes on two cores.
 SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
@@ -160,8 +160,11 @@ def in_processes() -> tuple[str, ...]:
 
 
 def every_python_test() -> None:
-    """On the oldest torch. One OpenMP thread in each of the processes: more would only take the
-    cores from each other. The newest torch runs what it runs with as many as there are cores."""
+    """Runs the tests on the oldest torch, with one OpenMP thread a process.
+
+    More threads would only take cores from each other. The newest torch runs its tests with one a
+    core.
+    """
     test_python(MAIN, "-m", ONCE, *in_processes(), *SLOWEST, variables={"OMP_NUM_THREADS": "1"})
 
 

@@ -211,9 +211,7 @@ class Planner:
         return self._known[budget_bytes]
 
     def predict_all(self, budgets: Iterable[int]) -> list[Prediction]:
-        """One prediction for each budget, in order; the core plans them on all CPUs, without the
-        GIL.
-        """
+        """One prediction for each budget, in order; the core plans on all CPUs, without the GIL."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(self.predict, budgets))
 

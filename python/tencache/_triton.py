@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate for Triton kernels: Inductor's (torch.compile on a GPU), and a program's or library's
-own.
+"""The gate for Triton kernels, Inductor's (torch.compile on a GPU) and others.
 
 A kernel is launched with raw addresses without the dispatcher, so the shim's hooks do not see it.
 On a GPU an access to a tensor in host memory is not slow but an error. Every launch goes through
