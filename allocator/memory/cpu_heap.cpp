@@ -27,7 +27,7 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       page_map_(page_map),
       disk_(disk),
       small_blocks_(budget),
-      granules_(arena.bytes() / kGranuleBytes) {}
+      pool_(arena.base(), arena.bytes()) {}
 
 Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
   TENCACHE_DCHECK(bytes > 0);
@@ -134,29 +134,21 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
                       " extents use up the mappings of this process (vm.max_map_count); raise it "
                       "with sysctl or raise --extent-min");
   }
-  const uint64_t granule_count = round_up(bytes, kGranuleBytes) / kGranuleBytes;
   Extent* extent = nullptr;
   {
     MutexLock lock(mutex_);
-    const std::optional<uint64_t> granule = granules_.allocate(granule_count);
-    if (!granule) {
+    const std::optional<char*> address = pool_.take_addresses(bytes);
+    if (!address) {
       return Status(StatusCode::kUnavailable,
                     "the address arena of " + format_bytes(arena_.bytes()) + " is used up");
     }
-    if (vacant_.empty()) {
-      extent = &pool_.emplace_back();
-    } else {
-      extent = vacant_.back();
-      vacant_.pop_back();
-    }
-    extent->address = arena_.base() + *granule * kGranuleBytes;
-    extent->bytes = bytes;
+    extent = pool_.take(*address, bytes);
   }
   Status status = arena_.commit(extent->address, bytes);
   if (!status.is_ok()) {
     MutexLock lock(mutex_);
-    free_granules(extent->address, bytes);
-    vacant_.push_back(extent);
+    pool_.give_back_addresses(extent->address, bytes);
+    pool_.give_back(extent);
     return status;
   }
   extent_count_.fetch_add(1, std::memory_order_relaxed);
@@ -190,14 +182,8 @@ void CpuHeap::give_back(Extent* extent) {
   extent->become_vacant();
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
   MutexLock lock(mutex_);
-  free_granules(extent->address, extent->bytes);
-  vacant_.push_back(extent);
-}
-
-void CpuHeap::free_granules(const char* address, uint64_t bytes) {
-  if (bytes == 0) return;
-  granules_.free(static_cast<uint64_t>(address - arena_.base()) / kGranuleBytes,
-                 round_up(bytes, kGranuleBytes) / kGranuleBytes);
+  pool_.give_back_addresses(extent->address, extent->bytes);
+  pool_.give_back(extent);
 }
 
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must
@@ -214,15 +200,9 @@ void CpuHeap::release_slot_of(Extent* extent) {
 
 bool CpuHeap::is_valid() const {
   MutexLock lock(mutex_);
-  uint64_t granule_count = 0;
-  uint64_t vacant_count = 0;
   uint64_t cached_bytes = 0;
-  for (const Extent& extent : pool_) {
-    if (extent.state() == ExtentState::kVacant) {
-      ++vacant_count;
-      continue;
-    }
-    granule_count += round_up(extent.bytes, kGranuleBytes) / kGranuleBytes;
+  for (const Extent& extent : pool_.all()) {
+    if (extent.state() == ExtentState::kVacant) continue;
     if (table_.find(extent.address) != &extent) return false;
     if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
     const bool is_cached = extent.state() == ExtentState::kCached;
@@ -234,18 +214,12 @@ bool CpuHeap::is_valid() const {
     const Extent* next = AgeList::next(extent);
     if (next != nullptr && next->retired_at >= extent->retired_at) return false;
   }
-  return granules_.is_valid() && granules_.used() == granule_count &&
-         vacant_.size() == vacant_count && cached_bytes == cached_bytes_.load();
+  return pool_.is_valid(0) && cached_bytes == cached_bytes_.load();
 }
 
 std::vector<ListedExtent> CpuHeap::extents() const {
   MutexLock lock(mutex_);
-  std::vector<ListedExtent> extents;
-  extents.reserve(pool_.size());
-  for (const Extent& extent : pool_) {
-    extents.push_back({const_cast<Extent*>(&extent), extent.address, extent.bytes});
-  }
-  return extents;
+  return pool_.list();
 }
 
 }  // namespace tencache

@@ -19,15 +19,14 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/range_allocator.h"
 #include "base/status.h"
+#include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
 #include "platform/address_arena.h"
@@ -107,7 +106,6 @@ class CpuHeap final : public Heap {
   uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
   void end_donation(const Donation& donation, bool may_be_kept) TENCACHE_EXCLUDES(mutex_);
   bool take_off(char* address, uint64_t bytes);
-  void free_granules(const char* address, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void drop_old_cached() TENCACHE_EXCLUDES(mutex_);
   static Slot take_slot_of(Extent* extent);
@@ -123,9 +121,7 @@ class CpuHeap final : public Heap {
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each
 
   mutable Mutex mutex_;
-  std::deque<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);  // grows only; addresses stay valid
-  std::vector<Extent*> vacant_ TENCACHE_GUARDED_BY(mutex_);
-  RangeAllocator granules_ TENCACHE_GUARDED_BY(mutex_);
+  ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t retire_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -145,8 +145,8 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   table_.set(extent->address, donation.front_bytes, nullptr);
   table_.set(left_end, static_cast<uint64_t>(old_end - left_end), nullptr);
   MutexLock lock(mutex_);
-  free_granules(extent->address, donation.front_bytes);
-  free_granules(left_end, static_cast<uint64_t>(old_end - left_end));
+  pool_.give_back_addresses(extent->address, donation.front_bytes);
+  pool_.give_back_addresses(left_end, static_cast<uint64_t>(old_end - left_end));
   extent->address = left;
   extent->bytes = left_bytes;
   link_cached(extent);

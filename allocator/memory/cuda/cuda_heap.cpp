@@ -44,7 +44,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       host_(host),
       disk_(disk),
       home_marks_(streams, std::max(budget.limit() / kMarksPerBudget, granularity_)),
-      granules_(arena.bytes() / kGranuleBytes) {
+      pool_(reinterpret_cast<char*>(arena.base()), arena.bytes()) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source, use_);
   private_pools_.emplace(streams, source, use_);
@@ -159,14 +159,7 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
   CudaExtent* extent = nullptr;
   {
     MutexLock lock(mutex_);
-    if (vacant_.empty()) {
-      extent = &pool_.emplace_back();
-    } else {
-      extent = vacant_.back();
-      vacant_.pop_back();
-    }
-    extent->address = address.value();
-    extent->bytes = bytes;
+    extent = pool_.take(address.value(), bytes);
   }
   extent->frame = frame.value();
   extent->home.store(stream, std::memory_order_relaxed);
@@ -203,12 +196,12 @@ Result<char*> CudaHeap::map_anywhere(const Frame& frame) {
   char* address = nullptr;
   {
     MutexLock lock(mutex_);
-    const std::optional<uint64_t> granule = granules_.allocate(frame.bytes / kGranuleBytes);
-    if (!granule) {
+    const std::optional<char*> taken = pool_.take_addresses(frame.bytes);
+    if (!taken) {
       return Status(StatusCode::kUnavailable,
                     "The GPU's address arena of " + format_bytes(arena_.bytes()) + " is used up.");
     }
-    address = base() + *granule * kGranuleBytes;
+    address = *taken;
   }
   const FramePlace place{reinterpret_cast<CUdeviceptr>(address), frame};
   const Status status = arena_.map(std::span(&place, 1));
@@ -219,7 +212,7 @@ Result<char*> CudaHeap::map_anywhere(const Frame& frame) {
 
 void CudaHeap::return_addresses(const char* address, uint64_t bytes) {
   MutexLock lock(mutex_);
-  granules_.free(static_cast<uint64_t>(address - base()) / kGranuleBytes, bytes / kGranuleBytes);
+  pool_.give_back_addresses(address, bytes);
 }
 
 Status CudaHeap::take_away_frame(CudaExtent* extent) {
@@ -344,34 +337,26 @@ void CudaHeap::give_back_addresses(CudaExtent* extent) {
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
   return_addresses(address, bytes);
   MutexLock lock(mutex_);
-  vacant_.push_back(extent);
+  pool_.give_back(extent);
 }
 
 std::vector<ListedExtent> CudaHeap::extents() const {
   MutexLock lock(mutex_);
-  std::vector<ListedExtent> extents;
-  extents.reserve(pool_.size());
-  for (const CudaExtent& extent : pool_) {
-    extents.push_back({const_cast<CudaExtent*>(&extent), extent.address, extent.bytes});
-  }
-  return extents;
+  return pool_.list();
 }
 
 bool CudaHeap::is_valid() const {
   std::vector<const CudaExtent*> waiting;
   waiting_.visit([&](const CudaExtent* extent) { waiting.push_back(extent); });
   MutexLock lock(mutex_);
-  uint64_t granule_count = 0;
-  uint64_t vacant_count = 0;
+  uint64_t segment_bytes = 0;
   uint64_t cached_bytes = 0;
-  for (const CudaExtent& extent : pool_) {
+  for (const CudaExtent& extent : pool_.all()) {
     const ExtentState state = extent.state();
     if (state == ExtentState::kVacant) {
-      ++vacant_count;
       if (extent.frame.bytes > 0 || extent.host_block.is_valid()) return false;
       continue;
     }
-    granule_count += extent.bytes / kGranuleBytes;
     if (table_.find(extent.address) != &extent) return false;
     if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
     const bool has_frame = extent.frame.bytes == extent.bytes;
@@ -383,9 +368,8 @@ bool CudaHeap::is_valid() const {
     }
     if (state == ExtentState::kCached) cached_bytes += extent.bytes;
   }
-  for (const auto& [address, frame] : segments_) granule_count += frame.bytes / kGranuleBytes;
-  return granules_.is_valid() && granules_.used() == granule_count &&
-         vacant_.size() == vacant_count && cached_bytes == cached_bytes_.load();
+  for (const auto& [address, frame] : segments_) segment_bytes += frame.bytes;
+  return pool_.is_valid(segment_bytes) && cached_bytes == cached_bytes_.load();
 }
 
 }  // namespace tencache

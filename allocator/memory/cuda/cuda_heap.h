@@ -24,7 +24,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -32,7 +31,6 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/range_allocator.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
 #include "memory/cuda/heap_observer.h"
@@ -40,6 +38,7 @@
 #include "memory/cuda/private_pools.h"
 #include "memory/cuda/program_use.h"
 #include "memory/cuda/stream_quarantine.h"
+#include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
 #include "platform/cuda/device_arena.h"
@@ -185,7 +184,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
-  char* base() const { return reinterpret_cast<char*>(arena_.base()); }
   Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   void return_addresses(const char* address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void give_back_addresses(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
@@ -208,9 +206,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::atomic<HeapObserver*> observer_{nullptr};
 
   mutable Mutex mutex_;
-  std::deque<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);  // grows only; addresses stay valid
-  std::vector<CudaExtent*> vacant_ TENCACHE_GUARDED_BY(mutex_);
-  RangeAllocator granules_ TENCACHE_GUARDED_BY(mutex_);
+  ExtentPool<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);

@@ -29,7 +29,7 @@ CudaHeapFigures CudaHeap::figures() const {
   CudaHeapFigures figures;
   figures.frames = frames_.uses();
   MutexLock lock(mutex_);
-  for (const CudaExtent& extent : pool_) {
+  for (const CudaExtent& extent : pool_.all()) {
     const ExtentState state = extent.state();
     if (state == ExtentState::kVacant) continue;
     const bool waits = is_waiting(extent);
@@ -94,7 +94,7 @@ std::vector<SegmentView> CudaHeap::segments() const {
   }
   {
     MutexLock lock(mutex_);
-    for (const CudaExtent& extent : pool_) {
+    for (const CudaExtent& extent : pool_.all()) {
       const ExtentState state = extent.state();
       if (state == ExtentState::kVacant) continue;
       const bool is_active = state != ExtentState::kCached;
