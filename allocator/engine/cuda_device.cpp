@@ -59,8 +59,8 @@ Status CudaDevice::measure() {
   if (mover_ == nullptr) return Status::ok();
   TENCACHE_RETURN_IF_ERROR(mover_->measure_link(probe_bytes_));
   // The probe does not count as use by the program.
-  heap_->reset_peaks();
-  heap_->reset_totals();
+  view().reset_peaks();
+  view().reset_totals();
   stats().peak_device_bytes = budget().used();
   return Status::ok();
 }

@@ -17,7 +17,7 @@
 #include "engine/gate/event_timer.h"
 #include "engine/move/gpu/stream_mover.h"
 #include "learn/host_model.h"
-#include "memory/cuda/cuda_heap.h"
+#include "memory/cuda/cuda_heap_view.h"
 #include "platform/cuda/copy_kernel.h"
 #include "platform/cuda/cufile_api.h"
 #include "platform/cuda/device_arena.h"
@@ -59,6 +59,8 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   CudaHeap& heap() override { return *heap_; }
+  /// What the program may ask about its memory.
+  CudaHeapView view() { return CudaHeapView(*heap_); }
   StreamMover* mover() override { return mover_.get(); }
   OpTimer* op_timer() override { return op_timer_.get(); }
   OpTimer* wait_timer() override { return wait_timer_.get(); }

@@ -65,15 +65,15 @@ int converted(BlockState state) {
   return TENCACHE_BLOCK_INACTIVE;
 }
 
-void fill_memory(CudaHeap& heap, tencache_gpu_stats* stats) {
-  const ProgramUses uses = heap.uses();
-  const CudaHeapFigures figures = heap.figures();
+void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
+  const ProgramUses uses = view.uses();
+  const CudaHeapFigures figures = view.figures();
   stats->all = converted(uses.all, figures.frames.all);
   stats->small = converted(uses.small, figures.frames.small);
   stats->large = converted(uses.large, figures.frames.large);
   stats->cached_bytes = figures.cached_bytes;
   stats->cold_bytes = figures.cold_bytes;
-  stats->others_bytes = heap.others_bytes();
+  stats->others_bytes = figures.others_bytes;
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {
   tencache::Engine& engine = *gpu->engine;
   *stats = {};
-  tencache::fill_memory(gpu->device->heap(), stats);
+  tencache::fill_memory(gpu->device->view(), stats);
   if (const tencache::HostTier* host = gpu->device->host()) {
     stats->host_bytes = host->stats().chunk_bytes;
   }
@@ -176,13 +176,13 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   stats->stall_ns = counters.stall_ns;
 }
 
-void tencache_gpu_reset_peaks(tencache_gpu* gpu) { gpu->device->heap().reset_peaks(); }
+void tencache_gpu_reset_peaks(tencache_gpu* gpu) { gpu->device->view().reset_peaks(); }
 
-void tencache_gpu_reset_totals(tencache_gpu* gpu) { gpu->device->heap().reset_totals(); }
+void tencache_gpu_reset_totals(tencache_gpu* gpu) { gpu->device->view().reset_totals(); }
 
 int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu_block* block,
                       tencache_gpu_segment* segment) {
-  const std::optional<tencache::FoundBlock> found = gpu->device->heap().find_block(address);
+  const std::optional<tencache::FoundBlock> found = gpu->device->view().find_block(address);
   if (!found) return 0;
   if (block != nullptr) {
     *block = {static_cast<uintptr_t>(found->address), found->bytes, found->requested_bytes,
@@ -208,10 +208,9 @@ void tencache_gpu_observe(tencache_gpu* gpu,
 void tencache_gpu_walk(const tencache_gpu* gpu,
                        void (*visit)(void* context, const tencache_gpu_segment* segment),
                        void* context) {
-  const CudaHeap& heap = gpu->device->heap();
   const tencache::StreamNumbers& streams = gpu->device->streams();
   std::vector<tencache_gpu_block> blocks;
-  for (const SegmentView& view : heap.segments()) {
+  for (const SegmentView& view : gpu->device->view().segments()) {
     blocks.clear();
     for (const tencache::BlockView& block : view.blocks) {
       blocks.push_back({static_cast<uintptr_t>(block.address), block.bytes, block.requested_bytes,

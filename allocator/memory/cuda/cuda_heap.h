@@ -49,19 +49,7 @@
 
 namespace tencache {
 
-/// What the GPU's memory is used for. Each figure is of one moment, all of them of nearly the same.
-struct CudaHeapFigures {
-  FrameUses frames;  // what was taken from the driver for all of this
-  // Extents. The program's are resident or cold; the others keep a frame for the next one.
-  uint64_t resident_bytes = 0;
-  uint64_t resident_count = 0;
-  uint64_t cold_bytes = 0;
-  uint64_t cold_count = 0;
-  uint64_t cached_bytes = 0;
-  uint64_t cached_count = 0;
-  uint64_t waiting_bytes = 0;  // freed, but other streams may still use them
-  uint64_t waiting_count = 0;
-};
+class CudaHeapView;
 
 class CudaHeap final : public Heap, private SegmentSource {
  public:
@@ -91,19 +79,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// device.
   uint64_t empty_cache();
 
-  // The program's view of its memory (cuda_heap_view.cpp).
-  ProgramUses uses() const { return use_.read(); }
-  CudaHeapFigures figures() const TENCACHE_EXCLUDES(mutex_);
   /// The observer is told from now on; it outlives the heap.
   void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
-  /// Resets those of uses() and figures().
-  void reset_peaks();
-  void reset_totals();
-  /// The allocation that contains the address, if there is one.
-  std::optional<FoundBlock> find_block(const void* address) const;
-  /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
-  /// missing or outdated.
-  std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
   /// Sets the budget and gives back at once what is cached above it. The caller tells the evictor.
   void set_limit(uint64_t bytes, bool is_bounded);
@@ -133,14 +110,12 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// allocates or frees.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
-  /// The part of the budget that turned out to be in use by others on the same GPU.
-  uint64_t others_bytes() const { return others_bytes_.load(std::memory_order_relaxed); }
-
   DeviceArena& arena() { return arena_; }
   StreamNumbers& streams() { return streams_; }
   const BlockPool& small_blocks() const { return *small_blocks_; }
 
  private:
+  friend class CudaHeapView;  // reads what the program asks about
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, home
@@ -201,7 +176,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   HomeMarks home_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
-  std::atomic<uint64_t> others_bytes_{0};
+  std::atomic<uint64_t> others_bytes_{0};  // of the budget, in use by others on the GPU
   std::atomic<bool> warned_others_{false};
   std::atomic<HeapObserver*> observer_{nullptr};
 

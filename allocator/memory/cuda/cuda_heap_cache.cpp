@@ -114,6 +114,11 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
   return destroy(take_oldest(bytes, true));
 }
 
+uint64_t CudaHeap::empty_cache() {
+  drop_cached(~uint64_t{0});
+  return frames_.trim(~uint64_t{0});
+}
+
 void CudaHeap::set_limit(uint64_t bytes, bool is_bounded) {
   set_bounded(is_bounded);
   budget_.set_limit(bytes);

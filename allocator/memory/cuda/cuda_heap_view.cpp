@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// CudaHeap's view for the program's statistics and snapshots. These walks take no part in
-// allocation.
-#include <algorithm>
+#include "memory/cuda/cuda_heap_view.h"
 
-#include "memory/cuda/cuda_heap.h"
+#include <algorithm>
 
 namespace tencache {
 namespace {
@@ -20,16 +17,12 @@ bool has_frame(ExtentState state) {
 
 }  // namespace
 
-uint64_t CudaHeap::empty_cache() {
-  drop_cached(~uint64_t{0});
-  return frames_.trim(~uint64_t{0});
-}
-
-CudaHeapFigures CudaHeap::figures() const {
+CudaHeapFigures CudaHeapView::figures() const {
   CudaHeapFigures figures;
-  figures.frames = frames_.uses();
-  MutexLock lock(mutex_);
-  for (const CudaExtent& extent : pool_.all()) {
+  figures.frames = heap_.frames_.uses();
+  figures.others_bytes = heap_.others_bytes_.load(std::memory_order_relaxed);
+  MutexLock lock(heap_.mutex_);
+  for (const CudaExtent& extent : heap_.pool_.all()) {
     const ExtentState state = extent.state();
     if (state == ExtentState::kVacant) continue;
     const bool waits = is_waiting(extent);
@@ -46,19 +39,19 @@ CudaHeapFigures CudaHeap::figures() const {
   return figures;
 }
 
-void CudaHeap::reset_peaks() {
-  use_.reset_peaks();
-  frames_.reset_peaks();
+void CudaHeapView::reset_peaks() {
+  heap_.use_.reset_peaks();
+  heap_.frames_.reset_peaks();
 }
 
-void CudaHeap::reset_totals() {
-  use_.reset_totals();
-  frames_.reset_totals();
+void CudaHeapView::reset_totals() {
+  heap_.use_.reset_totals();
+  heap_.frames_.reset_totals();
 }
 
-std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
+std::optional<FoundBlock> CudaHeapView::find_block(const void* address) const {
   const auto device_address = reinterpret_cast<CUdeviceptr>(address);
-  if (const Extent* extent = find(address)) {
+  if (const Extent* extent = heap_.find(address)) {
     const ExtentState state = extent->state();
     if (state == ExtentState::kCached || state == ExtentState::kVacant) return std::nullopt;
     const auto begin = reinterpret_cast<CUdeviceptr>(extent->address);
@@ -71,11 +64,11 @@ std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
                       block_bytes,
                       extent->requested_bytes.load(std::memory_order_relaxed),
                       of_gpu.home.load(std::memory_order_relaxed),
-                      others_of(of_gpu) != kNoStreams,
+                      CudaHeap::others_of(of_gpu) != kNoStreams,
                       0};
   }
-  if (const auto block = small_blocks_->find(device_address)) return block;
-  for (const auto& [number, pool] : private_pools_->all()) {
+  if (const auto block = heap_.small_blocks_->find(device_address)) return block;
+  for (const auto& [number, pool] : heap_.private_pools_->all()) {
     if (auto block = pool->find(device_address)) {
       block->pool = number;
       return block;
@@ -84,17 +77,17 @@ std::optional<FoundBlock> CudaHeap::find_block(const void* address) const {
   return std::nullopt;
 }
 
-std::vector<SegmentView> CudaHeap::segments() const {
-  std::vector<SegmentView> views = small_blocks_->segments();
-  for (const auto& [number, pool] : private_pools_->all()) {
+std::vector<SegmentView> CudaHeapView::segments() const {
+  std::vector<SegmentView> views = heap_.small_blocks_->segments();
+  for (const auto& [number, pool] : heap_.private_pools_->all()) {
     for (SegmentView& view : pool->segments()) {
       view.pool = number;
       views.push_back(std::move(view));
     }
   }
   {
-    MutexLock lock(mutex_);
-    for (const CudaExtent& extent : pool_.all()) {
+    MutexLock lock(heap_.mutex_);
+    for (const CudaExtent& extent : heap_.pool_.all()) {
       const ExtentState state = extent.state();
       if (state == ExtentState::kVacant) continue;
       const bool is_active = state != ExtentState::kCached;

@@ -389,10 +389,10 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   char* next = allocate();
   EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
   engine_->wait_until_idle();
-  EXPECT_EQ(engine_->device().heap().figures().waiting_count, 8u);
+  EXPECT_EQ(engine_->device().view().figures().waiting_count, 8u);
   engine_->write(stream_, next, kBytes, 1);
   allocate(2 * kBytes);  // looks again
-  EXPECT_EQ(engine_->device().heap().figures().waiting_count, 0u);
+  EXPECT_EQ(engine_->device().view().figures().waiting_count, 0u);
 }
 
 // While there is enough room, nobody needs to know when the device is done with a freed extent.
@@ -446,7 +446,7 @@ TEST_F(CudaEngineTest, CachedMemoryServesOtherSizes) {
 TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
         {.capacity_bytes = 32 * kMiB});
-  EXPECT_EQ(engine_->device().heap().others_bytes(), 0u);
+  EXPECT_EQ(engine_->device().view().figures().others_bytes, 0u);
   for (uint64_t index = 0; index < 16; ++index) {
     engine_->write(stream_, allocate(), kBytes, index);
   }
@@ -454,7 +454,7 @@ TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
     engine_->check(stream_, allocated_[index], kBytes, index);
   }
   engine_->wait_until_idle();
-  EXPECT_EQ(engine_->device().heap().others_bytes(), 16 * kMiB);
+  EXPECT_EQ(engine_->device().view().figures().others_bytes, 16 * kMiB);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
 }
 
@@ -496,10 +496,10 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
   // It shows in no figure of the program.
-  EXPECT_EQ(engine_->device().heap().uses().all.bytes.peak, 0u);
-  EXPECT_EQ(engine_->device().heap().uses().all.bytes.added, 0u);
+  EXPECT_EQ(engine_->device().view().uses().all.bytes.peak, 0u);
+  EXPECT_EQ(engine_->device().view().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);
-  const FrameUse frames = engine_->device().heap().figures().frames.all;
+  const FrameUse frames = engine_->device().view().figures().frames.all;
   for (const UseCount& count : {frames.bytes, frames.frames}) {
     EXPECT_EQ(count.current, 0u) << "the driver has the memory again";
     EXPECT_EQ(count.peak, 0u);

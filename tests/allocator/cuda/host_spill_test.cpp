@@ -503,8 +503,8 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
     is_freed = true;
   });
   EXPECT_TRUE(eventually([&] { return is_freed.load(); })) << "while the writer is held";
-  EXPECT_FALSE(engine_->device().heap().find_block(tensors_[0]).has_value());
-  EXPECT_TRUE(engine_->device().heap().find_block(tensors_[1]).has_value());
+  EXPECT_FALSE(engine_->device().view().find_block(tensors_[0]).has_value());
+  EXPECT_TRUE(engine_->device().view().find_block(tensors_[1]).has_value());
   finish();
   freeing.join();
   EXPECT_EQ(engine_->check_books(), "");

@@ -163,7 +163,7 @@ std::string TestCudaEngine::check_books_once() {
            std::to_string(counted) + " counted";
   };
   CudaHeap& heap = device_->heap();
-  uint64_t device_bytes = heap.small_bytes() + heap.others_bytes();
+  uint64_t device_bytes = heap.small_bytes() + device_->view().figures().others_bytes;
   uint64_t host_bytes = 0;
   uint64_t disk_bytes = 0;
   uint64_t cached_bytes = 0;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaHeapView: what the program may ask about the memory of a CudaHeap: statistics, snapshots and
+// the block at an address. Its walks take no part in allocation.
+//
+// Threads: any. The heap outlives its view, which owns nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "memory/cuda/cuda_heap.h"
+
+namespace tencache {
+
+/// What the GPU's memory is used for. Each figure is of one moment, all of them of nearly the same.
+struct CudaHeapFigures {
+  FrameUses frames;  // what was taken from the driver for all of this
+  // Extents. The program's are resident or cold; the others keep a frame for the next one.
+  uint64_t resident_bytes = 0;
+  uint64_t resident_count = 0;
+  uint64_t cold_bytes = 0;
+  uint64_t cold_count = 0;
+  uint64_t cached_bytes = 0;
+  uint64_t cached_count = 0;
+  uint64_t waiting_bytes = 0;  // freed, but other streams may still use them
+  uint64_t waiting_count = 0;
+  uint64_t others_bytes = 0;  // of the budget, in use by others on the same GPU
+};
+
+class CudaHeapView {
+ public:
+  explicit CudaHeapView(CudaHeap& heap) : heap_(heap) {}
+
+  ProgramUses uses() const { return heap_.use_.read(); }
+  CudaHeapFigures figures() const;
+  /// Resets those of uses() and figures().
+  void reset_peaks();
+  void reset_totals();
+  /// The allocation that contains the address, if there is one.
+  std::optional<FoundBlock> find_block(const void* address) const;
+  /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
+  /// missing or outdated.
+  std::vector<SegmentView> segments() const;
+
+ private:
+  CudaHeap& heap_;
+};
+
+}  // namespace tencache
