@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "engine/cpu_device.h"
 #include "learn/period_writer.h"
 #include "platform/machine.h"
 

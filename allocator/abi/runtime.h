@@ -18,11 +18,11 @@
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/status.h"
-#include "engine/cpu_device.h"
 #include "engine/engine.h"
 
 namespace tencache {
 
+struct CpuDeviceConfig;
 struct CudaDeviceConfig;
 
 /// The version of this library, "0.1.0".

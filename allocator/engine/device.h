@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device: what an engine stands on, i.e. the memory of one device with its budget, the tiers below
+// Device: the ground of an engine, i.e. the memory of one device with its budget, the tiers below
 // it, and how bytes move between them. Gate, evictor, prefetcher, learning and planning are the
-// same over any device. There are two: CpuDevice (engine/cpu_device.h) and CudaDevice
-// (engine/cuda_device.h), which add what only their own callers ask for.
+// same over any device. There are two kinds, CpuDevice (engine/cpu_device.h) and CudaDevice
+// (engine/cuda_device.h). Each adds members that only its own callers need.
 //
 // The device owns the budget and the counters, because its parts reserve and count from the first
 // moment on. It outlives all other parts of its engine.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engine: one whole allocator over one device, from the device's memory to the gate. It owns the
-// parts, wires them, and tells the gate of what is allocated and freed. What only one kind of
-// device can do is asked of that device, which its opener knows by its own type. Several engines
-// may live in a process, one for each GPU; the process-wide fork handlers serve all of them.
+// parts, wires them, and tells the gate what the program allocates and frees. For what only one
+// kind of device can do, callers ask the device, which its opener knows by its own type. Several
+// engines may live in a process, one for each GPU; the process-wide fork handlers serve them all.
 //
 // Threads: create and destroy on one thread; the rest from any.
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace tencache {
 
-/// What is the same over every device; CpuDeviceConfig and CudaDeviceConfig have the rest.
+/// The settings that every device shares; CpuDeviceConfig and CudaDeviceConfig have the others.
 struct EngineConfig {
   double arm_at = kDefaultArmAt;  // share of the budget
   std::optional<ChaosConfig> chaos;
