@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MoveRate: what moves of one kind really take for their bytes, weighted towards the newest: time
-// that passed, with the hashing and copying that goes along, or processor time. This is what
-// planning counts with. Where several run at once each counts the whole time, as if the link were
-// slower.
+// MoveRate: how long moves of one kind really take for their bytes, weighted towards the newest.
+// The time is wall time, hashing and copying included, or processor time. Planning counts with it.
+// Where several moves run at once each counts the whole time, as if the link were slower.
 //
 // Threads: any; lock-free. Additions that race may lose each other, which only costs precision.
 #pragma once
@@ -26,7 +25,7 @@ class MoveRate {
     ns_.store(all_ns, std::memory_order_relaxed);
   }
 
-  /// `unknown` as long as there is too little to tell.
+  /// `unknown` until enough has moved to tell.
   double bytes_per_s(double unknown) const {
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
     const uint64_t ns = ns_.load(std::memory_order_relaxed);

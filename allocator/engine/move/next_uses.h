@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NextUses: tells how soon extents are needed, as far as a plan knows. What is needed last leaves a
-// tier first. Threads: any.
+// NextUses: tells how soon extents are needed, as far as a plan knows. The extent that is needed
+// last leaves a tier first.
+//
+// Threads: any.
 #pragma once
 
 #include <cstdint>

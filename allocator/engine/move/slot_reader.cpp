@@ -9,12 +9,12 @@
 namespace tencache {
 namespace {
 
-// A read that fails may succeed when it is repeated (a path of the device resets); a hash that does
+// A read that fails may succeed when it is repeated (a path of the device resets). A hash that does
 // not match never gets better.
 constexpr int kReadTriesMax = 3;
 
-/// Hashes what has arrived, piece by piece, while later pieces are in flight, and hands on each
-/// segment as soon as all of it is there.
+/// Hashes the pieces that have arrived while later ones are in flight, and hands on each segment as
+/// soon as all of it is there.
 class HashingReader final : public PieceObserver {
  public:
   HashingReader(std::span<const SlotRead> reads, const NextRead& next_read,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reading slots of the disk tier back: into memory that nobody else sees, in one transfer with
-// several requests in flight, hashed piece by piece as they arrive. What comes back is handed on
-// only when its hash is that of what was written; anything else ends the process, because the bytes
-// are lost and the program would go on with wrong ones. A read that the kernel refuses is repeated,
-// since a path of the device may reset; whether the last refusal is fatal is the caller's affair.
+// read_slots: reads slots of the disk tier into memory that nobody else sees, in one transfer with
+// several requests in flight, and hashes the pieces as they arrive. Bytes are handed on only when
+// their hash is that of what was written. Anything else ends the process: the bytes are lost, and
+// the program would go on with wrong ones. A read that the kernel refuses is repeated, since a path
+// of the device may reset; the caller decides whether the last refusal is fatal.
 //
 // Threads: any; a transfer runs on the calling thread. The slots are the caller's.
 #pragma once
@@ -26,16 +26,16 @@ struct SlotRead {
 };
 
 struct SlotReadResult {
-  size_t done = 0;  // so many of the first ones are there and proved
-  Status status;    // why not all of them are, after several tries
+  size_t done = 0;  // the first so many are there and proved
+  Status status;    // why the others are not, after several tries
 };
 
 /// Gives one more to read; false when there is none now.
 using NextRead = std::function<bool(SlotRead* read)>;
 
-/// Reads in order; `on_read` is called with the index of each as soon as all of it is there and
-/// proved, while later ones are still read. `next_read`, which may be empty, is asked for more as
-/// long as others are in flight; what it gives is numbered after `reads`.
+/// Reads in order, and calls `on_read` with the index of each as soon as all of it is there and
+/// proved, while later ones are still read. As long as reads are in flight it asks `next_read`,
+/// which may be empty, for more; those are numbered after `reads`.
 SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
                           const std::function<void(size_t index)>& on_read, Stats& stats,
                           const NextRead& next_read = {});

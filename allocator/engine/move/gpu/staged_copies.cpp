@@ -8,7 +8,7 @@
 
 namespace tencache {
 
-// What was to be copied to the host by then is all there: only copies to the device are left.
+// All copies to the host have ended by then; only copies to the device are left.
 StagedCopies::~StagedCopies() {
   const Status finished = finish();
   if (!finished.is_ok()) (void)fail(finished);
@@ -52,7 +52,7 @@ Result<StagingBuffer> StagedCopies::take_buffer() {
   }
 }
 
-// The buffer is held by the piece from here on, whether its copy was queued or not.
+// From here on the piece holds the buffer, whether its copy was queued or not.
 Status StagedCopies::add_piece(const StagingBuffer& buffer, char* target, uint64_t bytes) {
   Result<StreamMark> done = stream_.mark();
   Piece& piece = under_way_.emplace_back();
@@ -78,8 +78,8 @@ Status StagedCopies::finish() {
   return Status::ok();
 }
 
-// No buffer goes back while the device may use it. Where not even that can be waited for, the
-// context is broken, and nothing runs any more.
+// No buffer goes back while the device may use it. Where even that wait is refused, the context is
+// broken, and nothing runs any more.
 Status StagedCopies::fail(const Status& reason) {
   if (!under_way_.empty()) (void)stream_.wait_until_idle();
   for (const Piece& piece : under_way_) ring_.release(piece.buffer);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StagedCopies: copies between a GPU and host memory that is not pinned, through the pinned buffers
-// of a StagingRing: while a copy engine works on one buffer the processor fills or empties the
-// next. Made for one batch on one stream; the destructor waits for what is under way and gives the
-// buffers back.
+// of a StagingRing. While a copy engine works on one buffer the processor fills or empties the
+// next. One object serves one batch on one stream; its destructor waits for what is under way and
+// gives the buffers back.
 //
-// MoveRequest: a copy begins after what the stream was given before, and what the stream is given
-// next begins after it, as with a plain copy. The calling thread takes part in it: to_device()
-// returns when the last bytes are in buffers, to_host() when all are in host memory.
+// Order: a copy begins after what the stream was given before, and what the stream is given next
+// begins after it, as with a plain copy. The calling thread takes part in it: to_device() returns
+// when the last bytes are in buffers, to_host() when all are in host memory.
 //
-// A thread that holds buffers waits for its own copies and never for another thread's buffers; one
+// A thread that holds buffers waits for its own copies and never for another thread's buffers. One
 // that holds none waits for those of others, which go on. So no two threads wait for each other.
 //
-// Threads: one, the one that made it. The ring is shared.
+// Threads: the one that made it. The ring is shared.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ class StagedCopies {
   StagedCopies(const StagedCopies&) = delete;
   StagedCopies& operator=(const StagedCopies&) = delete;
 
-  /// The host memory may be used again when it returns; the device has the bytes when a mark that
-  /// is made afterwards is reached. After a failure some of them may have been copied, and nothing
-  /// is under way any more.
+  /// The host memory may be used again when the call returns; the device has the bytes when a mark
+  /// that is made afterwards is reached. After a failure some bytes may have been copied, and
+  /// nothing is under way any more.
   Status to_device(CUdeviceptr device, const char* host, uint64_t bytes);
   Status to_host(char* host, CUdeviceptr device, uint64_t bytes);
 
