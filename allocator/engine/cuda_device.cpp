@@ -118,7 +118,7 @@ void CudaDevice::open_direct(const CuFileApi& cufile) {
 Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
   Result<std::unique_ptr<StreamMover>> mover = StreamMover::create(
       *gpu_, *marks_, *heap_,
-      {*host_, staging_out_.get(), staging_in_.get(), disk_.get(), direct_.get()},
+      {*host_, {staging_out_.get(), staging_in_.get()}, disk_.get(), direct_.get()},
       {hasher_.get(), copy_kernel_.get()}, stats());
   if (!mover.is_ok()) return mover.status();
   mover_ = std::move(mover).value();

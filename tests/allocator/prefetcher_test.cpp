@@ -159,14 +159,14 @@ TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
   const char* second = cold(2);
   Mover& mover = *engine_->mover();
   Prefetcher prefetcher(engine_->heap(), mover);
-  while_reading([&] { mover.begin_demand(); });
+  while_reading([&] { mover.ledger().begin_demand(); });
   const std::vector<MoveRequest> requests = {request(first), request(second)};
   prefetcher.request(requests);
   prefetcher.start();
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_cold(second));
-  mover.end_demand();
+  mover.ledger().end_demand();
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(second); }));
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
 }

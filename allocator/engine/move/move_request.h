@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MoveRequest: an extent that a plan wants moved. Extents are recycled, so an order names the one
-// that is meant, too; whoever carries it out drops it when another extent has taken its place.
+// MoveRequest: an order to move an extent. Extents are recycled, so a request also names which
+// extent is meant; the mover drops it when another extent has taken its place.
 //
-// RequestSource: whoever fetches ahead of use takes requests one at a time, so that it goes on for
-// as long as there are some and room, and stops as soon as they are called off.
+// RequestSource: a mover that fetches ahead of use takes requests one at a time. So it goes on for
+// as long as there are requests and room, and stops as soon as they are called off.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 
+#include "base/units.h"
 #include "memory/extent.h"
 
 namespace tencache {
+
+/// Moves are begun in parts of at most so many bytes, or one extent.
+inline constexpr uint64_t kBytesAtOnceMax = 16 * kMiB;
 
 /// What the program had queued on a device when an order was given; the backend knows what it is.
 class QueuedWork {
@@ -45,14 +49,22 @@ struct MoveRequest {
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The one whose turn it is; none when there is none, or an op goes first.
+  /// The next order; none when there is none, or an op goes first.
   virtual std::optional<MoveRequest> take() = 0;
-  /// The one taken last has to wait; it is the next one again.
+  /// The order taken last has to wait; it is the next one again.
   virtual void put_back(const MoveRequest& request) = 0;
 };
 
-/// Whether `a` is to leave before `b`: what is needed last goes first, and of what is needed at the
-/// same time that which was used longest ago.
+/// Before a fetch claims an extent: a sealed one becomes cold, or resident again, in a moment.
+inline void wait_while_sealing(const Extent& extent) {
+  for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
+       word = extent.load()) {
+    extent.wait_while(word);
+  }
+}
+
+/// Whether `a` is to leave before `b`: the one needed later, and of two needed at the same time the
+/// one used longest ago.
 template <typename Candidate>
 bool leaves_before(const Candidate& a, const Candidate& b) {
   if (a.ticks_to_next_use != b.ticks_to_next_use) return a.ticks_to_next_use > b.ticks_to_next_use;

@@ -7,7 +7,7 @@
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "engine/gate/gate.h"
-#include "engine/move/migration_permit.h"
+#include "engine/move/fork_latch.h"
 #include "engine/plan/plan_cursor.h"
 #include "engine/plan/prefetcher.h"
 #include "memory/budget.h"
@@ -105,7 +105,7 @@ bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   // What was requested before comes first, as long as the device does not wait for this thread.
   parts_.gate->let_fetches_go_first();
   bool has_room = false;
-  mover_->begin_demand();
+  const Demand demand(mover_->ledger());
   MutexLock lock(mutex_);
   demand_bytes_ += bytes + soon_bytes;
   const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
@@ -120,7 +120,6 @@ bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
     room_changed_.wait(mutex_);
   }
   demand_bytes_ -= bytes + soon_bytes;
-  mover_->end_demand();
   return has_room;
 }
 

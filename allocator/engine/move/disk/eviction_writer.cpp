@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/racy_access.h"
 
 namespace tencache {
@@ -23,6 +24,17 @@ bool EvictionWriter::before_submit(size_t segment, uint64_t offset, char* memory
   }
   hashers_[segment].append(memory, bytes);
   return true;
+}
+
+TransferResult write_measured(DiskTier& disk, std::span<const IoSegment> segments,
+                              PieceObserver* observer, MoveLedger& ledger) {
+  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
+  TransferResult transfer = disk.write(segments, observer);
+  ledger.write_speed.add(transfer.bytes, now_ns() - begin_ns);
+  ledger.write_work.add(transfer.bytes, thread_work_ns() - begin_work_ns);
+  add(ledger.stats.disk_written_bytes, transfer.bytes);
+  return transfer;
 }
 
 }  // namespace tencache

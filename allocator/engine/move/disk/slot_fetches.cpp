@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The phases of a fetch (engine/move/disk/slot_mover.h tells the protocol and why it is safe).
+#include "engine/move/disk/slot_fetches.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -8,70 +8,75 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/racy_access.h"
-#include "engine/move/disk/slot_mover.h"
-#include "engine/move/migration_permit.h"
-#include "engine/move/slot_reader.h"
 #include "memory/move_in_parts.h"
 #include "platform/write_barrier.h"
 
 namespace tencache {
 namespace {
 
-// What is known of a transfer is kept until it ends, and only then are its speed and its work told.
+// The fetches of a transfer are kept until it ends, and only then are its speed and work told.
 constexpr size_t kFetchesPerTransferMax = 256;
 
 }  // namespace
 
-LateFetches SlotMover::fetch(std::span<Extent* const> extents, StreamSet streams) {
-  begin_demand();
+LateFetches SlotFetches::fetch(std::span<Extent* const> extents) {
   LateFetches late;
+  std::vector<Extent*> cold_again = fetch_once(extents, &late);
+  while (!cold_again.empty()) cold_again = fetch_once(cold_again, &late);
+  return late;
+}
+
+// Returns the extents that are cold and may be fetched now.
+std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, LateFetches* late) {
+  const Demand demand(ledger_);
   // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<const Extent*> left_cold;
-  std::vector<Fetch> fetches = claim_fetches(extents, &left_cold);
+  std::vector<Fetch> fetches = claim(extents, &left_cold);
   if (!fetches.empty()) {
     // Phase 2: room. No permit is held: room comes from the evictor, which needs one itself.
     take_room(fetches);
-    for (const Fetch& fetch : fetches) late.bytes += fetch.extent->bytes;
-    late.count = fetches.size();
+    for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
+    late->count += fetches.size();
     move_in(fetches, &left_cold);
   }
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
-    bool has_waited = false;
-    for (;;) {
-      const uint64_t word = extent->load();
-      const ExtentState state = Extent::state_of(word);
-      if (Extent::usable_in(state)) break;
-      if (state == ExtentState::kCold) {
-        // An eviction that was sealed before our pin went through, unless we just left it cold.
-        const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
-        if (!is_left) cold_again.push_back(extent);
-        break;
-      }
-      TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
-                     "an op uses freed memory at %p", static_cast<void*>(extent->address));
-      extent->wait_while(word);
-      has_waited = true;
-    }
-    // It was on its way already; early enough only if it has landed since the op looked.
-    if (has_waited) {
-      note_late(extent, &late);
-    } else {
-      count_early(extent);
-    }
+    if (await_others(extent, late)) continue;
+    // An eviction that was sealed before our pin went through, unless we just left it cold.
+    const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+    if (!is_left) cold_again.push_back(extent);
   }
-  end_demand();
-  if (cold_again.empty()) return late;
-  const LateFetches again = fetch(cold_again, streams);
-  return {late.count + again.count, late.bytes + again.bytes};
+  return cold_again;
 }
 
-uint64_t SlotMover::prefetch(RequestSource& requests) {
+// Waits until nobody moves the extent any more; false when it is cold then.
+bool SlotFetches::await_others(Extent* extent, LateFetches* late) {
+  bool has_waited = false;
+  uint64_t word = extent->load();
+  while (!Extent::usable_in(Extent::state_of(word)) &&
+         Extent::state_of(word) != ExtentState::kCold) {
+    const ExtentState state = Extent::state_of(word);
+    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                   "an op uses freed memory at %p", static_cast<void*>(extent->address));
+    extent->wait_while(word);
+    has_waited = true;
+    word = extent->load();
+  }
+  // It was on its way already; early enough only if it has landed since the op looked.
+  if (has_waited) {
+    MoveLedger::note_late(extent, late);
+  } else {
+    ledger_.count_early(extent);
+  }
+  return Extent::state_of(word) != ExtentState::kCold;
+}
+
+uint64_t SlotFetches::prefetch(RequestSource& requests) {
   std::vector<Fetch> fetches;
   uint64_t lacking_bytes = 0;
   if (!begin_next(requests, &fetches, &lacking_bytes)) return lacking_bytes;
-  // The disk does not run dry between two of them, for as long as there are requests and room.
+  // As long as there are requests and room, the disk does not run dry between two of them.
   const NextRead next_read = [&](SlotRead* read) {
     if (fetches.size() == kFetchesPerTransferMax || fork_latch_.is_closed()) return false;
     if (!begin_next(requests, &fetches, &lacking_bytes)) return false;
@@ -83,9 +88,9 @@ uint64_t SlotMover::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// False when there is no order, or no room for the next one.
-bool SlotMover::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
-                           uint64_t* lacking_bytes) {
+// Begins the next fetch that is ordered; false when there is no order, or no room for the next one.
+bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
+                             uint64_t* lacking_bytes) {
   *lacking_bytes = 0;
   while (const std::optional<MoveRequest> request = requests.take()) {
     if (!request->is_current() || request->is_outdated()) continue;
@@ -105,11 +110,11 @@ bool SlotMover::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
   return false;
 }
 
-// The extent is cold again where this does not begin.
-SlotMover::AheadOutcome SlotMover::begin_ahead(Fetch* fetch) {
+// Where the fetch does not begin, the extent is cold again.
+SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch) {
   const uint64_t bytes = fetch->extent->bytes;
-  // Told before the room is taken, so that whoever misses the room finds out why.
-  bytes_ahead_.fetch_add(bytes);
+  // Told before the room is taken, so that a thread which misses the room finds out why.
+  ledger_.bytes_ahead.fetch_add(bytes);
   AheadOutcome outcome = AheadOutcome::kNoRoom;
   if (!heap_.may_have_room(bytes)) {
     fetch->extent->abandon_fetch();
@@ -126,26 +131,26 @@ SlotMover::AheadOutcome SlotMover::begin_ahead(Fetch* fetch) {
     heap_.budget().release(fetch->room_bytes);
     fetch->extent->abandon_fetch();
   }
-  bytes_ahead_.fetch_sub(bytes);
+  ledger_.bytes_ahead.fetch_sub(bytes);
   return outcome;
 }
 
-void SlotMover::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
-                        const NextRead& next_read) {
+void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+                          const NextRead& next_read) {
   MigrationPermit permit(fork_latch_);
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
-  // Phase 3: bytes, into pages that nobody sees. Phase 4, as soon as all of an extent is there: its
+  // Phase 3: bytes, into pages that nobody sees. Phase 4 as soon as all of an extent is there: its
   // pages take their place.
   read_back(fetches, left_cold, next_read);
   uint64_t bytes = 0;
   for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
-  read_speed_.add(bytes, now_ns() - begin_ns);
-  read_work_.add(bytes, thread_work_ns() - begin_work_ns);
+  ledger_.read_speed.add(bytes, now_ns() - begin_ns);
+  ledger_.read_work.add(bytes, thread_work_ns() - begin_work_ns);
 }
 
-std::vector<SlotMover::Fetch> SlotMover::claim_fetches(std::span<Extent* const> extents,
-                                                       std::vector<const Extent*>* left_cold) {
+std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> extents,
+                                                   std::vector<const Extent*>* left_cold) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
     if (!extent->claim_for_fetch()) continue;
@@ -160,7 +165,7 @@ std::vector<SlotMover::Fetch> SlotMover::claim_fetches(std::span<Extent* const> 
 }
 
 // False when the kernel refuses; the extent is cold again then.
-bool SlotMover::make_scratch(Fetch* fetch) {
+bool SlotFetches::make_scratch(Fetch* fetch) {
   const Result<char*> scratch = heap_.arena().make_scratch(fetch->extent->bytes);
   if (!scratch.is_ok()) {
     leave_cold(*fetch, scratch.status());
@@ -170,13 +175,13 @@ bool SlotMover::make_scratch(Fetch* fetch) {
   return true;
 }
 
-void SlotMover::furnish(Fetch* fetch) {
+void SlotFetches::furnish(Fetch* fetch) {
   const Frames frames = heap_.gather_frames(fetch->scratch, fetch->extent->bytes);
   fetch->room_bytes = frames.bytes;
   fetch->mapping_count = frames.mapping_count;
 }
 
-void SlotMover::take_room(std::span<Fetch> fetches) {
+void SlotFetches::take_room(std::span<Fetch> fetches) {
   uint64_t lacking_bytes = 0;
   for (Fetch& fetch : fetches) {
     furnish(&fetch);
@@ -186,8 +191,8 @@ void SlotMover::take_room(std::span<Fetch> fetches) {
   for (Fetch& fetch : fetches) fetch.room_bytes = fetch.extent->bytes;
 }
 
-void SlotMover::read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
-                          const NextRead& next_read) {
+void SlotFetches::read_back(const std::vector<Fetch>& fetches,
+                            std::vector<const Extent*>* left_cold, const NextRead& next_read) {
   std::vector<SlotRead> reads;
   reads.reserve(fetches.size());
   for (const Fetch& fetch : fetches) reads.push_back({fetch.extent, fetch.scratch});
@@ -195,27 +200,27 @@ void SlotMover::read_back(const std::vector<Fetch>& fetches, std::vector<const E
     const Fetch& fetch = fetches[index];
     const uint64_t bytes_ahead = fetch.is_ahead ? fetch.extent->bytes : 0;
     merge_and_move(fetch, left_cold);
-    bytes_ahead_.fetch_sub(bytes_ahead);
+    ledger_.bytes_ahead.fetch_sub(bytes_ahead);
   };
-  const SlotReadResult result = read_slots(disk_, reads, on_read, stats_, next_read);
+  const SlotReadResult result = read_slots(disk_, reads, on_read, ledger_.stats, next_read);
   if (result.done == fetches.size()) return;
   const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
   // A guess must not end the program: it may never need these bytes.
   if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
-  give_up_fetches(unread, result.status, left_cold);
+  give_up(unread, result.status, left_cold);
 }
 
-void SlotMover::give_up_fetches(std::span<const Fetch> fetches, const Status& reason,
-                                std::vector<const Extent*>* left_cold) {
+void SlotFetches::give_up(std::span<const Fetch> fetches, const Status& reason,
+                          std::vector<const Extent*>* left_cold) {
   for (const Fetch& fetch : fetches) {
-    if (fetch.is_ahead) bytes_ahead_.fetch_sub(fetch.extent->bytes);
+    if (fetch.is_ahead) ledger_.bytes_ahead.fetch_sub(fetch.extent->bytes);
     heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
     leave_cold(fetch, reason);
     left_cold->push_back(fetch.extent);
   }
 }
 
-void SlotMover::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
+void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
   Extent* extent = fetch.extent;
   extent->begin_merge();
   TouchedPages touched;
@@ -223,7 +228,7 @@ void SlotMover::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* l
   Status status = merge_written_pages(fetch, &touched);
   if (status.is_ok()) status = move_scratch(fetch, &moved_bytes);
   if (!status.is_ok()) {
-    // What has moved stays, like pages that the program wrote: the next fetch merges them.
+    // Pages that have moved stay, like pages that the program wrote: the next fetch merges them.
     Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
     heap_.arena().drop_scratch(fetch.scratch + moved_bytes, extent->bytes - moved_bytes);
@@ -231,19 +236,19 @@ void SlotMover::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* l
     left_cold->push_back(extent);
     return;
   }
-  add(stats_.fetched_bytes, extent->bytes);
+  add(ledger_.stats.fetched_bytes, extent->bytes);
   heap_.count_unannounced(touched);
   if (!touched.written.empty()) extent->set_flags(kFlagDirty);
   // Only now are the pages of the page cache no longer mapped and can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
-  // Who waits for it already counts it as late, so the mark has to be there first.
+  // A thread that waits for it already counts it as late, so the flag has to be there first.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);
   extent->become_resident();
 }
 
-// Whichever of the two stands behind an address meanwhile, the bytes are the same.
-Status SlotMover::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
+// Meanwhile an address shows the slot or the scratch page, and the bytes are the same.
+Status SlotFetches::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
   char* const address = fetch.extent->address;
   return move_in_parts(fetch.extent->bytes, fetch.mapping_count, moved_bytes,
                        [&](uint64_t offset, uint64_t part_bytes) {
@@ -252,22 +257,22 @@ Status SlotMover::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
                        });
 }
 
-// Pages that were written behind the gate's back win over what the slot holds.
-Status SlotMover::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
+// Pages that were written behind the gate's back win over those of the slot.
+Status SlotFetches::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
   const Extent* extent = fetch.extent;
   TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
   TENCACHE_RETURN_IF_ERROR(heap_.arena().protect(extent->address, extent->bytes));
   TENCACHE_RETURN_IF_ERROR(page_map_.scan(extent->address, extent->bytes, touched));
   for (const uint32_t page : touched->written) {
     const uint64_t offset = uint64_t{page} * kPageBytes;
-    const RacyReads racy;  // whoever wrote them did so without a gate
+    const RacyReads racy;  // they were written without a gate
     memcpy(fetch.scratch + offset, extent->address + offset, kPageBytes);
   }
   return Status::ok();
 }
 
-void SlotMover::leave_cold(const Fetch& fetch, const Status& reason) {
-  if (!warned_left_cold_.exchange(true)) {
+void SlotFetches::leave_cold(const Fetch& fetch, const Status& reason) {
+  if (!has_warned_.exchange(true)) {
     TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
                          reason.clause().c_str());
   }

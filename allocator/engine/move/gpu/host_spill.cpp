@@ -10,25 +10,26 @@
 #include "base/log.h"
 #include "base/service_thread.h"
 #include "base/units.h"
-#include "engine/move/migration_permit.h"
+#include "engine/move/fork_latch.h"
 #include "engine/move/move_request.h"
+#include "engine/move/take_slot.h"
 #include "learn/host_model.h"
 #include "tier/content_hash.h"
 
 namespace tencache {
 namespace {
 
-// Of a batch: keeps a disk busy, and whoever waits for its end waits so long.
+// Target duration of a batch: keeps the disk busy and bounds the wait.
 constexpr double kBatchS = 20e-3;
 constexpr uint64_t kBatchBytesMax = 32 * kMiB;
 // A batch that ops have called off frees nothing and says nothing about the next one.
 constexpr int kTriesMax = 8;
-// Of a disk that was not measured.
+// The speed of a disk that was not measured.
 constexpr double kUnknownBytesPerS = 2e9;
-// How often room is made to read ahead; what made it may be needed next where host memory is small.
+// How often room is made to read ahead: in small host memory what is demoted may be needed next.
 constexpr int kReadRoundsMax = 8;
 
-/// One extent at least, and more until they have so many bytes.
+/// A batch has one extent at least, and more until they have so many bytes.
 uint64_t batch_bytes(const MoveRate& speed) {
   return std::min(kBatchBytesMax,
                   static_cast<uint64_t>(speed.bytes_per_s(kUnknownBytesPerS) * kBatchS));
@@ -36,7 +37,7 @@ uint64_t batch_bytes(const MoveRate& speed) {
 
 }  // namespace
 
-/// Hashes what is written and calls the transfer off as soon as one of the batch is wanted.
+/// Hashes what is written, and calls the transfer off as soon as an extent of the batch is wanted.
 class HostSpill::Writer final : public PieceObserver {
  public:
   explicit Writer(const std::vector<Demotion>& demotions)
@@ -98,7 +99,7 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
     readings = readings_;
   }
   Outcome outcome = demote_some(bytes);
-  // What was just being read had to be left out, and can be given back now.
+  // Extents that were just being read could not be claimed, and can give their blocks back now.
   if (outcome.freed_bytes == 0 && await_reading(readings)) outcome = demote_some(bytes);
   MutexLock lock(mutex_);
   last_outcome_ = outcome;
@@ -108,7 +109,7 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   return outcome;
 }
 
-// Waits for the one that is under way; whether any has ended since there were so many.
+// Waits for the reading that is under way. Whether any has ended since `readings` had.
 bool HostSpill::await_reading(uint64_t readings) {
   MutexLock lock(mutex_);
   const uint64_t awaited = readings_ + (is_reading_ ? 1 : 0);
@@ -188,7 +189,7 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
 
 void HostSpill::take_slots(std::vector<Demotion>& demotions) {
   std::erase_if(demotions, [&](Demotion& demotion) {
-    const Result<Slot> slot = take_slot(demotion.extent->bytes);
+    const Result<Slot> slot = take_slot(disk_, heap_, demotion.extent->bytes);
     if (slot.is_ok()) {
       demotion.slot = slot.value();
       return false;
@@ -199,17 +200,7 @@ void HostSpill::take_slots(std::vector<Demotion>& demotions) {
   });
 }
 
-// What is given up may lie scattered, so this goes on while there is anything to give up.
-Result<Slot> HostSpill::take_slot(uint64_t bytes) {
-  Result<Slot> slot = disk_.allocate(bytes);
-  while (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace &&
-         heap_.drop_spare_slots(bytes) > 0) {
-    slot = disk_.allocate(bytes);
-  }
-  return slot;
-}
-
-// Where a write fails none of its batch is trusted: the error may be of any of them.
+// Where a write fails, no slot of its batch is trusted: the error may concern any of them.
 HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& demotions) {
   Writer writer(demotions);
   const uint64_t begin_ns = now_ns();
@@ -261,7 +252,7 @@ SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
   const SlotReadResult result = tencache::read_slots(
       disk_, reads,
       [&](size_t index) {
-        bytes += reads[index].extent->bytes;  // which on_read may give away
+        bytes += reads[index].extent->bytes;  // before on_read, which may give the extent away
         on_read(index);
       },
       stats_);
@@ -291,7 +282,7 @@ void HostSpill::work() {
   }
 }
 
-// Ends where nothing more can be given back; the next block that is taken is the next try.
+// Ends where nothing more can be given back. The next block that is taken starts the next try.
 void HostSpill::make_headroom() {
   for (uint64_t free = free_bytes(); free < headroom_bytes_ && !is_stopping_; free = free_bytes()) {
     const MigrationPermit permit(fork_latch_);
@@ -302,7 +293,7 @@ void HostSpill::make_headroom() {
   }
 }
 
-// A slot that cannot be read is the affair of the op that needs it.
+// A slot that cannot be read is left to the op that needs it.
 void HostSpill::read_ahead() {
   bool lacks_room = true;
   for (int round = 0; lacks_room && !is_stopping_ && round < kReadRoundsMax; ++round) {
@@ -328,7 +319,7 @@ bool HostSpill::read_batch(bool* lacks_room) {
   return is_read;
 }
 
-// Of those that are needed next, the ones on disk alone for which there is room.
+// Claims extents that are needed next and lie on disk alone, as far as there is room.
 std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   std::vector<Candidate> needed_first = cold_extents();
   std::erase_if(needed_first,
@@ -341,7 +332,7 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : needed_first) {
     CudaExtent* extent = candidate.extent;
-    next_bytes += candidate.bytes;  // it may be freed meanwhile, and allocated anew
+    next_bytes += candidate.bytes;  // the extent may be freed meanwhile, and allocated anew
     if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
     if (!extent->claim_for_demotion()) continue;
     if (extent->host_block.is_valid()) {
@@ -360,7 +351,7 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   return readings;
 }
 
-// Half of the headroom is left to evictions. No block where there is no room.
+// No block where there is no room. Half of the headroom is left to evictions.
 HostBlock HostSpill::take_spare_block(uint64_t bytes) {
   const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
   if (free_bytes() < needed_bytes) heap_.drop_spare_copies(needed_bytes - free_bytes());
@@ -369,7 +360,8 @@ HostBlock HostSpill::take_spare_block(uint64_t bytes) {
   return block.is_ok() ? block.value() : HostBlock{};
 }
 
-// Each is given up as soon as it is there, for its op may wait for it. Whether all of them are.
+// Gives up the claim on each extent as soon as its bytes are there, since its op may wait for it.
+// Whether all of them arrived.
 bool HostSpill::read(const std::vector<Reading>& readings) {
   std::vector<SlotRead> reads;
   reads.reserve(readings.size());

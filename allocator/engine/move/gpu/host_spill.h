@@ -4,33 +4,34 @@
 // extents are demoted: written to slots of the disk tier, their blocks given back.
 //
 // A demotion of a batch of cold extents
-//   1. claims each (busy; it stays cold). What has a slot already, because it was read back from
-//      it and not written since, needs no more than that its block is given back,
+//   1. claims each (busy; it stays cold). An extent that has a slot already, because it was read
+//      back from it and not written since, only gives its block back,
 //   2. takes slots. Where the disk is full, slots that only save a write later are given up,
 //   3. writes the blocks from where they are, several requests in flight, and hashes them. They
 //      hold still, since nobody else has them: what the slot must return is known without a proof,
 //   4. enters the slots and gives the blocks back.
 // Until then the block holds the bytes, so a disk that is full or fails costs nothing but the room:
-// one warning, and evictions that find no host memory leave their extents on the GPU. Whoever wants
-// an extent of the batch meanwhile (an op's pin, an order of a plan, a free) calls the batch off:
-// nothing more is submitted, what is written whole is demoted, the rest stays in host memory.
+// one warning, and evictions that find no host memory leave their extents on the GPU. A thread that
+// wants an extent of the batch meanwhile (an op's pin, an order of a plan, a free) calls the batch
+// off: nothing more is submitted, what is written whole is demoted, the rest stays in host memory.
 //
-// While a plan is followed the coldest are those that it needs last, else those used longest ago.
+// While a plan is followed the coldest extents are those that it needs last, else those used
+// longest ago.
 //
-// One batch is demoted at a time, by whoever needs the room, or by a thread that keeps some of it
-// free, so that evictions rarely wait for the disk. Who finds one under way waits for its end
-// instead of looking for victims that are all claimed. A batch is what the disk writes in some ten
-// milliseconds.
+// One batch is demoted at a time, by a thread that needs the room, or by one that keeps some of it
+// free so that evictions rarely wait for the disk. A thread that finds a demotion under way waits
+// for its end instead of looking for victims that are all claimed. A batch is what the disk writes
+// in some ten milliseconds.
 //
-// Note [Reading ahead]. A plan fetches in time for the link, and a read from disk before that takes
-// several times as long. So while a plan is followed, the same thread sees to it that the cold
-// extents which are needed next, as much as half of host memory holds, have blocks there: what lies
-// on disk alone among them is read into room that is free, or held by spare copies, or made by
-// demoting who is needed later. The slot stays: should the plan be given up, demoting it again
-// costs nothing. Others demote meanwhile; who finds nothing to demote waits for the reading, which
+// Note [Reading ahead]. A plan fetches in time for the link; a read from disk before that takes
+// several times as long. So while a plan is followed, the same thread gives blocks to the cold
+// extents that are needed next, as much as half of host memory holds. Those on disk alone are read
+// into room that is free, or held by spare copies, or made by demoting extents that are needed
+// later. The slot stays: should the plan be given up, demoting the extent again costs nothing.
+// Other threads demote meanwhile; one that finds nothing to demote waits for the reading, which
 // leaves what can be given back.
 //
-// Threads: any. mutex_ is held for who is at it, never across an I/O.
+// Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O.
 #pragma once
 
 #include <atomic>
@@ -43,8 +44,9 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "base/status.h"
+#include "engine/move/fork_latch.h"
 #include "engine/move/move_rate.h"
-#include "engine/move/mover.h"
+#include "engine/move/next_uses.h"
 #include "engine/move/slot_reader.h"
 #include "learn/plan.h"
 #include "memory/cuda/cuda_heap.h"
@@ -56,8 +58,8 @@ namespace tencache {
 class HostSpill {
  public:
   /// All of them outlive the spill.
-  HostSpill(CudaHeap& heap, HostTier& host, DiskTier& disk, ForkLatch& gate, Stats& stats)
-      : heap_(heap), host_(host), disk_(disk), fork_latch_(gate), stats_(stats) {}
+  HostSpill(CudaHeap& heap, HostTier& host, DiskTier& disk, ForkLatch& latch, Stats& stats)
+      : heap_(heap), host_(host), disk_(disk), fork_latch_(latch), stats_(stats) {}
   ~HostSpill();
   HostSpill(const HostSpill&) = delete;
   HostSpill& operator=(const HostSpill&) = delete;
@@ -68,24 +70,25 @@ class HostSpill {
   /// What came of one call of demote().
   struct Outcome {
     uint64_t freed_bytes = 0;
-    bool was_called_off = false;  // what could go was wanted; later there may be others
+    bool was_called_off = false;  // what could go was wanted; later other blocks may go
   };
-  /// Gives host memory of cold extents back, a batch at most, towards `bytes`; tells what was given
-  /// back, by another thread where one was at it. REQUIRES: the thread holds a MigrationPermit.
+  /// Gives host memory of cold extents back, a batch at most, towards `bytes`. Tells what this
+  /// thread gave back, or another one that was demoting. REQUIRES: the thread holds a
+  /// MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// While these know anything, who is needed last goes first, and who is not known before all
-  /// others; else whoever was used longest ago.
+  /// While these know anything, extents they do not know go first, then those needed last; else
+  /// those used longest ago.
   void set_next_uses(const NextUses* next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   /// A block was taken. Cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ > 0 && free_bytes() < headroom_bytes_ / 2) nudge();
   }
-  /// So much is back on the GPU, its copies spare ones now. Cheap.
+  /// So many bytes are back on the GPU; their copies are spare now. Cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
-    // Each time that what is needed next has changed by some part.
+    // What is needed next has changed by some part.
     if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
   }
 
@@ -93,12 +96,12 @@ class HostSpill {
   void describe(Machine* machine) const;
 
   DiskTier& disk() { return disk_; }
-  /// So much came from the disk by another way, which took so long.
+  /// So many bytes came from the disk by another way, in this time.
   void note_read(uint64_t bytes, uint64_t ns) {
     add(stats_.disk_read_bytes, bytes);
     read_speed_.add(bytes, ns);
   }
-  /// As tencache::read_slots(), and the disk's speed is learned from it.
+  /// As tencache::read_slots(); learns the disk's speed from it.
   SlotReadResult read_slots(std::span<const SlotRead> reads,
                             const std::function<void(size_t index)>& on_read);
 
@@ -127,7 +130,6 @@ class HostSpill {
   std::vector<Candidate> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
-  Result<Slot> take_slot(uint64_t bytes);
   Outcome write_and_release(const std::vector<Demotion>& demotions);
   void give_up(const Demotion& demotion);
   void warn(const Status& failure);
@@ -154,7 +156,7 @@ class HostSpill {
   std::atomic<uint64_t> fetched_bytes_{0};  // since the thread last read ahead
   uint64_t headroom_bytes_ = 0;             // constant after keep_free()
 
-  Mutex plan_mutex_;  // held while it is asked, so that it can be taken away
+  Mutex plan_mutex_;  // held while next_uses_ is asked, so that it can be taken away
   const NextUses* next_uses_ TENCACHE_GUARDED_BY(plan_mutex_) = nullptr;
 
   Mutex mutex_;

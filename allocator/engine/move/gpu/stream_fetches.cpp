@@ -1,39 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The phases of a fetch (engine/move/gpu/stream_mover.h tells the protocol and why it is safe).
+#include "engine/move/gpu/stream_fetches.h"
+
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
-#include "base/units.h"
-#include "engine/move/gpu/stream_mover.h"
-#include "engine/move/migration_permit.h"
+#include "engine/move/gpu/staged_copies.h"
 
 namespace tencache {
 namespace {
 
-// What is in flight ahead of use, where more than one is: some milliseconds of the link, so that it
-// never runs dry between two batches, and not so much that an order which becomes outdated has
-// begun long ago.
+// So much of the link's time is in flight ahead of use, where more than one flight is. The link
+// never runs dry between two batches then, and an order that becomes outdated has not begun long
+// ago.
 constexpr double kAheadS = 5e-3;
-// What is refused may be granted when it is asked for again, as long as the context is alive.
+// A refused fetch may be granted when it is asked for again, as long as the context is alive.
 constexpr int kFetchTriesMax = 3;
 
 }  // namespace
 
-LateFetches StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams) {
+LateFetches StreamFetches::fetch(std::span<Extent* const> extents, StreamSet streams) {
   LateFetches late;
-  fetch(extents, streams, kFetchTriesMax, &late);
+  int tries = kFetchTriesMax;
+  std::vector<Extent*> cold_again = fetch_once(extents, streams, &tries, &late);
+  while (!cold_again.empty()) cold_again = fetch_once(cold_again, streams, &tries, &late);
   return late;
 }
 
-void StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams, int tries,
-                        LateFetches* late) {
-  begin_demand();
-  // Phase 1: claim what is cold. What another thread brings is awaited at the end.
+// Returns the extents that are cold and are to be fetched again; a refusal costs one of the tries.
+std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents, StreamSet streams,
+                                               int* tries, LateFetches* late) {
+  bool has_landed = false;
+  std::vector<Extent*> cold_again;
+  {
+    const Demand demand(ledger_);
+    // Phase 1: claim what is cold.
+    const std::vector<CudaExtent*> claimed = claim(extents, late);
+    // Phases 2 and 3: room, then frames and copies.
+    const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
+    // Phase 4: the op's streams wait for the bytes, whoever brings them.
+    for (Extent* extent : extents) {
+      if (await_bytes(static_cast<CudaExtent*>(extent), streams, late, &has_landed)) continue;
+      // An eviction that was sealed before our pin went through, or a fetch that was refused.
+      const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+      if (!is_left || *tries > 1) cold_again.push_back(extent);
+    }
+    if (!left_cold.empty()) --*tries;
+  }
+  if (has_landed) flights_.settle(false);  // so that the next op finds it resident
+  return cold_again;
+}
+
+std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents, LateFetches* late) {
   std::vector<CudaExtent*> claimed;
   for (Extent* extent : extents) {
     if (!extent->claim_for_fetch()) continue;
@@ -41,27 +61,12 @@ void StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams, int
     ++late->count;
     late->bytes += extent->bytes;
   }
-  // Phases 2 and 3: room, then frames and copies.
-  const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
-  // Phase 4: the op's streams wait for the bytes, whoever brings them.
-  bool has_landed = false;
-  std::vector<Extent*> cold_again;
-  for (Extent* extent : extents) {
-    if (await_bytes(static_cast<CudaExtent*>(extent), streams, late, &has_landed)) continue;
-    // An eviction that was sealed before our pin went through, or a fetch that was refused.
-    const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
-    if (!is_left || tries > 1) cold_again.push_back(extent);
-  }
-  end_demand();
-  if (has_landed) settle(false);  // so that the next op finds it resident
-  if (!cold_again.empty()) {
-    fetch(cold_again, streams, left_cold.empty() ? tries : tries - 1, late);
-  }
+  return claimed;
 }
 
 // Returns when the extent is usable, or the streams wait for its bytes; false when it is cold.
-bool StreamMover::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
-                              bool* has_landed) {
+bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
+                                bool* has_landed) {
   bool has_waited = false;
   for (;;) {
     const uint64_t word = extent->load();
@@ -70,14 +75,14 @@ bool StreamMover::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches
     if (Extent::usable_in(state)) {
       has_arrived = true;  // another thread has landed it
     } else if (state == ExtentState::kArriving) {
-      has_arrived = join(extent, streams);
+      has_arrived = flights_.join(extent, streams);
       *has_landed |= has_arrived.value_or(false);
     }
     if (has_arrived) {
       if (*has_arrived && !has_waited) {
-        count_early(extent);
+        ledger_.count_early(extent);
       } else {
-        note_late(extent, late);
+        MoveLedger::note_late(extent, late);
       }
       return true;
     }
@@ -85,19 +90,19 @@ bool StreamMover::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches
       std::this_thread::yield();  // it is about to take off, or has just landed
       continue;
     }
-    // Busy: it is being demoted, which our pin calls off.
+    // A busy one is being demoted, which our pin calls off.
     if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
-    // Freed meanwhile: a launch may pass on addresses of old, and that memory was not needed.
+    // It was freed meanwhile: a launch may pass on stale addresses, and that memory was not needed.
     if (state == ExtentState::kVacant || state == ExtentState::kCached) return true;
     extent->wait_while(word);
     has_waited = true;
   }
 }
 
-// What finds room travels while room is made for the rest: on one thread at a time, for two that
-// each have room for a part would both go over the budget for the other. Returns those that stay
-// cold. No permit is held while this waits: room comes from the evictor, which needs one itself.
-std::vector<CudaExtent*> StreamMover::bring_as_room_comes(std::span<CudaExtent* const> claimed) {
+// Extents that find room travel while room is made for the rest. One thread at a time does that:
+// two that each have room for a part would both go over the budget for the other. Returns those
+// that stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
+std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed) {
   std::vector<CudaExtent*> left_cold;
   if (claimed.empty()) return left_cold;
   const bool one_by_one = !is_gathering_.exchange(true);
@@ -109,7 +114,7 @@ std::vector<CudaExtent*> StreamMover::bring_as_room_comes(std::span<CudaExtent* 
     while (!part.empty()) {
       std::vector<CudaExtent*> later;
       const std::vector<CudaExtent*> refused =
-          bring(std::exchange(part, {}), *in_on_demand_, false, &later);
+          bring(std::exchange(part, {}), in_on_demand_, false, &later);
       left_cold.insert(left_cold.end(), refused.begin(), refused.end());
       part = std::move(later);
     }
@@ -118,9 +123,9 @@ std::vector<CudaExtent*> StreamMover::bring_as_room_comes(std::span<CudaExtent* 
   return left_cold;
 }
 
-// For how many of them, from the first on, room is reserved now: for all where it is there. Else
+// Reserves room, for all extents if there is enough; returns for how many, from the first on. Else
 // this waits for the room of the first one, or for that of all.
-size_t StreamMover::take_room(std::span<CudaExtent* const> extents, bool one_by_one) {
+size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_by_one) {
   uint64_t bytes = 0;
   for (const CudaExtent* extent : extents) bytes += extent->bytes;
   if (heap_.budget().try_reserve(bytes)) return extents.size();
@@ -134,13 +139,13 @@ size_t StreamMover::take_room(std::span<CudaExtent* const> extents, bool one_by_
   return count;
 }
 
-uint64_t StreamMover::prefetch(RequestSource& requests) {
-  settle(false);
-  if (bytes_ahead() > bytes_in(kAheadS)) wait_for_oldest();
+uint64_t StreamFetches::prefetch(RequestSource& requests) {
+  flights_.settle(false);
+  if (ledger_.bytes_ahead.load() > link_.bytes_in(kAheadS)) flights_.wait_for_oldest();
   std::vector<CudaExtent*> claimed;
   uint64_t claimed_bytes = 0;
   uint64_t lacking_bytes = 0;
-  while (claimed_bytes < bytes_at_once()) {
+  while (claimed_bytes < link_.bytes_at_once()) {
     const std::optional<MoveRequest> request = requests.take();
     if (!request) break;
     // An op that has it pinned, cold as it is, lets this order go first (wait_while_ahead).
@@ -149,10 +154,10 @@ uint64_t StreamMover::prefetch(RequestSource& requests) {
     wait_while_sealing(*request->extent);
     if (!claim_when_demoted(request->extent)) continue;
     const uint64_t bytes = request->extent->bytes;
-    // Told before the room is taken, so that whoever misses the room finds out why.
-    bytes_ahead_.fetch_add(bytes);
+    // Told before the room is taken, so that a thread which misses the room finds out why.
+    ledger_.bytes_ahead.fetch_add(bytes);
     if (!heap_.budget().try_reserve(bytes)) {
-      bytes_ahead_.fetch_sub(bytes);
+      ledger_.bytes_ahead.fetch_sub(bytes);
       request->extent->abandon_fetch();
       requests.put_back(*request);
       lacking_bytes = bytes;
@@ -165,9 +170,8 @@ uint64_t StreamMover::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// A fetch ahead of use whose extent is being demoted waits for that, which the order has called
-// off.
-bool StreamMover::claim_when_demoted(Extent* extent) {
+// A fetch ahead of use waits for the demotion of its extent, which the order has called off.
+bool StreamFetches::claim_when_demoted(Extent* extent) {
   while (!extent->claim_for_fetch()) {
     const uint64_t word = extent->load();
     if (Extent::state_of(word) != ExtentState::kCold) return false;
@@ -176,29 +180,30 @@ bool StreamMover::claim_when_demoted(Extent* extent) {
   return true;
 }
 
-// In parts with a mark each, so that who needs a small one need not wait for a large one after it.
-void StreamMover::bring_ahead(std::span<CudaExtent* const> extents) {
+// In parts with a mark each, so that an op that needs a small extent does not wait for a large one
+// after it.
+void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   std::vector<CudaExtent*> part;
   uint64_t part_bytes = 0;
   for (CudaExtent* extent : extents) {
-    if (!part.empty() && part_bytes + extent->bytes > bytes_at_once()) {
-      bring(std::exchange(part, {}), *in_ahead_, true, nullptr);
+    if (!part.empty() && part_bytes + extent->bytes > link_.bytes_at_once()) {
+      bring(std::exchange(part, {}), in_ahead_, true, nullptr);
       part_bytes = 0;
     }
     part.push_back(extent);
     part_bytes += extent->bytes;
   }
-  if (!part.empty()) bring(std::move(part), *in_ahead_, true, nullptr);
+  if (!part.empty()) bring(std::move(part), in_ahead_, true, nullptr);
 }
 
-// Returns those that stay cold. Where `later` is given, it gets those for which host memory has no
-// room until the others have come back.
-std::vector<CudaExtent*> StreamMover::bring(std::vector<CudaExtent*> extents, CopyStream& stream,
-                                            bool is_ahead, std::vector<CudaExtent*>* later) {
+// Where `later` is given, it gets those for which host memory has no room until the others have
+// come back.
+std::vector<CudaExtent*> StreamFetches::bring(std::vector<CudaExtent*> extents, CopyStream& stream,
+                                              bool is_ahead, std::vector<CudaExtent*>* later) {
   std::vector<CudaExtent*> left_cold;
-  if (direct_.load() != nullptr) left_cold = bring_directly(extents, stream, is_ahead);
-  if (spill_ != nullptr) {
-    const std::vector<CudaExtent*> unread = read_back(extents, is_ahead, later);
+  if (direct_reads_.is_open()) left_cold = bring_directly(extents, stream, is_ahead);
+  if (blocks_.has_disk()) {
+    const std::vector<CudaExtent*> unread = blocks_.read_back(extents, is_ahead, later);
     left_cold.insert(left_cold.end(), unread.begin(), unread.end());
   }
   const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
@@ -208,17 +213,50 @@ std::vector<CudaExtent*> StreamMover::bring(std::vector<CudaExtent*> extents, Co
     StreamMark mark;
     const Status status = copy_in(extents, stream, &mark);
     if (status.is_ok()) {
-      take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()), is_ahead);
+      flights_.take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()),
+                        is_ahead);
     } else {
-      for (CudaExtent* extent : extents) leave_cold(extent, is_ahead, status);
+      for (CudaExtent* extent : extents) flights_.leave_cold(extent, is_ahead, status);
       left_cold.insert(left_cold.end(), extents.begin(), extents.end());
     }
   }
   return left_cold;
 }
 
-// Takes those out of `extents` that get no frame, and returns them.
-std::vector<CudaExtent*> StreamMover::map_frames(std::vector<CudaExtent*>& extents, bool is_ahead) {
+// Brings those of `extents` that lie on disk alone, and takes out those that have arrived, too. The
+// thread waits for the disk.
+std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>& extents,
+                                                       CopyStream& stream, bool is_ahead) {
+  std::vector<CudaExtent*> direct;
+  std::erase_if(extents, [&](CudaExtent* extent) {
+    if (extent->host_block.is_valid()) return false;
+    direct.push_back(extent);
+    return true;
+  });
+  if (direct.empty()) return {};
+  std::vector<CudaExtent*> left_cold = map_frames(direct, is_ahead);
+  const MigrationPermit permit(fork_latch_);
+  std::vector<CudaExtent*> arrived;
+  for (CudaExtent* extent : direct) {
+    const Status status = direct_reads_.read(*extent, stream);
+    if (status.is_ok()) {
+      arrived.push_back(extent);
+      continue;
+    }
+    take_away_frames({&extent, 1});
+    extents.push_back(extent);
+    direct_reads_.close(status);
+  }
+  if (arrived.empty()) return left_cold;
+  // The mark is reached already, as far as that can be said; a flight has one.
+  Result<StreamMark> mark = stream.mark();
+  flights_.take_off(arrived, mark.is_ok() ? std::move(mark).value() : StreamMark{},
+                    heap_.streams().set_of(stream.handle()), is_ahead);
+  return left_cold;
+}
+
+std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& extents,
+                                                   bool is_ahead) {
   std::vector<CudaExtent*> left_cold;
   std::vector<CudaExtent*> with_frame;
   for (CudaExtent* extent : extents) {
@@ -227,7 +265,7 @@ std::vector<CudaExtent*> StreamMover::map_frames(std::vector<CudaExtent*>& exten
       extent->frame = frame.value();
       with_frame.push_back(extent);
     } else {
-      leave_cold(extent, is_ahead, frame.status());
+      flights_.leave_cold(extent, is_ahead, frame.status());
       left_cold.push_back(extent);
     }
   }
@@ -244,21 +282,22 @@ std::vector<CudaExtent*> StreamMover::map_frames(std::vector<CudaExtent*>& exten
   }
   for (CudaExtent* extent : with_frame) {
     heap_.give_back_frame(std::exchange(extent->frame, Frame{}));
-    leave_cold(extent, is_ahead, mapped);
+    flights_.leave_cold(extent, is_ahead, mapped);
     left_cold.push_back(extent);
   }
   extents.clear();
   return left_cold;
 }
 
-// What was queued when a call is refused has ended when this returns, so that the frames can go.
-Status StreamMover::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
-                            StreamMark* mark) {
+// After a refusal, nothing that was queued uses the frames any more when this returns, and they are
+// gone.
+Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
+                              StreamMark* mark) {
   Status status;
   std::optional<StagedCopies> staged;
   for (const CudaExtent* extent : extents) {
     if (!status.is_ok()) break;
-    status = queue_copy_in(extent->host_block, extent->device_address(), stream, &staged);
+    status = link_.queue_in(extent->host_block, extent->device_address(), stream, &staged);
   }
   if (status.is_ok()) {
     Result<StreamMark> made = stream.mark();
@@ -272,7 +311,7 @@ Status StreamMover::copy_in(std::span<CudaExtent* const> extents, CopyStream& st
 }
 
 // REQUIRES: no work that uses them is queued.
-void StreamMover::take_away_frames(std::span<CudaExtent* const> extents) {
+void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
   for (CudaExtent* extent : extents) {
     const Status unmapped = heap_.take_away_frame(extent);
     if (unmapped.is_ok()) continue;
@@ -280,112 +319,6 @@ void StreamMover::take_away_frames(std::span<CudaExtent* const> extents) {
     TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
     heap_.write_off_frame(extent);
   }
-}
-
-// Nobody lands what is not Arriving yet, so the flight is entered last.
-void StreamMover::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
-                           StreamSet stream, bool is_ahead) {
-  const auto flight = std::make_shared<Flight>();
-  flight->extents = extents;
-  flight->mark = std::move(mark);
-  flight->stream = stream;
-  for (CudaExtent* extent : extents) {
-    add(stats_.fetched_bytes, extent->bytes);
-    if (!is_ahead) bytes_ahead_.fetch_add(extent->bytes);  // until now its op has it pinned
-    extent->note_streams(stream);
-    if (is_ahead) extent->set_flags(kFlagAhead);
-    extent->become_arriving();
-  }
-  MutexLock lock(mutex_);
-  flights_.push_back(flight);
-  for (const CudaExtent* extent : extents) flight_of_[extent] = flight;
-}
-
-void StreamMover::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
-  if (is_ahead) bytes_ahead_.fetch_sub(extent->bytes);
-  if (!is_ahead && !warned_left_cold_.exchange(true)) {
-    TENCACHE_LOG_WARNING(
-        "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
-        "error",
-        reason.clause().c_str());
-  }
-  heap_.budget().release(extent->bytes);
-  extent->abandon_fetch();
-}
-
-// The streams wait for it if it has not arrived; true if it has. Nullopt when it is in no flight,
-// though it was Arriving a moment ago.
-std::optional<bool> StreamMover::join(CudaExtent* extent, StreamSet streams) {
-  FlightPtr flight;
-  {
-    MutexLock lock(mutex_);
-    const auto found = flight_of_.find(extent);
-    if (found == flight_of_.end()) return std::nullopt;
-    flight = found->second;
-  }
-  const bool has_arrived = flight->mark.poll();
-  if (!has_arrived) hold_back(streams, *flight);
-  return has_arrived;
-}
-
-// On the device where that is possible, else here.
-void StreamMover::hold_back(StreamSet streams, const Flight& flight) {
-  if (StreamNumbers::is_one_stream(streams) &&
-      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
-    return;
-  }
-  flight.mark.await();
-}
-
-void StreamMover::settle(bool may_wait) {
-  std::vector<FlightPtr> flights;
-  {
-    MutexLock lock(mutex_);
-    flights.assign(flights_.begin(), flights_.end());
-  }
-  for (const FlightPtr& flight : flights) {
-    if (may_wait) flight->mark.await();
-    if (!flight->mark.poll()) continue;
-    {
-      MutexLock lock(mutex_);
-      const auto found = std::ranges::find(flights_, flight);
-      if (found == flights_.end()) continue;  // another thread lands it
-      flights_.erase(found);
-      for (const CudaExtent* extent : flight->extents) flight_of_.erase(extent);
-    }
-    land(*flight);
-  }
-}
-
-void StreamMover::land(const Flight& flight) {
-  uint64_t landed_bytes = 0;
-  for (CudaExtent* extent : flight.extents) {
-    const uint64_t bytes = extent->bytes;
-    // The copy below may save one when the extent leaves again, as long as that can be proved.
-    const bool is_wanted = extent->state() == ExtentState::kArriving;
-    const bool is_loan = extent->host_block.is_beyond_budget();
-    if (hasher_ == nullptr || !is_wanted || (is_loan && !extent->slot.is_valid())) {
-      heap_.release_copy(extent);
-    } else if (is_loan) {
-      heap_.release_block(extent);
-    }
-    extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
-    extent->settle();
-    bytes_ahead_.fetch_sub(bytes);
-    landed_bytes += bytes;
-  }
-  if (spill_ != nullptr) spill_->on_fetch(landed_bytes);
-}
-
-// One that is alone in flight is not waited for: another is queued behind it.
-void StreamMover::wait_for_oldest() {
-  FlightPtr oldest;
-  {
-    MutexLock lock(mutex_);
-    if (flights_.size() > 1) oldest = flights_.front();
-  }
-  if (oldest != nullptr) oldest->mark.await();
-  settle(false);
 }
 
 }  // namespace tencache

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Moment: a moment in the streams that had used what was to leave then: all the work that they had
+// been given. Moments: makes them and remembers the last ones, oldest first. An extent that was not
+// used since a moment waits for that one, and not for what a program that is ahead of its GPU has
+// queued since.
+//
+// Threads: any. mutex_ is a leaf and held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/move/move_request.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/cuda/stream_numbers.h"
+#include "platform/stream_set.h"
+
+namespace tencache {
+
+struct Moment final : QueuedWork {
+  uint64_t at = 0;
+  StreamSet streams = kNoStreams;
+  std::vector<StreamMark> marks;
+
+  bool covers(const Extent& extent, StreamSet users) const {
+    return extent.last_use_at.load(std::memory_order_relaxed) <= at &&
+           (users & ~streams) == kNoStreams;
+  }
+};
+using MomentPtr = std::shared_ptr<const Moment>;
+
+class Moments {
+ public:
+  /// `copies` is the stream of the copies out, which are no use of what they copy.
+  Moments(StreamNumbers& numbers, StreamSet copies) : numbers_(numbers), copies_(copies) {}
+
+  /// The streams that have used an extent of the program's.
+  StreamSet users_of(const Extent& extent) const {
+    return extent.used_by.load(std::memory_order_relaxed) & ~copies_;
+  }
+  /// Marks the streams that have used what is ordered to leave. Null when they cannot be marked
+  /// now; then they are when the order is carried out.
+  MomentPtr mark_users(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
+  /// The first moment known after the last use; null when the extent was used since the last
+  /// moment, or when that cannot be told.
+  MomentPtr after_uses(const MoveRequest& request) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  StreamNumbers& numbers_;
+  const StreamSet copies_;
+
+  Mutex mutex_;
+  std::deque<MomentPtr> moments_ TENCACHE_GUARDED_BY(mutex_);  // oldest first
+};
+
+}  // namespace tencache

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MoveLedger: what the parts of one mover write down and the engine reads: how fast bytes move,
+// how much is on its way ahead of use, whether a thread waits, and what came of evictions and
+// fetches.
+//
+// Threads: any; lock-free.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/stats.h"
+#include "base/status.h"
+#include "engine/move/move_rate.h"
+#include "memory/extent.h"
+
+namespace tencache {
+
+struct EvictionResult {
+  uint64_t count = 0;
+  uint64_t bytes = 0;  // of room that became free
+  Status failure;      // the first disk or mapping failure; the extents stayed resident
+};
+
+/// Fetches for which the thread that asked had to wait: on demand, or ahead of use and still under
+/// way. engine/gate/device_waits.h decides whether the device waited, too.
+struct LateFetches {
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+};
+
+/// What is counted of an eviction, read before the extent becomes cold: then anybody may free it.
+struct Departure {
+  explicit Departure(const Extent& extent)
+      : bytes(extent.bytes), was_fetched_in_vain(extent.has(kFlagAhead)) {}
+  uint64_t bytes;
+  bool was_fetched_in_vain;
+};
+
+class MoveLedger {
+ public:
+  explicit MoveLedger(Stats& engine_stats) : stats(engine_stats) {}
+  MoveLedger(const MoveLedger&) = delete;
+  MoveLedger& operator=(const MoveLedger&) = delete;
+
+  /// An op asks for an extent whose bytes are there: a fetch ahead of use came early. The first op
+  /// that asks decides.
+  void count_early(Extent* extent);
+  /// An op asks for an extent whose bytes are still under way.
+  static void note_late(Extent* extent, LateFetches* late);
+  void count_departure(const Departure& departure, EvictionResult* result);
+  /// The first failure of all is a warning, too. `where` is the place where the tensor stays.
+  void count_failure(const Status& failure, uint64_t count, const char* where,
+                     EvictionResult* result);
+
+  /// Whether an op waits for a fetch, or an allocation for room, right now.
+  bool is_demanded() const { return demand_count_.load(std::memory_order_relaxed) > 0; }
+  void begin_demand() { demand_count_.fetch_add(1, std::memory_order_relaxed); }
+  void end_demand() { demand_count_.fetch_sub(1, std::memory_order_relaxed); }
+
+  Stats& stats;
+  MoveRate read_speed;
+  MoveRate write_speed;
+  // Processor time of the threads that move.
+  MoveRate read_work;
+  MoveRate write_work;
+  MoveRate
+      drop_work;  // the proof and the change of mappings, whether the bytes were written or not
+  std::atomic<uint64_t> bytes_ahead{0};
+
+ private:
+  std::atomic<uint32_t> demand_count_{0};
+  std::atomic<bool> has_warned_{false};
+};
+
+/// As long as it lives, an op waits for a fetch, or an allocation for room.
+class Demand {
+ public:
+  explicit Demand(MoveLedger& ledger) : ledger_(ledger) { ledger_.begin_demand(); }
+  ~Demand() { ledger_.end_demand(); }
+  Demand(const Demand&) = delete;
+  Demand& operator=(const Demand&) = delete;
+
+ private:
+  MoveLedger& ledger_;
+};
+
+}  // namespace tencache
