@@ -56,7 +56,9 @@ RUNS: dict[str, Run] = {
 }
 
 EVICTIONS = "allocator/engine/move/gpu/stream_evictions.cpp"
+MOMENTS = "allocator/engine/move/gpu/moments.cpp"
 FETCHES = "allocator/engine/move/gpu/stream_fetches.cpp"
+FLIGHTS = "allocator/engine/move/gpu/flights.cpp"
 COPY_STREAM = "allocator/platform/cuda/copy_stream.cpp"
 
 MUTATIONS = [
@@ -71,7 +73,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an eviction waits for a moment before the last use",
-        EVICTIONS,
+        MOMENTS,
         "    if (moment->covers(extent, users)) return moment;\n",
         "    return moment;\n",
         "behind",
@@ -99,14 +101,14 @@ MUTATIONS = [
     ),
     Mutation(
         "an op does not wait for what is fetched",
-        FETCHES,
+        FLIGHTS,
         "      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {\n",
         "      flight.stream != kNoStreams) {\n",
         "in_turn",
     ),
     Mutation(
         "a fetch is taken for landed while it is under way",
-        FETCHES,
+        FLIGHTS,
         "    if (!flight->mark.poll()) continue;\n",
         "",
         "fetched_elsewhere",
@@ -116,7 +118,7 @@ MUTATIONS = [
         "a fetch is queued on another stream than the one that is marked",
         FETCHES,
         "    Result<StreamMark> made = stream.mark();\n",
-        "    Result<StreamMark> made = in_ahead_->mark();\n",
+        "    Result<StreamMark> made = in_ahead_.mark();\n",
         "in_turn",
     ),
     Mutation(
