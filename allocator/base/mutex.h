@@ -10,10 +10,10 @@
 //   2. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; never nested
 //   3. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
 //   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
-//   5. leaf locks                 permits of migrations, recorder registry, names and times of ops,
-//                                 waits, frames, marks, numbers of streams, stream quarantines,
-//                                 blocks, private pools, pinned memory, staging buffers, hashes,
-//                                 direct reads, flights, turns of demotions, queues of channels
+//   5. leaf locks                 fork latches, recorder registry, names and times of ops, waits,
+//                                 frames, marks, numbers of streams, stream quarantines, blocks,
+//                                 private pools, pinned memory, staging buffers, hashes, direct
+//                                 reads, flights, moments, turns of demotions, queues of channels
 //   6. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
 // Engine::fork_mutex() guards the list of engines and the names of ops. It is held from before a
 // fork until after it, and so comes before all of these. Runtime::mutex_ comes before it, and is
