@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MoveRequest: an order to move an extent. Extents are recycled, so a request also names which
+// MoveRequest: asks a mover to move an extent. Extents are recycled, so a request also names which
 // extent is meant; the mover drops it when another extent has taken its place.
 //
 // RequestSource: a mover that fetches ahead of use takes requests one at a time. So it goes on for
@@ -19,7 +19,7 @@ namespace tencache {
 /// Moves are begun in parts of at most so many bytes, or one extent.
 inline constexpr uint64_t kBytesAtOnceMax = 16 * kMiB;
 
-/// What the program had queued on a device when an order was given; the backend knows what it is.
+/// What the program had queued on a device when a request was made; the backend knows what it is.
 class QueuedWork {
  public:
   QueuedWork() = default;
@@ -39,19 +39,19 @@ struct MoveRequest {
 
   /// A guess as long as nobody has claimed the extent; moving another one instead does no harm.
   bool is_current() const { return extent->id == extent_id; }
-  /// Whether it was used, or wanted back, since the order was given.
+  /// Whether it was used, or wanted back, since the request was made.
   bool is_outdated() const {
     return extent->last_use_at.load(std::memory_order_relaxed) > given_at;
   }
 };
 
-/// Orders of fetches, in the sequence in which they are due. One thread takes them.
+/// Requests to fetch, in the sequence in which they are due. One thread takes them.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next order; none when there is none, or an op goes first.
+  /// The next request; none when there is none, or an op goes first.
   virtual std::optional<MoveRequest> take() = 0;
-  /// The order taken last has to wait; it is the next one again.
+  /// The request taken last has to wait; it is the next one again.
   virtual void put_back(const MoveRequest& request) = 0;
 };
 

@@ -41,12 +41,12 @@ class Mover {
 
   /// Evicts as many of the extents as it can; those in use, or used meanwhile, stay.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
-  /// Evicts what was ordered to leave and is still to leave when its turn comes. An eviction waits
-  /// only for the work that was queued when its order was given. Room appears in parts of about
+  /// Evicts what is requested and is still to leave when its turn comes. An eviction waits only for
+  /// the work that was queued when its request was made. Room appears in parts of about
   /// bytes_at_once(); each is told on the calling thread.
   using OnEvicted = std::function<void(const EvictionResult& part)>;
   virtual void evict_requested(std::span<const MoveRequest> requests, const OnEvicted& on_evicted);
-  /// The work that the program has queued so far and that may use what is ordered to leave now.
+  /// The work that the program has queued so far and that may use what is requested to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> /*requests*/) {
     return nullptr;
   }
@@ -57,8 +57,8 @@ class Mover {
   /// to count.
   virtual LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
 
-  /// Fetches what is ordered ahead of use, as far as there is room, and drops orders that have
-  /// become pointless. When an order finds no room, it is put back; returns the bytes it needs,
+  /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have
+  /// become pointless. When a request finds no room, it is put back; returns the bytes it needs,
   /// else 0. There may be more to take even so.
   virtual uint64_t prefetch(RequestSource& requests) = 0;
 

@@ -88,7 +88,7 @@ uint64_t SlotFetches::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// Begins the next fetch that is ordered; false when there is no order, or no room for the next one.
+// Begins the next fetch that is requested; false when there is none, or no room for it.
 bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
                              uint64_t* lacking_bytes) {
   *lacking_bytes = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SlotFetches: fetches cold extents on the cpu backend, in the phases of
-// engine/move/disk/slot_mover.h: those that an op waits for, in a batch, and those that are ordered
-// ahead of use, for as long as there are orders and room.
+// engine/move/disk/slot_mover.h: those that an op waits for, in a batch, and those that are
+// requested ahead of use, for as long as there are requests and room.
 //
 // Invariants
 //   1. A fetch that was claimed is resident or cold again, and its scratch gone, when the call

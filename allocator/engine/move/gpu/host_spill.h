@@ -12,7 +12,7 @@
 //   4. enters the slots and gives the blocks back.
 // Until then the block holds the bytes, so a disk that is full or fails costs nothing but the room:
 // one warning, and evictions that find no host memory leave their extents on the GPU. A thread that
-// wants an extent of the batch meanwhile (an op's pin, an order of a plan, a free) calls the batch
+// wants an extent of the batch meanwhile (an op's pin, a request of a plan, a free) calls the batch
 // off: nothing more is submitted, what is written whole is demoted, the rest stays in host memory.
 //
 // While a plan is followed the coldest extents are those that it needs last, else those used

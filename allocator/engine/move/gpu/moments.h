@@ -43,8 +43,8 @@ class Moments {
   StreamSet users_of(const Extent& extent) const {
     return extent.used_by.load(std::memory_order_relaxed) & ~copies_;
   }
-  /// Marks the streams that have used what is ordered to leave. Null when they cannot be marked
-  /// now; then they are when the order is carried out.
+  /// Marks the streams that have used what is requested to leave. Null when they cannot be marked
+  /// now; then they are when the request is carried out.
   MomentPtr mark_users(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
   /// The first moment known after the last use; null when the extent was used since the last
   /// moment, or when that cannot be told.

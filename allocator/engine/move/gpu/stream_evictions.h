@@ -14,8 +14,8 @@
 //   4. unmaps the frame. E is cold; its room is free.
 //
 // Extents leave in parts. A part goes through 1 and 2 while the part before it is in 3, so that the
-// link does not run dry. An extent that was ordered to leave and is still on its way is awaited
-// before 1: its op, which comes after that, was queued when the order was given.
+// link does not run dry. An extent that is requested and still on its way here is awaited
+// before 1: its op, which comes after that, was queued when the request was made.
 //
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Without NVRTC, which compiles the kernel, nothing

@@ -13,7 +13,7 @@ namespace tencache {
 namespace {
 
 // So much of the link's time is in flight ahead of use, where more than one flight is. The link
-// never runs dry between two batches then, and an order that becomes outdated has not begun long
+// never runs dry between two batches then, and a request that becomes outdated has not begun long
 // ago.
 constexpr double kAheadS = 5e-3;
 // A refused fetch may be granted when it is asked for again, as long as the context is alive.
@@ -148,7 +148,7 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
   while (claimed_bytes < link_.bytes_at_once()) {
     const std::optional<MoveRequest> request = requests.take();
     if (!request) break;
-    // An op that has it pinned, cold as it is, lets this order go first (wait_while_ahead).
+    // An op that has it pinned, cold as it is, lets this request go first (wait_while_ahead).
     const bool is_awaited = Extent::pins_of(request->extent->load()) > 0;
     if (!request->is_current() || (request->is_outdated() && !is_awaited)) continue;
     wait_while_sealing(*request->extent);
@@ -170,7 +170,7 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// A fetch ahead of use waits for the demotion of its extent, which the order has called off.
+// A fetch ahead of use waits for the demotion of its extent, which the request has called off.
 bool StreamFetches::claim_when_demoted(Extent* extent) {
   while (!extent->claim_for_fetch()) {
     const uint64_t word = extent->load();
