@@ -32,7 +32,7 @@ RETIRED: Mapping[str, str] = {
     "CudaBackend": "CudaDevice",
     "CudaEngine": "Engine",
     "IdlePeriod": "Gap",
-    "KeptEviction": "ParkedEviction",
+    "KeptEviction": "ParkedEvictions",
     "MigrationGate": "ForkLatch",
     "Migrator": "Evictor",
     "OrderSource": "RequestSource",
