@@ -71,8 +71,8 @@ class Engine final : private PlanSink {
   }
 
   Device& device() { return *device_; }
-  Heap& heap() { return *parts_.heap; }
-  Mover* mover() { return parts_.mover; }
+  Heap& heap() const { return *parts_.heap; }
+  Mover* mover() const { return parts_.mover; }
   Budget& budget() { return device_->budget(); }
   Stats& stats() { return device_->stats(); }
   /// With what the device has waited for until now. Calls the driver.
