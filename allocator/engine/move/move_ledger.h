@@ -65,8 +65,7 @@ class MoveLedger {
   // Processor time of the threads that move.
   MoveRate read_work;
   MoveRate write_work;
-  MoveRate
-      drop_work;  // the proof and the change of mappings, whether the bytes were written or not
+  MoveRate drop_work;  // the proof and the change of mappings, of what was written and what not
   std::atomic<uint64_t> bytes_ahead{0};
 
  private:
