@@ -64,6 +64,19 @@ class CudaAheadTest : public ::testing::Test {
   }
   Mover& mover() { return *(*engine_)->mover(); }
 
+  /// Queues a write of kUseTime that no gate announces.
+  void use_unannounced(char* tensor, uint64_t seed) {
+    used_at_ = std::chrono::steady_clock::now();
+    ASSERT_EQ(engine_->driver().launch(
+                  stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
+                  [tensor, seed] { stamp(tensor, kBytes, seed); }, kUseTime),
+              CUDA_SUCCESS);
+  }
+  /// That use has ended, because somebody waited for it.
+  void expect_awaited() { EXPECT_GE(std::chrono::steady_clock::now() - used_at_, kUseTime); }
+
+  static constexpr milliseconds kUseTime{50};
+  std::chrono::steady_clock::time_point used_at_;
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
   std::vector<char*> allocated_;
@@ -125,13 +138,13 @@ TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
   std::vector<MoveRequest> requests = request(tensor);
-  const auto begin = std::chrono::steady_clock::now();
   const CUstream other = engine_->make_stream();
   engine_->order(stream_, other);
-  engine_->write(other, tensor, kBytes, 2, milliseconds(50));
+  used_at_ = std::chrono::steady_clock::now();
+  engine_->write(other, tensor, kBytes, 2, kUseTime);
   requests[0].given_at = timestamp();
   EXPECT_EQ(evict_requested(requests), 1u);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  expect_awaited();
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
@@ -141,15 +154,11 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
   std::vector<MoveRequest> requests = request(tensor);
-  const auto begin = std::chrono::steady_clock::now();
-  ASSERT_EQ(engine_->driver().launch(
-                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
-                [tensor] { stamp(tensor, kBytes, 2); }, milliseconds(50)),
-            CUDA_SUCCESS);
+  use_unannounced(tensor, 2);
   engine_->device().record_stream(tensor, stream_);
   requests[0].given_at = timestamp();
   EXPECT_EQ(evict_requested(requests), 1u);
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  expect_awaited();
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
@@ -162,13 +171,9 @@ TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   engine_->write(stream_, other, kBytes, 2);
   engine_->device().record_stream(tensor, stream_);
   ASSERT_TRUE(engine_->evict(other));
-  const auto begin = std::chrono::steady_clock::now();
-  ASSERT_EQ(engine_->driver().launch(
-                stream_, {{reinterpret_cast<CUdeviceptr>(tensor), kBytes}},
-                [tensor] { stamp(tensor, kBytes, 3); }, milliseconds(50)),
-            CUDA_SUCCESS);
+  use_unannounced(tensor, 3);
   EXPECT_TRUE(engine_->evict(tensor));
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(50));
+  expect_awaited();
   engine_->check(stream_, tensor, kBytes, 3);
 }
 
