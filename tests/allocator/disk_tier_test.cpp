@@ -362,7 +362,7 @@ TEST_F(DiskTierTest, SegmentsOutsideTheFileAbort) {
 
 TEST_F(DiskTierTest, SlotsThatAreNoneAbort) {
   const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
-  EXPECT_DEATH((void)tier->allocate(0), "no bytes");
+  EXPECT_DEATH((void)tier->allocate(0), "a slot of 0 bytes");
   EXPECT_DEATH(tier->release(Slot{}), "is_valid");
 }
 

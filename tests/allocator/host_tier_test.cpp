@@ -314,8 +314,8 @@ TEST(HostTierDeathTest, RefusesWhatItDidNotGive) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto tier = make_tier({.budget_bytes = 4 * kMiB, .chunk_bytes = kMiB});
   const HostBlock block = must_allocate(*tier, 64 * kKiB);
-  EXPECT_DEATH((void)tier->allocate(0), "no bytes");
-  EXPECT_DEATH(tier->release({}), "no block");
+  EXPECT_DEATH((void)tier->allocate(0), "a block of 0 bytes");
+  EXPECT_DEATH(tier->release({}), "an invalid block");
   HostBlock longer = block;
   longer.bytes += kMiB;
   EXPECT_DEATH(tier->release(longer), "freed");

@@ -103,7 +103,7 @@ TEST(RangeAllocatorDeathTest, RefusesToFreeABorder) {
   EXPECT_DEATH(ranges.free(first, 11), "across a border");
   EXPECT_DEATH(ranges.free(first + 5, 10), "across a border");
   EXPECT_DEATH(ranges.free(second - 1, 2), "across a border");
-  EXPECT_DEATH((void)ranges.grow_behind_border(0), "no space");
+  EXPECT_DEATH((void)ranges.grow_behind_border(0), "length 0 behind a border");
 }
 
 TEST(RangeAllocatorDeathTest, RefusesToFreeWhatIsNotInUse) {

@@ -142,9 +142,9 @@ TEST(StagingRingDeathTest, RefusesWhatItDidNotLend) {
   ring->release(buffer);
   EXPECT_DEATH(ring->release(buffer), "released twice");
   buffer.memory += 1;
-  EXPECT_DEATH(ring->release(buffer), "no buffer of this ring");
+  EXPECT_DEATH(ring->release(buffer), "not a buffer of this ring");
   buffer.memory -= 4097;
-  EXPECT_DEATH(ring->release(buffer), "no buffer of this ring");
+  EXPECT_DEATH(ring->release(buffer), "not a buffer of this ring");
 }
 
 }  // namespace
