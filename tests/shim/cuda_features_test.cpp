@@ -164,7 +164,7 @@ TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
   cuda_->releasePool(0, kGraph);
   EXPECT_NE(text_of([&] { cuda_->releasePool(0, kGraph); }).find("released already"),
             std::string::npos);
-  EXPECT_NE(text_of([&] { begin({0, 0}); }).find("no private pool"), std::string::npos);
+  EXPECT_NE(text_of([&] { begin({0, 0}); }).find("not a private pool"), std::string::npos);
   cuda_->releasePool(0, {2, 0});
   cuda_->createOrIncrefPool(0, {2, 0}, nullptr);  // in use again, with its live blocks
   EXPECT_EQ(cuda_->getPoolUseCount(0, {2, 0}), 1);
