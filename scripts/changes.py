@@ -24,7 +24,8 @@ _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
 _SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
 # Each takes a few seconds: options and their refusals, reports, and tencache in a program.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
-# For sources whose test file has another name.
+# For sources whose suite or test file has another name.
+_SUITES = {"learner": "plan_engine_test", "learned_plan": "plan_engine_test"}
 _PYTEST_FILES = {
     "python/tencache/_runtime.py": "enable",
     "python/tencache/_library.py": "enable",
@@ -75,7 +76,7 @@ def suites_of(
         for suite, text in suites.items():
             if _RUNS_FOR_MINUTES.search(suite.stem):
                 continue
-            if suite.stem == f"{path.stem}_test":
+            if suite.stem in (f"{path.stem}_test", _SUITES.get(path.stem)):
                 chosen[suite.stem] = None
             elif f'#include "{header}"' in text:
                 including[suite.stem] = None

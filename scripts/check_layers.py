@@ -3,7 +3,7 @@
 """Checks that each layer includes only what is below it.
 
     base < platform < tier < memory < learn < engine < abi          (allocator/)
-    move < move/disk, move/gpu;  move < plan, gate < what stands in engine/ itself
+    move < move/cpu, move/cuda;  move < plan, gate < what stands in engine/ itself
 
 allocator/ includes no header of torch or Python. Only platform/cuda/ includes <cuda.h>, which holds
 only types. shim/ reaches the core only through the headers of its C ABI: abi/tencache.h,
@@ -31,8 +31,8 @@ CUDA_PLATFORM = PurePosixPath("allocator/platform/cuda")
 # the parts of one engine by reference; PARTS names that header.
 ROOMS = {
     "move": ("move",),
-    "move/disk": ("move", "move/disk"),
-    "move/gpu": ("move", "move/gpu"),
+    "move/cpu": ("move", "move/cpu"),
+    "move/cuda": ("move", "move/cuda"),
     "plan": ("move", "plan", "gate"),
     "gate": ("move", "plan", "gate"),
 }

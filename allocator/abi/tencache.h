@@ -141,9 +141,9 @@ TENCACHE_API void tencache_mark_step(void);
 
 /* ---- What the shim gives the runtime ------------------------------------------------------- */
 
-/* `arm` is called when use passes the watermark: from then on the gate must be told about ops. It
- * is called once, or once for each GPU, from inside an allocation, with no lock held. Set it before
- * start; if it is NULL nothing is ever evicted. */
+/* `arm` is called when use passes the attention mark: from then on the gate must be told about ops.
+ * It is called once, or once for each GPU, from inside an allocation, with no lock held. Set it
+ * before start; if it is NULL nothing is ever evicted. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
 /* The evictor calls `poll` before it looks for victims: time to unhold what has completed. */
 TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));

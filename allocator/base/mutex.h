@@ -5,21 +5,21 @@
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
 // copy, an I/O, a blocking system call or a callback into PyTorch.
-//   0. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
-//   1. PlanCursor::mutex_         the place in a plan; held while orders are given
-//   2. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; never nested
-//   3. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
-//   4. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
-//   5. leaf locks                 fork latches, recorder registry, names and times of ops, waits,
-//                                 frames, marks, numbers of streams, stream quarantines, blocks,
-//                                 private pools, pinned memory, staging buffers, hashes, direct
-//                                 reads, flights, moments, turns of demotions, queues of channels
-//   6. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
-// Engine::fork_mutex() guards the list of engines and the names of ops. It is held from before a
-// fork until after it, and so comes before all of these. Runtime::mutex_ comes before it, and is
-// held while options change and while an engine is opened. The log takes no lock.
-// DiskTier and HostTier each have a grow_mutex_ before their mutex_, so that one thread at a time
-// grows the tier. It is the exception: held across fallocate, or while memory is mapped and pinned.
+//   1. Runtime::mutex_            held while options change and while an engine is opened
+//   2. Engine::fork_mutex()       the list of engines and the names of ops; held from before a fork
+//                                 until after it
+//   3. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
+//   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions
+//                                 are requested without it)
+//   5. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; no two at once
+//   6. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
+//   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. The exception: held
+//                                 across fallocate, or while memory is mapped and pinned
+//   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
+//   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
+//                                 Moments, StreamQuarantine, HomeMarks, FramePool, StreamNumbers
+//  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
+// The log takes no lock.
 #pragma once
 
 #include <chrono>

@@ -5,9 +5,14 @@
 // function gives is accepted by its parse function and means the same value. Nothing here keeps
 // state.
 //
-// A new option takes a member of Options, with its default, and a row here. An option that the
-// engine obeys also takes a member of EngineConfig, or of the config of its backend, and the line
-// of abi/runtime*.cpp that passes it on.
+// A new option takes:
+//   1. a member of Options, with its default, and a row here
+//   2. where the engine obeys it, a member of EngineConfig, CpuDeviceConfig or CudaDeviceConfig,
+//      and the line that passes it on (Runtime::engine_config, cpu_config or gpu_config); where one
+//      part of the engine obeys it, that part's config, which Engine::make_parts fills
+//   3. its row in the README's table (`python -m tencache._options` prints it), and its case in
+//      tests/allocator/options_test.cpp
+// Flags, keywords, variables and `tencache doctor` follow from the row.
 #include "base/options.h"
 
 #include <algorithm>

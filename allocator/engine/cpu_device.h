@@ -15,7 +15,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/device.h"
-#include "engine/move/disk/slot_mover.h"
+#include "engine/move/cpu/slot_mover.h"
 #include "memory/cpu_heap.h"
 #include "platform/access_barrier.h"
 #include "platform/address_arena.h"

@@ -15,7 +15,7 @@
 #include "base/units.h"
 #include "engine/device.h"
 #include "engine/gate/event_timer.h"
-#include "engine/move/gpu/stream_mover.h"
+#include "engine/move/cuda/stream_mover.h"
 #include "learn/host_model.h"
 #include "memory/cuda/cuda_heap_view.h"
 #include "platform/cuda/copy_kernel.h"

@@ -2,8 +2,8 @@
 //
 // HostModel: the host memory between a GPU and a disk, for the simulator. It tells how long
 // departing bytes wait for room there, and returning bytes for the disk. It does what the engine
-// does (engine/move/gpu/host_spill.h): first it gives up copies of resident tensors, then it writes
-// the tensors that are needed last to disk. It reads what is needed next ahead of its fetch.
+// does (engine/move/cuda/host_spill.h): first it gives up copies of resident tensors, then it
+// writes the tensors that are needed last to disk. It reads what is needed next ahead of its fetch.
 //
 // The model: the disk does one read and one write at a time, side by side. Copies fill host memory
 // up to the headroom. Writes free the headroom again while evictions go on, so an eviction waits

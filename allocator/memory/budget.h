@@ -6,7 +6,7 @@
 // the working set of one op); its callers count the excess.
 //
 // The attention mark is how much may be used before the owner wants to hear of it: first the
-// watermark at which hooks arm, later the mark at which the evictor starts to make room. Lock-free.
+// share at which hooks arm, later the one at which the evictor starts to make room. Lock-free.
 //
 // Headroom is the part of a budget that the evictor keeps free, so that coming allocations need not
 // wait. Plans therefore do not count on it.

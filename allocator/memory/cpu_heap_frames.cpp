@@ -96,7 +96,7 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
     donation.front_bytes =
         std::min(without_tail(bytes) - furnished_bytes, without_tail(extent->bytes));
     if (tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
-    // Fails while an op pins the extent or a writer reads it.
+    // Fails while an op pins the extent or an eviction still reads its bytes.
     if (donation.bytes() > 0 && extent->claim_for_trim()) {
       unlink_cached(extent);
       furnished_bytes += donation.front_bytes;

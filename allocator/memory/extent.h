@@ -158,7 +158,7 @@ class Extent {
   void settle();
   void abandon_fetch();
 
-  /// Takes `busy` of a cold extent, whose copy is then moved to a lower tier or looked at.
+  /// Takes `busy` of a cold extent, whose copy is then written to disk, read from it, or given up.
   bool claim_for_demotion();
   /// Whether somebody has asked for a claimed extent since: an op, a plan's request, a free.
   bool is_wanted_since(uint64_t claimed_at) const {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option table in Python, and how Python values become its texts.
 
-The only table is in the core (allocator/base/options.h). From it come the keywords of
+The only table is in the core (allocator/base/options.cpp). From it come the keywords of
 `tencache.enable`, the flags of `tencache run` and the table in README.md (`python -m
 tencache._options` prints it). Only the core reads texts (of keywords, flags and variables) and
 holds the defaults; this file only writes values as text. The variable TENCACHE is not an option: it

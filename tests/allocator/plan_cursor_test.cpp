@@ -91,7 +91,7 @@ TEST_F(PlanCursorTest, IsIdleWithoutPlans) {
   EXPECT_FALSE(is_following()) << "it does not know yet where the program is";
 }
 
-TEST_F(PlanCursorTest, GivesTheOrdersOfItsPlan) {
+TEST_F(PlanCursorTest, GivesTheRequestsOfItsPlan) {
   const std::shared_ptr<const LearnedPlan> followed = learned(1);
   ASSERT_FALSE(followed->planned.plan.moves.empty());
   cursor_->install({followed});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Evictions that park the pages (engine/move/disk/seal.h, engine/move/disk/parked_evictions.h):
+// Evictions that park the pages (engine/move/cpu/seal.h, engine/move/cpu/parked_evictions.h):
 // where the pages are then, what brings them back, which extents leave by the other window, and
 // that nobody notices. Skipped where the kernel does not allow userfaultfd.
 #include <gtest/gtest.h>
@@ -81,7 +81,7 @@ TEST_F(ParkedPagesTest, BytesThatDifferAreWritten) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// ---- Wanted while its pages are away (engine/move/disk/parked_evictions.h) -------------------
+// ---- Wanted while its pages are away (engine/move/cpu/parked_evictions.h) -------------------
 
 class WantedWhileWrittenTest : public ParkedPagesTest {
  protected:

@@ -2,7 +2,7 @@
 //
 // Single evictions and fetches: the effect of a use, a stray write or a failing disk in each of
 // their phases. Death tests show the messages about lost bytes.
-#include "engine/move/disk/slot_mover.h"
+#include "engine/move/cpu/slot_mover.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

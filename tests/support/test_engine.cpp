@@ -49,7 +49,7 @@ bool TestEngine::evict(const void* address) {
 }
 
 std::string TestEngine::check_books(uint64_t small_bytes) {
-  // The evictor drops cached extents without a permit, so its books may be unbalanced for a moment.
+  // The prefetcher drops cached extents without a permit, so the books may differ for a moment.
   std::string fault;
   eventually([&] {
     if (engine_->mover() != nullptr) engine_->mover()->fork_latch().close();

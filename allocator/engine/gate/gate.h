@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gate: every op passes it before it runs. open() pins every extent that the op names and returns
-// once all of them are resident; close() unpins them. What the thread allocates while an op is open
-// stays pinned until its outermost op closes, because kernels still use such memory after the
-// nested op that allocated it has ended (rule R, measured on 697 operators).
+// once all of them are usable: resident, or arriving with the op's stream waiting. close() unpins
+// them. What the thread allocates while an op is open stays pinned until its outermost op closes,
+// because kernels still use such memory after the nested op that allocated it has ended (rule R,
+// measured on 697 operators).
 //
 // Each thread keeps a stack of open ops and two lists of pins: the ops' inputs and the inner
 // allocations. They keep their capacity, so an op costs no heap allocation. The hot path costs one

@@ -2,8 +2,8 @@
 //
 // Mover: the interface of what moves batches of extents out of the device tier and back. A mover
 // moves what it is told to; others decide: the evictor (room), the gate (an op waits), plans (ahead
-// of use) and chaos mode. engine/move/disk/slot_mover.h maps slots of a file,
-// engine/move/gpu/stream_mover.h copies on streams.
+// of use) and chaos mode. engine/move/cpu/slot_mover.h maps slots of a file,
+// engine/move/cuda/stream_mover.h copies on streams.
 //
 // An eviction claims an extent, copies its bytes to the tier below, seals it and proves that they
 // are there; then it is cold and its room is free. A pin, a use or a differing proof at any point
@@ -52,9 +52,9 @@ class Mover {
   }
 
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
-  /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be
-  /// brought back end the process (base/check.h fatal). Returns what was not there, for the caller
-  /// to count.
+  /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be read
+  /// from disk end the process (base/check.h fatal); what a GPU's driver refuses stays cold, and
+  /// the op faults on the device. Returns what was not there, for the caller to count.
   virtual LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
 
   /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have

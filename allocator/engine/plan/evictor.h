@@ -13,11 +13,11 @@
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
 // chooses by it, too: first what the plan does not know, then what it needs last.
 //
-// The evictor also arms: when use passes the watermark for the first time, the shim is told to
+// The evictor also arms: when use passes the attention mark for the first time, the shim is told to
 // report ops. Before that no gate has seen anything, so nothing could be evicted.
 //
 // Threads: one worker; any thread calls make_room(), on_attention(), request(), evict_all(). mutex_
-// guards the demand and the outcome of passes; it is never held while anything moves.
+// guards the requests, the demand and the outcome of passes; it is never held while anything moves.
 #pragma once
 
 #include <atomic>
@@ -86,7 +86,7 @@ class Evictor final : public RoomMaker {
   Mover* const mover_;
   const uint64_t headroom_bytes_;
 
-  // Set once, by the first thread that passes the watermark.
+  // Set once, by the first thread that passes the attention mark.
   std::atomic<bool> is_armed_{false};
   // Set by allocating threads, cleared by the worker; keeps on_attention() free of locks.
   std::atomic<bool> is_nudged_{false};

@@ -2,8 +2,8 @@
 //
 // Prefetcher: carries out the fetches that a plan requests, in order, ahead of use. It takes room
 // only where there is some: free room first, then that of cached extents; else it waits for an
-// eviction. While an op waits for a fetch on demand it begins nothing new, so that the op has the
-// disk to itself.
+// eviction. While an op waits for a fetch on demand, or an allocation for room, it begins nothing
+// new, so that the waiting thread has the disk to itself.
 //
 // Threads: one worker; any thread calls the rest. mutex_ is never held while anything moves.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap: the front door of the cuda backend. A request below the extent threshold comes from a
+// CudaHeap: the memory of one GPU. A request below the extent threshold comes from a
 // pool of small blocks and is always resident. A larger one becomes an extent, whose address stays
 // its own and whose frame is one handle of exactly its size.
 //

@@ -148,7 +148,7 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
        extent = next) {
     next = AgeList::previous(extent);
     const uint64_t word = extent->load();
-    // Skip it while an op pins it or a writer reads it.
+    // Skip it while an op pins it or an eviction still reads its bytes.
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
     const CudaExtent* cuda = of_cuda(extent);
     if (are_idle && !home_marks_.is_over(cuda->home, cuda->free_number)) continue;

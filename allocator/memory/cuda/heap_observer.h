@@ -3,8 +3,9 @@
 // HeapObserver: hears when addresses of a CudaHeap come and go, for a history of the memory. It
 // needs no word of the program's own allocations and frees.
 //
-// Threads: any, with locks of the heap held, so an observer only makes a note and never calls the
-// heap. It hears that something is gone before anybody else can have the same address.
+// Threads: any, with no lock or that of a BlockPool held, so an observer only makes a note and
+// never calls the heap. It hears that something is gone before anybody else can have the same
+// address.
 #pragma once
 
 #include <cstdint>

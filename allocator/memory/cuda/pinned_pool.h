@@ -25,7 +25,6 @@
 // Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the tier.
 // The driver must not be called in a forked child, whose parent owns this memory, nor at exit.
 // There allocate() refuses and the rest does nothing, without a lock.
-// exit, allocate() refuses and the rest does nothing, without a lock.
 #pragma once
 
 #include <cstdint>

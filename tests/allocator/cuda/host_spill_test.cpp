@@ -4,7 +4,7 @@
 // further down and come back; a tensor that is already on disk is not written again; a thread that
 // wants a tensor which is being written gets it at once; a disk that is full, fails or lies costs
 // no bit.
-#include "engine/move/gpu/host_spill.h"
+#include "engine/move/cuda/host_spill.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 // Copies of pageable memory through pinned buffers: the same bytes both ways, in order with earlier
 // and later work of the stream, from several threads that share two buffers, and with each call of
 // the driver refused. Also the whole engine where the driver pins no more than the buffers.
-#include "engine/move/gpu/staged_copies.h"
+#include "engine/move/cuda/staged_copies.h"
 
 #include <gtest/gtest.h>
 

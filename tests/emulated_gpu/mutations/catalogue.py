@@ -55,10 +55,10 @@ RUNS: dict[str, Run] = {
     "refused_calls": Run(),
 }
 
-EVICTIONS = "allocator/engine/move/gpu/stream_evictions.cpp"
-MOMENTS = "allocator/engine/move/gpu/moments.cpp"
-FETCHES = "allocator/engine/move/gpu/stream_fetches.cpp"
-FLIGHTS = "allocator/engine/move/gpu/flights.cpp"
+EVICTIONS = "allocator/engine/move/cuda/stream_evictions.cpp"
+MOMENTS = "allocator/engine/move/cuda/moments.cpp"
+FETCHES = "allocator/engine/move/cuda/stream_fetches.cpp"
+FLIGHTS = "allocator/engine/move/cuda/flights.cpp"
 COPY_STREAM = "allocator/platform/cuda/copy_stream.cpp"
 
 MUTATIONS = [

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cpu/eviction_writer.h"
+
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/racy_access.h"
+
+namespace tencache {
+
+EvictionWriter::EvictionWriter(std::span<const Extent* const> extents)
+    : extents_(extents), hashers_(extents.size()) {
+  segments_.reserve(extents.size());
+  for (const Extent* extent : extents) {
+    segments_.push_back({nullptr, extent->slot.offset, extent->bytes});
+  }
+}
+
+bool EvictionWriter::before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) {
+  const char* source = extents_[segment]->address + (offset - segments_[segment].offset);
+  {
+    const RacyReads racy;  // the program may be writing: the proof finds out
+    memcpy(memory, source, bytes);
+  }
+  hashers_[segment].append(memory, bytes);
+  return true;
+}
+
+TransferResult write_measured(DiskTier& disk, std::span<const IoSegment> segments,
+                              PieceObserver* observer, MoveLedger& ledger) {
+  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
+  TransferResult transfer = disk.write(segments, observer);
+  ledger.write_speed.add(transfer.bytes, now_ns() - begin_ns);
+  ledger.write_work.add(transfer.bytes, thread_work_ns() - begin_work_ns);
+  add(ledger.stats.disk_written_bytes, transfer.bytes);
+  return transfer;
+}
+
+}  // namespace tencache

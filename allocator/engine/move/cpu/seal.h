@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Seal: phases 3 and 4 of an eviction on the cpu backend (engine/move/cpu/slot_mover.h): the
+// window in which an extent is sealed, the proof that its slot holds its bytes, and the mapping
+// that makes it cold. There are two kinds of window.
+//
+//   Write-protected (mprotect): reads go on, the program's writes wait in the fault handler, and
+//   the pages go back to the kernel when the slot takes their place.
+//
+//   Moved (mremap behind an access barrier): the pages leave for a parking extent, an extent
+//   without an owner, and are hashed there. A thread that touches the address meanwhile waits, in a
+//   system call, too. Afterwards the parking extent is cached: its pages serve the next fetch or
+//   allocation, so that the kernel need not clear new ones (memory/cpu_heap_frames.cpp). The first
+//   kind serves where room in the budget has to become free, because a thread waits for it, and
+//   where the kernel does not move the pages. A dirty extent is written in this window, too
+//   (engine/move/cpu/parked_evictions.h).
+//
+// Invariant: in both, nobody can change what is hashed until the extent is cold or resident again.
+//
+// Threads: any; an extent is the caller's, which has claimed it. The calling thread never touches
+// an address whose pages are away. No lock is held across a hash or a mapping.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "engine/move/cpu/slot_eviction.h"
+#include "memory/cpu_heap.h"
+#include "platform/access_barrier.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
+
+class Seal {
+ public:
+  /// `access_barrier` may be null: pages are never moved then. All outlive the seal.
+  Seal(CpuHeap& heap, DiskTier& disk, const AccessBarrier* access_barrier)
+      : heap_(heap), disk_(disk), access_barrier_(access_barrier) {}
+
+  /// Seals the extent, proves its slot and maps it. Unless it is cold then, it is still claimed:
+  /// the caller writes it again or abandons it. `failure` is the reason of kFailed.
+  SealOutcome make_cold(const SlotEviction& eviction, Status* failure);
+
+  /// Whether pages of what leaves are parked now, and serve what comes next.
+  bool parks_pages() const;
+
+  // The steps of the second kind of window, for what is written in it.
+
+  /// False when it is in use, or was used since the claim; it may be sealed even so.
+  static bool close_unused(const SlotEviction& eviction);
+  /// Moves the pages of a sealed extent to a parking extent. A thread that touches the address
+  /// waits from then on. Null, and nothing has happened, where the kernel does not move them.
+  Extent* move_away(const Extent* extent);
+  /// Brings the first `bytes` of the extent back from its parking extent.
+  void move_back(const Extent* extent, const Extent* parking, uint64_t bytes);
+  /// Puts the slot in the place of pages that were moved away, and caches these. Where the kernel
+  /// refuses, nothing has happened.
+  Status leave_parked(Extent* extent, Extent* parking);
+
+ private:
+  SealOutcome close_by_protecting(Extent* extent, Status* failure);
+  SealOutcome close_by_moving(Extent* extent);
+  static SealOutcome prove(const Extent* extent, const char* memory);
+  static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
+  Status map_slot(Extent* extent);
+
+  CpuHeap& heap_;
+  DiskTier& disk_;
+  const AccessBarrier* const access_barrier_;
+};
+
+}  // namespace tencache

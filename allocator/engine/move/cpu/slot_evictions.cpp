@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cpu/slot_evictions.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "engine/move/cpu/eviction_writer.h"
+#include "engine/move/take_slot.h"
+
+namespace tencache {
+
+EvictionResult SlotEvictions::evict(std::span<Extent* const> extents) {
+  MigrationPermit permit(fork_latch_);
+  EvictionResult result;
+  // Phase 1: claim. From here on the extents are ours, and still usable by the program.
+  std::vector<SlotEviction> evictions = claim(extents);
+  const auto first_clean =
+      std::stable_partition(evictions.begin(), evictions.end(),
+                            [](const SlotEviction& eviction) { return eviction.needs_write; });
+  std::vector<SlotEviction> dirty(evictions.begin(), first_clean);
+  // Phases 3 and 4 of the extents presumed clean; one that fails the proof is dirty.
+  std::vector<SlotEviction> differing;
+  seal_and_map(std::span(first_clean, evictions.end()), &result, &differing);
+  for (SlotEviction& eviction : differing) {
+    eviction.needs_write = true;
+    dirty.push_back(eviction);
+  }
+  if (dirty.empty()) return result;
+  // Phase 2: slots, then bytes. Extents whose pages are parked end here.
+  take_slots(dirty, &result);
+  if (seal_.parks_pages()) parked_.evict(&dirty, &result);
+  write_slots(dirty, &result);
+  // Phases 3 and 4: proof and mapping. An extent that differs now is being written: no victim.
+  differing.clear();
+  seal_and_map(dirty, &result, &differing);
+  for (const SlotEviction& eviction : differing) eviction.abandon();
+  return result;
+}
+
+std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents) {
+  std::vector<SlotEviction> evictions;
+  evictions.reserve(extents.size());
+  for (Extent* extent : extents) {
+    const uint64_t claimed_at = timestamp();
+    if (!extent->claim_for_eviction()) continue;
+    evictions.push_back({extent, claimed_at, !extent->is_presumed_clean()});
+  }
+  return evictions;
+}
+
+void SlotEvictions::take_slots(std::vector<SlotEviction>& evictions, EvictionResult* result) {
+  std::erase_if(evictions, [&](const SlotEviction& eviction) {
+    const Status status = ensure_slot(eviction.extent);
+    if (status.is_ok()) return false;
+    eviction.abandon();
+    ledger_.count_failure(status, 1, kStaysInMemory, result);
+    return true;
+  });
+}
+
+// The extent's own slot when it may be overwritten, else another one.
+Status SlotEvictions::ensure_slot(Extent* extent) {
+  extent->has_copy_below = false;
+  if (extent->slot.is_valid() && disk_.is_writable(extent->slot)) return Status::ok();
+  const Result<Slot> slot = take_slot(disk_, heap_, extent->bytes);
+  if (!slot.is_ok()) return slot.status();
+  if (extent->slot.is_valid()) disk_.release(extent->slot);
+  extent->slot = slot.value();
+  return Status::ok();
+}
+
+void SlotEvictions::write_slots(std::vector<SlotEviction>& evictions, EvictionResult* result) {
+  if (evictions.empty()) return;
+  const Status status = write_batch(evictions);
+  if (status.is_ok()) return;
+  for (const SlotEviction& eviction : evictions) eviction.abandon();
+  ledger_.count_failure(status, evictions.size(), kStaysInMemory, result);
+  evictions.clear();
+}
+
+Status SlotEvictions::write_batch(std::span<const SlotEviction> evictions) {
+  std::vector<const Extent*> extents;
+  extents.reserve(evictions.size());
+  for (const SlotEviction& eviction : evictions) extents.push_back(eviction.extent);
+  EvictionWriter writer(extents);
+  const TransferResult transfer = write_measured(disk_, writer.segments(), &writer, ledger_);
+  if (!transfer.status.is_ok()) return transfer.status;
+  for (size_t index = 0; index < evictions.size(); ++index) {
+    evictions[index].extent->slot_hash = writer.hash(index);
+    evictions[index].extent->has_copy_below = true;
+  }
+  return Status::ok();
+}
+
+void SlotEvictions::seal_and_map(std::span<const SlotEviction> evictions, EvictionResult* result,
+                                 std::vector<SlotEviction>* differing) {
+  const uint64_t begin_work_ns = thread_work_ns();
+  uint64_t proved_bytes = 0;
+  for (const SlotEviction& eviction : evictions) {
+    const Departure departure(*eviction.extent);
+    Status failure;
+    switch (seal_.make_cold(eviction, &failure)) {
+      case SealOutcome::kCold:
+        proved_bytes += departure.bytes;
+        if (!eviction.needs_write) add(ledger_.stats.clean_dropped_bytes, departure.bytes);
+        ledger_.count_departure(departure, result);
+        break;
+      case SealOutcome::kInUse:
+        eviction.abandon();
+        break;
+      case SealOutcome::kDiffers:
+        proved_bytes += departure.bytes;
+        differing->push_back(eviction);
+        break;
+      case SealOutcome::kFailed:
+        eviction.abandon();
+        ledger_.count_failure(failure, 1, kStaysInMemory, result);
+        break;
+    }
+  }
+  ledger_.drop_work.add(proved_bytes, thread_work_ns() - begin_work_ns);
+}
+
+}  // namespace tencache

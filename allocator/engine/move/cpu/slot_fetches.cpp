@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cpu/slot_fetches.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/racy_access.h"
+#include "memory/move_in_parts.h"
+#include "platform/write_barrier.h"
+
+namespace tencache {
+namespace {
+
+// The fetches of a transfer are kept until it ends, and only then are its speed and work told.
+constexpr size_t kFetchesPerTransferMax = 256;
+
+}  // namespace
+
+LateFetches SlotFetches::fetch(std::span<Extent* const> extents) {
+  LateFetches late;
+  std::vector<Extent*> cold_again = fetch_once(extents, &late);
+  while (!cold_again.empty()) cold_again = fetch_once(cold_again, &late);
+  return late;
+}
+
+// Returns the extents that are cold and may be fetched now.
+std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, LateFetches* late) {
+  const Demand demand(ledger_);
+  // Phase 1: claim what is cold. What another thread moves is awaited at the end.
+  std::vector<const Extent*> left_cold;
+  std::vector<Fetch> fetches = claim(extents, &left_cold);
+  if (!fetches.empty()) {
+    // Phase 2: room. No permit is held: room comes from the evictor, which needs one itself.
+    take_room(fetches);
+    for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
+    late->count += fetches.size();
+    move_in(fetches, &left_cold);
+  }
+  // Phase 5: others' work.
+  std::vector<Extent*> cold_again;
+  for (Extent* extent : extents) {
+    if (await_others(extent, late)) continue;
+    // An eviction that was sealed before our pin went through, unless we just left it cold.
+    const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+    if (!is_left) cold_again.push_back(extent);
+  }
+  return cold_again;
+}
+
+// Waits until nobody moves the extent any more; false when it is cold then.
+bool SlotFetches::await_others(Extent* extent, LateFetches* late) {
+  bool has_waited = false;
+  uint64_t word = extent->load();
+  while (!Extent::usable_in(Extent::state_of(word)) &&
+         Extent::state_of(word) != ExtentState::kCold) {
+    const ExtentState state = Extent::state_of(word);
+    TENCACHE_CHECK(state != ExtentState::kVacant && state != ExtentState::kCached,
+                   "an op uses freed memory at %p", static_cast<void*>(extent->address));
+    extent->wait_while(word);
+    has_waited = true;
+    word = extent->load();
+  }
+  // It was on its way already; early enough only if it has landed since the op looked.
+  if (has_waited) {
+    MoveLedger::note_late(extent, late);
+  } else {
+    ledger_.count_early(extent);
+  }
+  return Extent::state_of(word) != ExtentState::kCold;
+}
+
+uint64_t SlotFetches::prefetch(RequestSource& requests) {
+  std::vector<Fetch> fetches;
+  uint64_t lacking_bytes = 0;
+  if (!begin_next(requests, &fetches, &lacking_bytes)) return lacking_bytes;
+  // As long as there are requests and room, the disk does not run dry between two of them.
+  const NextRead next_read = [&](SlotRead* read) {
+    if (fetches.size() == kFetchesPerTransferMax || fork_latch_.is_closed()) return false;
+    if (!begin_next(requests, &fetches, &lacking_bytes)) return false;
+    *read = {fetches.back().extent, fetches.back().scratch};
+    return true;
+  };
+  std::vector<const Extent*> left_cold;
+  move_in(fetches, &left_cold, next_read);
+  return lacking_bytes;
+}
+
+// Begins the next fetch that is requested; false when there is none, or no room for it.
+bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
+                             uint64_t* lacking_bytes) {
+  *lacking_bytes = 0;
+  while (const std::optional<MoveRequest> request = requests.take()) {
+    if (!request->is_current() || request->is_outdated()) continue;
+    wait_while_sealing(*request->extent);
+    if (!request->extent->claim_for_fetch()) continue;
+    Fetch fetch = {request->extent, true};
+    const AheadOutcome outcome = begin_ahead(&fetch);
+    if (outcome == AheadOutcome::kLeftCold) continue;
+    if (outcome == AheadOutcome::kBegun) {
+      fetches->push_back(fetch);
+      return true;
+    }
+    requests.put_back(*request);
+    *lacking_bytes = request->bytes;
+    return false;
+  }
+  return false;
+}
+
+// Where the fetch does not begin, the extent is cold again.
+SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch) {
+  const uint64_t bytes = fetch->extent->bytes;
+  // Told before the room is taken, so that a thread which misses the room finds out why.
+  ledger_.bytes_ahead.fetch_add(bytes);
+  AheadOutcome outcome = AheadOutcome::kNoRoom;
+  if (!heap_.may_have_room(bytes)) {
+    fetch->extent->abandon_fetch();
+  } else if (!make_scratch(fetch)) {
+    outcome = AheadOutcome::kLeftCold;
+  } else {
+    furnish(fetch);
+    const uint64_t lacking_bytes = bytes - fetch->room_bytes;
+    if (lacking_bytes == 0 || heap_.budget().try_reserve(lacking_bytes)) {
+      fetch->room_bytes = bytes;
+      return AheadOutcome::kBegun;
+    }
+    heap_.arena().drop_scratch(fetch->scratch, bytes);
+    heap_.budget().release(fetch->room_bytes);
+    fetch->extent->abandon_fetch();
+  }
+  ledger_.bytes_ahead.fetch_sub(bytes);
+  return outcome;
+}
+
+void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+                          const NextRead& next_read) {
+  MigrationPermit permit(fork_latch_);
+  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_work_ns = thread_work_ns();
+  // Phase 3: bytes, into pages that nobody sees. Phase 4 as soon as all of an extent is there: its
+  // pages take their place.
+  read_back(fetches, left_cold, next_read);
+  uint64_t bytes = 0;
+  for (const Fetch& fetch : fetches) bytes += fetch.extent->bytes;
+  ledger_.read_speed.add(bytes, now_ns() - begin_ns);
+  ledger_.read_work.add(bytes, thread_work_ns() - begin_work_ns);
+}
+
+std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> extents,
+                                                   std::vector<const Extent*>* left_cold) {
+  std::vector<Fetch> fetches;
+  for (Extent* extent : extents) {
+    if (!extent->claim_for_fetch()) continue;
+    Fetch fetch = {extent};
+    if (make_scratch(&fetch)) {
+      fetches.push_back(fetch);
+    } else {
+      left_cold->push_back(extent);
+    }
+  }
+  return fetches;
+}
+
+// False when the kernel refuses; the extent is cold again then.
+bool SlotFetches::make_scratch(Fetch* fetch) {
+  const Result<char*> scratch = heap_.arena().make_scratch(fetch->extent->bytes);
+  if (!scratch.is_ok()) {
+    leave_cold(*fetch, scratch.status());
+    return false;
+  }
+  fetch->scratch = scratch.value();
+  return true;
+}
+
+void SlotFetches::furnish(Fetch* fetch) {
+  const Frames frames = heap_.gather_frames(fetch->scratch, fetch->extent->bytes);
+  fetch->room_bytes = frames.bytes;
+  fetch->mapping_count = frames.mapping_count;
+}
+
+void SlotFetches::take_room(std::span<Fetch> fetches) {
+  uint64_t lacking_bytes = 0;
+  for (Fetch& fetch : fetches) {
+    furnish(&fetch);
+    lacking_bytes += fetch.extent->bytes - fetch.room_bytes;
+  }
+  if (lacking_bytes > 0) heap_.reserve_or_exceed(lacking_bytes);
+  for (Fetch& fetch : fetches) fetch.room_bytes = fetch.extent->bytes;
+}
+
+void SlotFetches::read_back(const std::vector<Fetch>& fetches,
+                            std::vector<const Extent*>* left_cold, const NextRead& next_read) {
+  std::vector<SlotRead> reads;
+  reads.reserve(fetches.size());
+  for (const Fetch& fetch : fetches) reads.push_back({fetch.extent, fetch.scratch});
+  const auto on_read = [&](size_t index) {
+    const Fetch& fetch = fetches[index];
+    const uint64_t bytes_ahead = fetch.is_ahead ? fetch.extent->bytes : 0;
+    merge_and_move(fetch, left_cold);
+    ledger_.bytes_ahead.fetch_sub(bytes_ahead);
+  };
+  const SlotReadResult result = read_slots(disk_, reads, on_read, ledger_.stats, next_read);
+  if (result.done == fetches.size()) return;
+  const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
+  // A guess must not end the program: it may never need these bytes.
+  if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
+  give_up(unread, result.status, left_cold);
+}
+
+void SlotFetches::give_up(std::span<const Fetch> fetches, const Status& reason,
+                          std::vector<const Extent*>* left_cold) {
+  for (const Fetch& fetch : fetches) {
+    if (fetch.is_ahead) ledger_.bytes_ahead.fetch_sub(fetch.extent->bytes);
+    heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
+    leave_cold(fetch, reason);
+    left_cold->push_back(fetch.extent);
+  }
+}
+
+void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
+  Extent* extent = fetch.extent;
+  extent->begin_merge();
+  TouchedPages touched;
+  uint64_t moved_bytes = 0;
+  Status status = merge_written_pages(fetch, &touched);
+  if (status.is_ok()) status = move_scratch(fetch, &moved_bytes);
+  if (!status.is_ok()) {
+    // Pages that have moved stay, like pages that the program wrote: the next fetch merges them.
+    Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
+    TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
+    heap_.arena().drop_scratch(fetch.scratch + moved_bytes, extent->bytes - moved_bytes);
+    leave_cold(fetch, status);
+    left_cold->push_back(extent);
+    return;
+  }
+  add(ledger_.stats.fetched_bytes, extent->bytes);
+  heap_.count_unannounced(touched);
+  if (!touched.written.empty()) extent->set_flags(kFlagDirty);
+  // Only now are the pages of the page cache no longer mapped and can be dropped.
+  if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
+  // A thread that waits for it already counts it as late, so the flag has to be there first.
+  if (fetch.is_ahead) extent->set_flags(kFlagAhead);
+  heap_.set_mapping_count(extent, fetch.mapping_count);
+  extent->become_resident();
+}
+
+// Meanwhile an address shows the slot or the scratch page, and the bytes are the same.
+Status SlotFetches::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
+  char* const address = fetch.extent->address;
+  return move_in_parts(fetch.extent->bytes, fetch.mapping_count, moved_bytes,
+                       [&](uint64_t offset, uint64_t part_bytes) {
+                         return heap_.arena().move_onto(fetch.scratch + offset, address + offset,
+                                                        part_bytes);
+                       });
+}
+
+// Pages that were written behind the gate's back win over those of the slot.
+Status SlotFetches::merge_written_pages(const Fetch& fetch, TouchedPages* touched) {
+  const Extent* extent = fetch.extent;
+  TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
+  TENCACHE_RETURN_IF_ERROR(heap_.arena().protect(extent->address, extent->bytes));
+  TENCACHE_RETURN_IF_ERROR(page_map_.scan(extent->address, extent->bytes, touched));
+  for (const uint32_t page : touched->written) {
+    const uint64_t offset = uint64_t{page} * kPageBytes;
+    const RacyReads racy;  // they were written without a gate
+    memcpy(fetch.scratch + offset, extent->address + offset, kPageBytes);
+  }
+  return Status::ok();
+}
+
+void SlotFetches::leave_cold(const Fetch& fetch, const Status& reason) {
+  if (!has_warned_.exchange(true)) {
+    TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
+                         reason.clause().c_str());
+  }
+  heap_.budget().release(fetch.room_bytes);
+  fetch.extent->abandon_fetch();
+}
+
+}  // namespace tencache

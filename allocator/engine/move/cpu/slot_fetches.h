@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SlotFetches: fetches cold extents on the cpu backend, in the phases of
+// engine/move/cpu/slot_mover.h: those that an op waits for, in a batch, and those that are
+// requested ahead of use, for as long as there are requests and room.
+//
+// Invariants
+//   1. A fetch that was claimed is resident or cold again, and its scratch gone, when the call
+//      returns.
+//   2. A fetch ahead of use has its room before it begins; a fetch on demand waits for it, or
+//      exceeds the budget.
+//   3. bytes_ahead of the ledger counts exactly the fetches ahead of use that are under way.
+//
+// Threads: any. An extent belongs to the thread that claimed it. The thread holds a MigrationPermit
+// while bytes move, and none while it waits for room.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/move/fork_latch.h"
+#include "engine/move/move_ledger.h"
+#include "engine/move/move_request.h"
+#include "engine/move/slot_reader.h"
+#include "memory/cpu_heap.h"
+#include "platform/page_map.h"
+#include "tier/disk_tier.h"
+
+namespace tencache {
+
+class SlotFetches {
+ public:
+  /// All of them outlive it.
+  SlotFetches(CpuHeap& heap, DiskTier& disk, const PageMap& page_map, MoveLedger& ledger,
+              ForkLatch& latch)
+      : heap_(heap), disk_(disk), page_map_(page_map), ledger_(ledger), fork_latch_(latch) {}
+
+  /// Mover::fetch and Mover::prefetch.
+  LateFetches fetch(std::span<Extent* const> extents);
+  uint64_t prefetch(RequestSource& requests);
+
+ private:
+  struct Fetch {
+    Extent* extent = nullptr;
+    bool is_ahead = false;  // nobody waits for it
+    char* scratch = nullptr;
+    uint64_t room_bytes = 0;     // in the budget, that it has
+    uint32_t mapping_count = 1;  // of the scratch
+  };
+  enum class AheadOutcome : uint8_t { kBegun, kLeftCold, kNoRoom };
+
+  std::vector<Extent*> fetch_once(std::span<Extent* const> extents, LateFetches* late);
+  bool await_others(Extent* extent, LateFetches* late);
+  std::vector<Fetch> claim(std::span<Extent* const> extents, std::vector<const Extent*>* left_cold);
+  void take_room(std::span<Fetch> fetches);
+  bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
+  AheadOutcome begin_ahead(Fetch* fetch);
+  bool make_scratch(Fetch* fetch);
+  void furnish(Fetch* fetch);
+  void move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+               const NextRead& next_read = {});
+  void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+                 const NextRead& next_read);
+  void give_up(std::span<const Fetch> fetches, const Status& reason,
+               std::vector<const Extent*>* left_cold);
+  void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
+  Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
+  Status move_scratch(const Fetch& fetch, uint64_t* moved_bytes);
+  void leave_cold(const Fetch& fetch, const Status& reason);
+
+  CpuHeap& heap_;
+  DiskTier& disk_;
+  const PageMap& page_map_;
+  MoveLedger& ledger_;
+  ForkLatch& fork_latch_;
+  std::atomic<bool> has_warned_{false};
+};
+
+}  // namespace tencache

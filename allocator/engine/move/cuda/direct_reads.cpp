@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/direct_reads.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace tencache {
+
+Status DirectReads::read(const CudaExtent& extent, CopyStream& stream) {
+  DirectStorage* const storage = storage_.load();
+  if (storage == nullptr) return {StatusCode::kUnavailable, "It has failed before."};
+  const uint64_t begin_ns = now_ns();
+  TENCACHE_RETURN_IF_ERROR(
+      storage->read(stream.handle(), extent.device_address(), extent.bytes, extent.slot.offset));
+  spill_->note_read(extent.bytes, now_ns() - begin_ns);
+  const Result<PendingHash> hash =
+      hasher_->hash(stream.handle(), extent.device_address(), extent.bytes);
+  Status status = hash.status();
+  if (status.is_ok()) {
+    const Result<StreamMark> made = stream.mark();
+    status = made.is_ok() ? made.value().wait() : made.status();
+  }
+  if (!status.is_ok()) {
+    (void)stream.wait_until_idle();  // before the hash's place and the frame are used again
+    return status;
+  }
+  if (hash.value().value() == extent.copy_hash) return status;
+  return {StatusCode::kDataLoss, "What was read is not what was written."};
+}
+
+void DirectReads::close(const Status& reason) {
+  if (storage_.exchange(nullptr) == nullptr) return;
+  TENCACHE_LOG_WARNING(
+      "the disk is read by host memory from now on, and not straight into the GPU: %s",
+      reason.clause().c_str());
+}
+
+}  // namespace tencache

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/flights.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/log.h"
+#include "platform/cuda/stream_numbers.h"
+
+namespace tencache {
+
+// Nobody lands what is not Arriving yet, so the flight is entered last.
+void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
+                       bool is_ahead) {
+  const auto flight = std::make_shared<Flight>();
+  flight->extents = extents;
+  flight->mark = std::move(mark);
+  flight->stream = stream;
+  for (CudaExtent* extent : extents) {
+    add(ledger_.stats.fetched_bytes, extent->bytes);
+    // Until now its op has it pinned.
+    if (!is_ahead) ledger_.bytes_ahead.fetch_add(extent->bytes);
+    extent->note_streams(stream);
+    if (is_ahead) extent->set_flags(kFlagAhead);
+    extent->become_arriving();
+  }
+  MutexLock lock(mutex_);
+  flights_.push_back(flight);
+  for (const CudaExtent* extent : extents) flight_of_[extent] = flight;
+}
+
+void Flights::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
+  if (is_ahead) ledger_.bytes_ahead.fetch_sub(extent->bytes);
+  if (!is_ahead && !has_warned_.exchange(true)) {
+    TENCACHE_LOG_WARNING(
+        "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
+        "error",
+        reason.clause().c_str());
+  }
+  heap_.budget().release(extent->bytes);
+  extent->abandon_fetch();
+}
+
+Flights::FlightPtr Flights::find(const Extent* extent) {
+  MutexLock lock(mutex_);
+  const auto found = flight_of_.find(extent);
+  return found != flight_of_.end() ? found->second : nullptr;
+}
+
+std::optional<bool> Flights::join(const CudaExtent* extent, StreamSet streams) {
+  const FlightPtr flight = find(extent);
+  if (flight == nullptr) return std::nullopt;
+  const bool has_arrived = flight->mark.poll();
+  if (!has_arrived) hold_back(streams, *flight);
+  return has_arrived;
+}
+
+// The device waits where that is possible, else this thread.
+void Flights::hold_back(StreamSet streams, const Flight& flight) {
+  if (StreamNumbers::is_one_stream(streams) &&
+      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
+    return;
+  }
+  flight.mark.await();
+}
+
+bool Flights::await(const Extent* extent) {
+  const FlightPtr flight = find(extent);
+  if (flight == nullptr) return false;
+  flight->mark.await();
+  return true;
+}
+
+void Flights::wait_for_oldest() {
+  FlightPtr oldest;
+  {
+    MutexLock lock(mutex_);
+    if (flights_.size() > 1) oldest = flights_.front();
+  }
+  if (oldest != nullptr) oldest->mark.await();
+  settle(false);
+}
+
+void Flights::settle(bool may_wait) {
+  std::vector<FlightPtr> flights;
+  {
+    MutexLock lock(mutex_);
+    flights.assign(flights_.begin(), flights_.end());
+  }
+  for (const FlightPtr& flight : flights) {
+    if (may_wait) flight->mark.await();
+    if (!flight->mark.poll()) continue;
+    {
+      MutexLock lock(mutex_);
+      const auto found = std::ranges::find(flights_, flight);
+      if (found == flights_.end()) continue;  // another thread lands it
+      flights_.erase(found);
+      for (const CudaExtent* extent : flight->extents) flight_of_.erase(extent);
+    }
+    land(*flight);
+  }
+}
+
+void Flights::land(const Flight& flight) {
+  uint64_t landed_bytes = 0;
+  for (CudaExtent* extent : flight.extents) {
+    const uint64_t bytes = extent->bytes;
+    // The copy below may save one when the extent leaves again, as long as that can be proved.
+    const bool is_wanted = extent->state() == ExtentState::kArriving;
+    const bool is_loan = extent->host_block.is_beyond_budget();
+    if (!can_prove_copies_ || !is_wanted || (is_loan && !extent->slot.is_valid())) {
+      heap_.release_copy(extent);
+    } else if (is_loan) {
+      heap_.release_block(extent);
+    }
+    extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
+    extent->settle();
+    ledger_.bytes_ahead.fetch_sub(bytes);
+    landed_bytes += bytes;
+  }
+  if (spill_ != nullptr) spill_->on_fetch(landed_bytes);
+}
+
+}  // namespace tencache

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flights: the extents whose bytes are on their way to the GPU. A flight is a batch of them with
+// one mark, which is reached when all of it has arrived. Owns the list of flights, and the end of
+// every fetch: an extent that was claimed takes off, or is left cold.
+//
+// Invariants
+//   1. An extent of a flight is Arriving, or Cached where the program has freed it meanwhile. It is
+//      busy, and belongs to its flight.
+//   2. An extent is Arriving a moment before its flight is entered, and a moment after the flight
+//      is taken out; a thread that finds it in no flight looks again.
+//   3. One thread lands a flight: the one that took it out.
+//   4. bytes_ahead of the ledger counts the bytes of every flight, and of fetches ahead of use that
+//      have not taken off.
+//
+// Threads: any. mutex_ is a leaf and held for bookkeeping only, never across a call of the driver.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/move/cuda/host_spill.h"
+#include "engine/move/cuda/stream_parts.h"
+#include "engine/move/move_ledger.h"
+#include "memory/cuda/cuda_heap.h"
+#include "platform/cuda/stream_mark.h"
+#include "platform/stream_set.h"
+
+namespace tencache {
+
+class Flights {
+ public:
+  explicit Flights(const StreamParts& parts)
+      : heap_(parts.heap),
+        spill_(parts.spill),
+        ledger_(parts.ledger),
+        can_prove_copies_(parts.hasher != nullptr) {}
+  Flights(const Flights&) = delete;
+  Flights& operator=(const Flights&) = delete;
+
+  /// The bytes of these extents are queued on `stream`, with `mark` after them.
+  void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
+                bool is_ahead) TENCACHE_EXCLUDES(mutex_);
+  /// Ends the fetch of an extent that has no frame: it is cold again and has no room.
+  void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
+
+  /// Lets the streams wait for the extent unless it has arrived; true if it has. Nullopt when it is
+  /// in no flight, though it was Arriving a moment ago.
+  std::optional<bool> join(const CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+  /// Waits for the flight of the extent; false when it is in none.
+  bool await(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
+  /// Waits for the oldest flight, unless it is the only one: another is to be queued behind that.
+  void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
+  /// Lands what has arrived; waits for all flights if it may.
+  void settle(bool may_wait) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  struct Flight {
+    std::vector<CudaExtent*> extents;
+    StreamMark mark;
+    StreamSet stream = kNoStreams;  // that brings them
+  };
+  using FlightPtr = std::shared_ptr<const Flight>;
+
+  FlightPtr find(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
+  void hold_back(StreamSet streams, const Flight& flight);
+  void land(const Flight& flight);
+
+  CudaHeap& heap_;
+  HostSpill* const spill_;
+  MoveLedger& ledger_;
+  const bool can_prove_copies_;
+  std::atomic<bool> has_warned_{false};
+
+  Mutex mutex_;
+  std::deque<FlightPtr> flights_ TENCACHE_GUARDED_BY(mutex_);  // oldest first
+  std::unordered_map<const Extent*, FlightPtr> flight_of_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

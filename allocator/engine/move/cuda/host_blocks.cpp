@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/host_blocks.h"
+
+#include <span>
+#include <utility>
+
+#include "engine/move/slot_reader.h"
+
+namespace tencache {
+
+HostBlock HostBlocks::take_at_once(uint64_t bytes) {
+  HostBlock block = host_.take(bytes);
+  while (!block.is_valid() && heap_.drop_spare_copies(bytes) > 0) block = host_.take(bytes);
+  if (spill_ != nullptr) spill_->on_use();
+  return block;
+}
+
+// Spare blocks may lie scattered, so this goes on while there is anything to give back.
+Result<HostBlock> HostBlocks::take(uint64_t bytes) {
+  Result<HostBlock> block = host_.allocate(bytes);
+  // A block that can never fit must not drive everything else out.
+  while (!block.is_ok() && host_.may_hold(bytes)) {
+    const HostSpill::Outcome room = make_room(bytes);
+    if (room.freed_bytes > 0) {
+      block = host_.allocate(bytes);
+      continue;
+    }
+    if (!room.was_called_off) break;
+    // Nothing is full and nothing failed: another moment is a better one.
+    block = Status(StatusCode::kUnavailable,
+                   "What would make room in host memory is wanted, or on its way back.");
+    break;
+  }
+  if (spill_ != nullptr) spill_->on_use();
+  return block;
+}
+
+HostSpill::Outcome HostBlocks::make_room(uint64_t bytes) {
+  const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
+  if (dropped_bytes > 0 || spill_ == nullptr) return {dropped_bytes, false};
+  const HostSpill::Outcome outcome = spill_->demote(bytes);
+  if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
+  flights_.settle(true);  // what is on its way back leaves a copy that can be spared
+  const uint64_t spared_bytes = heap_.drop_spare_copies(bytes);
+  // A fetch that is about to begin holds its block already, is in no flight yet, and will leave
+  // such a copy, too.
+  return {.freed_bytes = spared_bytes, .was_called_off = ledger_.bytes_ahead.load() > 0};
+}
+
+Result<HostBlock> HostBlocks::take_for_op(uint64_t bytes) {
+  Result<HostBlock> block = take(bytes);
+  if (block.is_ok()) return block;
+  flights_.settle(true);  // what has just come back has a copy that can be spared
+  block = take(bytes);
+  if (block.is_ok()) return block;
+  return host_.allocate_beyond_budget(bytes);
+}
+
+std::vector<CudaExtent*> HostBlocks::read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
+                                               std::vector<CudaExtent*>* later) {
+  std::vector<CudaExtent*> left_cold;
+  const MigrationPermit permit(fork_latch_);
+  const std::vector<CudaExtent*> on_disk = take_blocks(extents, is_ahead, later, &left_cold);
+  if (on_disk.empty()) return left_cold;
+  std::vector<SlotRead> reads;
+  reads.reserve(on_disk.size());
+  for (const CudaExtent* extent : on_disk) reads.push_back({extent, extent->host_block.memory});
+  const SlotReadResult result = spill_->read_slots(reads, [](size_t) {});
+  if (result.done == reads.size()) return left_cold;
+  // A guess must not end the program: it may never need these bytes.
+  if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);
+  for (CudaExtent* extent : std::span(on_disk).subspan(result.done)) {
+    heap_.release_block(extent);
+    flights_.leave_cold(extent, is_ahead, result.status);
+    left_cold.push_back(extent);
+    std::erase(extents, extent);
+  }
+  return left_cold;
+}
+
+// Leaves in `extents` those that have a block now, and returns those that had none before.
+std::vector<CudaExtent*> HostBlocks::take_blocks(std::vector<CudaExtent*>& extents, bool is_ahead,
+                                                 std::vector<CudaExtent*>* later,
+                                                 std::vector<CudaExtent*>* left_cold) {
+  std::vector<CudaExtent*> with_block;
+  std::vector<CudaExtent*> on_disk;
+  for (CudaExtent* extent : extents) {
+    if (!extent->host_block.is_valid()) {
+      // Only the first of those that an op brings together may go beyond the budget: when these
+      // have come back, their blocks serve the others.
+      const bool may_wait = later != nullptr && !with_block.empty();
+      const Result<HostBlock> block =
+          is_ahead || may_wait ? take(extent->bytes) : take_for_op(extent->bytes);
+      if (!block.is_ok()) {
+        if (may_wait) {
+          later->push_back(extent);
+        } else {
+          flights_.leave_cold(extent, is_ahead, block.status());
+          left_cold->push_back(extent);
+        }
+        continue;
+      }
+      extent->host_block = block.value();
+      on_disk.push_back(extent);
+    }
+    with_block.push_back(extent);
+  }
+  extents = std::move(with_block);
+  return on_disk;
+}
+
+}  // namespace tencache

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostBlocks: blocks of host memory, for what leaves the GPU and for what comes back from disk.
+// Where host memory is short it makes room: spare copies of resident extents go first, because to
+// make one again costs least, then copies of cold extents are demoted to disk
+// (engine/move/cuda/host_spill.h), and at last what is on its way back leaves a copy that can be
+// spared.
+//
+// Owns nothing: a block belongs to the extent that it is given to, and that extent to the caller.
+//
+// Threads: any. A thread that takes a block holds a MigrationPermit. No lock is held across an I/O.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/move/cuda/flights.h"
+#include "engine/move/cuda/host_spill.h"
+#include "engine/move/cuda/stream_parts.h"
+#include "engine/move/fork_latch.h"
+#include "engine/move/move_ledger.h"
+#include "memory/cuda/cuda_heap.h"
+#include "tier/host_tier.h"
+
+namespace tencache {
+
+class HostBlocks {
+ public:
+  /// All of them outlive it.
+  HostBlocks(const StreamParts& parts, HostTier& host, Flights& flights)
+      : heap_(parts.heap),
+        host_(host),
+        flights_(flights),
+        spill_(parts.spill),
+        ledger_(parts.ledger),
+        fork_latch_(parts.fork_latch) {}
+
+  /// Whether blocks of cold extents can be demoted to a disk, and read back.
+  bool has_disk() const { return spill_ != nullptr; }
+
+  /// A block as far as that is quick: none where host memory has to grow or a demotion to make
+  /// room.
+  HostBlock take_at_once(uint64_t bytes);
+  /// A block, once there is room for it. kUnavailable where another moment is a better one.
+  Result<HostBlock> take(uint64_t bytes);
+  /// A block, beyond the budget if need be: an op cannot be told that there is no room.
+  Result<HostBlock> take_for_op(uint64_t bytes);
+
+  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Takes those
+  /// out of `extents` that stay cold, and returns them. Where `later` is given, it gets those for
+  /// which there is no room until the others have come back. The thread waits for the disk.
+  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
+                                     std::vector<CudaExtent*>* later);
+
+ private:
+  HostSpill::Outcome make_room(uint64_t bytes);
+  std::vector<CudaExtent*> take_blocks(std::vector<CudaExtent*>& extents, bool is_ahead,
+                                       std::vector<CudaExtent*>* later,
+                                       std::vector<CudaExtent*>* left_cold);
+
+  CudaHeap& heap_;
+  HostTier& host_;
+  Flights& flights_;
+  HostSpill* const spill_;
+  MoveLedger& ledger_;
+  ForkLatch& fork_latch_;
+};
+
+}  // namespace tencache

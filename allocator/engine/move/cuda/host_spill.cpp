@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/host_spill.h"
+
+#include <algorithm>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_thread.h"
+#include "base/units.h"
+#include "engine/move/fork_latch.h"
+#include "engine/move/move_request.h"
+#include "engine/move/take_slot.h"
+#include "learn/host_model.h"
+#include "tier/content_hash.h"
+
+namespace tencache {
+namespace {
+
+// Target duration of a batch: keeps the disk busy and bounds the wait.
+constexpr double kBatchS = 20e-3;
+constexpr uint64_t kBatchBytesMax = 32 * kMiB;
+// A batch that ops have called off frees nothing and says nothing about the next one.
+constexpr int kTriesMax = 8;
+// The speed of a disk that was not measured.
+constexpr double kUnknownBytesPerS = 2e9;
+// How often room is made to read ahead: in small host memory what is demoted may be needed next.
+constexpr int kReadRoundsMax = 8;
+
+/// A batch has one extent at least, and more until they have so many bytes.
+uint64_t batch_bytes(const MoveRate& speed) {
+  return std::min(kBatchBytesMax,
+                  static_cast<uint64_t>(speed.bytes_per_s(kUnknownBytesPerS) * kBatchS));
+}
+
+}  // namespace
+
+/// Hashes what is written, and calls the transfer off as soon as an extent of the batch is wanted.
+class HostSpill::Writer final : public PieceObserver {
+ public:
+  explicit Writer(const std::vector<Demotion>& demotions)
+      : demotions_(demotions), hashers_(demotions.size()) {
+    segments_.reserve(demotions.size());
+    for (const Demotion& demotion : demotions) {
+      const CudaExtent* extent = demotion.extent;
+      segments_.push_back({extent->host_block.memory, demotion.slot.offset, extent->bytes});
+    }
+  }
+
+  std::span<const IoSegment> segments() const { return segments_; }
+  size_t complete_count() const { return complete_count_; }
+  ContentHash hash(size_t index) const { return hashers_[index].finish(); }
+
+  bool before_submit(size_t segment, uint64_t, char* memory, size_t bytes) override {
+    const bool is_called_off = std::ranges::any_of(demotions_, [](const Demotion& demotion) {
+      return demotion.extent->is_wanted_since(demotion.claimed_at);
+    });
+    if (is_called_off) return false;
+    hashers_[segment].append(memory, bytes);
+    return true;
+  }
+  void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
+    const IoSegment& whole = segments_[segment];
+    if (offset + bytes == whole.offset + whole.bytes) complete_count_ = segment + 1;
+  }
+
+ private:
+  const std::vector<Demotion>& demotions_;
+  std::vector<IoSegment> segments_;
+  std::vector<ContentHasher> hashers_;
+  size_t complete_count_ = 0;
+};
+
+HostSpill::~HostSpill() {
+  is_stopping_ = true;
+  {
+    MutexLock lock(mutex_);
+    changed_.notify_all();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+void HostSpill::keep_free(uint64_t headroom_bytes) {
+  headroom_bytes_ = headroom_bytes;
+  worker_ = start_service_thread("tencache-spill", [this] { work(); });
+}
+
+HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
+  uint64_t readings = 0;
+  {
+    MutexLock lock(mutex_);
+    if (is_demoting_) {
+      for (const uint64_t ended = demotions_; demotions_ == ended;) changed_.wait(mutex_);
+      return last_outcome_;
+    }
+    is_demoting_ = true;
+    readings = readings_;
+  }
+  Outcome outcome = demote_some(bytes);
+  // Extents that were just being read could not be claimed, and can give their blocks back now.
+  if (outcome.freed_bytes == 0 && await_reading(readings)) outcome = demote_some(bytes);
+  MutexLock lock(mutex_);
+  last_outcome_ = outcome;
+  is_demoting_ = false;
+  ++demotions_;
+  changed_.notify_all();
+  return outcome;
+}
+
+// Waits for the reading that is under way. Whether any has ended since `readings` had.
+bool HostSpill::await_reading(uint64_t readings) {
+  MutexLock lock(mutex_);
+  const uint64_t awaited = readings_ + (is_reading_ ? 1 : 0);
+  while (readings_ < awaited) changed_.wait(mutex_);
+  return readings_ > readings;
+}
+
+HostSpill::Outcome HostSpill::demote_some(uint64_t bytes) {
+  Outcome outcome = {.freed_bytes = 0, .was_called_off = true};
+  for (int tries = 0; outcome.freed_bytes == 0 && outcome.was_called_off && tries < kTriesMax;
+       ++tries) {
+    outcome = demote_batch(bytes);
+  }
+  return outcome;
+}
+
+HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
+  uint64_t freed_bytes = 0;
+  // Phase 1: claim.
+  std::vector<Demotion> demotions = claim(std::min(bytes, batch_bytes(write_speed_)), &freed_bytes);
+  // Phase 2: slots.
+  take_slots(demotions);
+  // Phases 3 and 4: bytes, then blocks.
+  Outcome outcome = demotions.empty() ? Outcome{} : write_and_release(demotions);
+  outcome.freed_bytes += freed_bytes;
+  return outcome;
+}
+
+void HostSpill::set_next_uses(const NextUses* next_uses) {
+  {
+    MutexLock lock(plan_mutex_);
+    next_uses_ = next_uses;
+  }
+  if (headroom_bytes_ > 0) nudge();
+}
+
+std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
+  std::unordered_map<const Extent*, uint64_t> next_uses;
+  {
+    MutexLock lock(plan_mutex_);
+    if (next_uses_ != nullptr) next_uses = next_uses_->next_uses();
+  }
+  std::vector<Candidate> cold;
+  for (const ListedExtent& listed : heap_.extents()) {
+    const uint64_t word = listed.extent->load();
+    if (Extent::state_of(word) != ExtentState::kCold || (word & kFlagBusy) != 0) continue;
+    const auto known = next_uses.find(listed.extent);
+    cold.push_back({static_cast<CudaExtent*>(listed.extent), listed.bytes,
+                    known != next_uses.end() ? known->second : kUnknown,
+                    listed.extent->last_use_at.load(std::memory_order_relaxed)});
+  }
+  return cold;
+}
+
+std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
+  std::vector<Candidate> coldest_first = cold_extents();
+  std::ranges::sort(coldest_first, leaves_before<Candidate>);
+  std::vector<Demotion> demotions;
+  uint64_t claimed_bytes = 0;
+  for (const Candidate& candidate : coldest_first) {
+    if (*freed_bytes + claimed_bytes >= bytes) break;
+    CudaExtent* extent = candidate.extent;
+    const uint64_t claimed_at = timestamp();
+    if (!extent->claim_for_demotion()) continue;
+    const uint64_t block_bytes = extent->host_block.bytes;
+    if (extent->host_block.is_valid() && !extent->slot.is_valid()) {
+      claimed_bytes += block_bytes;
+      demotions.push_back({extent, claimed_at});
+      continue;
+    }
+    heap_.release_block(extent);
+    *freed_bytes += block_bytes;
+    heap_.end_demotion(extent);
+  }
+  return demotions;
+}
+
+void HostSpill::take_slots(std::vector<Demotion>& demotions) {
+  std::erase_if(demotions, [&](Demotion& demotion) {
+    const Result<Slot> slot = take_slot(disk_, heap_, demotion.extent->bytes);
+    if (slot.is_ok()) {
+      demotion.slot = slot.value();
+      return false;
+    }
+    warn(slot.status());
+    give_up(demotion);
+    return true;
+  });
+}
+
+// Where a write fails, no slot of its batch is trusted: the error may concern any of them.
+HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& demotions) {
+  Writer writer(demotions);
+  const uint64_t begin_ns = now_ns();
+  const TransferResult transfer = disk_.write(writer.segments(), &writer);
+  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
+  add(stats_.disk_written_bytes, transfer.bytes);
+  if (!transfer.status.is_ok()) warn(transfer.status);
+  const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
+  Outcome outcome = {.freed_bytes = 0, .was_called_off = transfer.cancelled};
+  for (size_t index = 0; index < demotions.size(); ++index) {
+    if (index >= done) {
+      give_up(demotions[index]);
+      continue;
+    }
+    CudaExtent* extent = demotions[index].extent;
+    extent->slot = demotions[index].slot;
+    extent->slot_hash = writer.hash(index);
+    outcome.freed_bytes += extent->host_block.bytes;
+    heap_.release_block(extent);
+    heap_.end_demotion(extent);
+  }
+  return outcome;
+}
+
+void HostSpill::give_up(const Demotion& demotion) {
+  if (demotion.slot.is_valid()) disk_.release(demotion.slot);
+  heap_.end_demotion(demotion.extent);
+}
+
+void HostSpill::warn(const Status& failure) {
+  if (warned_.exchange(true)) return;
+  TENCACHE_LOG_WARNING(
+      "cold tensors cannot go from host memory to disk: %s; they stay where they are, and what "
+      "finds no room in host memory stays on the GPU",
+      failure.clause().c_str());
+}
+
+void HostSpill::describe(Machine* machine) const {
+  machine->host_bytes = host_.budget_bytes();
+  machine->host_headroom_bytes = headroom_bytes_;
+  machine->disk_read_bytes_per_s = read_speed_.bytes_per_s(kUnknownBytesPerS);
+  machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownBytesPerS);
+}
+
+SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
+                                     const std::function<void(size_t index)>& on_read) {
+  const uint64_t begin_ns = now_ns();
+  uint64_t bytes = 0;
+  const SlotReadResult result = tencache::read_slots(
+      disk_, reads,
+      [&](size_t index) {
+        bytes += reads[index].extent->bytes;  // before on_read, which may give the extent away
+        on_read(index);
+      },
+      stats_);
+  read_speed_.add(bytes, now_ns() - begin_ns);
+  return result;
+}
+
+// ---- The thread that keeps some of it free, and reads ahead --------------------------------
+
+void HostSpill::nudge() {
+  MutexLock lock(mutex_);
+  is_nudged_ = true;
+  changed_.notify_all();
+}
+
+void HostSpill::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (!is_stopping_ && !is_nudged_) changed_.wait(mutex_);
+      if (is_stopping_) return;
+      is_nudged_ = false;
+    }
+    fetched_bytes_ = 0;
+    if (free_bytes() < headroom_bytes_ / 2) make_headroom();
+    read_ahead();
+  }
+}
+
+// Ends where nothing more can be given back. The next block that is taken starts the next try.
+void HostSpill::make_headroom() {
+  for (uint64_t free = free_bytes(); free < headroom_bytes_ && !is_stopping_; free = free_bytes()) {
+    const MigrationPermit permit(fork_latch_);
+    const uint64_t lacking_bytes = headroom_bytes_ - free;
+    // A copy over the link costs less than a write.
+    if (heap_.drop_spare_copies(lacking_bytes) > 0) continue;
+    if (demote(lacking_bytes).freed_bytes == 0) return;
+  }
+}
+
+// A slot that cannot be read is left to the op that needs it.
+void HostSpill::read_ahead() {
+  bool lacks_room = true;
+  for (int round = 0; lacks_room && !is_stopping_ && round < kReadRoundsMax; ++round) {
+    if (round > 0) make_headroom();
+    lacks_room = false;
+    while (!is_stopping_ && read_batch(&lacks_room)) {
+    }
+  }
+}
+
+bool HostSpill::read_batch(bool* lacks_room) {
+  const MigrationPermit permit(fork_latch_);
+  {
+    MutexLock lock(mutex_);
+    is_reading_ = true;
+  }
+  const std::vector<Reading> readings = claim_needed_next(lacks_room);
+  const bool is_read = !readings.empty() && read(readings);
+  MutexLock lock(mutex_);
+  is_reading_ = false;
+  ++readings_;
+  changed_.notify_all();
+  return is_read;
+}
+
+// Claims extents that are needed next and lie on disk alone, as far as there is room.
+std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
+  std::vector<Candidate> needed_first = cold_extents();
+  std::erase_if(needed_first,
+                [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
+  std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
+  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes());
+  const uint64_t enough_bytes = batch_bytes(read_speed_);
+  std::vector<Reading> readings;
+  uint64_t next_bytes = 0;
+  uint64_t claimed_bytes = 0;
+  for (const Candidate& candidate : needed_first) {
+    CudaExtent* extent = candidate.extent;
+    next_bytes += candidate.bytes;  // the extent may be freed meanwhile, and allocated anew
+    if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
+    if (!extent->claim_for_demotion()) continue;
+    if (extent->host_block.is_valid()) {
+      heap_.end_demotion(extent);
+      continue;
+    }
+    const HostBlock block = take_spare_block(extent->bytes);
+    if (!block.is_valid()) {
+      *lacks_room = true;
+      heap_.end_demotion(extent);
+      break;
+    }
+    readings.push_back({extent, block});
+    claimed_bytes += extent->bytes;
+  }
+  return readings;
+}
+
+// No block where there is no room. Half of the headroom is left to evictions.
+HostBlock HostSpill::take_spare_block(uint64_t bytes) {
+  const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
+  if (free_bytes() < needed_bytes) heap_.drop_spare_copies(needed_bytes - free_bytes());
+  if (free_bytes() < needed_bytes) return {};
+  const Result<HostBlock> block = host_.allocate(bytes);
+  return block.is_ok() ? block.value() : HostBlock{};
+}
+
+// Gives up the claim on each extent as soon as its bytes are there, since its op may wait for it.
+// Whether all of them arrived.
+bool HostSpill::read(const std::vector<Reading>& readings) {
+  std::vector<SlotRead> reads;
+  reads.reserve(readings.size());
+  for (const Reading& reading : readings) reads.push_back({reading.extent, reading.block.memory});
+  const auto on_read = [&](size_t index) {
+    CudaExtent* extent = readings[index].extent;
+    extent->host_block = readings[index].block;
+    heap_.end_demotion(extent);
+  };
+  const SlotReadResult result = read_slots(reads, on_read);
+  for (const Reading& reading : std::span(readings).subspan(result.done)) {
+    host_.release(reading.block);
+    heap_.end_demotion(reading.extent);
+  }
+  return result.done == readings.size();
+}
+
+}  // namespace tencache

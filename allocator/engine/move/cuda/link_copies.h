@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LinkCopies: copies between the GPU and blocks of host memory. Either the GPU's copy engines do
+// them or a kernel on a few of its multiprocessors (platform/cuda/copy_kernel.h); which one is
+// measured at the beginning, for each direction. Blocks that could not be pinned are copied through
+// a few pinned buffers (engine/move/cuda/staged_copies.h), which takes the calling thread along.
+//
+// Owns the choice of the way, and tells how much the link moves at a time.
+//
+// Threads: any; measure() on one, before any other.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "base/status.h"
+#include "engine/move/cuda/staged_copies.h"
+#include "engine/move/cuda/stream_parts.h"
+#include "engine/move/move_ledger.h"
+#include "platform/cuda/copy_kernel.h"
+#include "platform/cuda/copy_stream.h"
+#include "tier/host_tier.h"
+#include "tier/staging_ring.h"
+
+namespace tencache {
+
+/// For blocks that are not pinned; null: left to the driver. One for each direction: what comes
+/// back must not wait for what leaves, which waits for the program's work.
+struct StagingRings {
+  StagingRing* out = nullptr;
+  StagingRing* in = nullptr;
+};
+
+class LinkCopies {
+ public:
+  /// `kernel` may be null. All outlive it.
+  LinkCopies(const StreamParts& parts, const StagingRings& staging, const CopyKernel* kernel)
+      : out_(*parts.streams.out),
+        in_ahead_(*parts.streams.in_ahead),
+        ledger_(parts.ledger),
+        staging_(staging),
+        kernel_(kernel) {}
+  LinkCopies(const LinkCopies&) = delete;
+  LinkCopies& operator=(const LinkCopies&) = delete;
+
+  /// Copies the block out and back by each way; the faster one is used from then on. Waits for it.
+  Status measure(CUdeviceptr address, const HostBlock& block);
+
+  /// Queues a copy on the stream of evictions. After a refusal a part of it may be under way.
+  Status queue_out(const HostBlock& block, CUdeviceptr device);
+  /// Queues a copy on `stream`. `staged` is the batch's, and made when it is needed.
+  Status queue_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
+                  std::optional<StagedCopies>* staged);
+
+  /// What the link moves in so many seconds.
+  uint64_t bytes_in(double link_s) const;
+  /// As Mover::bytes_at_once().
+  uint64_t bytes_at_once() const;
+
+ private:
+  /// Of one copy of the same bytes each way.
+  struct Times {
+    uint64_t out_ns = 0;
+    uint64_t in_ns = 0;
+  };
+
+  Result<Times> time_copies(CUdeviceptr address, const HostBlock& block);
+
+  CopyStream& out_;
+  CopyStream& in_ahead_;
+  MoveLedger& ledger_;
+  const StagingRings staging_;
+  const CopyKernel* const kernel_;
+  // Null: the copy engines do it. Constant once the link is measured.
+  const CopyKernel* kernel_out_ = nullptr;
+  const CopyKernel* kernel_in_ = nullptr;
+};
+
+}  // namespace tencache

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/stream_evictions.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace tencache {
+namespace {
+
+// While one part is copied the next one is queued behind it. Together they have three hashes under
+// way for each place in a part.
+constexpr size_t kPartMax = DeviceHasher::kPlaceCount / 8;
+
+/// One request, and more until they have so many bytes.
+std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, uint64_t bytes) {
+  size_t count = 0;
+  uint64_t part_bytes = 0;
+  while (count < std::min(requests.size(), kPartMax) && (count == 0 || part_bytes < bytes)) {
+    part_bytes += requests[count++].bytes;
+  }
+  return requests.first(count);
+}
+
+// A program that is ahead of the link gives up what it has not used yet on the device. It arrives
+// before that use, which its eviction waits for in any case.
+const Extent* first_arriving(std::span<const MoveRequest> requests) {
+  for (const MoveRequest& request : requests) {
+    if (!request.is_current() || request.is_outdated()) continue;
+    if (request.extent->state() == ExtentState::kArriving) return request.extent;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// An eviction that is put off finds host memory once those before it are cold and can be demoted.
+void StreamEvictions::evict(std::span<const MoveRequest> requests, uint64_t part_bytes,
+                            const OnEvicted& on_evicted) {
+  uint64_t count = 0;
+  const OnEvicted count_too = [&](const EvictionResult& part) {
+    count += part.count;
+    on_evicted(part);
+  };
+  std::vector<MoveRequest> left(requests.begin(), requests.end());
+  // Marks for the requests without any, this time and the next.
+  const auto is_marked = [](const MoveRequest& request) { return request.queued != nullptr; };
+  if (!std::ranges::all_of(left, is_marked)) (void)mark_users(left);
+  for (bool may_put_off = blocks_.has_disk(); !left.empty(); may_put_off &= count > 0) {
+    count = 0;
+    Run run(fork_latch_, count_too, may_put_off);
+    evict_once(left, part_bytes, &run);
+    left = std::move(run.again);
+  }
+}
+
+// While one part is copied the next one is queued behind it, so that the link does not run dry.
+void StreamEvictions::evict_once(std::span<const MoveRequest> requests, uint64_t part_bytes,
+                                 Run* run) {
+  Part under_way;
+  while (!requests.empty() || !under_way.is_empty()) {
+    if (run->permit.is_awaited()) {
+      finish(std::exchange(under_way, {}), run);
+      run->permit.renew();
+    }
+    flights_.settle(false);
+    const std::span<const MoveRequest> part = first_part(requests, part_bytes);
+    requests = requests.subspan(part.size());
+    if (first_arriving(part) != nullptr) {
+      finish(std::exchange(under_way, {}), run);
+      await_arrival(part);
+    }
+    // Phase 1: claim. From here on the extents are ours, and still usable by the program.
+    Part next = claim(part);
+    if (next.is_empty() && !requests.empty()) continue;  // they came to nothing
+    // Phase 2: blocks, then copies. A thread may wait for the room of those under way.
+    if (!take_blocks_at_once(next.dirty)) finish(std::exchange(under_way, {}), run);
+    take_blocks(next.dirty, run);
+    queue(next, run);
+    finish(std::exchange(under_way, std::move(next)), run);
+  }
+}
+
+void StreamEvictions::await_arrival(std::span<const MoveRequest> requests) {
+  while (const Extent* extent = first_arriving(requests)) {
+    if (!flights_.await(extent)) {
+      std::this_thread::yield();  // it is about to take off, or has just landed
+      continue;
+    }
+    flights_.settle(false);
+  }
+}
+
+// Phases 3 and 4. Extents that are presumed clean wait for no copy.
+void StreamEvictions::finish(Part part, Run* run) {
+  for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
+    wait_until_done(*evictions, run);
+    prove_and_leave(*evictions, run);
+    run->tell();
+  }
+}
+
+// Waits for the copies, or for what the program had queued.
+void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status done = eviction.done.wait();
+    if (done.is_ok()) return false;
+    (void)out_.wait_until_idle();  // before the block is used again
+    fail(eviction, done, run);
+    return true;
+  });
+}
+
+StreamEvictions::Part StreamEvictions::claim(std::span<const MoveRequest> requests) {
+  Part part;
+  for (const MoveRequest& request : requests) {
+    Extent* extent = request.extent;
+    if (!request.is_current() || request.is_outdated()) continue;
+    const uint64_t claimed_at = timestamp();
+    if (!extent->claim_for_eviction()) continue;
+    const bool is_clean = hasher_ != nullptr && extent->is_presumed_clean();
+    Eviction& eviction = (is_clean ? part.clean : part.dirty).emplace_back();
+    eviction.extent = static_cast<CudaExtent*>(extent);
+    eviction.claimed_at = claimed_at;
+    eviction.needs_copy = !is_clean;
+    eviction.users_done = moments_.after_uses(request);
+  }
+  return part;
+}
+
+// Takes blocks as far as that is quick. False when the rest keeps this thread: host memory has to
+// grow, or a demotion has to make room in it, or a copy takes the thread along.
+bool StreamEvictions::take_blocks_at_once(const std::vector<Eviction>& evictions) {
+  return std::ranges::all_of(evictions, [this](const Eviction& eviction) {
+    HostBlock& block = eviction.extent->host_block;
+    if (!block.is_valid()) block = blocks_.take_at_once(eviction.extent->bytes);
+    return block.is_valid() && block.is_pinned;
+  });
+}
+
+// An eviction that finds no room fails, unless it can be put off.
+void StreamEvictions::take_blocks(std::vector<Eviction>& evictions, Run* run) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status status = ensure_block(eviction.extent);
+    if (status.is_ok()) return false;
+    const bool may_find_room_later =
+        status.code() == StatusCode::kNoSpace || status.code() == StatusCode::kUnavailable;
+    if (run->may_put_off && may_find_room_later) {
+      try_again(eviction, run);
+    } else {
+      fail(eviction, status, run);
+    }
+    return true;
+  });
+}
+
+// Abandons the eviction and asks for it again, unless the extent is used meanwhile.
+void StreamEvictions::try_again(const Eviction& eviction, Run* run) {
+  CudaExtent* extent = eviction.extent;
+  run->again.push_back(
+      {extent, extent->id.load(), extent->bytes, eviction.claimed_at, eviction.users_done});
+  abandon(eviction);
+}
+
+Status StreamEvictions::ensure_block(CudaExtent* extent) {
+  extent->has_copy_below = false;
+  heap_.release_slot(extent);  // of other bytes
+  if (extent->host_block.is_valid()) return Status::ok();
+  const Result<HostBlock> block = blocks_.take(extent->bytes);
+  if (block.is_ok()) extent->host_block = block.value();
+  return block.status();
+}
+
+// Evictions that could be queued stay in the part.
+void StreamEvictions::queue(Part& part, Run* run) {
+  // A thread that frees one from now on waits for the copy before the memory is used again.
+  std::erase_if(part.dirty, [&](const Eviction& eviction) {
+    eviction.extent->note_streams(out_number_);
+    if (eviction.extent->reaffirm_eviction()) return false;
+    abandon(eviction);
+    return true;
+  });
+  for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
+    let_wait_for_users(out_, *evictions, run);
+    queue_copies(*evictions, run);
+  }
+}
+
+void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
+  Status status;
+  size_t queued = 0;
+  while (status.is_ok() && queued < evictions.size()) {
+    status = queue_copy(evictions[queued]);
+    if (status.is_ok()) ++queued;
+  }
+  if (queued == evictions.size()) return;
+  // A part of the refused copy may be under way; the block must be nobody else's until it has
+  // ended.
+  (void)out_.wait_until_idle();
+  for (size_t index = queued; index < evictions.size(); ++index) {
+    fail(evictions[index], status, run);
+  }
+  evictions.erase(evictions.begin() + static_cast<std::ptrdiff_t>(queued), evictions.end());
+}
+
+// An extent that is presumed clean waits for its users only.
+Status StreamEvictions::queue_copy(Eviction& eviction) {
+  const CudaExtent* extent = eviction.extent;
+  if (eviction.needs_copy && hasher_ != nullptr) {
+    Result<PendingHash> hash =
+        hasher_->hash(out_.handle(), extent->device_address(), extent->bytes);
+    if (!hash.is_ok()) return hash.status();
+    eviction.before = std::move(hash).value();
+  }
+  if (eviction.needs_copy) {
+    TENCACHE_RETURN_IF_ERROR(link_.queue_out(extent->host_block, extent->device_address()));
+  }
+  Result<StreamMark> mark = out_.mark();
+  if (!mark.is_ok()) return mark.status();
+  eviction.done = std::move(mark).value();
+  return Status::ok();
+}
+
+// The stream waits for what the users had been given by the first moment after the last use, or
+// else for everything so far: a thread that used an extent has given up its pin, and so had queued
+// its work before. An extent whose users cannot be marked is given up, and keeps no other from
+// leaving.
+void StreamEvictions::let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions,
+                                         Run* run) {
+  if (let_wait(stream, evictions).is_ok()) return;
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status status =
+        let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
+    if (!status.is_ok()) fail(eviction, status, run);
+    return !status.is_ok();
+  });
+}
+
+Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>& evictions) {
+  StreamSet users = kNoStreams;
+  const Moment* awaited = nullptr;
+  for (const Eviction& eviction : evictions) {
+    const Moment* moment = eviction.users_done.get();
+    if (moment == nullptr) {
+      users |= eviction.extent->used_by.load(std::memory_order_relaxed);
+    } else if (moment != awaited) {
+      for (const StreamMark& mark : moment->marks) {
+        TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
+      }
+      awaited = moment;
+    }
+  }
+  return let_wait(stream, users);
+}
+
+Status StreamEvictions::let_wait(CopyStream& stream, StreamSet users) {
+  std::vector<StreamMark> marks;
+  // Copies of other extents do not use this one.
+  const Status marked = heap_.streams().mark_all(users & ~out_number_, &marks);
+  // Whatever the reason, the tier below is not to blame.
+  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
+  return Status::ok();
+}
+
+// On a mismatch, try again if we relied on an old copy; else somebody is writing the extent, so it
+// stays.
+void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run) {
+  seal(evictions);
+  hash_sealed(evictions, run);
+  for (Eviction& eviction : evictions) {
+    if (is_proved(eviction)) {
+      leave(eviction, run);
+      continue;
+    }
+    eviction.extent->unseal();
+    if (std::exchange(eviction.needs_copy, true)) {
+      abandon(eviction);
+    } else {
+      try_again(eviction, run);
+    }
+  }
+}
+
+// Seals those that were not used since the claim; the others are given up.
+void StreamEvictions::seal(std::vector<Eviction>& evictions) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const bool is_sealed =
+        eviction.extent->seal() &&
+        eviction.extent->last_use_at.load(std::memory_order_relaxed) <= eviction.claimed_at;
+    if (!is_sealed) abandon(eviction);
+    return !is_sealed;
+  });
+}
+
+// Waits for the hashes; an extent whose hash cannot be had is given up.
+void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
+  if (hasher_ == nullptr) return;
+  let_wait_for_users(proof_, evictions, run);
+  std::vector<Status> queued;
+  queued.reserve(evictions.size());
+  for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
+  size_t index = 0;
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    Status status = queued[index++];
+    if (status.is_ok()) status = eviction.done.wait();
+    if (status.is_ok()) return false;
+    (void)proof_.wait_until_idle();  // before the hash's place is used again
+    fail(eviction, status, run);
+    return true;
+  });
+}
+
+Status StreamEvictions::queue_proof(Eviction& eviction) {
+  const CudaExtent* extent = eviction.extent;
+  Result<PendingHash> hash =
+      hasher_->hash(proof_.handle(), extent->device_address(), extent->bytes);
+  if (!hash.is_ok()) return hash.status();
+  eviction.after = std::move(hash).value();
+  Result<StreamMark> mark = proof_.mark();
+  if (!mark.is_ok()) return mark.status();
+  eviction.done = std::move(mark).value();
+  return Status::ok();
+}
+
+bool StreamEvictions::is_proved(const Eviction& eviction) const {
+  if (hasher_ == nullptr) return true;
+  return eviction.after->value() ==
+         (eviction.needs_copy ? eviction.before->value() : eviction.extent->copy_hash);
+}
+
+void StreamEvictions::leave(const Eviction& eviction, Run* run) {
+  CudaExtent* extent = eviction.extent;
+  const Departure departure(*extent);
+  const Status status = heap_.take_away_frame(extent);
+  if (!status.is_ok()) return fail(eviction, status, run);
+  if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
+  extent->has_copy_below = true;
+  extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
+  extent->become_cold();
+  heap_.budget().release(departure.bytes);
+  if (!eviction.needs_copy) add(ledger_.stats.clean_dropped_bytes, departure.bytes);
+  ledger_.count_departure(departure, &run->result);
+}
+
+// A copy that was begun is worth nothing once the extent may be written again.
+void StreamEvictions::abandon(const Eviction& eviction) {
+  if (eviction.needs_copy) heap_.release_copy(eviction.extent);
+  eviction.extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
+  eviction.extent->abandon_eviction();
+}
+
+void StreamEvictions::fail(const Eviction& eviction, const Status& failure, Run* run) {
+  abandon(eviction);
+  // Not now: a stream captures a graph, or other threads evict as well.
+  if (failure.code() == StatusCode::kUnavailable) return;
+  ledger_.count_failure(failure, 1, "on the GPU", &run->result);
+}
+
+}  // namespace tencache

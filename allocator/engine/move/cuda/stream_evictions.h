@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamEvictions: evicts extents from a GPU to host memory. An eviction of an extent E
+//   1. claims E (it stays usable; a pin taken from now on wins),
+//   2. takes a block of host memory and queues the copy, on the stream of that direction: behind
+//      the streams that have used E, for whose marks it waits on the device, the stream hashes E
+//      and copies its bytes. The streams are marked now, unless a moment from before covers all
+//      uses of E (engine/move/cuda/moments.h). E is not copied when the block that it still has
+//      from the last time is presumed to hold its bytes,
+//   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
+//      pinned it since the claim, so no work that uses it was queued after the marks. E is hashed
+//      again and compared, which finds what was written meanwhile without a gate, unless the write
+//      was undone before the second hash,
+//   4. unmaps the frame. E is cold; its room is free.
+//
+// Extents leave in parts. A part goes through 1 and 2 while the part before it is in 3, so that the
+// link does not run dry. An extent that is requested and still on its way here is awaited
+// before 1: its op, which comes after that, was queued when the request was made.
+//
+// A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
+// reads device memory alone and returns 16 bytes. Without NVRTC, which compiles the kernel, nothing
+// is presumed: every eviction copies, and the gate's word is the proof.
+//
+// Invariants
+//   1. An extent that was claimed is cold or abandoned when a call returns.
+//   2. A block or a frame goes to others only when nothing queued here uses it any more.
+//
+// Threads: any. The calling thread holds a MigrationPermit, which it renews between two parts where
+// a fork waits. It holds no lock across a call of the driver; the moments have their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/move/cuda/flights.h"
+#include "engine/move/cuda/host_blocks.h"
+#include "engine/move/cuda/link_copies.h"
+#include "engine/move/cuda/moments.h"
+#include "engine/move/cuda/stream_parts.h"
+#include "engine/move/fork_latch.h"
+#include "engine/move/move_ledger.h"
+#include "engine/move/move_request.h"
+#include "memory/cuda/cuda_heap.h"
+#include "platform/cuda/copy_stream.h"
+#include "platform/cuda/device_hasher.h"
+#include "platform/cuda/stream_mark.h"
+
+namespace tencache {
+
+class StreamEvictions {
+ public:
+  /// All of them outlive it.
+  StreamEvictions(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link)
+      : heap_(parts.heap),
+        flights_(flights),
+        blocks_(blocks),
+        link_(link),
+        hasher_(parts.hasher),
+        ledger_(parts.ledger),
+        fork_latch_(parts.fork_latch),
+        out_(*parts.streams.out),
+        out_number_(parts.streams.out_number),
+        proof_(*parts.streams.proof),
+        moments_(parts.heap.streams(), parts.streams.out_number) {}
+
+  using OnEvicted = std::function<void(const EvictionResult& part)>;
+
+  /// Evicts in parts of about so many bytes, each told on the calling thread.
+  void evict(std::span<const MoveRequest> requests, uint64_t part_bytes,
+             const OnEvicted& on_evicted);
+  /// As Mover::queued_work().
+  MomentPtr mark_users(std::span<const MoveRequest> requests) {
+    return moments_.mark_users(requests);
+  }
+
+ private:
+  struct Eviction {
+    CudaExtent* extent = nullptr;
+    uint64_t claimed_at = 0;
+    bool needs_copy = true;
+    std::optional<PendingHash> before = std::nullopt;  // of what is copied
+    std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
+    StreamMark done = {};                              // with the users, the copy, the last hash
+    MomentPtr users_done = {};                         // covers every use; null: is not known
+  };
+  /// What is moved at a time.
+  struct Part {
+    std::vector<Eviction> clean;  // presumed so: no copy
+    std::vector<Eviction> dirty;
+    bool is_empty() const { return clean.empty() && dirty.empty(); }
+  };
+  /// One try at each of some extents.
+  struct Run {
+    Run(ForkLatch& latch, const OnEvicted& told, bool puts_off)
+        : permit(latch), on_evicted(told), may_put_off(puts_off) {}
+    void tell() {
+      if (result.count > 0 || !result.failure.is_ok()) on_evicted(std::exchange(result, {}));
+    }
+    MigrationPermit permit;
+    const OnEvicted& on_evicted;
+    const bool may_put_off;          // evictions that find no host memory
+    std::vector<MoveRequest> again;  // those put off, and those that turned out to need a copy
+    EvictionResult result = {};      // what is not told yet
+  };
+
+  void evict_once(std::span<const MoveRequest> requests, uint64_t part_bytes, Run* run);
+  void await_arrival(std::span<const MoveRequest> requests);
+  // Phase 1.
+  Part claim(std::span<const MoveRequest> requests);
+  // Phase 2: blocks, then copies.
+  bool take_blocks_at_once(const std::vector<Eviction>& evictions);
+  void take_blocks(std::vector<Eviction>& evictions, Run* run);
+  Status ensure_block(CudaExtent* extent);
+  void queue(Part& part, Run* run);
+  void queue_copies(std::vector<Eviction>& evictions, Run* run);
+  Status queue_copy(Eviction& eviction);
+  void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
+  Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
+  Status let_wait(CopyStream& stream, StreamSet users);
+  // Phases 3 and 4: proof, then frames.
+  void finish(Part part, Run* run);
+  void wait_until_done(std::vector<Eviction>& evictions, Run* run);
+  void prove_and_leave(std::vector<Eviction>& evictions, Run* run);
+  void seal(std::vector<Eviction>& evictions);
+  void hash_sealed(std::vector<Eviction>& evictions, Run* run);
+  Status queue_proof(Eviction& eviction);
+  bool is_proved(const Eviction& eviction) const;
+  void leave(const Eviction& eviction, Run* run);
+  // Extents that stay.
+  void abandon(const Eviction& eviction);
+  void try_again(const Eviction& eviction, Run* run);
+  void fail(const Eviction& eviction, const Status& failure, Run* run);
+
+  CudaHeap& heap_;
+  Flights& flights_;
+  HostBlocks& blocks_;
+  LinkCopies& link_;
+  DeviceHasher* const hasher_;
+  MoveLedger& ledger_;
+  ForkLatch& fork_latch_;
+  CopyStream& out_;
+  const StreamSet out_number_;
+  CopyStream& proof_;
+  Moments moments_;
+};
+
+}  // namespace tencache

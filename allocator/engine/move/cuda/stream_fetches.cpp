@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/stream_fetches.h"
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/move/cuda/staged_copies.h"
+
+namespace tencache {
+namespace {
+
+// So much of the link's time is in flight ahead of use, where more than one flight is. The link
+// never runs dry between two batches then, and a request that becomes outdated has not begun long
+// ago.
+constexpr double kAheadS = 5e-3;
+// A refused fetch may be granted when it is asked for again, as long as the context is alive.
+constexpr int kFetchTriesMax = 3;
+
+}  // namespace
+
+LateFetches StreamFetches::fetch(std::span<Extent* const> extents, StreamSet streams) {
+  LateFetches late;
+  int tries = kFetchTriesMax;
+  std::vector<Extent*> cold_again = fetch_once(extents, streams, &tries, &late);
+  while (!cold_again.empty()) cold_again = fetch_once(cold_again, streams, &tries, &late);
+  return late;
+}
+
+// Returns the extents that are cold and are to be fetched again; a refusal costs one of the tries.
+std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents, StreamSet streams,
+                                               int* tries, LateFetches* late) {
+  bool has_landed = false;
+  std::vector<Extent*> cold_again;
+  {
+    const Demand demand(ledger_);
+    // Phase 1: claim what is cold.
+    const std::vector<CudaExtent*> claimed = claim(extents, late);
+    // Phases 2 and 3: room, then frames and copies.
+    const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
+    // Phase 4: the op's streams wait for the bytes, whoever brings them.
+    for (Extent* extent : extents) {
+      if (await_bytes(static_cast<CudaExtent*>(extent), streams, late, &has_landed)) continue;
+      // An eviction that was sealed before our pin went through, or a fetch that was refused.
+      const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
+      if (!is_left || *tries > 1) cold_again.push_back(extent);
+    }
+    if (!left_cold.empty()) --*tries;
+  }
+  if (has_landed) flights_.settle(false);  // so that the next op finds it resident
+  return cold_again;
+}
+
+std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents, LateFetches* late) {
+  std::vector<CudaExtent*> claimed;
+  for (Extent* extent : extents) {
+    if (!extent->claim_for_fetch()) continue;
+    claimed.push_back(static_cast<CudaExtent*>(extent));
+    ++late->count;
+    late->bytes += extent->bytes;
+  }
+  return claimed;
+}
+
+// Returns when the extent is usable, or the streams wait for its bytes; false when it is cold.
+bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
+                                bool* has_landed) {
+  bool has_waited = false;
+  for (;;) {
+    const uint64_t word = extent->load();
+    const ExtentState state = Extent::state_of(word);
+    std::optional<bool> has_arrived;
+    if (Extent::usable_in(state)) {
+      has_arrived = true;  // another thread has landed it
+    } else if (state == ExtentState::kArriving) {
+      has_arrived = flights_.join(extent, streams);
+      *has_landed |= has_arrived.value_or(false);
+    }
+    if (has_arrived) {
+      if (*has_arrived && !has_waited) {
+        ledger_.count_early(extent);
+      } else {
+        MoveLedger::note_late(extent, late);
+      }
+      return true;
+    }
+    if (state == ExtentState::kArriving) {
+      std::this_thread::yield();  // it is about to take off, or has just landed
+      continue;
+    }
+    // A busy one is being demoted, which our pin calls off.
+    if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
+    // It was freed meanwhile: a launch may pass on stale addresses, and that memory was not needed.
+    if (state == ExtentState::kVacant || state == ExtentState::kCached) return true;
+    extent->wait_while(word);
+    has_waited = true;
+  }
+}
+
+// Extents that find room travel while room is made for the rest. One thread at a time does that:
+// two that each have room for a part would both go over the budget for the other. Returns those
+// that stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
+std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed) {
+  std::vector<CudaExtent*> left_cold;
+  if (claimed.empty()) return left_cold;
+  const bool one_by_one = !is_gathering_.exchange(true);
+  while (!claimed.empty()) {
+    const size_t count = take_room(claimed, one_by_one);
+    std::vector<CudaExtent*> part(claimed.begin(),
+                                  claimed.begin() + static_cast<std::ptrdiff_t>(count));
+    claimed = claimed.subspan(count);
+    while (!part.empty()) {
+      std::vector<CudaExtent*> later;
+      const std::vector<CudaExtent*> refused =
+          bring(std::exchange(part, {}), in_on_demand_, false, &later);
+      left_cold.insert(left_cold.end(), refused.begin(), refused.end());
+      part = std::move(later);
+    }
+  }
+  if (one_by_one) is_gathering_.store(false);
+  return left_cold;
+}
+
+// Reserves room, for all extents if there is enough; returns for how many, from the first on. Else
+// this waits for the room of the first one, or for that of all.
+size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_by_one) {
+  uint64_t bytes = 0;
+  for (const CudaExtent* extent : extents) bytes += extent->bytes;
+  if (heap_.budget().try_reserve(bytes)) return extents.size();
+  if (!one_by_one) {
+    heap_.reserve_or_exceed(bytes);
+    return extents.size();
+  }
+  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes);
+  size_t count = 1;
+  while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
+  return count;
+}
+
+uint64_t StreamFetches::prefetch(RequestSource& requests) {
+  flights_.settle(false);
+  if (ledger_.bytes_ahead.load() > link_.bytes_in(kAheadS)) flights_.wait_for_oldest();
+  std::vector<CudaExtent*> claimed;
+  uint64_t claimed_bytes = 0;
+  uint64_t lacking_bytes = 0;
+  while (claimed_bytes < link_.bytes_at_once()) {
+    const std::optional<MoveRequest> request = requests.take();
+    if (!request) break;
+    // An op that has it pinned, cold as it is, lets this request go first (wait_while_ahead).
+    const bool is_awaited = Extent::pins_of(request->extent->load()) > 0;
+    if (!request->is_current() || (request->is_outdated() && !is_awaited)) continue;
+    wait_while_sealing(*request->extent);
+    if (!claim_when_demoted(request->extent)) continue;
+    const uint64_t bytes = request->extent->bytes;
+    // Told before the room is taken, so that a thread which misses the room finds out why.
+    ledger_.bytes_ahead.fetch_add(bytes);
+    if (!heap_.budget().try_reserve(bytes)) {
+      ledger_.bytes_ahead.fetch_sub(bytes);
+      request->extent->abandon_fetch();
+      requests.put_back(*request);
+      lacking_bytes = bytes;
+      break;
+    }
+    claimed.push_back(static_cast<CudaExtent*>(request->extent));
+    claimed_bytes += bytes;
+  }
+  bring_ahead(claimed);
+  return lacking_bytes;
+}
+
+// A fetch ahead of use waits for the demotion of its extent, which the request has called off.
+bool StreamFetches::claim_when_demoted(Extent* extent) {
+  while (!extent->claim_for_fetch()) {
+    const uint64_t word = extent->load();
+    if (Extent::state_of(word) != ExtentState::kCold) return false;
+    if ((word & kFlagBusy) != 0) extent->wait_while(word);
+  }
+  return true;
+}
+
+// In parts with a mark each, so that an op that needs a small extent does not wait for a large one
+// after it.
+void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
+  std::vector<CudaExtent*> part;
+  uint64_t part_bytes = 0;
+  for (CudaExtent* extent : extents) {
+    if (!part.empty() && part_bytes + extent->bytes > link_.bytes_at_once()) {
+      bring(std::exchange(part, {}), in_ahead_, true, nullptr);
+      part_bytes = 0;
+    }
+    part.push_back(extent);
+    part_bytes += extent->bytes;
+  }
+  if (!part.empty()) bring(std::move(part), in_ahead_, true, nullptr);
+}
+
+// Where `later` is given, it gets those for which host memory has no room until the others have
+// come back.
+std::vector<CudaExtent*> StreamFetches::bring(std::vector<CudaExtent*> extents, CopyStream& stream,
+                                              bool is_ahead, std::vector<CudaExtent*>* later) {
+  std::vector<CudaExtent*> left_cold;
+  if (direct_reads_.is_open()) left_cold = bring_directly(extents, stream, is_ahead);
+  if (blocks_.has_disk()) {
+    const std::vector<CudaExtent*> unread = blocks_.read_back(extents, is_ahead, later);
+    left_cold.insert(left_cold.end(), unread.begin(), unread.end());
+  }
+  const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
+  left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
+  MigrationPermit permit(fork_latch_);
+  if (!extents.empty()) {
+    StreamMark mark;
+    const Status status = copy_in(extents, stream, &mark);
+    if (status.is_ok()) {
+      flights_.take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()),
+                        is_ahead);
+    } else {
+      for (CudaExtent* extent : extents) flights_.leave_cold(extent, is_ahead, status);
+      left_cold.insert(left_cold.end(), extents.begin(), extents.end());
+    }
+  }
+  return left_cold;
+}
+
+// Brings those of `extents` that lie on disk alone, and takes out those that have arrived, too. The
+// thread waits for the disk.
+std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>& extents,
+                                                       CopyStream& stream, bool is_ahead) {
+  std::vector<CudaExtent*> direct;
+  std::erase_if(extents, [&](CudaExtent* extent) {
+    if (extent->host_block.is_valid()) return false;
+    direct.push_back(extent);
+    return true;
+  });
+  if (direct.empty()) return {};
+  std::vector<CudaExtent*> left_cold = map_frames(direct, is_ahead);
+  const MigrationPermit permit(fork_latch_);
+  std::vector<CudaExtent*> arrived;
+  for (CudaExtent* extent : direct) {
+    const Status status = direct_reads_.read(*extent, stream);
+    if (status.is_ok()) {
+      arrived.push_back(extent);
+      continue;
+    }
+    take_away_frames({&extent, 1});
+    extents.push_back(extent);
+    direct_reads_.close(status);
+  }
+  if (arrived.empty()) return left_cold;
+  // The mark is reached already, as far as that can be said; a flight has one.
+  Result<StreamMark> mark = stream.mark();
+  flights_.take_off(arrived, mark.is_ok() ? std::move(mark).value() : StreamMark{},
+                    heap_.streams().set_of(stream.handle()), is_ahead);
+  return left_cold;
+}
+
+std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& extents,
+                                                   bool is_ahead) {
+  std::vector<CudaExtent*> left_cold;
+  std::vector<CudaExtent*> with_frame;
+  for (CudaExtent* extent : extents) {
+    const Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
+    if (frame.is_ok()) {
+      extent->frame = frame.value();
+      with_frame.push_back(extent);
+    } else {
+      flights_.leave_cold(extent, is_ahead, frame.status());
+      left_cold.push_back(extent);
+    }
+  }
+  std::ranges::sort(with_frame, {}, [](const CudaExtent* extent) { return extent->address; });
+  std::vector<FramePlace> places;
+  places.reserve(with_frame.size());
+  for (const CudaExtent* extent : with_frame) {
+    places.push_back({extent->device_address(), extent->frame});
+  }
+  const Status mapped = heap_.arena().map(places);
+  if (mapped.is_ok()) {
+    extents = std::move(with_frame);
+    return left_cold;
+  }
+  for (CudaExtent* extent : with_frame) {
+    heap_.give_back_frame(std::exchange(extent->frame, Frame{}));
+    flights_.leave_cold(extent, is_ahead, mapped);
+    left_cold.push_back(extent);
+  }
+  extents.clear();
+  return left_cold;
+}
+
+// After a refusal, nothing that was queued uses the frames any more when this returns, and they are
+// gone.
+Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
+                              StreamMark* mark) {
+  Status status;
+  std::optional<StagedCopies> staged;
+  for (const CudaExtent* extent : extents) {
+    if (!status.is_ok()) break;
+    status = link_.queue_in(extent->host_block, extent->device_address(), stream, &staged);
+  }
+  if (status.is_ok()) {
+    Result<StreamMark> made = stream.mark();
+    status = made.status();
+    if (made.is_ok()) *mark = std::move(made).value();
+  }
+  if (status.is_ok()) return status;
+  (void)stream.wait_until_idle();
+  take_away_frames(extents);
+  return status;
+}
+
+// REQUIRES: no work that uses them is queued.
+void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
+  for (CudaExtent* extent : extents) {
+    const Status unmapped = heap_.take_away_frame(extent);
+    if (unmapped.is_ok()) continue;
+    // The context is broken then, and its memory goes with it.
+    TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
+    heap_.write_off_frame(extent);
+  }
+}
+
+}  // namespace tencache

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cuda/stream_mover.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "platform/cuda/stream_numbers.h"
+
+namespace tencache {
+namespace {
+
+// How late a thread finds out that the device has caught up, and may wait for it.
+constexpr std::chrono::microseconds kAheadPoll{50};
+
+}  // namespace
+
+Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks,
+                                        StreamNumbers& numbers) {
+  CopyStreams made;
+  for (auto* stream : {&made.out, &made.proof, &made.in_on_demand, &made.in_ahead}) {
+    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
+    if (!created.is_ok()) return created.status();
+    *stream = std::move(created).value();
+    const StreamSet number = numbers.set_of((*stream)->handle());
+    TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
+  }
+  made.out_number = numbers.set_of(made.out->handle());
+  return made;
+}
+
+Result<std::unique_ptr<StreamMover>> StreamMover::create(const Gpu& gpu, StreamMarks& marks,
+                                                         CudaHeap& heap, const TiersBelow& below,
+                                                         const DeviceKernels& kernels,
+                                                         Stats& stats) {
+  Result<CopyStreams> streams = CopyStreams::create(gpu, marks, heap.streams());
+  if (!streams.is_ok()) return streams.status();
+  return std::unique_ptr<StreamMover>(
+      new StreamMover(heap, std::move(streams).value(), below, kernels, stats));
+}
+
+StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
+                         const DeviceKernels& kernels, Stats& stats)
+    : Mover(stats),
+      heap_(heap),
+      host_(below.host),
+      spill_(below.disk != nullptr
+                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, fork_latch_, stats)
+                 : nullptr),
+      streams_(std::move(streams)),
+      flights_(parts(kernels)),
+      link_(parts(kernels), below.staging, kernels.copy),
+      blocks_(parts(kernels), below.host, flights_),
+      evictions_(parts(kernels), flights_, blocks_, link_),
+      fetches_(parts(kernels), flights_, blocks_, link_, below.direct) {}
+
+StreamMover::~StreamMover() { flights_.settle(true); }
+
+// Called while the members below spill_ and streams_ are made, which it refers to.
+StreamParts StreamMover::parts(const DeviceKernels& kernels) {
+  return {heap_, streams_, kernels.hasher, spill_.get(), ledger_, fork_latch_};
+}
+
+void StreamMover::keep_host_free(uint64_t headroom_bytes) {
+  if (spill_ != nullptr && headroom_bytes > 0) spill_->keep_free(headroom_bytes);
+}
+
+void StreamMover::set_next_uses(const NextUses* next_uses) {
+  if (spill_ != nullptr) spill_->set_next_uses(next_uses);
+}
+
+void StreamMover::describe_below(Machine* machine) const {
+  if (spill_ != nullptr) spill_->describe(machine);
+}
+
+Status StreamMover::measure_link(uint64_t bytes) {
+  bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
+  bytes = bytes / kGranuleBytes * kGranuleBytes;
+  if (bytes == 0) return Status::ok();
+  const Result<HostBlock> block = host_.allocate(bytes);
+  // Evictions will say so, should it come to any.
+  if (!block.is_ok()) return Status::ok();
+  const Result<Allocation> probe = heap_.allocate(bytes, streams_.out_number);
+  Status status = probe.status();
+  if (probe.is_ok()) {
+    status = link_.measure(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
+    heap_.free(probe.value().address);
+    heap_.empty_cache();  // its frame too: a free one would count as the program's
+  }
+  host_.release(block.value());
+  return status;
+}
+
+EvictionResult StreamMover::evict(std::span<Extent* const> extents) {
+  std::vector<MoveRequest> requests;
+  requests.reserve(extents.size());
+  // A thread may read the bytes only once it has claimed the extent: until then it may be freed,
+  // and become another one.
+  for (Extent* extent : extents) {
+    requests.push_back({extent, extent->id.load(), 0, MoveRequest::kAtAnyTime});
+  }
+  EvictionResult total;
+  evictions_.evict(requests, ~uint64_t{0}, [&total](const EvictionResult& part) {
+    total.count += part.count;
+    total.bytes += part.bytes;
+    if (total.failure.is_ok()) total.failure = part.failure;
+  });
+  return total;
+}
+
+void StreamMover::evict_requested(std::span<const MoveRequest> requests,
+                                  const OnEvicted& on_evicted) {
+  evictions_.evict(requests, bytes_at_once(), on_evicted);
+}
+
+std::shared_ptr<const QueuedWork> StreamMover::queued_work(std::span<const MoveRequest> requests) {
+  return evictions_.mark_users(requests);
+}
+
+LateFetches StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams) {
+  return fetches_.fetch(extents, streams);
+}
+
+void StreamMover::wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) {
+  if (!is_worth_it()) return;
+  std::vector<StreamMark> marks;
+  if (!heap_.streams().mark_all(streams, &marks).is_ok()) return;
+  const auto is_ahead = [&marks] {
+    return std::ranges::any_of(marks, [](const StreamMark& mark) { return !mark.poll(); });
+  };
+  while (is_worth_it() && is_ahead()) std::this_thread::sleep_for(kAheadPoll);
+}
+
+}  // namespace tencache

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamParts: what the parts of a StreamMover stand on. CopyStreams: the streams of one mover.
+//
+// Each direction of the link has a stream of its own. Fetches that ops wait for do not queue behind
+// those ahead of use, nor hashes that pins wait for behind copies.
+//
+// Threads: constant once the mover is made.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "engine/move/cuda/host_spill.h"
+#include "engine/move/fork_latch.h"
+#include "engine/move/move_ledger.h"
+#include "memory/cuda/cuda_heap.h"
+#include "platform/cuda/copy_stream.h"
+#include "platform/cuda/device_hasher.h"
+#include "platform/stream_set.h"
+
+namespace tencache {
+
+struct CopyStreams {
+  std::unique_ptr<CopyStream> out;
+  std::unique_ptr<CopyStream> proof;
+  std::unique_ptr<CopyStream> in_on_demand;
+  std::unique_ptr<CopyStream> in_ahead;
+  StreamSet out_number = kNoStreams;
+
+  /// REQUIRES: before the program's streams, so that each gets a bit of its own.
+  static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers);
+};
+
+struct StreamParts {
+  CudaHeap& heap;
+  const CopyStreams& streams;
+  DeviceHasher* hasher;  // null: no copy can be proved
+  HostSpill* spill;      // null: there is no disk
+  MoveLedger& ledger;
+  ForkLatch& fork_latch;
+};
+
+}  // namespace tencache
