@@ -5,8 +5,9 @@
 // shim's two locks around the fork. The child forgets the pending Works: they belong to the
 // parent's process group, and asking one could wait for a thread that the child does not have.
 //
-// The core does the same for its own locks. The shim's two are leaves, so their order does not
-// matter.
+// The core does the same for its own locks. The operator table's lock is held while the core
+// registers a name, so it comes before those: this guard is installed once the runtime is there,
+// and handlers before a fork run in reverse order. The lock of collectives is a leaf.
 #pragma once
 
 namespace tencache::shim {

@@ -48,9 +48,9 @@ class Runtime {
   /// and the gaps between them. Its fields are written by atomic operations.
   const tencache_arena* arena() const { return &arena_; }
 
-  /// The configuration of this GPU's engine, from the options. The budget is 0 unless one was
-  /// given. If no disk can be used below host memory, there is none; that is an error only if a
-  /// disk was asked for.
+  /// The configuration of this GPU, from the options. The budget is 0 unless one was given. If no
+  /// disk can be used below host memory, there is none; that is an error only if a disk was asked
+  /// for.
   Result<CudaDeviceConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// The configuration of the engine over it.
   EngineConfig gpu_engine_config(int ordinal) TENCACHE_EXCLUDES(mutex_);

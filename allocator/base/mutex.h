@@ -6,8 +6,9 @@
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
 // copy, an I/O, a blocking system call or a callback into PyTorch.
 //   1. Runtime::mutex_            held while options change and while an engine is opened
-//   2. Engine::fork_mutex()       the list of engines and the names of ops; held from before a fork
-//                                 until after it
+//   2. the list of engines        held from before a fork until after it, also while moves end:
+//      (engine/engine.cpp)        the exception to the rule above
+//      Engine::fork_mutex()       after that; names of ops; held while a fork copies the process
 //   3. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
 //   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions
 //                                 are requested without it)

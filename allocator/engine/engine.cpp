@@ -15,14 +15,16 @@ namespace {
 
 // Every engine there is, for handlers that the process calls without an argument. No engine is
 // added between a fork's handlers, so what is closed is reopened.
+Mutex g_engines_mutex;
+std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
 Mutex g_fork_mutex;
-std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_fork_mutex) = {};
 
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
                                                std::unique_ptr<Device> device) {
   std::unique_ptr<Engine> engine(new Engine(std::move(config), std::move(device)));
+  engine->make_parts();  // threads may throw; the destructor then takes it off the list
   TENCACHE_RETURN_IF_ERROR(engine->device().measure());
   return engine;
 }
@@ -31,13 +33,12 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Device> device)
     : config_(std::move(config)), device_(std::move(device)) {
   const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
   budget().set_attention(static_cast<uint64_t>(static_cast<double>(budget().limit()) * arm_at));
-  make_parts();
 }
 
 Engine::~Engine() {
   // The device outlives the cursor.
   if (mover() != nullptr) mover()->set_next_uses(nullptr);
-  MutexLock lock(g_fork_mutex);
+  MutexLock lock(g_engines_mutex);
   std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }
 
@@ -92,7 +93,7 @@ Mutex& Engine::fork_mutex() {
 
 void Engine::list_for_forks() {
   install_fork_handlers();
-  MutexLock lock(g_fork_mutex);
+  MutexLock lock(g_engines_mutex);
   Engine** const place = std::ranges::find(g_engines, nullptr);
   TENCACHE_CHECK(place != g_engines.end(), "there are more than %zu engines", g_engines.size());
   *place = this;
@@ -102,22 +103,25 @@ void Engine::list_for_forks() {
 // way while the process is copied, the slots in use are frozen, and the child's engine is passive:
 // malloc from then on, no gate, no evictor (its thread is not copied).
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  g_fork_mutex.lock();
+  g_engines_mutex.lock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
     engine->mover()->fork_latch().close();
     engine->device().before_fork();
     add(engine->stats().forks, 1);
   }
+  // Only now, so that other threads go on as long as this one waits for moves.
+  g_fork_mutex.lock();
 }
 
 void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  g_fork_mutex.unlock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
     engine->device().after_fork_in_parent();
     engine->mover()->fork_latch().reopen();
   }
-  g_fork_mutex.unlock();
+  g_engines_mutex.unlock();
 }
 
 void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
@@ -128,6 +132,7 @@ void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     engine->gate_->become_passive();
   }
   g_fork_mutex.unlock();
+  g_engines_mutex.unlock();
 }
 
 }  // namespace tencache

@@ -48,7 +48,7 @@ class Engine final : private PlanSink {
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  /// The lock that is held from before a fork until after it: what it guards is whole in a child.
+  /// The lock that is held while a fork copies the process: what it guards is whole in a child.
   static Mutex& fork_mutex();
 
   /// As Device::allocate().

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the engine of a GPU. Suites that link the core itself can bring their own driver table (the
-// simulated driver). libtencache.so does not export this.
+// Opens a GPU and the engine over it. Suites that link the core itself can bring their own driver
+// table (the simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// For suites that also bring the engine's configuration. The driver table must outlive the engine.
+/// For suites that also bring the configurations. The driver table must outlive the engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
                                EngineConfig engine_config = {});
 

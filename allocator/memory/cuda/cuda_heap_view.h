@@ -34,7 +34,7 @@ class CudaHeapView {
   explicit CudaHeapView(CudaHeap& heap) : heap_(heap) {}
 
   ProgramUses uses() const { return heap_.use_.read(); }
-  CudaHeapFigures figures() const;
+  CudaHeapFigures figures() const TENCACHE_EXCLUDES(heap_.mutex_);
   /// Resets those of uses() and figures().
   void reset_peaks();
   void reset_totals();
@@ -42,7 +42,7 @@ class CudaHeapView {
   std::optional<FoundBlock> find_block(const void* address) const;
   /// Segments, and extents as segments of one block. Extents that come or go meanwhile may be
   /// missing or outdated.
-  std::vector<SegmentView> segments() const;
+  std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(heap_.mutex_);
 
  private:
   CudaHeap& heap_;
