@@ -25,7 +25,27 @@ _SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
 # Each takes a few seconds: options and their refusals, reports, and tencache in a program.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
 # For sources whose suite or test file has another name.
-_SUITES = {"learner": "plan_engine_test", "learned_plan": "plan_engine_test"}
+_SUITES = {
+    "learner": "plan_engine_test",
+    "learned_plan": "plan_engine_test",
+    "machine_meter": "plan_engine_test",
+    "stream_evictions": "cuda_ahead_test",
+    "stream_fetches": "cuda_ahead_test",
+    "stream_mover": "cuda_engine_test",
+    "moments": "cuda_ahead_test",
+    "flights": "cuda_ahead_test",
+    "link_copies": "staged_copies_test",
+    "host_blocks": "host_spill_test",
+    "direct_reads": "direct_storage_test",
+    "slot_evictions": "slot_mover_test",
+    "slot_fetches": "slot_mover_test",
+    "parked_evictions": "slot_mover_test",
+    "cpu_heap_frames": "cpu_heap_cache_test",
+    "cuda_heap": "cuda_engine_test",
+    "cuda_heap_cache": "cuda_engine_test",
+    "cuda_heap_copies": "host_spill_test",
+    "cuda_heap_view": "gpu_abi_test",
+}
 _PYTEST_FILES = {
     "python/tencache/_runtime.py": "enable",
     "python/tencache/_library.py": "enable",

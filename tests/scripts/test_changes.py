@@ -4,12 +4,14 @@
 from pathlib import PurePosixPath as Path
 
 import changes
+import repository
 
 SUITES = {
     Path("tests/allocator/disk_tier_test.cpp"): '#include "tier/disk_tier.h"\n',
     Path("tests/allocator/cuda/host_spill_test.cpp"): '#include "tier/disk_tier.h"\n',
     Path("tests/allocator/engine_fuzz_test.cpp"): '#include "tier/disk_tier.h"\n',
     Path("tests/allocator/units_test.cpp"): '#include "base/units.h"\n',
+    Path("tests/allocator/plan_engine_test.cpp"): "",
     Path("tests/allocator/gate_test.cpp"): '#include "support/test_engine.h"\n',
 }
 PYTEST = [Path(f"tests/python/test_{name}.py") for name in ("enable", "plan", "shim_gate")]
@@ -25,6 +27,7 @@ def test_suites_are_those_of_the_name_and_those_that_include_the_header() -> Non
     assert names("allocator/tier/disk_tier.cpp") == ["disk_tier_test", "host_spill_test"]
     assert names("allocator/base/units.h", "docs/a.svg") == ["units_test"]
     assert names("tests/support/test_engine.cpp") == ["gate_test"]
+    assert names("allocator/engine/plan/learner.cpp") == ["plan_engine_test"]
     assert names("shim/library.cpp", "README.md") == []
 
 
@@ -56,6 +59,9 @@ def test_what_is_named_is_there() -> None:
         assert (changes.ROOT / name).exists(), name
     for stem in changes._PYTEST_FILES.values():
         assert (changes.ROOT / f"tests/python/test_{stem}.py").exists(), stem
+    sources = {path.stem for path in repository.source_files((".cpp",))}
+    for stem, suite in changes._SUITES.items():
+        assert {stem, suite} <= sources, (stem, suite)
     assert changes.is_suite(Path("tests/allocator/cuda/host_spill_test.cpp"))
     assert not changes.is_suite(Path("tests/shim/cuda_gate_test.cpp"))
 
