@@ -46,8 +46,9 @@ class ExtentPool {
       extent = vacant_.back();
       vacant_.pop_back();
     }
-    extent->address = address;
-    extent->bytes = bytes;
+    Extent& common = *extent;
+    common.address = address;
+    common.bytes = bytes;
     return extent;
   }
   /// REQUIRES: it is Vacant.
