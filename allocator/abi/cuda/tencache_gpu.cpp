@@ -80,7 +80,6 @@ void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
 }  // namespace tencache
 
 using tencache::Allocation;
-using tencache::CudaHeap;
 using tencache::Result;
 using tencache::SegmentView;
 using tencache::Status;
