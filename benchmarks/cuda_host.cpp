@@ -59,7 +59,9 @@ struct Machine {
     config.host->budget_bytes = kGiB;
     auto opened = value_or_exit(CudaDevice::open(driver.api(), config));
     device = opened.get();
-    engine = value_or_exit(Engine::create({.arm_at = 0.0001}, std::move(opened)));
+    EngineConfig engine_config;
+    engine_config.arm_at = 0.0001;
+    engine = value_or_exit(Engine::create(engine_config, std::move(opened)));
     driver.api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     for (int64_t index = 0; index < kExtentsMax; ++index) {
       accesses.push_back({engine->allocate(kExtentBytes, stream).value(), AccessMode::kRead});
