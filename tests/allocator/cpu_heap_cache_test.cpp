@@ -12,6 +12,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "memory/cpu_heap.h"
 #include "support/accessible.h"
 #include "support/child_process.h"
@@ -274,7 +275,7 @@ TEST_P(HeapFramesTest, EachKeepsItsOwnBytes) {
     uint64_t seed;
   };
   std::vector<Block> blocks;
-  for (uint64_t round = 1; round <= 2000; ++round) {
+  for (uint64_t round = 1; round <= (kHasSanitizer ? 600u : 2000u); ++round) {
     const uint64_t draw = random.between(0, 3);
     if (draw == 0 && blocks.size() < 24) {
       const uint64_t bytes = random.between(1, 1500) * kPageBytes;

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "base/sanitizers.h"
 #include "learn/bin_timeline.h"
 #include "learn/bound.h"
 #include "support/random_trace.h"
@@ -55,7 +56,7 @@ TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
 
 TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   Random random;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 100 : 300); ++round) {
     const Trace trace = random_trace(random, {.ops = 30, .tensors = 15});
     const Machine limits =
         byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()), random.chance(0.5));
@@ -152,7 +153,7 @@ TEST(PlannerTest, CopesWithSeveralOpsPerBin) {
 
 TEST(PlannerTest, CopesWithAllOfItAtRandom) {
   Random random;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 60 : 200); ++round) {
     const RandomTraceShape shape = {.ops = static_cast<Tick>(random.between(1, 20)),
                                     .tensors = static_cast<uint32_t>(random.between(1, 12)),
                                     .bytes_max = random.chance(0.5) ? 8u : 1000u,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "support/random.h"
 
 namespace tencache {
@@ -168,7 +169,7 @@ class BitmapModel {
 };
 
 TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
-  constexpr int kSteps = 120'000;
+  constexpr int kSteps = kHasSanitizer ? 30'000 : 120'000;
   constexpr uint64_t kLimitMax = 600;
   Random random(1);
   RangeAllocator ranges(64);

@@ -27,7 +27,7 @@ namespace {
 
 constexpr size_t kTensorsMax = 16;
 constexpr size_t kStreams = 3;
-constexpr int kSteps = kHasSanitizer ? 80 : 500;
+constexpr int kSteps = kHasSanitizer ? 80 : 250;
 
 struct Tensor {
   char* address = nullptr;
