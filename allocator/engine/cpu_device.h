@@ -29,7 +29,7 @@ struct CpuDeviceConfig {
   uint64_t arena_bytes = uint64_t{16} << 40;
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
-  Choice userfaultfd = Choice::kAuto;  // whether pages of what goes cold are kept
+  Choice userfaultfd = Choice::kAuto;  // whether pages that leave are parked
 };
 
 class CpuDevice final : public Device {

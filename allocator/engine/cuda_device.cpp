@@ -9,8 +9,8 @@
 namespace tencache {
 namespace {
 
-// Addresses cost nothing but table entries where they are used; freed ones of other sizes lie
-// between those in use.
+// Addresses cost only table entries where they are used, and freed ranges of other sizes lie
+// between those in use. So an arena has several times the GPU's bytes.
 constexpr uint64_t kArenaPerGpuByte = 8;
 
 }  // namespace
@@ -78,8 +78,8 @@ Status CudaDevice::open_host(const CudaDeviceConfig& config) {
   Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
   if (!host.is_ok()) return host.status();
   host_ = std::move(host).value();
-  // Before any block, so that the limit of locked memory has room for the buffers that help when
-  // it has none for more.
+  // The staging buffers come before any block: they help when the limit of locked memory leaves no
+  // room for more, so they must lie within it.
   TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
   return open_staging(&staging_in_);
 }
@@ -101,7 +101,7 @@ Status CudaDevice::open_disk(const CudaDeviceConfig& config) {
   return Status::ok();
 }
 
-// The way by host memory is always there.
+// Without direct storage, the disk is read by way of host memory.
 void CudaDevice::open_direct(const CuFileApi& cufile) {
   Status status(StatusCode::kUnavailable, "The spill file's directory takes no O_DIRECT.");
   if (disk_->uses_direct_io()) {
@@ -127,7 +127,7 @@ Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
   return Status::ok();
 }
 
-// Without it everything works, and more is copied.
+// Without the hasher everything works, and more is copied.
 void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
   const Result<DeviceHashSeeds> seeds = draw_hash_seeds();
   Status status = seeds.status();
@@ -142,7 +142,7 @@ void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
                        status.clause().c_str());
 }
 
-// The copy engines do without.
+// Without the kernel, the copy engines make all copies.
 void CudaDevice::open_copy_kernel(const NvrtcApi& nvrtc) {
   Result<std::unique_ptr<CopyKernel>> kernel = CopyKernel::create(*gpu_, nvrtc);
   if (kernel.is_ok()) {

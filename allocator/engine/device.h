@@ -46,12 +46,12 @@ class Device {
 
   /// Null where ops are done when they return, so that the host's clock tells how long they take.
   virtual OpTimer* op_timer() { return nullptr; }
-  /// Another one, for the device's waits.
+  /// A second timer, for the device's waits.
   virtual OpTimer* wait_timer() { return nullptr; }
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
-  /// The same of a stream that is known: an op has used it. Else none.
+  /// The same for a stream that an op has used before; none for any other.
   virtual StreamSet find_set_of(void* /*stream*/) { return kNoStreams; }
   /// Whether streams that the calling thread names belong to this device.
   virtual bool is_current() { return true; }
