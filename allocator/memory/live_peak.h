@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LivePeak: the most that a program has lately had at once, and so how much freed memory is worth
+// keeping. A program that repeats itself reaches its peak again and again, and then wants its freed
+// memory back. One that has left a phase behind does not. So the peak is that of two windows of
+// time, the running one and the one before it. jemalloc and mimalloc let unused memory decay over
+// similar times. A window also lasts for some thousand frees, because a step of a large model may
+// take longer than that.
+//
+// Threads: any; lock-free. A peak that is noted while another thread ends the window may be
+// forgotten a window too early, which only costs pages.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/stats.h"
+
+namespace tencache {
+
+class LivePeak {
+ public:
+  static constexpr uint64_t kWindowNs = 10'000'000'000;
+  static constexpr uint64_t kWindowFrees = 4096;
+  /// What is kept beyond the peak, as a share of it: sizes do not always add up.
+  static constexpr uint64_t kSlackShare = 16;
+
+  /// The program has this much now.
+  void note(uint64_t live_bytes) { raise_to(peak_bytes_, live_bytes); }
+
+  /// Ends the window if it is over. Call it now and then, with the number of frees so far.
+  void look_at_time(uint64_t now_ns, uint64_t frees) {
+    uint64_t begin_ns = begin_ns_.load(std::memory_order_relaxed);
+    if (begin_ns != 0 && (now_ns - begin_ns < kWindowNs ||
+                          frees - begin_frees_.load(std::memory_order_relaxed) < kWindowFrees)) {
+      return;
+    }
+    if (!begin_ns_.compare_exchange_strong(begin_ns, now_ns, std::memory_order_relaxed)) return;
+    begin_frees_.store(frees, std::memory_order_relaxed);
+    if (begin_ns == 0) return;  // the first window begins
+    previous_peak_bytes_.store(peak_bytes_.exchange(0, std::memory_order_relaxed),
+                               std::memory_order_relaxed);
+  }
+
+  /// The peak of both windows.
+  uint64_t recent_bytes() const {
+    const uint64_t previous = previous_peak_bytes_.load(std::memory_order_relaxed);
+    const uint64_t running = peak_bytes_.load(std::memory_order_relaxed);
+    return previous > running ? previous : running;
+  }
+
+  /// How much live and cached memory together may take.
+  uint64_t allowed_bytes() const { return recent_bytes() + recent_bytes() / kSlackShare; }
+
+ private:
+  std::atomic<uint64_t> begin_ns_{0};  // of the running window; 0: none has begun
+  std::atomic<uint64_t> begin_frees_{0};
+  Counter peak_bytes_{0};
+  Counter previous_peak_bytes_{0};
+};
+
+}  // namespace tencache
