@@ -179,4 +179,18 @@ uint64_t Engines::evict_all() const {
   return evicted_count;
 }
 
+uint64_t Engines::empty_caches() const {
+  uint64_t bytes = 0;
+  for (const EngineEntry& entry : all()) {
+    if (!entry.engine->is_passive()) bytes += entry.engine->heap().empty_cache();
+  }
+  return bytes;
+}
+
+void Engines::reset_peaks() const {
+  for (const EngineEntry& entry : all()) {
+    if (!entry.engine->is_passive()) entry.engine->reset_peaks();
+  }
+}
+
 }  // namespace tencache

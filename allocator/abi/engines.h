@@ -81,6 +81,10 @@ class Engines {
   /// Whether the gate of any engine must be told of ops.
   bool is_armed() const;
   uint64_t evict_all() const;
+  /// Gives back what nobody uses, and returns its bytes.
+  uint64_t empty_caches() const;
+  /// Peaks begin anew with what is used now.
+  void reset_peaks() const;
 
  private:
   void* stream_of(const EngineEntry& entry) const;

@@ -120,11 +120,13 @@ struct Tiers {
   uint64_t host_budget = 0;
   uint64_t disk_budget = 0;
   uint64_t device_peak = 0;
+  uint64_t live_peak = 0;
   uint64_t host_peak = 0;
   uint64_t disk_peak = 0;
   uint64_t device_used = 0;
   uint64_t host_used = 0;
   uint64_t disk_used = 0;
+  uint64_t live = 0;
   uint64_t cached = 0;
 
   void add(Engine& engine) {
@@ -135,7 +137,9 @@ struct Tiers {
   void add_device(Engine& engine) {
     device_budget += engine.budget().limit();
     device_peak += read(engine.stats().peak_device_bytes);
+    live_peak += read(engine.stats().peak_live_bytes);
     device_used += engine.budget().used();
+    live += engine.heap().live_bytes();
     cached += engine.heap().cached_bytes();
   }
 
@@ -172,9 +176,13 @@ Json tiers_json(const Tiers& tiers, const ColdAccesses& cold) {
       {"budget",
        {{"device", tiers.device_budget}, {"host", tiers.host_budget}, {"disk", tiers.disk_budget}}},
       {"peak",
-       {{"device", tiers.device_peak}, {"host", tiers.host_peak}, {"disk", tiers.disk_peak}}},
+       {{"device", tiers.device_peak},
+        {"live", tiers.live_peak},
+        {"host", tiers.host_peak},
+        {"disk", tiers.disk_peak}}},
       {"now",
        {{"device", tiers.device_used},
+        {"live", tiers.live},
         {"cached", tiers.cached},
         {"cold", cold.cold_bytes},
         {"cold_extents", cold.cold_count},

@@ -160,6 +160,10 @@ size_t tencache_stats_json(char* buffer, size_t bytes) {
   return copy_text(Runtime::instance().stats_json(), buffer, bytes);
 }
 
+uint64_t tencache_empty_cache(void) { return engines().empty_caches(); }
+
+void tencache_reset_peak_stats(void) { engines().reset_peaks(); }
+
 size_t tencache_doctor_json(char* buffer, size_t bytes) {
   return copy_text(Runtime::instance().doctor_json(), buffer, bytes);
 }

@@ -164,6 +164,12 @@ TENCACHE_API int tencache_is_armed(void);
 /* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included.
  * If that is more than `bytes`, call again with a larger buffer. */
 TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
+/* Gives memory that was freed and waits for reuse back to the machine; returns its bytes. Waits for
+ * the device. */
+TENCACHE_API uint64_t tencache_empty_cache(void);
+/* The peaks among the stats, and that of the excess over the budget, begin anew with what is used
+ * now. */
+TENCACHE_API void tencache_reset_peak_stats(void);
 /* Writes what this machine offers (memory, cgroup, disk, io_uring, pagemap, GPUs). Works before
  * start. It starts the CUDA driver, if there is one, for the rest of the process, so do not call it
  * before a fork. */

@@ -2,7 +2,7 @@
 //
 // Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
 // is exact, but a snapshot of several is not of one moment. Units: bytes and nanoseconds (seconds
-// in the JSON). Any thread writes; the device owns them; nothing resets them.
+// in the JSON). Any thread writes; the device owns them; nothing resets them but the peaks.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,7 @@ inline void raise_to(Counter& counter, uint64_t value) {
 
 struct Stats {
   Counter peak_device_bytes{0};
+  Counter peak_live_bytes{0};     // of the device tier, without what is cached
   Counter evicted_bytes{0};       // left the device tier, clean or dirty
   Counter fetched_bytes{0};       // came back
   Counter disk_written_bytes{0};  // reached the spill file

@@ -80,6 +80,16 @@ void Engine::make_planning_parts() {
   parts_.learner = learner_.get();
 }
 
+void Engine::reset_peaks() {
+  const uint64_t used = budget().used();
+  const uint64_t limit = budget().limit();
+  stats().peak_device_bytes.store(used, std::memory_order_relaxed);
+  stats().peak_live_bytes.store(heap().live_bytes(), std::memory_order_relaxed);
+  stats().over_budget_peak_bytes.store(used - std::min(used, limit), std::memory_order_relaxed);
+  if (HostTier* host = device().host()) host->reset_peaks();
+  if (DiskTier* disk = device().disk()) disk->reset_peak();
+}
+
 void Engine::install_fork_handlers() {
   static std::once_flag once;
   std::call_once(once,

@@ -80,6 +80,8 @@ class Engine final : private PlanSink {
     gate_->settle_waits();
     return stats();
   }
+  /// Peaks begin anew with what is used now.
+  void reset_peaks();
   Gate& gate() { return *gate_; }
   Evictor& evictor() { return *evictor_; }
   Recorder& recorder() { return recorder_; }

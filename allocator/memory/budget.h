@@ -61,11 +61,11 @@ class Budget {
     const uint64_t bytes = used();
     return bytes < limit() ? limit() - bytes : 0;
   }
-  bool needs_attention() const { return used() > attention_bytes_.load(std::memory_order_relaxed); }
+  uint64_t attention() const { return attention_bytes_.load(std::memory_order_relaxed); }
+  bool needs_attention() const { return used() > attention(); }
   /// Whether this many more bytes would call for attention.
   bool is_scarce(uint64_t bytes) const {
-    const uint64_t attention = attention_bytes_.load(std::memory_order_relaxed);
-    return bytes > attention || used() > attention - bytes;
+    return bytes > attention() || used() > attention() - bytes;
   }
   void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
 

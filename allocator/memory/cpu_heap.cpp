@@ -39,6 +39,7 @@ Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
     extent->requested_bytes.store(bytes, std::memory_order_relaxed);
     extent->id = next_id();
     extent->revive();
+    note_live();
     add(stats_.extents_allocated, 1);
     return Allocation{extent->address, extent};
   }
@@ -82,6 +83,7 @@ Result<Allocation> CpuHeap::allocate_small(uint64_t bytes) {
       return status;
     }
     small_blocks_.confirm(more);
+    note_live();
   }
   if (budget_.needs_attention()) call_attention();
   return Allocation{address, nullptr};
@@ -97,7 +99,6 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   // Refused here, before anything is evicted for it in vain.
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
-  drop_old_cached();
   Result<Extent*> made = make_extent(bytes);
   if (!made.is_ok()) {
     // Addresses or mappings ran out, not memory. Plain memory serves as well, but cannot leave.
@@ -110,6 +111,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   Extent* extent = made.value();
   const Frames frames = gather_frames(extent->address, bytes);
   if (frames.bytes < bytes) {
+    bound_cache(bytes - frames.bytes);
     Status status = reserve(bytes - frames.bytes, requested_bytes);
     if (!status.is_ok()) {
       give_back(extent);
@@ -121,6 +123,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   extent->id = next_id();
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->commit();
+  note_live();
   if (budget_.needs_attention()) call_attention();
   add(stats_.extents_allocated, 1);
   return Allocation{extent->address, extent};

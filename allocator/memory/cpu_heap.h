@@ -2,9 +2,9 @@
 //
 // CpuHeap: the front door of the cpu backend, allocate() and free(). A request below the extent
 // threshold goes to malloc and is always resident; a larger one becomes an extent. A freed extent
-// keeps its pages and waits in a cache for a request of the same size. Where room is short, its
-// pages move to other extents (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks
-// counts as use of the device tier, too.
+// keeps its pages and waits in a cache for a request of the same size, or for one of another size,
+// to which its pages move (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks counts as
+// use of the device tier, too.
 //
 // Invariants, besides those of memory/heap.h
 //   1. Some Vacant extents have room reserved, for a moment: those whose pages are moving
@@ -53,8 +53,9 @@ class CpuHeap final : public Heap {
   uint64_t small_bytes() const override { return small_blocks_.used(); }
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
 
-  /// Where room is short, moves pages of cached extents, with their room, under [target, target +
+  /// Moves pages of cached extents, with their room, under [target, target +
   /// bytes). Bytes that got none keep what stood behind them. REQUIRES: the range is anonymous
   /// memory that begins at a granule, and nobody else uses it.
   Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -105,9 +106,11 @@ class CpuHeap final : public Heap {
   std::vector<Donation> claim_donors(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
   void end_donation(const Donation& donation, bool may_be_kept) TENCACHE_EXCLUDES(mutex_);
+  void drop_front(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool take_off(char* address, uint64_t bytes);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
-  void drop_old_cached() TENCACHE_EXCLUDES(mutex_);
+  uint64_t drop_cached_extents(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   static Slot take_slot_of(Extent* extent);
   void release_slot_of(Extent* extent);
 
@@ -124,7 +127,7 @@ class CpuHeap final : public Heap {
   ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
-  uint64_t retire_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> retire_count_{0};  // changed with mutex_ held
 };
 
 }  // namespace tencache

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuHeap's cache: freed extents that keep their pages and wait for reuse.
+#include <algorithm>
+#include <utility>
+
+#include "base/units.h"
 #include "memory/cpu_heap.h"
 
 namespace tencache {
 namespace {
 
-// A cached extent that was not reused during this many later frees belongs to a shape that the
-// program has left behind.
-constexpr uint64_t kCacheAgeMax = 4096;
-constexpr int kOldDropsPerMiss = 8;
+// How often a free looks whether the cache holds more than the program has lately needed.
+constexpr uint64_t kFreesPerLook = 64;
 
 }  // namespace
 
@@ -30,15 +32,18 @@ Extent* CpuHeap::pop_cached(uint64_t bytes) {
 
 void CpuHeap::cache(Extent* extent) {
   Slot stale_slot;
+  uint64_t count = 0;
   {
     MutexLock lock(mutex_);
-    extent->retired_at = ++retire_count_;
+    count = retire_count_.fetch_add(1, std::memory_order_relaxed) + 1;
+    extent->retired_at = count;
     link_cached(extent);
     // The slot of a busy extent belongs to its writer. It is given back when the extent is reused
     // or trimmed, or when the disk runs short.
     if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);
+  if (count % kFreesPerLook == 0) bound_cache(0);
 }
 
 // Links the extent by age; one that was just freed goes to the front.
@@ -63,7 +68,21 @@ void CpuHeap::unlink_cached(Extent* extent) {
 }
 
 uint64_t CpuHeap::drop_cached(uint64_t bytes) {
-  std::vector<Extent*> dropped;
+  uint64_t dropped_bytes = drop_cached_extents(bytes);
+  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim();
+  return dropped_bytes;
+}
+
+// Call before `fresh_bytes` are reserved.
+void CpuHeap::bound_cache(uint64_t fresh_bytes) {
+  const uint64_t excess =
+      excess_cached_bytes(fresh_bytes, retire_count_.load(std::memory_order_relaxed));
+  if (excess > 0) drop_cached_extents(excess);
+}
+
+// Takes only the front of an extent that is much larger than what is left to drop.
+uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
+  std::vector<std::pair<Extent*, uint64_t>> dropped;  // how many bytes of each
   uint64_t dropped_bytes = 0;
   {
     MutexLock lock(mutex_);
@@ -72,33 +91,22 @@ uint64_t CpuHeap::drop_cached(uint64_t bytes) {
       Extent* newer = AgeList::previous(extent);
       if (extent->claim_for_trim()) {  // fails while an op pins it or a writer reads it
         unlink_cached(extent);
-        dropped.push_back(extent);
-        dropped_bytes += extent->bytes;
+        const uint64_t left = std::min(bytes - dropped_bytes, extent->bytes);
+        dropped.emplace_back(extent, std::min(round_up(left, kGranuleBytes), extent->bytes));
+        dropped_bytes += dropped.back().second;
       }
       extent = newer;
     }
   }
-  for (Extent* extent : dropped) {
-    const uint64_t extent_bytes = extent->bytes;
-    give_back(extent);
+  for (const auto& [extent, extent_bytes] : dropped) {
+    if (extent_bytes == extent->bytes) {
+      give_back(extent);
+    } else {
+      drop_front(extent, extent_bytes);
+    }
     budget_.release(extent_bytes);
   }
-  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim();
   return dropped_bytes;
-}
-
-void CpuHeap::drop_old_cached() {
-  uint64_t old_bytes = 0;
-  {
-    MutexLock lock(mutex_);
-    int left = kOldDropsPerMiss;
-    for (Extent* extent = cached_by_age_.back();
-         extent != nullptr && left > 0 && retire_count_ - extent->retired_at > kCacheAgeMax;
-         extent = AgeList::previous(extent), --left) {
-      old_bytes += extent->bytes;
-    }
-  }
-  if (old_bytes > 0) drop_cached(old_bytes);
 }
 
 uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {

@@ -5,8 +5,9 @@
 // Note [Pages are moved, not cleared]: the kernel must clear a page that was given back to it and
 // is asked for again. That costs more than anything else in a move (200 us and more for 2 MiB), and
 // a program that computes on all processors pays for it. To move 2 MiB of pages to another address
-// takes 5 to 15 us, whatever they hold. So where room is short, an allocation or a fetch of any
-// size gets the pages of the extents that were freed longest ago.
+// takes 5 to 15 us, whatever they hold. So an allocation or a fetch of any size gets the pages of
+// the extents that were freed longest ago. The kernel is asked for fresh ones only where these do
+// not suffice, so sizes that change cost no more memory than the program has at once.
 //
 // Granules, which are huge pages as a rule, stay whole: they go where granules are wanted. The part
 // behind the last granule, the tail, becomes a tail or the end of one. What is left of a donor
@@ -70,7 +71,7 @@ struct CpuHeap::Donation {
 
 Frames CpuHeap::gather_frames(char* target, uint64_t bytes) {
   Frames frames;
-  if (!can_use_any_cached() || !budget_.is_scarce(bytes)) return frames;
+  if (!can_use_any_cached()) return frames;
   uint32_t moves = 0;
   for (Donation& donation : claim_donors(bytes)) {
     const uint64_t promised_bytes = donation.bytes();
@@ -151,6 +152,12 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   extent->bytes = left_bytes;
   link_cached(extent);
   extent->cancel_trim();
+}
+
+// Gives pages back to the kernel and keeps the rest cached. REQUIRES: the extent is Vacant and the
+// caller's, and `bytes` are whole granules of it, but not all.
+void CpuHeap::drop_front(Extent* extent, uint64_t bytes) {
+  end_donation({.extent = extent, .front_bytes = bytes}, true);
 }
 
 // Makes a part inaccessible that no longer belongs to the extent.

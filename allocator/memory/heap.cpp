@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/heap.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -24,6 +25,14 @@ void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
   const WantedRoom wanted = {.bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes};
   if (climb(wanted).is_ok()) return;
   count_over_budget(bytes, budget_.force_reserve(bytes));
+}
+
+uint64_t Heap::excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees) {
+  live_peak_.look_at_time(config_.clock(), frees);
+  live_peak_.note(live_bytes() + fresh_bytes);
+  const uint64_t used = budget_.used() + fresh_bytes;
+  const uint64_t allowed = live_peak_.allowed_bytes();
+  return used > allowed ? std::min(used - allowed, cached_bytes()) : 0;
 }
 
 bool Heap::evict_more(uint64_t bytes) {

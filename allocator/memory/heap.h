@@ -3,7 +3,8 @@
 // Heap: what the engine asks of the memory that extents live in, on any backend: which extent is at
 // an address, which extents there are, and room in the budget. A backend's heap (memory/cpu_heap.h,
 // memory/cuda/cuda_heap.h) adds allocation itself. It also keeps freed extents for reuse: they
-// count as use of the device tier, and go first when room is needed.
+// count as use of the device tier, and go first when room is needed. Live and cached memory
+// together stay near what the program has lately needed at once (memory/live_peak.h).
 //
 // Invariants
 //   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging, Arriving or
@@ -13,17 +14,20 @@
 // Threads: any. Nothing here takes a lock; the backend's heap has its own.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/options.h"
 #include "base/stats.h"
 #include "base/status.h"
 #include "memory/budget.h"
 #include "memory/extent.h"
 #include "memory/extent_table.h"
+#include "memory/live_peak.h"
 
 namespace tencache {
 
@@ -32,6 +36,7 @@ struct HeapConfig {
   uint64_t extent_count_max = 16'000;  // on the cpu each extent may take three of vm.max_map_count
   uint64_t request_bytes_max = ~uint64_t{0};  // what the machine holds; larger requests fail
   bool strict = false;
+  uint64_t (*clock)() = &now_ns;  // for how long freed memory is kept
 };
 
 /// What the heap asks of the layer above it.
@@ -83,6 +88,11 @@ class Heap {
   virtual std::vector<ListedExtent> extents() const = 0;
   uint64_t extent_count() const { return extent_count_.load(std::memory_order_relaxed); }
   uint64_t cached_bytes() const { return cached_bytes_.load(std::memory_order_relaxed); }
+  /// Bytes that the program has, small blocks included.
+  uint64_t live_bytes() const {
+    const uint64_t used = budget_.used();
+    return used - std::min(used, cached_bytes());
+  }
   /// Whether cached memory serves a request of any size, and so is as good as free.
   virtual bool can_use_any_cached() const { return false; }
   /// Bytes of small blocks, which are no extents and so never leave.
@@ -93,6 +103,8 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
+  /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
+  virtual uint64_t empty_cache() = 0;
 
   /// Climbs the ladder to reserve room on the device tier, which work in `streams` will fill. Its
   /// last rung is kOutOfMemory. From the point where idle cached extents do not suffice, it counts
@@ -125,6 +137,15 @@ class Heap {
   virtual bool is_cold_usable() const = 0;
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
   uint64_t next_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  /// Notes what the program has now. Call when it has got more.
+  void note_live() {
+    const uint64_t live = live_bytes();
+    live_peak_.note(live);
+    raise_to(stats_.peak_live_bytes, live);
+  }
+  /// How many cached bytes are more than is worth keeping, once `fresh_bytes` more are live that do
+  /// not come from the cache. `frees` is how many extents were ever freed.
+  uint64_t excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees);
   /// Frees `bytes` more of the budget by eviction and reserves them. False when nothing is left
   /// that may be evicted.
   bool evict_more(uint64_t bytes);
@@ -156,6 +177,7 @@ class Heap {
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
 
   RoomMaker* room_maker_ = nullptr;
+  LivePeak live_peak_;
   std::atomic<uint32_t> room_waiters_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};

@@ -201,6 +201,11 @@ uint64_t DiskTier::peak_used_bytes() const {
   return peak_used_;
 }
 
+void DiskTier::reset_peak() {
+  MutexLock lock(mutex_);
+  peak_used_ = ranges_.used() * kIoAlignment;
+}
+
 uint64_t DiskTier::file_bytes() const {
   MutexLock lock(mutex_);
   return ranges_.limit() * kIoAlignment;

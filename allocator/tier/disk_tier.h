@@ -111,6 +111,8 @@ class DiskTier {
   uint64_t quota_bytes() const { return config_.quota_bytes; }
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t peak_used_bytes() const TENCACHE_EXCLUDES(mutex_);
+  /// The peak begins anew with what is used now.
+  void reset_peak() TENCACHE_EXCLUDES(mutex_);
   uint64_t file_bytes() const TENCACHE_EXCLUDES(mutex_);
 
  private:

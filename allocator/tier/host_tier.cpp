@@ -262,6 +262,12 @@ HostTierStats HostTier::stats() const {
   return stats_;
 }
 
+void HostTier::reset_peaks() {
+  MutexLock lock(mutex_);
+  stats_.peak_asked_bytes = stats_.asked_bytes;
+  stats_.peak_beyond_bytes = stats_.beyond_bytes;
+}
+
 bool HostTier::is_valid() const {
   MutexLock lock(mutex_);
   uint64_t chunk_bytes = 0;

@@ -124,6 +124,8 @@ class HostTier {
 
   uint64_t budget_bytes() const { return config_.budget_bytes; }
   HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);
+  /// The peaks begin anew with what is taken now.
+  void reset_peaks() TENCACHE_EXCLUDES(mutex_);
   /// Checks the invariants by walking everything; for tests.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 

@@ -14,7 +14,15 @@ Importing this package imports no torch and starts nothing.
 
 from tencache._library import OptionError, TencacheError
 from tencache._library import package_version as _package_version
-from tencache._runtime import allocator, enable, is_enabled, options, stats
+from tencache._runtime import (
+    allocator,
+    empty_cache,
+    enable,
+    is_enabled,
+    options,
+    reset_peak_stats,
+    stats,
+)
 
 __version__ = _package_version()
 
@@ -23,8 +31,10 @@ __all__ = [
     "TencacheError",
     "__version__",
     "allocator",
+    "empty_cache",
     "enable",
     "is_enabled",
     "options",
+    "reset_peak_stats",
     "stats",
 ]

@@ -203,6 +203,10 @@ class Core:
         )
         self._start = _declare(library, "tencache_start", ctypes.c_int, error)
         self._is_started = _declare(library, "tencache_is_started", ctypes.c_int)
+        self._empty_cache = _declare(library, "tencache_empty_cache", ctypes.c_uint64)
+        self.reset_peak_stats: Callable[[], None] = _declare(
+            library, "tencache_reset_peak_stats", None
+        )
         self._stats = _declare(library, "tencache_stats_json", size, text, size)
         self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
         self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
@@ -281,6 +285,9 @@ class Core:
     def stats(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(_read_text(self._stats))
         return result
+
+    def empty_cache(self) -> int:
+        return int(self._empty_cache())
 
     def doctor(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(_read_text(self._doctor))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one runtime of this process, seen from Python: enable, is_enabled, options, stats.
+"""The one runtime of this process, seen from Python: enable, is_enabled, options, stats, caches.
 
 `enable` checks every option before it sets the first. It loads the shim for the torch that runs,
 installs it, and registers what happens at exit. A process is enabled at most once and stays so. A
@@ -117,15 +117,42 @@ def stats() -> dict[str, Any]:
 
     Raises TencacheError if tencache is not enabled.
     """
-    if _enabled is None:
-        raise TencacheError(
-            "tencache is not enabled in this process, so there are no stats. Call "
-            "tencache.enable() first, or start the program with `tencache run -- …`."
-        )
+    enabled = _require_enabled("there are no stats")
     result = core().stats()
     # The core knows only its own version.
-    result["versions"].update(torch=_enabled.torch_version, python=platform.python_version())
+    result["versions"].update(torch=enabled.torch_version, python=platform.python_version())
     return result
+
+
+def empty_cache() -> int:
+    """Gives memory that was freed and waits for reuse back to the machine; returns its bytes.
+
+    tencache keeps at most what the program lately needed at once, so this is only of use before
+    something else on the machine needs memory. On the cuda backend it waits for the GPU.
+
+    Raises TencacheError if tencache is not enabled.
+    """
+    _require_enabled("there is no cache")
+    return core().empty_cache()
+
+
+def reset_peak_stats() -> None:
+    """Lets the peaks among the stats begin anew with what is used now.
+
+    That holds for every field of `peak` and for `over_budget.peak_bytes`. Raises TencacheError if
+    tencache is not enabled.
+    """
+    _require_enabled("there are no stats")
+    core().reset_peak_stats()
+
+
+def _require_enabled(consequence: str) -> _Enabled:
+    if _enabled is None:
+        raise TencacheError(
+            f"tencache is not enabled in this process, so {consequence}. Call "
+            "tencache.enable() first, or start the program with `tencache run -- …`."
+        )
+    return _enabled
 
 
 def set_checked(library: Core, texts: Mapping[str, str]) -> None:

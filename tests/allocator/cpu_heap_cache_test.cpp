@@ -37,12 +37,36 @@ char* fill_up(TestEngine& engine) {
   return engine.allocate(kBudget * 7 / 10 - engine->budget().used());
 }
 
-TEST(HeapCacheTest, WhileThereIsRoomNobodyTakesAnotherSizes) {
-  TestEngine engine(small_budget());
+TEST(HeapCacheTest, PagesServeAnotherSizeWhereThereIsRoomToo) {
+  TestEngine engine;
   char* larger = engine.allocate(3 * kMiB);
+  memset(larger, 1, 3 * kMiB);
   engine.free(larger);
-  EXPECT_NE(engine.allocate(2 * kMiB), larger);
-  EXPECT_EQ(engine->heap().cached_bytes(), 3 * kMiB);
+  const char* smaller = engine.allocate(2 * kMiB);
+  EXPECT_EQ(smaller[0], 1);
+  EXPECT_EQ(engine->heap().cached_bytes(), kMiB);
+  EXPECT_EQ(engine->budget().used(), 3 * kMiB);
+}
+
+// Every size is new, and never is more in use than the program has at once.
+TEST(HeapCacheTest, GrowingSizesTakeNoMoreThanIsLive) {
+  TestEngine engine;
+  uint64_t bytes = kMiB;
+  char* newest = engine.allocate(bytes);
+  uint64_t live_peak = 0;
+  for (int round = 0; round < 200; ++round) {
+    const uint64_t more = bytes + 37 * kPageBytes;
+    char* next = engine.allocate(more);
+    live_peak = bytes + more;
+    engine.free(newest);
+    newest = next;
+    bytes = more;
+  }
+  EXPECT_EQ(engine.read(engine.stats().peak_live_bytes), live_peak);
+  EXPECT_LE(engine.read(engine.stats().peak_device_bytes),
+            live_peak + live_peak / LivePeak::kSlackShare);
+  EXPECT_FALSE(engine->evictor().is_armed());
+  EXPECT_EQ(engine.check_books(), "");
 }
 
 TEST(HeapCacheTest, AllocationTakesPagesOfALargerOneAndLeavesTheRest) {
@@ -130,11 +154,14 @@ TEST(HeapCacheTest, MappingsAreLimited) {
     small_budget()(config);
     config.heap.extent_count_max = 3;
   });
-  char* donor = engine.allocate(4 * kMiB);
-  fill_up(engine);
+  engine.allocate(20 * kMiB);
+  char* donor = engine.allocate(kMiB);
+  memset(donor, 1, kMiB);
   engine.free(donor);
-  engine.allocate(2 * kMiB);  // the third: from here on pages stay where they are
-  EXPECT_EQ(engine->heap().cached_bytes(), 4 * kMiB);
+  // The third: from here on pages stay where they are.
+  const char* third = engine.allocate(kMiB / 2);
+  EXPECT_EQ(third[0], 0);
+  EXPECT_EQ(engine->heap().cached_bytes(), kMiB);
   EXPECT_EQ(engine.check_books(), "");
 }
 

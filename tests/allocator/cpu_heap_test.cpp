@@ -144,6 +144,17 @@ TEST_F(HeapTest, NewestCachedExtentIsReusedAndOldestIsDropped) {
   EXPECT_TRUE(heap_->is_valid());
 }
 
+TEST_F(HeapTest, OfALargeExtentOnlyTheFrontIsDropped) {
+  const Allocation large = allocate(9 * kMiB);
+  heap_->free(large.address);
+  EXPECT_EQ(heap_->drop_cached(3 * kMiB), 4 * kMiB) << "whole granules";
+  EXPECT_EQ(heap_->cached_bytes(), 5 * kMiB);
+  EXPECT_EQ(budget_->used(), 5 * kMiB);
+  EXPECT_FALSE(is_readable(static_cast<char*>(large.address) + 4 * kMiB - 1));
+  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_EQ(allocate(5 * kMiB).address, static_cast<char*>(large.address) + 4 * kMiB);
+}
+
 TEST_F(HeapTest, PinnedCachedExtentIsNotDropped) {
   const Allocation pinned = allocate(kMiB);
   pinned.extent->pin();
@@ -153,12 +164,46 @@ TEST_F(HeapTest, PinnedCachedExtentIsNotDropped) {
   EXPECT_EQ(heap_->drop_cached(1), kMiB);
 }
 
-TEST_F(HeapTest, CachedExtentThatNobodyAsksForAgainIsDropped) {
+uint64_t g_now_ns = 0;
+
+TEST_F(HeapTest, CachedMemoryGoesWhenThePeakThatNeededItIsLongPast) {
+  g_now_ns = 1;
+  make({.clock = [] { return g_now_ns; }});
+  std::vector<void*> addresses;
+  for (int index = 0; index < 8; ++index) addresses.push_back(allocate(2 * kMiB).address);
+  for (void* address : addresses) heap_->free(address);
+  const auto let_a_window_pass = [this] {
+    g_now_ns += LivePeak::kWindowNs;
+    for (uint64_t free = 0; free < LivePeak::kWindowFrees; ++free) {
+      heap_->free(allocate(2 * kMiB).address);
+    }
+  };
+  let_a_window_pass();
+  EXPECT_EQ(heap_->cached_bytes(), 16 * kMiB) << "the peak was in the window before";
+  let_a_window_pass();
+  EXPECT_EQ(heap_->cached_bytes(), 2 * kMiB);
+  EXPECT_EQ(budget_->used(), 2 * kMiB);
+  EXPECT_TRUE(heap_->is_valid());
+}
+
+TEST_F(HeapTest, FreshMemoryReplacesWhatIsCachedBeyondThePeak) {
+  std::vector<void*> addresses;
+  for (int index = 0; index < 16; ++index) addresses.push_back(allocate(kMiB).address);
+  for (void* address : addresses) heap_->free(address);
+  EXPECT_EQ(heap_->cached_bytes(), 16 * kMiB);
+  allocate(2 * kMiB);  // whole granules, of which none is cached
+  EXPECT_EQ(heap_->live_bytes(), 2 * kMiB);
+  EXPECT_EQ(budget_->used(), 17 * kMiB) << "a sixteenth more than the peak";
+  EXPECT_TRUE(heap_->is_valid());
+}
+
+TEST_F(HeapTest, EmptiedCacheGivesEverythingBack) {
+  const Allocation kept = allocate(3 * kMiB);
   heap_->free(allocate(2 * kMiB).address);
-  for (int round = 0; round < 5000; ++round) heap_->free(allocate(kPageBytes).address);
-  EXPECT_EQ(heap_->cached_bytes(), 2 * kMiB + kPageBytes);
-  allocate(3 * kMiB);  // a miss
-  EXPECT_EQ(heap_->cached_bytes(), kPageBytes);
+  EXPECT_EQ(heap_->empty_cache(), 2 * kMiB);
+  EXPECT_EQ(budget_->used(), 3 * kMiB);
+  EXPECT_EQ(heap_->live_bytes(), 3 * kMiB);
+  heap_->free(kept.address);
 }
 
 TEST_F(HeapTest, CacheServesBeforeRoomIsAskedFor) {
@@ -177,7 +222,7 @@ TEST_F(HeapTest, CacheGoesBeforeRoomIsAskedFor) {
   const Allocation first = allocate(kPageBytes / 2);
   const Allocation second = allocate(kPageBytes - 64);
   EXPECT_EQ(room_maker_.asked, 0);
-  EXPECT_EQ(heap_->cached_bytes(), 0u);
+  EXPECT_EQ(heap_->cached_bytes(), kLimit - kPageBytes - kGranuleBytes);
   heap_->free(first.address);
   heap_->free(second.address);
 }

@@ -199,6 +199,18 @@ TEST(EvictorTest, ArmsOnceAtTheWatermark) {
   EXPECT_EQ(armed.load(), 1);
 }
 
+TEST(EvictorTest, CachedMemoryDoesNotArm) {
+  TestEngine engine(small_budget([](CpuEngineConfig& config) { config.arm_at = 0.5; }));
+  char* first = engine.allocate(16 * kMiB);
+  engine.free(first);
+  std::vector<char*> others;
+  for (int index = 0; index < 12; ++index) others.push_back(engine.allocate(kMiB));
+  EXPECT_FALSE(engine->evictor().is_armed());
+  EXPECT_GT(engine.read(engine.stats().peak_device_bytes), kBudget / 2);
+  engine.allocate(5 * kMiB);
+  EXPECT_TRUE(engine->evictor().is_armed()) << "now the program has that much";
+}
+
 TEST(EvictorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
   std::atomic<int> spills{0};
   std::atomic<int> polls{0};

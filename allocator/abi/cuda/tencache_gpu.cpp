@@ -136,10 +136,7 @@ uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
   return gpu->device->heap().private_pools().make();
 }
 
-void tencache_gpu_watch_ops(tencache_gpu* gpu) {
-  tencache::Evictor& evictor = gpu->engine->evictor();
-  if (!evictor.is_armed()) evictor.on_attention();
-}
+void tencache_gpu_watch_ops(tencache_gpu* gpu) { gpu->engine->evictor().arm(); }
 
 void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes, void* stream,
                                     tencache_error* error) {

@@ -88,9 +88,8 @@ void Evictor::on_budget_change() {
 
 void Evictor::on_attention() {
   if (!is_armed()) {
-    if (is_armed_.exchange(true)) return;
-    watch_budget();
-    if (parts_.hooks->on_arm) parts_.hooks->on_arm();
+    // Cached memory alone is no reason: it goes first where room is needed.
+    if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
   const bool is_short = wanted_bytes_for(0) > headroom_bytes_ / 2 || heap_.needs_free_room();
@@ -99,9 +98,15 @@ void Evictor::on_attention() {
   work_arrived_.notify_one();
 }
 
+void Evictor::arm() {
+  if (is_armed_.exchange(true)) return;
+  watch_budget();
+  if (parts_.hooks->on_arm) parts_.hooks->on_arm();
+}
+
 bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   if (!may_evict()) return false;
-  if (!is_armed()) on_attention();
+  arm();
   // What was requested before comes first, as long as the device does not wait for this thread.
   parts_.gate->let_fetches_go_first();
   bool has_room = false;

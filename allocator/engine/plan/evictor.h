@@ -13,8 +13,9 @@
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
 // chooses by it, too: first what the plan does not know, then what it needs last.
 //
-// The evictor also arms: when use passes the attention mark for the first time, the shim is told to
-// report ops. Before that no gate has seen anything, so nothing could be evicted.
+// The evictor also arms: when live memory passes the attention mark for the first time, or a thread
+// finds no room, the shim is told to report ops. Before that no gate has seen anything, so nothing
+// could be evicted.
 //
 // Threads: one worker; any thread calls make_room(), on_attention(), request(), evict_all(). mutex_
 // guards the requests, the demand and the outcome of passes; it is never held while anything moves.
@@ -58,6 +59,8 @@ class Evictor final : public RoomMaker {
   /// Evicts these soon, in the given order.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
 
+  /// Has ops reported from now on.
+  void arm();
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
   /// Evicts whatever may be evicted, on the calling thread. Returns how many extents went cold.
@@ -86,7 +89,7 @@ class Evictor final : public RoomMaker {
   Mover* const mover_;
   const uint64_t headroom_bytes_;
 
-  // Set once, by the first thread that passes the attention mark.
+  // Set once, by the thread that arms.
   std::atomic<bool> is_armed_{false};
   // Set by allocating threads, cleared by the worker; keeps on_attention() free of locks.
   std::atomic<bool> is_nudged_{false};

@@ -137,6 +137,7 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
   use_.allocate(BlockTable::is_small(requested_bytes), bytes, requested_bytes,
                 rest_of(extent.bytes - bytes));
   add(stats_.extents_allocated, 1);
+  note_live();
 }
 
 // Only the stream that the freed extent was allocated on may still use it.
@@ -238,6 +239,7 @@ Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stre
     return address.status();
   }
   if (budget_.needs_attention()) call_attention();
+  note_live();
   const auto device_address = reinterpret_cast<CUdeviceptr>(address.value());
   tell(HeapEvent::kSegmentMade, device_address, rounded);
   MutexLock lock(mutex_);

@@ -75,9 +75,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
   PrivatePools& private_pools() { return *private_pools_; }
-  /// Gives everything that nobody uses back to the driver, and returns its bytes. Waits for the
-  /// device.
-  uint64_t empty_cache();
+  uint64_t empty_cache() override;
 
   /// The observer is told from now on; it outlives the heap.
   void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
