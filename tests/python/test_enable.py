@@ -87,6 +87,47 @@ def test_program_without_extents_ends_without_a_summary(run_python):
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_live_and_cached_memory_are_told_apart(run_python):
+    run_python(
+        """
+        import tencache, torch
+        tencache.enable(device_memory="64MiB", quiet=True)
+        MIB = 1 << 20
+        kept = torch.empty(4 * MIB, dtype=torch.uint8)
+        torch.empty(16 * MIB, dtype=torch.uint8)
+        stats = tencache.stats()
+        small = stats["now"]["live"] - 4 * MIB
+        assert 0 <= small < MIB, stats
+        assert stats["now"]["cached"] == 16 * MIB, stats
+        assert 20 * MIB <= stats["peak"]["live"] <= stats["peak"]["device"], stats
+
+        assert tencache.empty_cache() >= 16 * MIB
+        assert tencache.stats()["now"]["cached"] == 0
+        assert tencache.empty_cache() == 0
+
+        tencache.reset_peak_stats()
+        stats = tencache.stats()
+        assert stats["peak"]["device"] == stats["now"]["device"] < 5 * MIB, stats
+        assert stats["peak"]["live"] == stats["now"]["live"], stats
+        """
+    )
+
+
+@pytest.mark.parametrize("call", ["empty_cache", "reset_peak_stats"])
+def test_what_needs_tencache_says_so(run_python, call):
+    run_python(
+        f"""
+        import tencache
+        try:
+            tencache.{call}()
+        except tencache.TencacheError as error:
+            assert "not enabled" in str(error) and "tencache.enable()" in str(error), error
+        else:
+            raise AssertionError("it did something")
+        """
+    )
+
+
 def test_step_count_is_that_of_the_optimizer(run_python):
     done = run_python(
         """
