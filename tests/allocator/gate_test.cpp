@@ -24,7 +24,7 @@ class GateTest : public ::testing::Test {
   void SetUp() override {
     a_ = engine_.allocate(kBytes);
     b_ = engine_.allocate(kBytes);
-    engine_->evictor().on_attention();  // arms: from here on the gate hears of allocations
+    engine_->evictor().arm();  // from here on the gate hears of allocations
     ASSERT_TRUE(engine_->evictor().is_armed());
   }
   Gate& gate() { return engine_->gate(); }
