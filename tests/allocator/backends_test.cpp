@@ -312,7 +312,7 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
 // A loop is learned, and its next tensors arrive before an op asks for them.
 TYPED_TEST(BackendsTest, PlansFetchEarly) {
   this->start({.budget_tensors = 7});
-  this->engine().evictor().on_attention();
+  this->engine().evictor().arm();
   const std::vector<char*> tensors = this->written(12);
   // The length of an op, in which other tensors can be fetched, however slow this machine's disk
   // is.

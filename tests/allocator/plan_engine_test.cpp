@@ -28,7 +28,7 @@ class PlanEngineTest : public ::testing::Test {
           config.budget_bytes = kLayers / 2 * kBytes;
           if (adjust) adjust(config);
         }) {
-    engine_->evictor().on_attention();
+    engine_->evictor().arm();
     for (size_t layer = 0; layer < kLayers; ++layer) add_layer();
   }
 

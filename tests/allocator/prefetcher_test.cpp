@@ -32,7 +32,7 @@ class PrefetcherTest : public ::testing::Test {
           config.budget_bytes = 8 * kBytes;
           config.disk->channel_factory = faulty_channel_factory(faults_);
         }) {
-    engine_->evictor().on_attention();
+    engine_->evictor().arm();
   }
 
   /// Calls it while the first piece is read.
