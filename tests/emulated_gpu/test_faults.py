@@ -91,6 +91,82 @@ def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
     assert_passed(run(program, tmp_path))
 
 
+# All that are called after the start. The others report facts of the machine, or end the process.
+CALLS_THAT_MAY_FAIL = (
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuMemGetInfo",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuMemHostGetDevicePointer",
+    "cuLaunchKernel",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuStreamWaitValue64",
+    "cuStreamWriteValue64",
+    "cuLaunchHostFunc",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventElapsedTime",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyDtoDAsync",
+    "cuMemsetD8Async",
+    "cuThreadExchangeStreamCaptureMode",
+)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5, 17])
+def test_any_call_may_fail_once(tmp_path: Path, nth: int) -> None:
+    """Right bits, or an error that PyTorch raises; then the program goes on with right bits.
+
+    PyTorch may report the error of a call after it has queued the op's kernel. So an op that raised
+    has changed its tensor as a whole or not at all.
+    """
+    program = f"""
+        UNKNOWN = 999
+        added = [rounds] * len(tensors)
+
+        def is_refused(act):
+            try:
+                act()
+            except RuntimeError as error:
+                assert "CUDA" in str(error) or "out of memory" in str(error), error
+                return True
+            return False
+
+        def check(index):
+            value = tensors[index][0].item() - index
+            assert value in (added[index], added[index] + refused[index]), (index, value)
+            assert bool((tensors[index] == index + value).all()), index
+            added[index], refused[index] = int(value), 0
+
+        for function in {CALLS_THAT_MAY_FAIL}:
+            fail_call(function, {nth}, UNKNOWN)
+            refused = [0] * len(tensors)
+            for index, tensor in enumerate(tensors):
+                refused[index] = int(is_refused(lambda: tensor.add_(1)))
+                added[index] += 1 - refused[index]
+            for index in range(len(tensors)):
+                while is_refused(lambda: check(index)):
+                    pass
+        stats = tencache.stats()
+        assert stats["gpus"][0]["failure"] is None, stats
+        assert stats["bytes"]["evicted"] > 0 and min(added) > rounds, (added, stats)
+    """
+    assert_passed(run(program, tmp_path))
+
+
 def test_others_take_memory_of_the_gpu_for_a_while(tmp_path: Path) -> None:
     """Leaves the GPU less than the budget: tensors leave earlier, and nothing is lost."""
     program = """

@@ -97,6 +97,11 @@ Result<std::unique_ptr<Gpu>> Gpu::open(const DriverApi& driver, int ordinal) {
 }
 
 Status Gpu::status() const {
+  // A context that has failed refuses every call. One refusal may be for a moment.
+  return ask().is_ok() ? Status::ok() : ask();
+}
+
+Status Gpu::ask() const {
   const CallScope scope(driver_, context_);
   TENCACHE_RETURN_IF_ERROR(scope.status());
   size_t free_bytes = 0;

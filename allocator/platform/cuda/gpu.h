@@ -55,6 +55,7 @@ class Gpu {
  private:
   Gpu(const DriverApi& driver, CUdevice device, GpuFacts facts, CUcontext context)
       : driver_(driver), device_(device), facts_(std::move(facts)), context_(context) {}
+  Status ask() const;
 
   const DriverApi& driver_;
   const CUdevice device_;

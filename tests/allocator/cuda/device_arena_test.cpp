@@ -141,6 +141,19 @@ TEST(GpuTest, TellsWhatTheGpuOffers) {
   EXPECT_EQ(driver.leaks(), "");
 }
 
+TEST(GpuTest, AContextHasFailedOnlyIfItRefusesTwice) {
+  SimulatedDriver driver;
+  const Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver.api(), 0);
+  ASSERT_TRUE(gpu.is_ok()) << gpu.status().message();
+  for (const char* name : {"cuMemGetInfo", "cuCtxGetCurrent"}) {
+    driver.fail(name, 1, CUDA_ERROR_UNKNOWN);
+    EXPECT_TRUE(gpu.value()->status().is_ok()) << name;
+  }
+  driver.fail_context(CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_NE(gpu.value()->status().message().find("has failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+            std::string::npos);
+}
+
 TEST(GpuTest, WhatCannotBeUsedIsRefusedWithTheReason) {
   SimulatedDriver driver(
       {.attributes = {{CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0}}});
