@@ -61,16 +61,17 @@ def test_forked_and_spawned_processes(harness: Harness) -> None:
     assert_same_at_half(harness, script("processes"), fresh=True)
 
 
+@pytest.mark.parametrize("program", ["two_gpus", "data_parallel"])
 def test_two_gpus_in_one_process(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     if IS_EMULATED:
         monkeypatch.setenv("EMULATED_GPU_COUNT", "2")
     elif torch.cuda.device_count() < 2:
         pytest.skip("this machine has one GPU")
-    harness = Harness(tmp_path_factory.mktemp("two_gpus"), GPU)
+    harness = Harness(tmp_path_factory.mktemp(program), GPU)
     try:
-        outcome = assert_same_at_half(harness, script("two_gpus"))
+        outcome = assert_same_at_half(harness, script(program))
     finally:
         harness.close()
     assert outcome.stats is not None
