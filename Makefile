@@ -15,7 +15,7 @@ help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
 	@echo 'make check               lints, and the fast tests of what changed: minutes'
 	@echo 'make demo                trains a model beyond its memory budget and compares every bit'
-	@echo 'make test                everything below, as in CI'
+	@echo 'make test                everything below, in the parts that CI runs'
 	@echo '  make lint              formats, layers, house rules, clang-tidy, ruff, mypy'
 	@echo '  make test-core         suites of the C++ core, optimised'
 	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'

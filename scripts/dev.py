@@ -80,23 +80,35 @@ def demo() -> None:
     )
 
 
-def core_preset(preset: str) -> None:
-    """Configures and builds a preset of the core and runs its suites."""
+def core_preset(
+    preset: str, targets: Sequence[str] = ("all",), selection: Sequence[str] = ()
+) -> None:
+    """Configures a preset of the core, builds the targets and runs the suites.
+
+    `selection` are arguments of ctest that choose suites, else it runs all.
+    """
     ready(MAIN, TEST_PACKAGES)
     variables = build_environment()
     run(f"Configure the core ({preset})", ["cmake", "--preset", preset], environment=variables)
     run(
         f"Build the core ({preset})",
-        ["cmake", "--build", "--preset", preset],
+        ["cmake", "--build", "--preset", preset, "--target", *targets],
         environment=variables,
     )
     run(
         f"Suites of the core ({preset})",
-        [*CTEST, "--preset", preset],
+        [*CTEST, "--preset", preset, *selection],
         environment=variables
         | clean_variables()
         | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
         live=True,
+    )
+
+
+def optimised_core() -> None:
+    """Runs the suites that tell more without a sanitizer; `make test-core` runs them all."""
+    core_preset(
+        "release", ("optimised_suites", "benchmark_programs"), ("--label-regex", "optimised")
     )
 
 
@@ -299,7 +311,7 @@ def clean() -> None:
 
 TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("lint", lint),
-    ("test-core", lambda: core_preset("release")),
+    ("test-core", optimised_core),
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-gpu", short_gpu_tests),
@@ -337,6 +349,7 @@ def main(arguments: list[str]) -> int:
         "mutations": mutations,
         "clean": clean,
         **dict(TEST_PARTS),
+        "test-core": lambda: core_preset("release"),
         "test-gpu": lambda: test_gpu(MAIN, *(arguments[1:] or in_processes())),
         "test-gpu-2.15": lambda: test_gpu(NEWEST_TORCH, *(arguments[1:] or in_processes())),
         "test-python": lambda: chosen_tests(MAIN, arguments[1:]),
