@@ -78,6 +78,9 @@ Json plan_json(Learner* learner) {
                {"periods", following.periods},
                {"coverage", static_cast<double>(following.ticks_followed) / seen},
                {"replans", summary.replans},
+               {"lost", following.lost},
+               {"dropped", summary.dropped},
+               {"events_lost", summary.events_lost},
                {"planning_s", seconds(summary.planning_ns)},
                {"step_s", 0.0}};
   if (summary.learned == nullptr) return json;

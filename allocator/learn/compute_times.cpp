@@ -12,23 +12,28 @@ namespace {
 // Enough for a median that no single repetition decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsMax = 16;
 
-uint64_t lasted_ns(const TickStream& stream, const TimestampLine& clock, uint64_t number) {
+// Nullopt for the newest tick of all, which has not ended yet.
+std::optional<uint64_t> lasted_ns(const TickStream& stream, const TimestampLine& clock,
+                                  uint64_t number) {
+  if (number + 1 >= stream.end()) return std::nullopt;
   const StreamTick& tick = stream.tick(number);
   const uint64_t lasted =
       clock.ns_since_start(stream.tick(number + 1).begun_at) - clock.ns_since_start(tick.begun_at);
   return lasted - std::min(lasted, tick.wait_ns);
 }
 
-// The newest tick of all has not ended yet, so the two before it count. At its end a program does
-// what it does between steps, like reading data or saving a checkpoint.
+// At its end a program does what it does between steps, like reading data or saving a checkpoint.
+// So for the newest tick of all the two before it count.
 uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TimestampLine& clock,
-                 uint64_t number) {
-  const uint64_t newest = number + 1 == stream.end() ? number - place.length : number;
-  const uint64_t newest_ns = lasted_ns(stream, clock, newest);
-  if (newest < stream.begin() + place.length) return newest_ns;
-  const uint64_t earlier = newest - place.length;
-  if (stream.tick(earlier).digest != stream.tick(newest).digest) return newest_ns;
-  return std::min(newest_ns, lasted_ns(stream, clock, earlier));
+                 uint64_t number, uint64_t counterpart) {
+  if (counterpart == kUnknownTick) return lasted_ns(stream, clock, number).value_or(0);
+  const uint64_t earlier_ns = *lasted_ns(stream, clock, counterpart);
+  const std::optional<uint64_t> newest_ns = lasted_ns(stream, clock, number);
+  if (newest_ns) return std::min(*newest_ns, earlier_ns);
+  if (counterpart < stream.begin() + place.length) return earlier_ns;
+  const uint64_t oldest = counterpart - place.length;
+  if (stream.tick(oldest).digest != stream.tick(counterpart).digest) return earlier_ns;
+  return std::min(earlier_ns, *lasted_ns(stream, clock, oldest));
 }
 
 // Nullopt when none of the repetitions measured the op.
@@ -78,6 +83,7 @@ uint64_t bytes_named(const StreamTick& tick) {
 }  // namespace
 
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
+                                    const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock) {
   std::vector<std::optional<uint64_t>> measured;
   std::unordered_map<uint64_t, Measured> by_digest;
@@ -100,7 +106,7 @@ std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace&
     const uint64_t number = place.begin + index;
     const StreamTick& tick = stream.tick(number);
     if (!all.is_known()) {
-      times.push_back(host_ns(stream, place, clock, number));
+      times.push_back(host_ns(stream, place, clock, number, counterparts[index]));
     } else if (measured[index]) {
       times.push_back(*measured[index]);
     } else if (const Measured& alike = by_digest[tick.digest]; alike.is_known()) {

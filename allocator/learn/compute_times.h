@@ -4,10 +4,10 @@
 // waiting for memory.
 //
 // Where ops are done when they return, the host's clock tells: an op takes the lesser of the last
-// two repetitions, since other work of the machine only makes it longer. Where ops are only queued,
-// the device measures some of them (engine/gate/op_timer.h), and an op takes the median of its
-// measurements in the last repetitions. An op that was not measured yet takes the first of these
-// that is known:
+// two repetitions, if there are two, since other work of the machine only makes it longer. Where
+// ops are only queued, the device measures some of them (engine/gate/op_timer.h), and an op takes
+// the median of its measurements in the last repetitions. An op that was not measured yet takes the
+// first of these that is known:
 //   - the mean of the ops in the period with the same digest;
 //   - the least that any op takes, plus what ops of its name take per byte beyond that;
 //   - the mean of all ops.
@@ -23,8 +23,10 @@
 
 namespace tencache {
 
-/// Returns times by tick of the period. `place` is the later of two copies.
+/// Returns times by tick of the copy at `place`. `counterparts` names, for each, the tick before
+/// the copy that corresponds to it, or kUnknownTick.
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
+                                    const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock);
 
 }  // namespace tencache

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Period: the ticks that a stream repeats. A period is found when the stream ends in two copies of
-// it: the same ops with accesses of the same sizes, to the same extents or to extents that were
-// allocated at the same place of their copy. The extents tell a repetition from layers that only
-// look alike, which use different parameters.
+// Period: the ticks that a program repeats, in the form in which they are planned and followed.
+// Extents have become tensors of a Trace: a tensor is one extent that is always there, or all the
+// extents that are allocated at one place of each repetition.
 //
-// With step marks a period reaches from mark to mark, over as few steps as repeat (two where two
-// optimizers take turns). Without marks (inference, hand-written updates) it is the shortest
-// repetition at the end of the stream that is worth planning for.
-//
-// In a Period, extents have become tensors of a Trace: a tensor is one extent that is always there,
-// or all the extents that are allocated at one place of each copy. Pure functions of the stream.
+// A period is made from one copy (learn/period_builder.h), so part of it is a guess until the
+// program repeats it. Whoever follows it compares every tick.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "base/clock.h"
-#include "learn/recorder.h"
-#include "learn/tick_stream.h"
 #include "learn/trace.h"
 
 namespace tencache {
 
+/// The place of one copy of a period in a stream.
+struct PeriodPlace {
+  uint64_t begin = 0;
+  uint64_t length = 0;
+
+  uint64_t end() const { return begin + length; }
+};
+
 struct Period {
   Trace trace;                       // accesses in the order in which the gate sees them
   std::vector<uint64_t> digests;     // by tick
-  std::vector<uint64_t> extent_ids;  // by tensor; 0 if allocated in the period
+  std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
 
   /// Whether both are the same ops on the same extents, so that tensors have the same numbers.
   bool is_same_kind(const Period& other) const {
@@ -47,31 +47,14 @@ struct Period {
   }
   /// Whether it is of the same kind, or the same loop seen from another of its ticks.
   bool is_same_loop(const Period& other) const;
+  /// Whether both are the same row of ops, perhaps from another tick on, and mostly on the same
+  /// extents. They are two guesses about one program.
+  bool is_like(const Period& other) const;
+  /// Whether the other's row of ops is a part of this loop, on the same extents.
+  bool contains(const Period& other) const;
+
+ private:
+  bool fits_at(const Period& other, size_t begin) const;
 };
-
-/// The place of the later of two copies.
-struct PeriodPlace {
-  uint64_t begin = 0;
-  uint64_t length = 0;
-};
-
-/// The period that ends at the last mark. Nullopt when no small number of steps repeats there.
-std::optional<PeriodPlace> find_marked_period(const TickStream& stream);
-
-// The last tick of a stream may still be running, and may not have allocated everything yet. So the
-// two functions below look at what comes before it. (A mark comes after its step's last op.)
-
-/// The repetitions at the end of the stream, shortest first, not reaching back before `since`.
-std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since);
-
-/// The newest place at which the stream holds two consecutive copies of the period, at most one
-/// more copy back. They must have the same ops and, of the extents that are always there, the same
-/// ones. (Layers of one size look alike by their digests, and so does the loop over them when it is
-/// seen from another of its ticks.)
-std::optional<PeriodPlace> find_copies(const TickStream& stream, const Period& period);
-
-/// Nullopt when the extents of the two copies do not correspond.
-std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
-                                   const Recorder& recorder);
 
 }  // namespace tencache

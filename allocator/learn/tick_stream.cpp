@@ -19,12 +19,12 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
     const Event* event;
   };
   std::vector<ThreadEvent> merged;
-  bool is_lost = false;
+  const uint64_t lost_before = lost_count_;
   for (const ThreadEvents& thread : threads) {
-    is_lost |= thread.lost_count > 0;
+    lost_count_ += thread.lost_count;
     for (const Event& event : thread.events) merged.push_back({thread.thread_index, &event});
   }
-  if (is_lost) clear();
+  if (lost_count_ > lost_before) clear();
   std::stable_sort(merged.begin(), merged.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
     return a.event->at < b.event->at;
   });
@@ -104,9 +104,35 @@ const ExtentLife* TickStream::life(uint64_t extent_id) const {
   return found == lives_.end() ? nullptr : &found->second;
 }
 
+bool TickStream::is_older(uint64_t extent_id, uint64_t since) const {
+  const ExtentLife* known = life(extent_id);
+  if (known == nullptr) return true;
+  return known->freed == kUnknownTick && (known->born == kUnknownTick || known->born < since);
+}
+
+uint64_t TickStream::identity(uint64_t number, uint64_t since) const {
+  uint64_t value = tick(number).digest;
+  for (const StreamAccess& access : tick(number).accesses) {
+    if (is_older(access.extent_id, since)) value = TickDigest::mix(value ^ access.extent_id);
+  }
+  return value;
+}
+
+std::vector<uint64_t> TickStream::identities(uint64_t begin, uint64_t end, uint64_t since) const {
+  std::vector<uint64_t> row;
+  row.reserve(end - begin);
+  for (uint64_t number = begin; number < end; ++number) row.push_back(identity(number, since));
+  return row;
+}
+
 std::span<const uint64_t> TickStream::births(uint64_t tick) const {
   if (tick < first_ || tick >= end()) return {};
   return births_[tick - first_];
+}
+
+std::span<const uint64_t> TickStream::deaths(uint64_t tick) const {
+  if (tick < first_ || tick >= end()) return {};
+  return deaths_[tick - first_];
 }
 
 std::optional<uint64_t> TickStream::born_at(uint64_t tick, uint32_t ordinal) const {

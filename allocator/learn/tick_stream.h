@@ -68,10 +68,21 @@ class TickStream {
   const std::deque<uint64_t>& marks() const { return marks_; }
   /// Null when neither its allocation nor its free was seen.
   const ExtentLife* life(uint64_t extent_id) const;
+  /// Whether the extent existed before tick `since` and still does, as far as the stream knows.
+  bool is_older(uint64_t extent_id, uint64_t since) const;
+  /// A tick's digest, mixed with those of its extents that are older than `since`. A repetition
+  /// uses the same ones, so layers that only look alike have other identities.
+  uint64_t identity(uint64_t number, uint64_t since) const;
+  /// The identities from `begin` to `end`, in order.
+  std::vector<uint64_t> identities(uint64_t begin, uint64_t end, uint64_t since) const;
   /// The extent that was the `ordinal`-th allocated in a tick; nullopt when there is none.
   std::optional<uint64_t> born_at(uint64_t tick, uint32_t ordinal) const;
   /// Extents allocated in a tick, in order.
   std::span<const uint64_t> births(uint64_t tick) const;
+  /// Extents freed in a tick, in order.
+  std::span<const uint64_t> deaths(uint64_t tick) const;
+  /// Events that were overwritten before they were read, ever.
+  uint64_t lost_count() const { return lost_count_; }
 
  private:
   struct OpenOp {
@@ -87,6 +98,7 @@ class TickStream {
   void clear();
 
   uint64_t first_ = 0;
+  uint64_t lost_count_ = 0;
   std::deque<StreamTick> ticks_;
   std::deque<std::vector<uint64_t>> births_;  // by tick
   std::deque<std::vector<uint64_t>> deaths_;

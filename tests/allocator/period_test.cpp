@@ -6,8 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
+
+#include "learn/period_builder.h"
+#include "learn/period_search.h"
 
 namespace tencache {
 namespace {
@@ -68,9 +72,15 @@ class PeriodTest : public ::testing::Test {
 
   std::optional<Period> build() {
     flush();
-    const std::optional<PeriodPlace> place = find_marked_period(stream_);
-    if (!place) return std::nullopt;
-    return build_period(stream_, *place, recorder_);
+    return build_at(find_marked_period(stream_));
+  }
+  std::optional<Period> build_from_one() {
+    flush();
+    return build_at(last_segment(stream_));
+  }
+  std::vector<PeriodPlace> repeats(uint64_t since = 0) {
+    flush();
+    return find_repeats(stream_, since, stream_.end() - 1);
   }
 
   uint64_t now_ = timestamp();
@@ -80,6 +90,9 @@ class PeriodTest : public ::testing::Test {
   TickStream stream_;
 
  private:
+  std::optional<Period> build_at(const std::optional<PeriodPlace>& place) {
+    return place ? build_period(stream_, *place, recorder_) : std::nullopt;
+  }
   void record(const Event& event) { events_.events.push_back(event); }
   ThreadEvents events_;
 };
@@ -117,13 +130,58 @@ TEST_F(PeriodTest, LivesAreThoseOfTheProgram) {
   EXPECT_EQ(period->trace.tensors[gradient].freed_at, 0u);
 }
 
-TEST_F(PeriodTest, NothingRepeatsBeforeTheThirdStep) {
+TEST_F(PeriodTest, OneWholeStepIsAPeriod) {
   train_step({1, 2});
-  EXPECT_FALSE(build().has_value());
+  EXPECT_FALSE(build_from_one().has_value()) << "the begin of the first step was not marked";
   train_step({1, 2});
-  EXPECT_FALSE(build().has_value()) << "the begin of the first step was not marked";
+  EXPECT_FALSE(build().has_value()) << "no two whole steps";
+  const std::optional<Period> guess = build_from_one();
+  ASSERT_TRUE(guess.has_value());
   train_step({1, 2});
-  EXPECT_TRUE(build().has_value());
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  EXPECT_TRUE(guess->is_same_kind(*period));
+  for (size_t tensor = 0; tensor < period->trace.tensors.size(); ++tensor) {
+    EXPECT_EQ(guess->trace.tensors[tensor].allocated_at, period->trace.tensors[tensor].allocated_at)
+        << tensor;
+    EXPECT_EQ(guess->trace.tensors[tensor].freed_at, period->trace.tensors[tensor].freed_at)
+        << tensor;
+  }
+}
+
+// The optimizer makes its state at the first update, and fills it. Later updates only use it.
+TEST_F(PeriodTest, WhatTheFirstStepMakesIsAlwaysThereAndNotMadeAgain) {
+  constexpr uint32_t kFill = 9;
+  op(kBackward, {{1}});
+  std::vector<uint64_t> gradients = {allocate(), allocate()};
+  std::vector<uint64_t> states;
+  for (int step = 0; step < 4; ++step) {
+    mark();  // as torch does, before the update
+    if (states.empty()) {
+      for (int count = 0; count < 2; ++count) {
+        states.push_back(allocate());
+        op(kFill, {{states.back(), true}});
+      }
+    }
+    for (size_t layer = 0; layer < 2; ++layer) {
+      op(kUpdate, {{layer + 1, true}, {gradients[layer]}, {states[layer], true}});
+    }
+    for (const uint64_t gradient : gradients) free(gradient);
+    gradients.clear();
+    for (uint64_t parameter = 1; parameter <= 2; ++parameter) op(kForward, {{parameter}});
+    for (uint64_t parameter = 2; parameter >= 1; --parameter) {
+      op(kBackward, {{parameter}});
+      gradients.push_back(allocate());
+    }
+    std::ranges::reverse(gradients);
+    mark();
+    const std::optional<Period> period = build_from_one();
+    ASSERT_TRUE(period.has_value()) << step;
+    EXPECT_EQ(period->trace.tick_count(), 6u) << "step " << step;
+    for (const uint64_t state : states) {
+      EXPECT_EQ(std::ranges::count(period->extent_ids, state), 1) << "step " << step;
+    }
+  }
 }
 
 TEST_F(PeriodTest, StepsThatTakeTurnsAreOnePeriod) {
@@ -152,7 +210,7 @@ TEST_F(PeriodTest, ALoopIsTheSameFromAnyOfItsTicks) {
   EXPECT_FALSE(build()->is_same_loop(*from_first));
 }
 
-TEST_F(PeriodTest, WhatIsUsedForMoreThanAPeriodIsNotFollowed) {
+TEST_F(PeriodTest, WhatIsUsedForMoreThanAPeriodIsAnotherOneEachTime) {
   uint64_t older = allocate();
   uint64_t newer = allocate();
   for (int round = 0; round < 4; ++round) {
@@ -164,7 +222,10 @@ TEST_F(PeriodTest, WhatIsUsedForMoreThanAPeriodIsNotFollowed) {
     newer = newest;
     mark();
   }
-  EXPECT_FALSE(build().has_value());
+  const std::optional<Period> period = build();
+  ASSERT_TRUE(period.has_value());
+  const uint32_t tensor = period->trace.ops[1].accesses[0].tensor;
+  EXPECT_EQ(period->extent_ids[tensor], 0u);
 }
 
 TEST_F(PeriodTest, AnotherBatchShapeIsAnotherPeriod) {
@@ -180,14 +241,12 @@ TEST_F(PeriodTest, AnotherBatchShapeIsAnotherPeriod) {
 
 TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
   for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
-  flush();
-  EXPECT_TRUE(find_repeats(stream_, 0).empty());
+  EXPECT_TRUE(repeats().empty());
   // Not even many of them hide the repetition.
   for (int round = 0; round < 2; ++round) {
     for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   }
-  flush();
-  const std::vector<PeriodPlace> places = find_repeats(stream_, 0);
+  const std::vector<PeriodPlace> places = repeats();
   ASSERT_FALSE(places.empty());
   EXPECT_EQ(places[0].length, 40u);
   EXPECT_TRUE(build_period(stream_, places[0], recorder_).has_value());
@@ -202,9 +261,8 @@ TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
     free(cache);
     cache = grown;
   }
-  flush();
   std::optional<Period> found;
-  for (const PeriodPlace& place : find_repeats(stream_, 0)) {
+  for (const PeriodPlace& place : repeats()) {
     found = build_period(stream_, place, recorder_);
     if (found) break;
   }
@@ -213,13 +271,61 @@ TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
   EXPECT_EQ(found->trace.tensors.size(), 5u) << "four parameters and a cache that moves";
 }
 
+// Without marks, a part of the second pass is enough when it names the same parameters.
+TEST_F(PeriodTest, APrefixOfTheSecondPassIsEnough) {
+  for (uint64_t parameter = 1; parameter <= 100; ++parameter) op(kForward, {{parameter}});
+  for (uint64_t parameter = 1; parameter <= 30; ++parameter) op(kForward, {{parameter}});
+  EXPECT_TRUE(repeats().empty());
+  for (uint64_t parameter = 31; parameter <= 40; ++parameter) op(kForward, {{parameter}});
+  const std::vector<PeriodPlace> places = repeats();
+  ASSERT_FALSE(places.empty());
+  EXPECT_EQ(places[0].length, 100u);
+  const std::optional<Period> period = build_period(stream_, places[0], recorder_);
+  ASSERT_TRUE(period.has_value());
+  EXPECT_EQ(period->trace.tensors.size(), 100u);
+}
+
+// An evaluation within a step: its ticks are additional ones, the others are those of the step.
+TEST_F(PeriodTest, WhatComesBetweenIsFound) {
+  std::vector<uint64_t> parameters;
+  for (uint64_t parameter = 1; parameter <= 40; ++parameter) parameters.push_back(parameter);
+  train_step(parameters);
+  train_step(parameters);
+  const std::optional<Period> period = build_from_one();
+  ASSERT_TRUE(period.has_value());
+  const uint64_t begin = stream_.end();
+  for (int pass = 0; pass < 2; ++pass) {
+    for (const uint64_t parameter : parameters) op(99, {{parameter}});
+  }
+  flush();
+  const uint64_t end = stream_.end();
+  train_step(parameters);
+  flush();
+  const Comparison comparison = compare(stream_, *last_segment(stream_), *period);
+  EXPECT_EQ(comparison.of_period, 1.0);
+  ASSERT_EQ(comparison.additions.size(), 1u);
+  EXPECT_EQ(comparison.additions[0].begin, begin);
+  EXPECT_EQ(comparison.additions[0].end(), end);
+}
+
+TEST_F(PeriodTest, ALoopContainsItsParts) {
+  for (int round = 0; round < 3; ++round) {
+    train_step({1, 2});
+    train_step({3, 4, 5});
+  }
+  const std::optional<Period> whole = build();
+  const std::optional<Period> part = build_from_one();
+  ASSERT_TRUE(whole && part);
+  EXPECT_TRUE(whole->contains(*part));
+  EXPECT_FALSE(part->contains(*whole));
+}
+
 TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
   for (int round = 0; round < 4; ++round) {
     for (uint64_t parameter = 1; parameter <= 3; ++parameter) op(kForward, {{parameter}});
   }
-  flush();
   std::optional<Period> period;
-  for (const PeriodPlace& place : find_repeats(stream_, 0)) {
+  for (const PeriodPlace& place : repeats()) {
     period = build_period(stream_, place, recorder_);
     if (period) break;
   }
@@ -228,7 +334,7 @@ TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
   for (uint64_t parameter = 1; parameter <= 3; ++parameter) {
     op(kForward, {{parameter}});  // the stream ends with another layer each time
     flush();
-    const std::optional<PeriodPlace> place = find_copies(stream_, *period);
+    const std::optional<PeriodPlace> place = find_copy(stream_, *period);
     ASSERT_TRUE(place.has_value());
     const std::optional<Period> again = build_period(stream_, *place, recorder_);
     ASSERT_TRUE(again.has_value());
@@ -242,7 +348,7 @@ TEST_F(PeriodTest, CopiesAreFoundWhereverTheStreamEnds) {
   ASSERT_TRUE(period.has_value());
   op(kForward, {{1}});
   flush();
-  const std::optional<PeriodPlace> place = find_copies(stream_, *period);
+  const std::optional<PeriodPlace> place = find_copy(stream_, *period);
   ASSERT_TRUE(place.has_value());
   EXPECT_EQ(place->begin + place->length, stream_.end() - 1);
   EXPECT_TRUE(build_period(stream_, *place, recorder_)->is_same_kind(*period));
@@ -263,7 +369,7 @@ TEST_F(PeriodTest, ALastTickThatStillRunsIsNotTakenForWhole) {
     last = allocate();
   }
   flush();
-  const std::vector<PeriodPlace> places = find_repeats(stream_, stream_.marks().back());
+  const std::vector<PeriodPlace> places = repeats(stream_.marks().back());
   ASSERT_FALSE(places.empty());
   EXPECT_EQ(places[0].length, 3u);
   EXPECT_EQ(places[0].begin + places[0].length, stream_.end() - 1);

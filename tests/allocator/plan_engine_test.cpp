@@ -106,6 +106,37 @@ TEST_F(PlanEngineTest, LearnsAndFetchesAhead) {
   expect_bytes();
 }
 
+TEST_F(PlanEngineTest, TheThirdStepIsPlanned) {
+  train_step();
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }))
+      << "one whole step is enough";
+  const Following before = following();
+  train_step();
+  EXPECT_GE(following().ticks_followed - before.ticks_followed, 5 * kLayers - 4);
+  EXPECT_EQ(following().lost, 0u);
+  expect_bytes();
+}
+
+// The second evaluation is planned, and the step's plan survives the first.
+TEST_F(PlanEngineTest, WhatComesBetweenStepsIsAKindOfItsOwn) {
+  train_step();
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
+  evaluate();
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 2; }));
+  const Following before = following();
+  evaluate();
+  EXPECT_NE(following().plan_number, before.plan_number);
+  train_step();
+  EXPECT_EQ(following().plan_number, before.plan_number);
+  EXPECT_GE(following().ticks_followed - before.ticks_followed, (5 + 8) * kLayers - 16);
+  EXPECT_EQ(engine_->learner()->summary().kinds, 2u);
+  EXPECT_EQ(engine_->learner()->summary().dropped, 0u);
+  expect_bytes();
+}
+
 TEST_F(PlanEngineTest, KeepsAPlanForEachKind) {
   EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
   const uint64_t training = following().plan_number;

@@ -2,6 +2,7 @@
 #include "engine/plan/learner.h"
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/service_thread.h"
 #include "engine/gate/op_timer.h"
 #include "engine/plan/machine_meter.h"
+#include "learn/period_builder.h"
 #include "learn/stall_free_budget.h"
 #include "memory/budget.h"
 
@@ -27,6 +29,14 @@ constexpr uint64_t kSegmentsBeforeSearch = 2;
 constexpr uint64_t kFirstReplanPeriods = 2;
 // Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
+// A step that has this part of a kind's ticks is one of its steps, with more or fewer ticks here
+// and there.
+constexpr double kSameShare = 0.9;
+// A step that has this part of the only known copy of a kind is a better copy of it: the first step
+// creates what later ones use.
+constexpr double kBetterShare = 0.5;
+// The loop that a row of additional ticks holds may end so many ticks before the row.
+constexpr uint64_t kTrailingTicksMax = 16;
 // The search for a stall-free budget makes some more plans, so it runs only where planning is
 // quick.
 constexpr uint64_t kQuickPlanningNs = 200'000'000;
@@ -95,6 +105,10 @@ void Learner::look() {
       parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
   stream_.append(recorder_.drain(&positions_));
   stream_.append_times(op_times);
+  {
+    MutexLock lock(mutex_);
+    summary_.events_lost = stream_.lost_count();
+  }
   const Following following = cursor_.following();
   Kind* followed = count_periods(following);
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
@@ -102,8 +116,9 @@ void Learner::look() {
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
     // A followed kind may also be only a part of what the marks enclose.
-    if (followed->learned->tick_count() >= last_segment()) {
-      if (!stream_.marks().empty()) mark_seen_ = stream_.marks().back();
+    const std::optional<PeriodPlace> segment = last_segment(stream_);
+    if (segment && followed->learned->tick_count() >= segment->length) {
+      mark_seen_ = stream_.marks().back();
     } else {
       look_at_marks();
     }
@@ -119,30 +134,126 @@ void Learner::look_at_marks() {
   mark_seen_ = stream_.marks().back();
   repeats_from_ = mark_seen_;
   next_search_at_ = mark_seen_ + kFirstSearchTicks;
-  if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) learn(*place, 0);
+  if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) {
+    learn({*place, 0, true, false});
+  } else if (const std::optional<PeriodPlace> segment = last_segment(stream_)) {
+    learn_segment(*segment);
+  }
 }
 
 void Learner::look_for_repeats() {
-  next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * last_segment());
+  const std::optional<PeriodPlace> segment = last_segment(stream_);
+  const uint64_t ticks = segment ? segment->length : 0;
+  next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * ticks);
   if (stream_.end() < next_search_at_) return;
-  for (const PeriodPlace& place : find_repeats(stream_, repeats_from_)) {
-    if (learn(place, config_.peak_bytes_min)) break;
+  for (const PeriodPlace& place : find_repeats(stream_, repeats_from_, stream_.end() - 1)) {
+    if (learn({place, config_.peak_bytes_min, false, false})) break;
   }
   const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
   next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
 }
 
+// A segment is a step of a known kind, perhaps with something between its ops, or a new kind.
+void Learner::learn_segment(const PeriodPlace& segment) {
+  if (Kind* known = kind_at(segment)) return confirm(known, segment);
+  Kind* nearest = nullptr;
+  Comparison comparison;
+  for (Kind& kind : kinds_) {
+    if (!kind.is_marked) continue;
+    Comparison other = compare(stream_, segment, *kind.learned->period);
+    if (nearest != nullptr && other.of_period <= comparison.of_period) continue;
+    nearest = &kind;
+    comparison = std::move(other);
+  }
+  if (comparison.of_period >= kSameShare && !comparison.additions.empty()) {
+    for (const PeriodPlace& addition : comparison.additions) learn_addition(addition);
+    return;
+  }
+  const bool is_alike = comparison.of_period >= kBetterShare || comparison.of_segment >= kSameShare;
+  if (is_alike && nearest->is_guess) {
+    if (std::optional<Period> period = build_period(stream_, segment, recorder_)) {
+      correct(nearest, std::move(*period));
+    }
+  } else if (comparison.of_period < kSameShare) {
+    learn({segment, 0, true, true});
+  }
+}
+
+void Learner::learn_addition(const PeriodPlace& addition) {
+  for (uint64_t trailing = 0; trailing < kTrailingTicksMax; ++trailing) {
+    for (const PeriodPlace& place :
+         find_repeats(stream_, addition.begin, addition.end() - trailing)) {
+      if (learn({place, config_.peak_bytes_min, false, false})) return;
+    }
+  }
+  learn({addition, config_.peak_bytes_min, false, true});
+}
+
 // True when the place holds a period worth planning, including one that is known.
-bool Learner::learn(const PeriodPlace& place, uint64_t peak_bytes_min) {
-  std::optional<Period> period = build_period(stream_, place, recorder_);
-  if (!period || period->trace.peak_bytes() < peak_bytes_min) return false;
+bool Learner::learn(const Candidate& candidate) {
+  if (Kind* known = kind_at(candidate.place)) {
+    if (!candidate.is_guess) confirm(known, candidate.place);
+    return true;
+  }
+  std::optional<Period> period = build_period(stream_, candidate.place, recorder_);
+  if (!period || period->trace.peak_bytes() < candidate.peak_bytes_min) return false;
+  if (!recognise(candidate, *period)) add_kind(candidate, std::move(*period));
+  return true;
+}
+
+// Whether the period is known already, as a whole, as a part, or as a guess that is not as good.
+bool Learner::recognise(const Candidate& candidate, const Period& period) {
   for (const Kind& kind : kinds_) {
-    if (kind.learned->period->is_same_loop(*period)) return true;
+    const Period& known = *kind.learned->period;
+    if (known.is_same_loop(period) || known.contains(period)) return true;
+  }
+  for (Kind& kind : kinds_) {
+    if (!kind.is_guess || !kind.learned->period->is_like(period)) continue;
+    kind.is_guess = candidate.is_guess;
+    correct(&kind, period);
+    return true;
+  }
+  return false;
+}
+
+// A loop takes the place of its parts: as long as both are in the library, hardly any place of
+// either is the only one that fits.
+void Learner::add_kind(const Candidate& candidate, Period period) {
+  if (!candidate.is_guess) {
+    std::erase_if(kinds_, [&](const Kind& kind) { return period.contains(*kind.learned->period); });
   }
   drop_least_used();
-  kinds_.push_back({nullptr, 0, 0, look_count_});
-  plan_period(next_number_++, std::move(*period));
-  return true;
+  Kind kind;
+  kind.is_marked = candidate.is_marked;
+  kind.is_guess = candidate.is_guess;
+  kind.used_at = look_count_;
+  kinds_.push_back(std::move(kind));
+  plan_period(next_number_++, std::move(period));
+}
+
+Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
+  for (Kind& kind : kinds_) {
+    if (is_copy(stream_, place, *kind.learned->period)) return &kind;
+  }
+  return nullptr;
+}
+
+// The second copy shows what was a guess after the first.
+void Learner::confirm(Kind* kind, const PeriodPlace& place) {
+  if (!kind->is_guess) return;
+  kind->is_guess = false;
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (period && period->is_like(*kind->learned->period)) {
+    plan_period(kind->learned->number, std::move(*period));
+  }
+}
+
+// A program that never repeats itself exactly would be planned at each step, so only every copy
+// whose number is a power of two takes the place of the guess.
+void Learner::correct(Kind* kind, Period period) {
+  ++kind->others_seen;
+  if (!std::has_single_bit(kind->others_seen)) return;
+  plan_period(kind->learned->number, std::move(period));
 }
 
 void Learner::drop_least_used() {
@@ -150,6 +261,7 @@ void Learner::drop_least_used() {
   kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
     return a.used_at < b.used_at;
   }));
+  ++dropped_;
 }
 
 // Returns the kind that is followed now, or null.
@@ -166,22 +278,17 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   return followed;
 }
 
-// The ticks between the last two marks.
-uint64_t Learner::last_segment() const {
-  const std::deque<uint64_t>& marks = stream_.marks();
-  return marks.size() < 2 ? 0 : marks.back() - marks[marks.size() - 2];
-}
-
 // Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
 void Learner::plan_again(uint64_t number) {
   for (Kind& kind : kinds_) {
     if (kind.learned->number != number) continue;
     if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
     kind.periods_planned_at = kind.periods;
-    const std::optional<PeriodPlace> place = find_copies(stream_, *kind.learned->period);
+    const std::optional<PeriodPlace> place = find_copy(stream_, *kind.learned->period);
     if (!place) return;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
-    if (!period || !period->is_same_kind(*kind.learned->period)) return;
+    if (!period || !period->is_like(*kind.learned->period)) return;
+    kind.is_guess = false;
     const uint64_t planning_ns = plan_period(number, std::move(*period));
     if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
     return;
@@ -226,6 +333,7 @@ uint64_t Learner::plan_period(uint64_t number, Period period) {
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();
   summary_.replans += is_replan ? 1 : 0;
+  summary_.dropped = dropped_;
   summary_.planning_ns += planning_ns;
   published_ = kinds_;
   return planning_ns;

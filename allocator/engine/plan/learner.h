@@ -2,9 +2,12 @@
 //
 // Learner: reads what the recorder saw, finds what repeats, and makes plans for it. It owns the
 // library of plans, one per kind of period (training step, evaluation step, prefill, decode,
-// another batch shape), and gives it to the cursor to follow. A kind that was followed for some
-// periods is planned again with newer measurements, at ever longer intervals. After that, where
-// planning is quick, the learner works out the budget with which the kind would hardly wait.
+// another batch shape), and gives it to the cursor to follow. A kind is planned as soon as one
+// whole copy of it was seen. That plan is a guess until a second copy confirms it, or takes its
+// place. What comes between two steps and is long enough, like an evaluation, is a kind of its own.
+// A kind that was followed for some periods is planned again with newer measurements, at ever
+// longer intervals. After that, where planning is quick, the learner works out the budget with
+// which the kind would hardly wait.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -23,7 +26,7 @@
 #include "engine/parts.h"
 #include "engine/plan/learned_plan.h"
 #include "engine/plan/plan_cursor.h"
-#include "learn/period.h"
+#include "learn/period_search.h"
 #include "learn/recorder.h"
 #include "learn/tick_stream.h"
 
@@ -40,6 +43,8 @@ struct LearnerConfig {
 struct LearnerSummary {
   uint64_t kinds = 0;        // plans in the library
   uint64_t replans = 0;      // plans for a kind that already had one
+  uint64_t dropped = 0;      // plans that made place for others
+  uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
   uint64_t planning_ns = 0;  // of processor time
   Following following;
   /// The plan of the period that was followed last, else the first that was learned, else null.
@@ -64,20 +69,36 @@ class Learner {
  private:
   struct Kind {
     std::shared_ptr<const LearnedPlan> learned;
+    bool is_marked = false;                // it was found between marks
+    bool is_guess = false;                 // made from one copy, and no second one has confirmed it
+    uint64_t others_seen = 0;              // copies that differed from the guess
     uint64_t periods = 0;                  // how many whole ones were followed
     uint64_t periods_planned_at = 0;       // `periods` when it was last planned
     uint64_t used_at = 0;                  // the last look that found it followed
     uint64_t stall_free_budget_bytes = 0;  // of `learned`; 0: not known
   };
+  /// A part of the stream that may be a period.
+  struct Candidate {
+    PeriodPlace place;
+    uint64_t peak_bytes_min = 0;
+    bool is_marked = false;
+    bool is_guess = false;
+  };
 
   void work();
   Kind* count_periods(const Following& following);
-  uint64_t last_segment() const;
   void look();
   void look_at_marks();
   void look_for_repeats();
+  void learn_segment(const PeriodPlace& segment);
+  void learn_addition(const PeriodPlace& addition);
+  bool learn(const Candidate& candidate);
+  bool recognise(const Candidate& candidate, const Period& period);
+  void add_kind(const Candidate& candidate, Period period);
+  Kind* kind_at(const PeriodPlace& place);
+  void confirm(Kind* kind, const PeriodPlace& place);
+  void correct(Kind* kind, Period period);
   void plan_again(uint64_t number);
-  bool learn(const PeriodPlace& place, uint64_t peak_bytes_min);
   uint64_t plan_period(uint64_t number, Period period);
   void find_stall_free_budget(Kind& kind);
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
@@ -98,6 +119,7 @@ class Learner {
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
   uint64_t periods_seen_ = 0;  // whole periods of all kinds
+  uint64_t dropped_ = 0;
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;

@@ -88,6 +88,7 @@ void PlanCursor::end_period() {
 }
 
 void PlanCursor::get_lost() {
+  ++following_.lost;
   current_ = nullptr;
   following_.plan_number = 0;
   following_.periods = 0;
@@ -201,26 +202,48 @@ PlanCursor::Places PlanCursor::index_places(
   return found;
 }
 
+// A plan of the same kind has the same tensors. Where a better guess took the place of one, what is
+// always there is known by its number.
+void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
+  const Period& before = *old->learned->period;
+  const Period& period = *bound_plan->learned->period;
+  if (period.is_same_kind(before)) {
+    bound_plan->bindings.swap(old->bindings);
+    return;
+  }
+  std::unordered_map<uint64_t, Binding> known;
+  for (size_t tensor = 0; tensor < before.extent_ids.size(); ++tensor) {
+    if (before.extent_ids[tensor] != 0) known[before.extent_ids[tensor]] = old->bindings[tensor];
+  }
+  for (size_t tensor = 0; tensor < period.extent_ids.size(); ++tensor) {
+    const auto found = known.find(period.extent_ids[tensor]);
+    if (found != known.end()) bound_plan->bindings[tensor] = found->second;
+  }
+}
+
 // Ops wait for the lock, so what takes time happens before it is taken and after it is released.
 void PlanCursor::install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans) {
   Places places = index_places(plans);
   std::vector<BoundPlan> bound_plans;
   bound_plans.reserve(plans.size());
   for (const std::shared_ptr<const LearnedPlan>& learned : plans)
-    bound_plans.push_back({learned, {}});
+    bound_plans.push_back({learned, std::vector<Binding>(learned->period->trace.tensors.size())});
   MutexLock lock(mutex_);
+  const uint64_t followed = following_.plan_number;
+  bool has_same_ops = false;
   for (BoundPlan& bound_plan : bound_plans) {
     for (BoundPlan& old : bound_plans_) {
-      if (old.learned->number == bound_plan.learned->number) bound_plan.bindings.swap(old.bindings);
+      if (old.learned->number != bound_plan.learned->number) continue;
+      take_bindings(&old, &bound_plan);
+      has_same_ops |= old.learned->number == followed &&
+                      old.learned->period->digests == bound_plan.learned->period->digests;
     }
-    bound_plan.bindings.resize(bound_plan.learned->period->trace.tensors.size());
   }
-  const uint64_t followed = following_.plan_number;
   bound_plans_.swap(bound_plans);
   places_.swap(places);
   current_ = nullptr;
   for (BoundPlan& bound_plan : bound_plans_) {
-    if (bound_plan.learned->number == followed) current_ = &bound_plan;
+    if (has_same_ops && bound_plan.learned->number == followed) current_ = &bound_plan;
   }
   if (current_ == nullptr && followed != 0) get_lost();
   is_active_.store(!bound_plans_.empty(), std::memory_order_relaxed);

@@ -41,6 +41,7 @@ struct Following {
   uint64_t last_period_plan = 0;  // the plan of that period
   uint64_t ticks_followed = 0;    // of all plans, since the start
   uint64_t ticks_seen = 0;
+  uint64_t lost = 0;  // how often the place in a plan was given up
 };
 
 /// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
@@ -71,7 +72,8 @@ class PlanCursor final : public NextUses {
     if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
   }
 
-  /// Replaces all plans. A plan being followed continues with its replacement, of the same number.
+  /// Replaces all plans. A plan being followed continues with its replacement, of the same number,
+  /// where that has the same ops.
   void install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -109,6 +111,7 @@ class PlanCursor final : public NextUses {
   void get_lost() TENCACHE_REQUIRES(mutex_);
   using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
   static Places index_places(const std::vector<std::shared_ptr<const LearnedPlan>>& plans);
+  static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
   void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);

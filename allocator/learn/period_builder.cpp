@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/period_builder.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "learn/compute_times.h"
+#include "learn/extent_roles.h"
+
+namespace tencache {
+namespace {
+
+// A tick that names only extents that were made once fills them, if they were allocated at most so
+// many ticks before. An op's nested ops are ticks, too.
+constexpr uint64_t kFillTicksMax = 2;
+
+class PeriodBuilder {
+ public:
+  PeriodBuilder(const TickStream& stream, const PeriodPlace& place, const Recorder& recorder)
+      : stream_(stream), place_(place), recorder_(recorder), roles_(stream, place) {}
+
+  std::optional<Period> build() {
+    if (!roles_.is_consistent() || !choose_ticks()) return std::nullopt;
+    add_born_tensors();
+    const std::vector<uint64_t> compute_ns =
+        compute_times(stream_, place_, roles_.counterparts(), recorder_.clock().line());
+    for (const uint64_t number : numbers_) add_tick(number, compute_ns[number - place_.begin]);
+    if (!period_.trace.validate().is_ok()) return std::nullopt;
+    return std::move(period_);
+  }
+
+ private:
+  /// False when none is left.
+  bool choose_ticks() {
+    ticks_.reserve(place_.length);
+    for (uint64_t number = place_.begin; number < place_.end(); ++number) {
+      if (!only_fills(number)) numbers_.push_back(number);
+      ticks_.push_back(numbers_.empty() ? 0 : static_cast<Tick>(numbers_.size() - 1));
+    }
+    return !numbers_.empty();
+  }
+
+  bool only_fills(uint64_t number) const {
+    return std::ranges::all_of(stream_.tick(number).accesses, [&](const StreamAccess& access) {
+      return roles_.is_made_once(access.extent_id) &&
+             stream_.life(access.extent_id)->born + kFillTicksMax >= number;
+    });
+  }
+
+  Tick tick_of(uint64_t number) const {
+    return ticks_[std::min(number, place_.end() - 1) - place_.begin];
+  }
+
+  // Adds those that no op names, too: they take room.
+  void add_born_tensors() {
+    for (const Succession& born : roles_.successions()) {
+      const Tick allocated_at = tick_of(born.born);
+      Tick freed_at = tick_of(born.freed);
+      // A tensor that lives longer is always there, except in the tick in which it is replaced.
+      const bool lasts = born.end == Succession::End::kLasts ||
+                         (born.end == Succession::End::kInNextCopy && freed_at >= allocated_at);
+      const auto count = static_cast<Tick>(numbers_.size());
+      if (lasts) freed_at = (allocated_at + count - 1) % count;
+      const uint32_t tensor = add_tensor({born.bytes, allocated_at, freed_at}, 0);
+      tensors_[born.extent_id] = tensor;
+      if (born.predecessor != 0) tensors_[born.predecessor] = tensor;
+    }
+  }
+
+  uint32_t add_tensor(const TraceTensor& tensor, uint64_t extent_id) {
+    period_.trace.tensors.push_back(tensor);
+    period_.extent_ids.push_back(extent_id);
+    return static_cast<uint32_t>(period_.trace.tensors.size() - 1);
+  }
+
+  void add_tick(uint64_t number, uint64_t compute_ns) {
+    const StreamTick& tick = stream_.tick(number);
+    TraceOp op;
+    op.name = name(tick.op);
+    op.compute_ns = compute_ns;
+    for (const StreamAccess& access : tick.accesses) {
+      op.accesses.push_back({find_tensor(access), access.is_write});
+    }
+    period_.trace.ops.push_back(std::move(op));
+    period_.digests.push_back(tick.digest);
+  }
+
+  uint32_t name(uint32_t op) {
+    std::vector<std::string>& names = period_.trace.op_names;
+    const auto [entry, is_new] = names_.try_emplace(op, static_cast<uint32_t>(names.size()));
+    if (is_new) names.push_back(recorder_.op_name(op));
+    return entry->second;
+  }
+
+  uint32_t find_tensor(const StreamAccess& access) {
+    const auto found = tensors_.find(access.extent_id);
+    if (found != tensors_.end()) return found->second;
+    TraceTensor tensor{access.bytes, kNoTick, kNoTick};
+    uint64_t extent_id = access.extent_id;
+    if (roles_.is_exchanged(access.extent_id)) {
+      extent_id = 0;
+      tensor.allocated_at = 0;
+      tensor.freed_at = static_cast<Tick>(numbers_.size() - 1);
+    } else if (const uint64_t freed = roles_.freed_in_copy(access.extent_id);
+               freed != kUnknownTick) {
+      extent_id = 0;
+      tensor.allocated_at = 0;
+      tensor.freed_at = tick_of(freed);
+    }
+    const uint32_t number = add_tensor(tensor, extent_id);
+    tensors_[access.extent_id] = number;
+    return number;
+  }
+
+  const TickStream& stream_;
+  const PeriodPlace place_;
+  const Recorder& recorder_;
+  const ExtentRoles roles_;
+  std::vector<uint64_t> numbers_;                   // in the stream, by tick of the period
+  std::vector<Tick> ticks_;                         // by place in the copy
+  std::unordered_map<uint32_t, uint32_t> names_;    // by the recorder's number
+  std::unordered_map<uint64_t, uint32_t> tensors_;  // by extent
+  Period period_;
+};
+
+}  // namespace
+
+std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+                                   const Recorder& recorder) {
+  return PeriodBuilder(stream, place, recorder).build();
+}
+
+}  // namespace tencache

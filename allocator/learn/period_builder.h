@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// build_period(): a period from one copy of it in a stream. What became of each extent tells its
+// role in the repetition:
+//   - existed before the copy, and was not freed in it: it is always there;
+//   - was allocated and freed in the copy: another one in each repetition;
+//   - existed before and was freed in it, like a gradient that zero_grad frees: its successor was
+//     allocated at the same place of this copy, and lives into the next repetition. The ticks
+//     before the copy, as far as they were recorded, tell which place that is;
+//   - was allocated in the copy, lives on and succeeds nothing: the program made it once, like an
+//     optimizer its state in the first step. From now on it is always there, and the ticks that
+//     only fill it will not be repeated.
+// Whatever of this is a wrong guess comes to light when the program does not do it again. A second
+// copy right before the first leaves little to guess.
+//
+// Pure functions of the stream.
+#pragma once
+
+#include <optional>
+
+#include "learn/period.h"
+#include "learn/recorder.h"
+#include "learn/tick_stream.h"
+
+namespace tencache {
+
+/// Nullopt when the events of several threads came in a sequence that makes no sense.
+std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+                                   const Recorder& recorder);
+
+}  // namespace tencache

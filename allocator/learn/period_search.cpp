@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/period_search.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "learn/alignment.h"
+#include "learn/tick_digest.h"
+
+namespace tencache {
+namespace {
+
+// At most this many steps make up one period: optimizers that take turns, accumulation patterns.
+constexpr size_t kMarksMax = 8;
+// At most this many repetitions are looked at; more come from loops within loops.
+constexpr size_t kRepeatsMax = 16;
+// So much of a second copy, and so many old extents in it, are taken for a repetition.
+constexpr uint64_t kAgreedTicksMin = 32;
+constexpr uint64_t kAgreedPart = 8;
+constexpr size_t kAgreedExtentsMin = 4;
+// A shorter row of other ticks is passed over wherever it occurs; a longer one may be a loop of its
+// own, like an evaluation between two steps.
+constexpr uint64_t kAdditionMin = 32;
+
+bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
+  for (uint64_t number = place.begin; number < place.end(); ++number) {
+    if (stream.tick(number).digest != stream.tick(number - place.length).digest) return false;
+  }
+  return true;
+}
+
+/// Whether the `agreed` ticks before `end` are enough of a second copy of `length` ticks.
+bool is_enough(const TickStream& stream, uint64_t since, uint64_t end, uint64_t agreed,
+               uint64_t length) {
+  if (agreed >= length) return true;
+  if (agreed < std::max(kAgreedTicksMin, length / kAgreedPart)) return false;
+  std::unordered_set<uint64_t> extents;
+  for (uint64_t number = end - agreed; number < end; ++number) {
+    for (const StreamAccess& access : stream.tick(number).accesses) {
+      if (stream.is_older(access.extent_id, since)) extents.insert(access.extent_id);
+    }
+    if (extents.size() >= kAgreedExtentsMin) return true;
+  }
+  return false;
+}
+
+/// The digests of a period, mixed with the extents that are always there.
+std::vector<uint64_t> known_identities(const Period& period) {
+  std::vector<uint64_t> row;
+  for (Tick tick = 0; tick < period.trace.tick_count(); ++tick) {
+    uint64_t value = period.digests[tick];
+    for (const TraceAccess& access : period.trace.ops[tick].accesses) {
+      const uint64_t id = period.extent_ids[access.tensor];
+      if (id != 0) value = TickDigest::mix(value ^ id);
+    }
+    row.push_back(value);
+  }
+  return row;
+}
+
+/// The same for ticks of the stream.
+std::vector<uint64_t> known_identities(const TickStream& stream, const PeriodPlace& segment,
+                                       const Period& period) {
+  const std::unordered_set<uint64_t> known(period.extent_ids.begin(), period.extent_ids.end());
+  std::vector<uint64_t> row;
+  for (uint64_t number = segment.begin; number < segment.end(); ++number) {
+    uint64_t value = stream.tick(number).digest;
+    for (const StreamAccess& access : stream.tick(number).accesses) {
+      if (known.contains(access.extent_id)) value = TickDigest::mix(value ^ access.extent_id);
+    }
+    row.push_back(value);
+  }
+  return row;
+}
+
+}  // namespace
+
+std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
+  const std::deque<uint64_t>& marks = stream.marks();
+  if (marks.empty()) return std::nullopt;
+  const size_t last = marks.size() - 1;
+  for (size_t steps = 1; steps <= kMarksMax && 2 * steps <= last; ++steps) {
+    const uint64_t length = marks[last] - marks[last - steps];
+    if (length == 0 || marks[last - steps] - marks[last - 2 * steps] != length) continue;
+    const PeriodPlace place = {marks[last - steps], length};
+    if (is_repetition(stream, place)) return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<PeriodPlace> last_segment(const TickStream& stream) {
+  const std::deque<uint64_t>& marks = stream.marks();
+  if (marks.size() < 2) return std::nullopt;
+  const uint64_t begin = marks[marks.size() - 2];
+  if (marks.back() == begin) return std::nullopt;
+  return PeriodPlace{begin, marks.back() - begin};
+}
+
+// z[p] tells how many of the newest identities, counted backwards, equal those p ticks before them.
+std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end) {
+  std::vector<PeriodPlace> places;
+  const uint64_t begin = std::max(since, stream.begin());
+  if (end <= begin) return places;
+  const uint64_t count = end - begin;
+  std::vector<uint64_t> identities = stream.identities(begin, end, begin);
+  std::ranges::reverse(identities);
+  std::vector<uint64_t> z(count, 0);
+  uint64_t left = 0;
+  uint64_t right = 0;
+  for (uint64_t at = 1; at < count && places.size() < kRepeatsMax; ++at) {
+    if (at < right) z[at] = std::min(right - at, z[at - left]);
+    while (at + z[at] < count && identities[z[at]] == identities[at + z[at]]) ++z[at];
+    if (at + z[at] > right) {
+      left = at;
+      right = at + z[at];
+    }
+    if (is_enough(stream, begin, end, z[at], at)) places.push_back({end - at, at});
+  }
+  return places;
+}
+
+bool is_copy(const TickStream& stream, const PeriodPlace& place, const Period& period) {
+  if (place.length != period.digests.size()) return false;
+  for (uint64_t index = place.length; index > 0; --index) {
+    const StreamTick& tick = stream.tick(place.begin + index - 1);
+    if (!period.agrees(static_cast<Tick>(index - 1), tick.digest, tick.accesses.size(),
+                       [&](size_t access) { return tick.accesses[access].extent_id; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<PeriodPlace> find_copy(const TickStream& stream, const Period& period) {
+  const uint64_t length = period.digests.size();
+  for (uint64_t back = 1; back <= length; ++back) {
+    if (stream.end() < stream.begin() + length + back) return std::nullopt;
+    const PeriodPlace place = {stream.end() - length - back, length};
+    if (is_copy(stream, place, period)) return place;
+  }
+  return std::nullopt;
+}
+
+Comparison compare(const TickStream& stream, const PeriodPlace& segment, const Period& period) {
+  const std::vector<size_t> counterparts =
+      align(known_identities(period), known_identities(stream, segment, period));
+  Comparison comparison;
+  uint64_t matched = 0;
+  uint64_t others = 0;  // in a row
+  for (uint64_t index = 0; index <= counterparts.size(); ++index) {
+    if (index < counterparts.size() && counterparts[index] == kUnmatched) {
+      ++others;
+      continue;
+    }
+    if (others >= kAdditionMin) {
+      comparison.additions.push_back({segment.begin + index - others, others});
+    }
+    others = 0;
+    matched += index < counterparts.size() ? 1 : 0;
+  }
+  comparison.of_period = static_cast<double>(matched) / period.trace.tick_count();
+  comparison.of_segment = static_cast<double>(matched) / static_cast<double>(segment.length);
+  return comparison;
+}
+
+}  // namespace tencache

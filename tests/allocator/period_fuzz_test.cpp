@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random programs, learned from one whole step and followed in the next ones. Each step names
+// parameters, optimizer state that the first step creates, and tensors that live for random parts
+// of a step, some of them across its border. Recording begins in the middle of the first step.
+// Whatever the cursor says of an extent's next use must be what the program, which the test knows,
+// does next.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/plan/plan_cursor.h"
+#include "learn/period_builder.h"
+#include "learn/period_search.h"
+#include "learn/tick_digest.h"
+#include "learn/tick_stream.h"
+#include "support/random.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 1 << 20;
+
+/// A tensor that each step allocates anew: after tick `born`, freed after `born + length`.
+struct Slot {
+  size_t born = 0;
+  size_t length = 0;
+  uint64_t bytes = 0;
+};
+
+struct Use {
+  enum class What { kParameter, kState, kSlot };
+  What what = What::kParameter;
+  size_t index = 0;
+  bool is_write = false;
+};
+
+struct Script {
+  size_t parameters = 0;
+  size_t states = 0;
+  std::vector<Slot> slots;
+  std::vector<uint32_t> ops;           // by tick
+  std::vector<std::vector<Use>> uses;  // by tick
+};
+
+/// With sizes of their own, tensors are told apart even where nothing was recorded of their
+/// predecessors.
+Script random_script(Random& random, bool has_own_sizes) {
+  Script script;
+  const size_t ticks = random.between(12, 60);
+  script.parameters = random.between(3, 8);
+  script.states = random.between(0, 4);
+  for (size_t count = random.between(1, 12); count > 0; --count) {
+    const uint64_t size = has_own_sizes ? 2 + script.slots.size() : random.between(1, 3);
+    script.slots.push_back(
+        {random.between(0, ticks - 1), random.between(1, ticks - 2), kBytes * size});
+  }
+  for (size_t tick = 0; tick < ticks; ++tick) {
+    script.ops.push_back(static_cast<uint32_t>(random.between(1, 12)));
+    std::vector<Use> uses;
+    uses.push_back(
+        {Use::What::kParameter, random.between(0, script.parameters - 1), random.chance(0.3)});
+    if (script.states > 0 && random.chance(0.3)) {
+      uses.push_back({Use::What::kState, random.between(0, script.states - 1), true});
+    }
+    script.uses.push_back(uses);
+  }
+  for (size_t index = 0; index < script.slots.size(); ++index) {
+    const Slot& slot = script.slots[index];
+    for (size_t age = 1; age <= slot.length; ++age) {
+      if (age != slot.length && !random.chance(0.2)) continue;
+      script.uses[(slot.born + age) % ticks].push_back(
+          {Use::What::kSlot, index, random.chance(0.3)});
+    }
+  }
+  return script;
+}
+
+/// Plays a script: into a stream from some tick on, and to a cursor once there is one.
+class Player : private PlanSink {
+ public:
+  explicit Player(const Script& script) : script_(script), slots_(script.slots.size(), nullptr) {
+    for (size_t index = 0; index < script.parameters; ++index) parameters_.push_back(make(kBytes));
+  }
+
+  size_t ticks() const { return script_.ops.size(); }
+
+  void play_step(size_t first_tick, size_t first_recorded, bool creates_state) {
+    for (size_t tick = first_tick; tick < ticks(); ++tick) {
+      is_recording_ |= tick >= first_recorded;
+      if (creates_state && tick == 0) create_states();
+      play_tick(tick);
+    }
+    record({EventKind::kStep});
+  }
+
+  void follow(std::shared_ptr<const LearnedPlan> learned) {
+    cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
+    cursor_->install({std::move(learned)});
+  }
+
+  /// Compares what the cursor knows with what the script does from `tick` on. Returns how many
+  /// extents it knows.
+  size_t check(size_t tick) const {
+    size_t known = 0;
+    for (const auto& [extent, distance] : cursor_->next_uses()) {
+      const std::optional<uint64_t> expected = distance_to_use(extent, tick);
+      EXPECT_TRUE(expected.has_value()) << "an extent that nothing will use";
+      if (expected) {
+        EXPECT_EQ(distance, *expected) << "extent " << extent->id << " at tick " << tick;
+      }
+      ++known;
+    }
+    return known;
+  }
+  /// How many extents the cursor has seen named, of those that are not freed.
+  size_t named() const { return named_.size(); }
+
+  TickStream& stream() {
+    stream_.append({events_});
+    events_.events.clear();
+    return stream_;
+  }
+  const Recorder& recorder() const { return recorder_; }
+  const PlanCursor& cursor() const { return *cursor_; }
+  size_t played_since_follow() const { return followed_ticks_; }
+
+ private:
+  void evict(std::span<const MoveRequest>) override {}
+  void fetch(std::span<const MoveRequest>) override {}
+  void forget_fetches() override {}
+  void on_period() override {}
+
+  struct Record {
+    EventKind kind;
+    uint64_t extent = 0;
+    uint64_t bytes = 0;
+    uint32_t op = 0;
+  };
+  void record(const Record& event) {
+    now_ += 1000;
+    if (is_recording_) {
+      events_.events.push_back({now_, event.extent, event.bytes, event.op, event.kind});
+    }
+  }
+
+  Extent* make(uint64_t bytes) {
+    Extent& extent = extents_.emplace_back();
+    extent.id = extents_.size();
+    extent.bytes = bytes;
+    record({EventKind::kAllocate, extent.id, bytes});
+    return &extent;
+  }
+  void destroy(Extent* extent) {
+    record({EventKind::kFree, extent->id, extent->bytes});
+    named_.erase(extent);
+    extent->id = 0;
+  }
+
+  void create_states() {
+    for (size_t index = 0; index < script_.states; ++index) {
+      states_.push_back(make(kBytes));
+      play_op(99, {{states_.back(), true}});
+    }
+  }
+
+  struct Access {
+    Extent* extent;
+    bool is_write;
+  };
+  void play_op(uint32_t op, const std::vector<Access>& accesses) {
+    if (accesses.empty()) return;
+    record({EventKind::kOpBegin, 0, 0, op});
+    TickDigest digest(op);
+    std::vector<Extent*> extents;
+    for (const Access& access : accesses) {
+      record({access.is_write ? EventKind::kWrite : EventKind::kRead, access.extent->id,
+              access.extent->bytes, op});
+      digest.add(access.extent->bytes, access.is_write);
+      extents.push_back(access.extent);
+    }
+    if (cursor_ == nullptr) return;
+    named_.insert(extents.begin(), extents.end());
+    cursor_->on_tick(digest.value(), extents);
+    cursor_->on_outermost_close();
+    ++followed_ticks_;
+  }
+
+  void play_tick(size_t tick) {
+    std::vector<Access> accesses;
+    for (const Use& use : script_.uses[tick]) {
+      Extent* extent = extent_of(use);
+      if (extent != nullptr) accesses.push_back({extent, use.is_write});
+    }
+    play_op(script_.ops[tick], accesses);
+    for (size_t index = 0; index < slots_.size(); ++index) {
+      const Slot& slot = script_.slots[index];
+      if ((slot.born + slot.length) % ticks() == tick && slots_[index] != nullptr) {
+        destroy(std::exchange(slots_[index], nullptr));
+      }
+    }
+    for (size_t index = 0; index < slots_.size(); ++index) {
+      if (script_.slots[index].born == tick) slots_[index] = make(script_.slots[index].bytes);
+    }
+  }
+
+  Extent* extent_of(const Use& use) const {
+    switch (use.what) {
+      case Use::What::kParameter:
+        return parameters_[use.index];
+      case Use::What::kState:
+        return use.index < states_.size() ? states_[use.index] : nullptr;
+      case Use::What::kSlot:
+        return slots_[use.index];
+    }
+    return nullptr;
+  }
+
+  std::optional<uint64_t> distance_to_use(const Extent* extent, size_t tick) const {
+    for (uint64_t distance = 0; distance < ticks(); ++distance) {
+      for (const Use& use : script_.uses[(tick + distance) % ticks()]) {
+        if (extent_of(use) == extent) return distance;
+      }
+    }
+    return std::nullopt;
+  }
+
+  const Script& script_;
+  std::deque<Extent> extents_;
+  std::vector<Extent*> parameters_;
+  std::vector<Extent*> states_;
+  std::vector<Extent*> slots_;
+  Recorder recorder_;
+  uint64_t now_ = timestamp();
+  bool is_recording_ = false;
+  ThreadEvents events_;
+  TickStream stream_;
+  std::unique_ptr<PlanCursor> cursor_;
+  std::set<const Extent*> named_;
+  size_t followed_ticks_ = 0;
+};
+
+Machine machine() {
+  Machine machine;
+  machine.budget_bytes = 8 * kBytes;
+  machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
+  return machine;
+}
+
+TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
+  Random random;
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const bool is_recorded_late = random.chance(0.5);
+    const Script script = random_script(random, is_recorded_late);
+    Player player(script);
+    player.play_step(0, is_recorded_late ? random.between(0, script.ops.size() - 1) : 0, false);
+    player.play_step(0, 0, true);
+    const std::optional<PeriodPlace> segment = last_segment(player.stream());
+    ASSERT_TRUE(segment.has_value());
+    const std::optional<Period> period = build_period(player.stream(), *segment, player.recorder());
+    ASSERT_TRUE(period.has_value());
+    ASSERT_EQ(period->trace.tick_count(), script.ops.size()) << "without those that create state";
+    player.follow(make_learned_plan(1, std::make_shared<const Period>(*period), machine()));
+    player.play_step(0, 0, false);
+    player.check(0);
+    player.play_step(0, 0, false);
+    EXPECT_EQ(player.check(0), player.named());
+    EXPECT_GE(player.cursor().following().ticks_followed + 8, player.played_since_follow());
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tencache
