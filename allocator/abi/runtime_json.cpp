@@ -77,6 +77,8 @@ Json plan_json(Learner* learner) {
                {"kind", following.plan_number},
                {"periods", following.periods},
                {"coverage", static_cast<double>(following.ticks_followed) / seen},
+               {"ticks_seen", following.ticks_seen},
+               {"ticks_followed", following.ticks_followed},
                {"replans", summary.replans},
                {"lost", following.lost},
                {"dropped", summary.dropped},

@@ -6,11 +6,25 @@
 #include <optional>
 #include <unordered_map>
 
+#include "learn/tick_digest.h"
+
 namespace tencache {
 namespace {
 
 // Enough for a median that no single repetition decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsMax = 16;
+
+uint64_t bytes_named(const StreamTick& tick) {
+  uint64_t bytes = 0;
+  for (const StreamAccess& access : tick.accesses) bytes += access.bytes;
+  return bytes;
+}
+
+/// Whether an op took as long in both ticks, as far as its digest and bytes tell.
+bool is_alike(const StreamTick& a, const StreamTick& b) {
+  return TickDigest::with_size(a.digest, bytes_named(a)) ==
+         TickDigest::with_size(b.digest, bytes_named(b));
+}
 
 // Nullopt for the newest tick of all, which has not ended yet.
 std::optional<uint64_t> lasted_ns(const TickStream& stream, const TimestampLine& clock,
@@ -26,25 +40,28 @@ std::optional<uint64_t> lasted_ns(const TickStream& stream, const TimestampLine&
 // So for the newest tick of all the two before it count.
 uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number, uint64_t counterpart) {
-  if (counterpart == kUnknownTick) return lasted_ns(stream, clock, number).value_or(0);
-  const uint64_t earlier_ns = *lasted_ns(stream, clock, counterpart);
   const std::optional<uint64_t> newest_ns = lasted_ns(stream, clock, number);
-  if (newest_ns) return std::min(*newest_ns, earlier_ns);
+  if (counterpart == kUnknownTick) return newest_ns.value_or(0);
+  const uint64_t earlier_ns = *lasted_ns(stream, clock, counterpart);
+  if (newest_ns) {
+    // A batch of another size takes another time.
+    if (!is_alike(stream.tick(number), stream.tick(counterpart))) return *newest_ns;
+    return std::min(*newest_ns, earlier_ns);
+  }
   if (counterpart < stream.begin() + place.length) return earlier_ns;
   const uint64_t oldest = counterpart - place.length;
-  if (stream.tick(oldest).digest != stream.tick(counterpart).digest) return earlier_ns;
+  if (!is_alike(stream.tick(oldest), stream.tick(counterpart))) return earlier_ns;
   return std::min(earlier_ns, *lasted_ns(stream, clock, oldest));
 }
 
 // Nullopt when none of the repetitions measured the op.
 std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace& place,
                                     uint64_t number) {
-  const uint64_t digest = stream.tick(number).digest;
   std::vector<uint64_t> times;
   for (uint64_t back = 0; back < kRepetitionsMax; ++back) {
     if (number < stream.begin() + back * place.length) break;
     const StreamTick& tick = stream.tick(number - back * place.length);
-    if (tick.digest == digest && tick.device_ns) times.push_back(*tick.device_ns);
+    if (tick.device_ns && is_alike(tick, stream.tick(number))) times.push_back(*tick.device_ns);
   }
   if (times.empty()) return std::nullopt;
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
@@ -74,19 +91,13 @@ struct Measured {
   }
 };
 
-uint64_t bytes_named(const StreamTick& tick) {
-  uint64_t bytes = 0;
-  for (const StreamAccess& access : tick.accesses) bytes += access.bytes;
-  return bytes;
-}
-
 }  // namespace
 
 std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
                                     const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock) {
   std::vector<std::optional<uint64_t>> measured;
-  std::unordered_map<uint64_t, Measured> by_digest;
+  std::unordered_map<uint64_t, Measured> by_size;
   std::unordered_map<uint32_t, Measured> by_name;
   Measured all;
   uint64_t start_ns = std::numeric_limits<uint64_t>::max();
@@ -95,7 +106,7 @@ std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace&
     if (!measured.back()) continue;
     const StreamTick& tick = stream.tick(number);
     const uint64_t bytes = bytes_named(tick);
-    by_digest[tick.digest].add(*measured.back(), bytes);
+    by_size[TickDigest::with_size(tick.digest, bytes)].add(*measured.back(), bytes);
     by_name[tick.op].add(*measured.back(), bytes);
     all.add(*measured.back(), bytes);
     start_ns = std::min(start_ns, *measured.back());
@@ -109,7 +120,9 @@ std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace&
       times.push_back(host_ns(stream, place, clock, number, counterparts[index]));
     } else if (measured[index]) {
       times.push_back(*measured[index]);
-    } else if (const Measured& alike = by_digest[tick.digest]; alike.is_known()) {
+    } else if (const Measured& alike =
+                   by_size[TickDigest::with_size(tick.digest, bytes_named(tick))];
+               alike.is_known()) {
       times.push_back(alike.mean_ns());
     } else if (const Measured& namesakes = by_name[tick.op]; namesakes.is_known()) {
       times.push_back(namesakes.scaled_ns(bytes_named(tick), start_ns));

@@ -8,7 +8,7 @@
 // ops are only queued, the device measures some of them (engine/gate/op_timer.h), and an op takes
 // the median of its measurements in the last repetitions. An op that was not measured yet takes the
 // first of these that is known:
-//   - the mean of the ops in the period with the same digest;
+//   - the mean of the ops in the period with the same digest and about as many bytes;
 //   - the least that any op takes, plus what ops of its name take per byte beyond that;
 //   - the mean of all ops.
 // Pure functions of the stream.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TickDigest: what makes two ticks alike, in 64 bits. It covers the op and, for each access in
-// order, whether it writes and roughly how large the extent is. Sizes are rounded to a quarter of a
-// power of two, so that a cache that grows token by token does not look new at each tick, while
-// another batch shape does. The identity of the extents is compared separately (learn/period.h).
-// Hot path: the gate works one out for every op while plans are followed.
+// order, whether it writes. Sizes do not count: those of what is always there cannot change, and
+// the others follow the batch, or the length of a cache. The identity of the extents is compared
+// separately (learn/period.h). Hot path: the gate works one out for every op while plans are
+// followed.
 #pragma once
 
 #include <bit>
@@ -16,12 +16,18 @@ class TickDigest {
  public:
   explicit TickDigest(uint32_t op) : value_(mix(op + 1)) {}
 
-  void add(uint64_t bytes, bool is_write) { value_ = extend(value_, bytes, is_write); }
+  void add(bool is_write) { value_ = extend(value_, is_write); }
   uint64_t value() const { return value_; }
 
   /// The digest of a tick with one access more than the tick of `digest`.
-  static uint64_t extend(uint64_t digest, uint64_t bytes, bool is_write) {
-    return mix(digest ^ (size_class(bytes) << 1 | (is_write ? 1 : 0)));
+  static uint64_t extend(uint64_t digest, bool is_write) {
+    return mix(digest ^ (is_write ? 3 : 2));
+  }
+
+  /// Tells ticks of the same digest apart that name very different numbers of bytes. Sizes are
+  /// rounded to a quarter of a power of two.
+  static uint64_t with_size(uint64_t digest, uint64_t bytes) {
+    return mix(digest ^ size_class(bytes));
   }
 
   /// The position of the highest bit and the two bits below it.

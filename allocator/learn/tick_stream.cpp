@@ -95,7 +95,7 @@ void TickStream::take_access(OpenOp& open, const Event& event) {
   if (open.number < first_) return;
   const bool is_write = event.kind == EventKind::kWrite;
   StreamTick& tick = ticks_[open.number - first_];
-  tick.digest = TickDigest::extend(tick.digest, event.bytes, is_write);
+  tick.digest = TickDigest::extend(tick.digest, is_write);
   tick.accesses.push_back({event.extent_id, event.bytes, is_write});
 }
 

@@ -26,6 +26,7 @@ namespace tencache {
 namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
+constexpr uint32_t kAdditional = 77;  // an op that is not in the script
 
 /// A tensor that each step allocates anew: after tick `born`, freed after `born + length`.
 struct Slot {
@@ -91,11 +92,18 @@ class Player : private PlanSink {
 
   size_t ticks() const { return script_.ops.size(); }
 
+  /// Until it is set again, steps have sizes of their own and a few ticks that are not in the
+  /// script.
+  void vary(Random* random) { random_ = random; }
+
   void play_step(size_t first_tick, size_t first_recorded, bool creates_state) {
+    scale_ = random_ != nullptr ? random_->between(1, 9) : 1;
     for (size_t tick = first_tick; tick < ticks(); ++tick) {
       is_recording_ |= tick >= first_recorded;
       if (creates_state && tick == 0) create_states();
       play_tick(tick);
+      if (random_ != nullptr && random_->chance(0.05))
+        play_op(kAdditional, {{parameters_[0], false}});
     }
     record({EventKind::kStep});
   }
@@ -182,11 +190,11 @@ class Player : private PlanSink {
     for (const Access& access : accesses) {
       record({access.is_write ? EventKind::kWrite : EventKind::kRead, access.extent->id,
               access.extent->bytes, op});
-      digest.add(access.extent->bytes, access.is_write);
+      digest.add(access.is_write);
       extents.push_back(access.extent);
     }
     if (cursor_ == nullptr) return;
-    named_.insert(extents.begin(), extents.end());
+    if (op != kAdditional) named_.insert(extents.begin(), extents.end());
     cursor_->on_tick(digest.value(), extents);
     cursor_->on_outermost_close();
     ++followed_ticks_;
@@ -206,7 +214,8 @@ class Player : private PlanSink {
       }
     }
     for (size_t index = 0; index < slots_.size(); ++index) {
-      if (script_.slots[index].born == tick) slots_[index] = make(script_.slots[index].bytes);
+      if (script_.slots[index].born == tick)
+        slots_[index] = make(script_.slots[index].bytes * scale_);
     }
   }
 
@@ -244,6 +253,8 @@ class Player : private PlanSink {
   std::unique_ptr<PlanCursor> cursor_;
   std::set<const Extent*> named_;
   size_t followed_ticks_ = 0;
+  Random* random_ = nullptr;
+  uint64_t scale_ = 1;
 };
 
 Machine machine() {
@@ -273,6 +284,30 @@ TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
     player.play_step(0, 0, false);
     EXPECT_EQ(player.check(0), player.named());
     EXPECT_GE(player.cursor().following().ticks_followed + 8, player.played_since_follow());
+    if (HasFailure()) return;
+  }
+}
+
+// Steps of other sizes, with ops that are not in the plan, are steps of the same kind.
+TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
+  Random random(1);
+  for (int round = 0; round < 100; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Script script = random_script(random, false);
+    Player player(script);
+    for (int step = 0; step < 3; ++step) player.play_step(0, 0, step == 1);
+    const std::optional<PeriodPlace> segment = last_segment(player.stream());
+    const std::optional<Period> period = build_period(player.stream(), *segment, player.recorder());
+    ASSERT_TRUE(period.has_value());
+    player.follow(make_learned_plan(1, std::make_shared<const Period>(*period), machine()));
+    player.play_step(0, 0, false);
+    player.play_step(0, 0, false);
+    player.vary(&random);
+    for (int step = 0; step < 4; ++step) player.play_step(0, 0, false);
+    player.vary(nullptr);
+    player.play_step(0, 0, false);
+    EXPECT_EQ(player.check(0), player.named());
+    EXPECT_EQ(player.cursor().following().lost, 0u);
     if (HasFailure()) return;
   }
 }

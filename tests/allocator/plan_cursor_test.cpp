@@ -62,7 +62,7 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
   static size_t layer_of(size_t tick) { return tick < kLayers ? tick : 2 * kLayers - 1 - tick; }
   static uint64_t digest(size_t tick, uint32_t first_op = 1) {
     TickDigest value(first_op + (tick < kLayers ? 0 : 1));
-    value.add(kBytes, false);
+    value.add(false);
     return value.value();
   }
 
@@ -192,6 +192,184 @@ TEST_F(PlanCursorTest, KnowsTheNextUses) {
   EXPECT_EQ(uses.at(&extents_[4]), 0u) << "the very next";
   EXPECT_EQ(uses.at(&extents_[7]), 3u);
   EXPECT_EQ(uses.at(&extents_[0]), 11u);
+}
+
+/// A step of layers, each with a parameter, and an activation that the forward pass makes and the
+/// backward pass frees.
+class PlanSizesTest : public PlanCursorTest {
+ protected:
+  std::shared_ptr<const LearnedPlan> plan_for(uint64_t activation_bytes) const {
+    auto period = std::make_shared<Period>();
+    period->trace.op_names = {"op"};
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      period->trace.tensors.push_back({kBytes, kNoTick, kNoTick});
+      period->extent_ids.push_back(layer + 1);
+    }
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      const auto freed_at = static_cast<Tick>(2 * kLayers - 1 - layer);
+      period->trace.tensors.push_back({activation_bytes, layer, freed_at});
+      period->extent_ids.push_back(0);
+    }
+    for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
+      TraceOp op{0, 1'000'000, {}};
+      for (const uint32_t tensor : tensors_at(tick)) op.accesses.push_back({tensor, false});
+      period->trace.ops.push_back(op);
+      period->digests.push_back(sizes_digest(tick));
+    }
+    Machine machine;
+    machine.budget_bytes = 12 * kBytes;
+    machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
+    return make_learned_plan(1, std::move(period), machine);
+  }
+  // Forward, a layer names its parameter and the activation before it; backward, its own.
+  static std::vector<uint32_t> tensors_at(size_t tick) {
+    const auto layer = static_cast<uint32_t>(layer_of(tick));
+    std::vector<uint32_t> tensors = {layer};
+    if (tick < kLayers && layer > 0) tensors.push_back(kLayers + layer - 1);
+    if (tick >= kLayers) tensors.push_back(kLayers + layer);
+    return tensors;
+  }
+  static uint64_t sizes_digest(size_t tick) {
+    TickDigest value(tick < kLayers ? 1 : 2);
+    for (size_t count = tensors_at(tick).size(); count > 0; --count) value.add(false);
+    return value.value();
+  }
+  void play_with(uint64_t activation_bytes) {
+    for (Extent& activation : activations_) {
+      activation.id = ++last_id_;
+      activation.bytes = activation_bytes;
+    }
+    for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
+      std::vector<Extent*> named;
+      for (const uint32_t tensor : tensors_at(tick)) {
+        named.push_back(tensor < kLayers ? &extents_[tensor] : &activations_[tensor - kLayers]);
+      }
+      cursor_->on_tick(sizes_digest(tick), named);
+      cursor_->on_outermost_close();
+    }
+  }
+
+  std::array<Extent, kLayers> activations_;
+  uint64_t last_id_ = 100;
+};
+
+TEST_F(PlanSizesTest, AStepOfAnotherSizeIsFollowed) {
+  cursor_->install({plan_for(2 * kBytes)});
+  play_with(2 * kBytes);
+  const uint64_t followed = cursor_->following().ticks_followed;
+  evicted_.clear();
+  play_with(3 * kBytes);
+  EXPECT_EQ(cursor_->following().ticks_followed, followed + 2 * kLayers);
+  EXPECT_EQ(cursor_->following().lost, 0u);
+  bool has_activation = false;
+  for (const MoveRequest& request : evicted_) {
+    EXPECT_EQ(request.bytes, request.extent->bytes) << "today's bytes";
+    has_activation |= request.extent_id > 100;
+  }
+  EXPECT_TRUE(has_activation);
+}
+
+TEST_F(PlanSizesTest, ThePlanThatFitsTodaysSizesIsFollowed) {
+  LearnedKind kind;
+  kind.plans = {plan_for(kBytes / 4), plan_for(4 * kBytes)};
+  const auto returning = [](const LearnedPlan& plan) {
+    return std::ranges::count_if(plan.planned.plan.moves,
+                                 [](const PlannedMove& move) { return move.fetch_at != kNoTick; });
+  };
+  ASSERT_EQ(returning(*kind.plans[0]), 0) << "everything fits";
+  ASSERT_GT(returning(*kind.plans[1]), 0);
+  cursor_->install({kind});
+  for (int round = 0; round < 3; ++round) {
+    play_with(kBytes / 4);
+    play_with(kBytes / 4);
+    evicted_.clear();
+    play_with(kBytes / 4);
+    EXPECT_TRUE(evicted_.empty()) << "round " << round;
+    play_with(4 * kBytes);
+    evicted_.clear();
+    play_with(4 * kBytes);
+    EXPECT_FALSE(evicted_.empty()) << "round " << round;
+  }
+  EXPECT_EQ(cursor_->following().lost, 0u);
+}
+
+/// Passes over some parameters, and what comes after them: a plan with three passes is followed
+/// whether there are fewer or more.
+class PlanLoopTest : public PlanCursorTest {
+ protected:
+  static constexpr size_t kPasses = 3;
+  static constexpr size_t kTail = 4;
+
+  std::shared_ptr<const LearnedPlan> looping() const {
+    auto period = std::make_shared<Period>();
+    period->trace.op_names = {"op"};
+    for (size_t index = 0; index < kLayers; ++index) {
+      period->trace.tensors.push_back({kBytes, kNoTick, kNoTick});
+      period->extent_ids.push_back(index + 1);
+    }
+    const auto add = [&](uint32_t tensor, uint32_t op) {
+      TickDigest value(op);
+      value.add(false);
+      period->trace.ops.push_back({0, 1'000'000, {{tensor, false}}});
+      period->digests.push_back(value.value());
+    };
+    for (size_t pass = 0; pass < kPasses; ++pass) {
+      for (uint32_t tensor = 0; tensor < kLayers; ++tensor) add(tensor, 1);
+      for (uint32_t tensor = kLayers; tensor-- > 0;) add(tensor, 2);
+    }
+    for (uint32_t tensor = 0; tensor < kTail; ++tensor) add(tensor, 3);
+    Machine machine;
+    machine.budget_bytes = 5 * kBytes;
+    machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
+    return make_learned_plan(1, std::move(period), machine);
+  }
+  void play_op(uint32_t op, size_t tensor) {
+    TickDigest value(op);
+    value.add(false);
+    Extent* extent = &extents_[tensor];
+    cursor_->on_tick(value.value(), std::span(&extent, 1));
+    cursor_->on_outermost_close();
+  }
+  uint64_t followed_in_step(size_t passes) {
+    const uint64_t before = cursor_->following().ticks_followed;
+    for (size_t pass = 0; pass < passes; ++pass) {
+      for (size_t tensor = 0; tensor < kLayers; ++tensor) play_op(1, tensor);
+      for (size_t tensor = kLayers; tensor-- > 0;) play_op(2, tensor);
+    }
+    for (size_t tensor = 0; tensor < kTail; ++tensor) play_op(3, tensor);
+    return cursor_->following().ticks_followed - before;
+  }
+};
+
+TEST_F(PlanLoopTest, PassesMayBeMoreOrFewer) {
+  cursor_->install({looping()});
+  followed_in_step(kPasses);
+  EXPECT_EQ(followed_in_step(kPasses), kPasses * 2 * kLayers + kTail);
+  for (const size_t passes : {5, 1, 2, 7, 3}) {
+    const uint64_t ticks = passes * 2 * kLayers + kTail;
+    EXPECT_GE(followed_in_step(passes) + 16, ticks) << passes << " passes";
+  }
+  EXPECT_EQ(cursor_->following().lost, 0u);
+}
+
+TEST_F(PlanCursorTest, ARowOfMissingTicksIsPassedOver) {
+  cursor_->install({learned(1)});
+  play_step();
+  for (const size_t tick : {0, 1, 2, 13, 14, 15}) play(tick);
+  EXPECT_EQ(cursor_->following().lost, 0u);
+  play_step();
+  EXPECT_TRUE(is_following());
+}
+
+TEST_F(PlanCursorTest, ARowOfExtraTicksIsPassedOver) {
+  cursor_->install({learned(1)});
+  play_step();
+  for (size_t tick = 0; tick < 5; ++tick) play(tick);
+  for (int count = 0; count < 20; ++count) play(3, 70);
+  const uint64_t followed = cursor_->following().ticks_followed;
+  for (size_t tick = 5; tick < 2 * kLayers; ++tick) play(tick);
+  EXPECT_EQ(cursor_->following().ticks_followed, followed + 2 * kLayers - 5);
+  EXPECT_EQ(cursor_->following().lost, 0u);
 }
 
 }  // namespace

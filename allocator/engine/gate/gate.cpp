@@ -187,6 +187,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   add(stats_.ops, 1);
   bool all_usable = true;
   TickDigest digest(op);
+  uint64_t named_bytes = 0;
   for (const Access& access : accesses) {
     Extent* extent = heap_.find(access.address);
     if (extent == nullptr) continue;
@@ -202,7 +203,8 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
     thread.record(writes ? EventKind::kWrite : EventKind::kRead, now, op, extent);
-    digest.add(extent->bytes, writes);
+    digest.add(writes);
+    named_bytes += extent->bytes;
     const bool is_usable = Extent::usable_in(Extent::state_of(word));
     if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
       mover_->count_early(extent);
@@ -217,8 +219,8 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     fetch_slow(thread, first_pin, streams);
   }
   if (is_tick) {
-    timing_.begin_if_wanted(thread.timing, digest.value(), now, op, thread.open_ops.size(),
-                            streams);
+    timing_.begin_if_wanted(thread.timing, TickDigest::with_size(digest.value(), named_bytes), now,
+                            op, thread.open_ops.size(), streams);
   }
 }
 

@@ -52,6 +52,14 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
   learned->bound_ns = bound_step_ns(trace, bound_machine);
   learned->bound_bytes_read = bound_bytes_read(trace, bound_machine.budget_bytes);
   learned->uses = uses_by_tensor(trace);
+  for (const TraceOp& op : trace.ops) {
+    learned->names_known.push_back(std::ranges::any_of(op.accesses, [&](const TraceAccess& access) {
+      return period->extent_ids[access.tensor] != 0;
+    }));
+  }
+  for (const TraceTensor& tensor : trace.tensors) {
+    learned->anew_bytes += tensor.is_persistent() ? 0 : tensor.bytes;
+  }
   learned->period = std::move(period);
   index_moves(learned.get());
   return learned;

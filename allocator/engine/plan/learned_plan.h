@@ -2,11 +2,16 @@
 //
 // LearnedPlan: a kind of period with its plan, in the form in which the cursor follows it. It is
 // immutable once made; the learner, which makes it, and the cursor share it.
+//
+// LearnedKind: the plans of one kind for several sizes of what is allocated anew. A program pads
+// each batch to its longest entry, and a cache grows by a token: the ops stay the same, and so do
+// the tensors and their numbers. Only the bytes differ, and what has to leave to make room.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "learn/period.h"
@@ -46,10 +51,25 @@ struct LearnedPlan {
   std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;
+  std::vector<bool> names_known;  // by tick: whether it names an extent that is always there
+  uint64_t anew_bytes = 0;        // of all tensors that are allocated in the period
 
   Tick tick_count() const { return period->trace.tick_count(); }
   /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.
   uint64_t ticks_to_next_use(uint32_t tensor, Tick position) const;
+};
+
+struct LearnedKind {
+  LearnedKind() = default;
+  /// A kind with one plan.
+  LearnedKind(std::shared_ptr<const LearnedPlan> plan)  // NOLINT(google-explicit-constructor)
+      : plans{std::move(plan)} {}
+
+  uint64_t number() const { return plans.front()->number; }
+  const Period& period() const { return *plans.front()->period; }
+
+  /// Of the same kind of period, the smallest first; never empty.
+  std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 
 /// Plans the period for this machine, which takes time.

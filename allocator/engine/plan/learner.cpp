@@ -41,6 +41,21 @@ constexpr uint64_t kTrailingTicksMax = 16;
 // quick.
 constexpr uint64_t kQuickPlanningNs = 200'000'000;
 
+// Plans of one kind are for sizes that differ by more than this.
+constexpr double kSimilarSizes = 1.08;
+constexpr size_t kSizesMax = 6;
+
+bool is_similar(uint64_t a, uint64_t b) {
+  const auto [less, more] = std::minmax({static_cast<double>(a), static_cast<double>(b)});
+  return more <= kSimilarSizes * less;
+}
+
+bool has_similar_plan(const LearnedKind& kind, uint64_t bytes) {
+  return std::ranges::any_of(kind.plans, [bytes](const std::shared_ptr<const LearnedPlan>& plan) {
+    return is_similar(plan->anew_bytes, bytes);
+  });
+}
+
 }  // namespace
 
 Learner::~Learner() {
@@ -70,7 +85,7 @@ LearnerSummary Learner::summary() const {
   LearnerSummary summary = summary_;
   summary.following = following;
   for (const Kind& kind : published_) {
-    if (summary.learned == nullptr || kind.learned->number == following.last_period_plan) {
+    if (summary.learned == nullptr || kind.number == following.last_period_plan) {
       summary.learned = kind.learned;
       summary.stall_free_budget_bytes = kind.stall_free_budget_bytes;
     }
@@ -155,7 +170,11 @@ void Learner::look_for_repeats() {
 
 // A segment is a step of a known kind, perhaps with something between its ops, or a new kind.
 void Learner::learn_segment(const PeriodPlace& segment) {
-  if (Kind* known = kind_at(segment)) return confirm(known, segment);
+  if (Kind* known = kind_at(segment)) {
+    confirm(known, segment);
+    look_at_size(known, segment);
+    return;
+  }
   Kind* nearest = nullptr;
   Comparison comparison;
   for (Kind& kind : kinds_) {
@@ -193,6 +212,7 @@ void Learner::learn_addition(const PeriodPlace& addition) {
 bool Learner::learn(const Candidate& candidate) {
   if (Kind* known = kind_at(candidate.place)) {
     if (!candidate.is_guess) confirm(known, candidate.place);
+    look_at_size(known, candidate.place);
     return true;
   }
   std::optional<Period> period = build_period(stream_, candidate.place, recorder_);
@@ -224,11 +244,12 @@ void Learner::add_kind(const Candidate& candidate, Period period) {
   }
   drop_least_used();
   Kind kind;
+  kind.number = next_number_++;
   kind.is_marked = candidate.is_marked;
   kind.is_guess = candidate.is_guess;
   kind.used_at = look_count_;
   kinds_.push_back(std::move(kind));
-  plan_period(next_number_++, std::move(period));
+  plan_period(&kinds_.back(), std::move(period));
 }
 
 Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
@@ -244,7 +265,7 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   kind->is_guess = false;
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (period && period->is_like(*kind->learned->period)) {
-    plan_period(kind->learned->number, std::move(*period));
+    plan_period(kind, std::move(*period));
   }
 }
 
@@ -253,7 +274,7 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
 void Learner::correct(Kind* kind, Period period) {
   ++kind->others_seen;
   if (!std::has_single_bit(kind->others_seen)) return;
-  plan_period(kind->learned->number, std::move(period));
+  plan_period(kind, std::move(period));
 }
 
 void Learner::drop_least_used() {
@@ -270,8 +291,8 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   const uint64_t new_periods = following.periods_ever - periods_seen_;
   periods_seen_ = following.periods_ever;
   for (Kind& kind : kinds_) {
-    if (kind.learned->number == following.last_period_plan) kind.periods += new_periods;
-    if (kind.learned->number != following.plan_number) continue;
+    if (kind.number == following.last_period_plan) kind.periods += new_periods;
+    if (kind.number != following.plan_number) continue;
     kind.used_at = look_count_;
     followed = &kind;
   }
@@ -281,43 +302,69 @@ Learner::Kind* Learner::count_periods(const Following& following) {
 // Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
 void Learner::plan_again(uint64_t number) {
   for (Kind& kind : kinds_) {
-    if (kind.learned->number != number) continue;
-    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
-    kind.periods_planned_at = kind.periods;
+    if (kind.number != number) continue;
     const std::optional<PeriodPlace> place = find_copy(stream_, *kind.learned->period);
     if (!place) return;
+    look_at_size(&kind, *place);
+    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
+    kind.periods_planned_at = kind.periods;
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_like(*kind.learned->period)) return;
     kind.is_guess = false;
-    const uint64_t planning_ns = plan_period(number, std::move(*period));
+    const uint64_t planning_ns = plan_period(&kind, std::move(*period));
     if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
     return;
   }
 }
 
+// Plans the kind for the sizes of this copy unless it has a plan for similar ones. It is the cost
+// of a plan, not of following it, that forbids one for each size.
+void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
+  uint64_t bytes = 0;
+  for (uint64_t number = place.begin; number < place.end(); ++number) {
+    for (const uint64_t extent_id : stream_.births(number)) {
+      const ExtentLife* life = stream_.life(extent_id);
+      bytes += life != nullptr ? life->bytes : 0;
+    }
+  }
+  if (has_similar_plan(kind->plans, bytes)) return;
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
+}
+
+// A plan takes the place of the one for similar sizes. A better guess takes the place of all.
+void Learner::take_plan(Kind* kind, const std::shared_ptr<const LearnedPlan>& learned) {
+  auto& plans = kind->plans.plans;
+  if (!plans.empty() && !plans.front()->period->is_same_kind(*learned->period)) plans.clear();
+  std::erase_if(plans, [&](const std::shared_ptr<const LearnedPlan>& plan) {
+    return is_similar(plan->anew_bytes, learned->anew_bytes);
+  });
+  // Sizes that only grow leave the smallest behind.
+  if (plans.size() == kSizesMax) plans.erase(plans.begin());
+  plans.insert(std::ranges::upper_bound(plans, learned->anew_bytes, {},
+                                        [](const auto& plan) { return plan->anew_bytes; }),
+               learned);
+  kind->learned = learned;
+  kind->stall_free_budget_bytes = 0;
+}
+
 // Returns the processor time that planning took. That is what it costs the program, however long
 // this thread has to wait for a core.
-uint64_t Learner::plan_period(uint64_t number, Period period) {
+uint64_t Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
   const std::shared_ptr<const LearnedPlan> learned =
-      make_learned_plan(number, std::make_shared<const Period>(std::move(period)), machine);
-  std::vector<std::shared_ptr<const LearnedPlan>> plans;
-  bool is_replan = false;
-  for (Kind& kind : kinds_) {
-    is_replan |= kind.learned != nullptr && kind.learned->number == number;
-    if (kind.learned == nullptr || kind.learned->number == number) {
-      kind.learned = learned;
-      kind.stall_free_budget_bytes = 0;
-    }
-    plans.push_back(kind.learned);
-  }
+      make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
+  const bool is_replan = kind->learned != nullptr;
+  take_plan(kind, learned);
+  std::vector<LearnedKind> plans;
+  for (const Kind& planned : kinds_) plans.push_back(planned.plans);
   const uint64_t planning_ns = thread_work_ns() - begin_ns;
   TENCACHE_LOG_DEBUG(
       "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
       "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
       "MiB, written %.0f MiB; planned in %.0f ms",
-      static_cast<unsigned long long>(number), learned->tick_count(),
+      static_cast<unsigned long long>(kind->number), learned->tick_count(),
       learned->period->trace.tensors.size(), learned->planned.plan.moves.size(),
       static_cast<double>(machine.budget_bytes) / 1048576.0,
       static_cast<double>(learned->period->trace.fixed_bytes) / 1048576.0,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Learner: reads what the recorder saw, finds what repeats, and makes plans for it. It owns the
-// library of plans, one per kind of period (training step, evaluation step, prefill, decode,
-// another batch shape), and gives it to the cursor to follow. A kind is planned as soon as one
+// library of plans, for each kind of period (training step, evaluation step, prefill, decode), and
+// gives it to the cursor to follow. A kind is planned as soon as one
 // whole copy of it was seen. That plan is a guess until a second copy confirms it, or takes its
 // place. What comes between two steps and is long enough, like an evaluation, is a kind of its own.
+// A step with other sizes of what is allocated anew is of the same kind. If the sizes differ much
+// from those that are planned, the kind gets another plan.
 // A kind that was followed for some periods is planned again with newer measurements, at ever
 // longer intervals. After that, where planning is quick, the learner works out the budget with
 // which the kind would hardly wait.
@@ -68,8 +70,10 @@ class Learner {
 
  private:
   struct Kind {
-    std::shared_ptr<const LearnedPlan> learned;
-    bool is_marked = false;                // it was found between marks
+    uint64_t number = 0;
+    std::shared_ptr<const LearnedPlan> learned;  // the newest plan
+    LearnedKind plans;                           // for several sizes
+    bool is_marked = false;                      // it was found between marks
     bool is_guess = false;                 // made from one copy, and no second one has confirmed it
     uint64_t others_seen = 0;              // copies that differed from the guess
     uint64_t periods = 0;                  // how many whole ones were followed
@@ -99,7 +103,9 @@ class Learner {
   void confirm(Kind* kind, const PeriodPlace& place);
   void correct(Kind* kind, Period period);
   void plan_again(uint64_t number);
-  uint64_t plan_period(uint64_t number, Period period);
+  void look_at_size(Kind* kind, const PeriodPlace& place);
+  uint64_t plan_period(Kind* kind, Period period);
+  static void take_plan(Kind* kind, const std::shared_ptr<const LearnedPlan>& learned);
   void find_stall_free_budget(Kind& kind);
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();

@@ -2,6 +2,7 @@
 #include "engine/plan/plan_cursor.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
@@ -10,12 +11,23 @@
 namespace tencache {
 namespace {
 
-// How many ticks may be missing before an expected one.
+// How many ticks may be missing before an expected one, and before one that names an extent which
+// is always there.
 constexpr Tick kSkippedMax = 8;
-// Each surprise adds to the doubt, and each expected tick reduces it. A few surprises in a row, or
-// some in every hundred ticks, are passed over; a program that keeps differing is not this one.
+constexpr Tick kSkippedToKnownMax = 256;
+// A surprise adds to the doubt, the next ones in a row add less, and each expected tick reduces it.
+// Some ticks in a row, or a few in every hundred, are passed over; a program that keeps differing
+// is not this one.
 constexpr uint32_t kDoubtPerSurprise = 8;
+constexpr uint32_t kDoubtPerNextSurprise = 2;
 constexpr uint32_t kDoubtMax = 64;
+// Several places of a plan must have fitted so many ticks that name extents which are always there.
+// Then they are the same place of a loop.
+constexpr uint32_t kLoopTicksMin = 6;
+// A plan for this part of today's bytes is large enough. One for this many times the bytes of the
+// smallest that is large enough need not be exchanged.
+constexpr double kLargeEnough = 0.94;
+constexpr double kNearEnough = 1.1;
 // At most so many places share a gram; checking more would cost more than it tells.
 constexpr size_t kPlacesMax = 1024;
 
@@ -35,43 +47,105 @@ void PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents) {
 
 bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
                         std::span<Extent* const> extents) const {
-  return bound_plan.learned->period->agrees(
+  return bound_plan.kind.period().agrees(
       tick, digest, extents.size(), [extents](size_t index) { return extents[index]->id.load(); });
 }
 
-// Returns false for another program, or another place of this one.
+// Returns false for another program.
 bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
-  const Tick count = current_->learned->tick_count();
   if (agrees(*current_, position_, digest, extents)) {
     if (doubt_ > 0) --doubt_;
+    is_surprised_ = false;
     step_on(position_, extents);
     return true;
   }
-  doubt_ += kDoubtPerSurprise;
-  if (doubt_ > kDoubtMax || place_of(digest, extents) != nullptr) return false;
-  const Tick skipped_max = std::min(kSkippedMax, count - 1);
-  for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
-    const Tick tick = (position_ + skipped) % count;
-    if (!agrees(*current_, tick, digest, extents)) continue;
-    for (Tick back = skipped; back > 0; --back) append_requests_of((tick + count - back) % count);
-    if (tick < position_) end_period();
-    step_on(tick, extents);
+  doubt_ += is_surprised_ ? kDoubtPerNextSurprise : kDoubtPerSurprise;
+  std::optional<Place> other = place_of(digest, extents);
+  if (other && &bound_plans_[other->bound_plan] != current_) return false;
+  if (doubt_ > kDoubtMax && !other) return false;
+  if (const std::optional<Tick> tick = other ? std::nullopt : tick_ahead(digest, extents)) {
+    const Tick count = current_->plan().tick_count();
+    for (Tick missing = position_; missing != *tick; missing = (missing + 1) % count) {
+      append_requests_of(missing);
+    }
+    if (*tick < position_) end_period();
+    is_surprised_ = false;
+    step_on(*tick, extents);
     return true;
   }
-  return true;  // an extra tick
+  if (!other) other = place_in_loop(digest, extents);
+  is_surprised_ = true;
+  if (other) take_place(*other, extents);
+  return true;
+}
+
+// The next tick of the plan that agrees, if not too many are missing before it.
+std::optional<Tick> PlanCursor::tick_ahead(uint64_t digest,
+                                           std::span<Extent* const> extents) const {
+  const Tick count = current_->plan().tick_count();
+  const Tick skipped_max = std::min(kSkippedToKnownMax, count - 1);
+  for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
+    const Tick tick = (position_ + skipped) % count;
+    if (skipped > kSkippedMax && !current_->plan().names_known[tick]) continue;
+    if (agrees(*current_, tick, digest, extents)) return tick;
+  }
+  return std::nullopt;
 }
 
 void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
-  const std::vector<TraceAccess>& accesses = current_->learned->period->trace.ops[tick].accesses;
+  candidates_.clear();
+  const std::vector<TraceAccess>& accesses = current_->kind.period().trace.ops[tick].accesses;
   for (size_t index = 0; index < accesses.size(); ++index) {
-    current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id};
+    current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id,
+                                                  extents[index]->bytes};
   }
   ++following_.ticks_followed;
+  const bool tells_size = note_sizes(tick, extents);
   append_requests_of(tick);
   position_ = tick + 1;
-  if (position_ < current_->learned->tick_count()) return;
-  position_ = 0;
-  end_period();
+  if (position_ == current_->plan().tick_count()) {
+    position_ = 0;
+    end_period();
+  }
+  if (tells_size) choose_plan();
+}
+
+// Returns whether the tick tells the kind's plans apart.
+bool PlanCursor::note_sizes(Tick tick, std::span<Extent* const> extents) {
+  if (current_->kind.plans.size() == 1) return false;
+  bool tells_size = false;
+  const std::vector<TraceAccess>& accesses = current_->kind.period().trace.ops[tick].accesses;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    const uint32_t tensor = accesses[index].tensor;
+    if (!current_->has_own_size[tensor]) continue;
+    tells_size = true;
+    const size_t place = current_->sized_access_count++ % kSizedAccesses;
+    current_->sized_accesses.at(place) = {tensor, extents[index]->bytes};
+  }
+  return tells_size;
+}
+
+// Takes the smallest plan that is large enough for today's sizes, else the largest.
+void PlanCursor::choose_plan() {
+  double named_bytes = 0;
+  std::vector<double> expected(current_->kind.plans.size(), 0);
+  const size_t count = std::min(current_->sized_access_count, kSizedAccesses);
+  for (const SizedAccess& access : std::span(current_->sized_accesses).first(count)) {
+    named_bytes += static_cast<double>(access.bytes);
+    for (size_t plan = 0; plan < expected.size(); ++plan) {
+      const Trace& trace = current_->kind.plans[plan]->period->trace;
+      expected[plan] += static_cast<double>(trace.tensors[access.tensor].bytes);
+    }
+  }
+  const double needed = kLargeEnough * named_bytes;
+  size_t best = 0;
+  while (best + 1 < expected.size() && expected[best] < needed) ++best;
+  const size_t chosen = current_->chosen;
+  if (best == chosen) return;
+  if (expected[chosen] >= needed && expected[chosen] <= kNearEnough * expected[best]) return;
+  current_->chosen = best;
+  catch_up();
+  catch_up_evictions();
 }
 
 void PlanCursor::end_period() {
@@ -80,7 +154,7 @@ void PlanCursor::end_period() {
     ++following_.periods;
     ++following_.periods_ever;
     following_.last_period_ns = now - period_begin_ns_;
-    following_.last_period_plan = current_->learned->number;
+    following_.last_period_plan = current_->plan().number;
     sink_.on_period();
   }
   is_whole_ = true;
@@ -93,40 +167,81 @@ void PlanCursor::get_lost() {
   following_.plan_number = 0;
   following_.periods = 0;
   is_whole_ = false;
+  is_surprised_ = false;
   doubt_ = 0;
   // Evictions stay requested: an extent whose last use that was is still as old as before.
   sink_.forget_fetches();
 }
 
-// Returns the only place that the last ticks fit; null when there is none or several.
-const PlanCursor::Place* PlanCursor::place_of(uint64_t digest,
-                                              std::span<Extent* const> extents) const {
-  if (history_count_ < kGram) return nullptr;
+// The places that the last ticks fit.
+std::vector<PlanCursor::Place> PlanCursor::places_of(uint64_t digest,
+                                                     std::span<Extent* const> extents) const {
+  std::vector<Place> fitting;
+  if (history_count_ < kGram) return fitting;
   const auto found = places_.find(gram());
-  if (found == places_.end()) return nullptr;
-  const Place* only = nullptr;
+  if (found == places_.end()) return fitting;
   for (const Place& place : found->second) {
-    if (!agrees(bound_plans_[place.bound_plan], place.tick, digest, extents)) continue;
-    if (only != nullptr) return nullptr;
-    only = &place;
+    if (agrees(bound_plans_[place.bound_plan], place.tick, digest, extents)) {
+      fitting.push_back(place);
+    }
   }
-  return only;
+  return fitting;
+}
+
+// The only place that the last ticks fit; nullopt when there is none or several.
+std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
+                                                      std::span<Extent* const> extents) const {
+  const std::vector<Place> places = places_of(digest, extents);
+  return places.size() == 1 ? std::optional(places.front()) : std::nullopt;
+}
+
+// Of several places that have fitted for long, the last one of the plan followed last that the
+// program had reached.
+std::optional<PlanCursor::Place> PlanCursor::place_in_loop(uint64_t digest,
+                                                           std::span<Extent* const> extents) {
+  std::erase_if(candidates_, [&](const Place& next) {
+    return !agrees(bound_plans_[next.bound_plan], next.tick, digest, extents);
+  });
+  if (candidates_.empty()) {
+    candidates_ = places_of(digest, extents);
+    candidate_ticks_ = 0;
+  }
+  if (candidates_.empty()) return std::nullopt;
+  const Place& first = candidates_.front();
+  candidate_ticks_ += bound_plans_[first.bound_plan].plan().names_known[first.tick] ? 1 : 0;
+  std::optional<Place> chosen;
+  if (candidate_ticks_ >= kLoopTicksMin) {
+    chosen = *std::ranges::max_element(candidates_, {}, [this](const Place& place) {
+      const bool is_of_last_plan = bound_plans_[place.bound_plan].kind.number() == last_plan_;
+      return std::tuple(is_of_last_plan, place.tick <= position_, place.tick);
+    });
+  }
+  for (Place& place : candidates_) {
+    place.tick = (place.tick + 1) % bound_plans_[place.bound_plan].plan().tick_count();
+  }
+  return chosen;
 }
 
 void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
-  const Place* place = place_of(digest, extents);
-  if (place == nullptr) return;
-  current_ = &bound_plans_[place->bound_plan];
-  following_.plan_number = current_->learned->number;
-  step_on(place->tick, extents);
+  std::optional<Place> place = place_of(digest, extents);
+  if (!place) place = place_in_loop(digest, extents);
+  if (place) take_place(*place, extents);
+}
+
+void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents) {
+  current_ = &bound_plans_[place.bound_plan];
+  following_.plan_number = last_plan_ = current_->plan().number;
+  is_whole_ = false;
+  is_surprised_ = false;
+  step_on(place.tick, extents);
   catch_up();
 }
 
 // Requests the fetches that should be under way at this place by now.
 void PlanCursor::catch_up() {
-  const Tick count = current_->learned->tick_count();
+  const Tick count = current_->plan().tick_count();
   std::vector<std::pair<Tick, uint32_t>> by_deadline;
-  for (const PlannedMove& move : current_->learned->planned.plan.moves) {
+  for (const PlannedMove& move : current_->plan().planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
     const Tick to_fetch = (position_ + count - move.fetch_at) % count;
     const Tick window = (move.needed_at + count - move.fetch_at) % count;
@@ -141,10 +256,37 @@ void PlanCursor::catch_up() {
   append_requests(tensors, &fetches_);
 }
 
-void PlanCursor::append_requests_of(Tick tick) {
-  append_requests(current_->learned->fetches_at.at(tick), &fetches_);
-  append_requests(current_->learned->evictions_after.at(tick), &pending_);
+// A plan for other sizes took the place of the one followed until now. Requests the evictions that
+// it would have requested by now.
+void PlanCursor::catch_up_evictions() {
+  const Tick count = current_->plan().tick_count();
+  std::vector<uint32_t> tensors;
+  for (const PlannedMove& move : current_->plan().planned.plan.moves) {
+    if (move.fetch_at == kNoTick) continue;
+    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
+    const Tick away = (move.fetch_at + count - move.evict_after) % count;
+    if (since_eviction > 0 && since_eviction < away) tensors.push_back(move.tensor);
+  }
+  append_requests(tensors, &pending_);
   has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+}
+
+void PlanCursor::append_requests_of(Tick tick) {
+  append_requests(current_->plan().fetches_at.at(tick), &fetches_);
+  append_fetches_of_larger_plans(tick);
+  append_requests(current_->plan().evictions_after.at(tick), &pending_);
+  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+}
+
+// What a plan for larger sizes evicted in the step before may be cold, although this one keeps it.
+void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
+  for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {
+    for (const uint32_t tensor : current_->kind.plans[larger]->fetches_at.at(tick)) {
+      const Extent* extent = current_->bindings[tensor].extent;
+      if (extent == nullptr || Extent::usable_in(extent->state())) continue;
+      append_requests(std::span(&tensor, 1), &fetches_);
+    }
+  }
 }
 
 void PlanCursor::append_requests(std::span<const uint32_t> tensors,
@@ -154,8 +296,7 @@ void PlanCursor::append_requests(std::span<const uint32_t> tensors,
   for (const uint32_t tensor : tensors) {
     const Binding& binding = current_->bindings[tensor];
     if (binding.extent == nullptr) continue;
-    requests->push_back({binding.extent, binding.extent_id,
-                         current_->learned->period->trace.tensors[tensor].bytes, now});
+    requests->push_back({binding.extent, binding.extent_id, binding.bytes, now});
   }
 }
 
@@ -184,11 +325,10 @@ uint64_t PlanCursor::gram() const {
   return value;
 }
 
-PlanCursor::Places PlanCursor::index_places(
-    const std::vector<std::shared_ptr<const LearnedPlan>>& plans) {
+PlanCursor::Places PlanCursor::index_places(const std::vector<LearnedKind>& kinds) {
   Places found;
-  for (uint32_t index = 0; index < plans.size(); ++index) {
-    const std::vector<uint64_t>& digests = plans[index]->period->digests;
+  for (uint32_t index = 0; index < kinds.size(); ++index) {
+    const std::vector<uint64_t>& digests = kinds[index].period().digests;
     for (size_t tick = 0; tick < digests.size(); ++tick) {
       uint64_t value = 0;
       for (size_t age = kGram; age > 0; --age) {
@@ -205,8 +345,9 @@ PlanCursor::Places PlanCursor::index_places(
 // A plan of the same kind has the same tensors. Where a better guess took the place of one, what is
 // always there is known by its number.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
-  const Period& before = *old->learned->period;
-  const Period& period = *bound_plan->learned->period;
+  const Period& before = old->kind.period();
+  const Period& period = bound_plan->kind.period();
+  bound_plan->chosen = std::min(old->chosen, bound_plan->kind.plans.size() - 1);
   if (period.is_same_kind(before)) {
     bound_plan->bindings.swap(old->bindings);
     return;
@@ -221,29 +362,44 @@ void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   }
 }
 
+PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind) {
+  BoundPlan bound_plan;
+  bound_plan.kind = kind;
+  const size_t count = kind.period().trace.tensors.size();
+  bound_plan.bindings.resize(count);
+  bound_plan.has_own_size.resize(count);
+  for (size_t tensor = 0; tensor < count; ++tensor) {
+    const uint64_t bytes = kind.period().trace.tensors[tensor].bytes;
+    bound_plan.has_own_size[tensor] = std::ranges::any_of(kind.plans, [&](const auto& plan) {
+      return plan->period->trace.tensors[tensor].bytes != bytes;
+    });
+  }
+  return bound_plan;
+}
+
 // Ops wait for the lock, so what takes time happens before it is taken and after it is released.
-void PlanCursor::install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans) {
-  Places places = index_places(plans);
+void PlanCursor::install(const std::vector<LearnedKind>& kinds) {
+  Places places = index_places(kinds);
   std::vector<BoundPlan> bound_plans;
-  bound_plans.reserve(plans.size());
-  for (const std::shared_ptr<const LearnedPlan>& learned : plans)
-    bound_plans.push_back({learned, std::vector<Binding>(learned->period->trace.tensors.size())});
+  bound_plans.reserve(kinds.size());
+  for (const LearnedKind& kind : kinds) bound_plans.push_back(bind(kind));
   MutexLock lock(mutex_);
   const uint64_t followed = following_.plan_number;
   bool has_same_ops = false;
   for (BoundPlan& bound_plan : bound_plans) {
     for (BoundPlan& old : bound_plans_) {
-      if (old.learned->number != bound_plan.learned->number) continue;
+      if (old.kind.number() != bound_plan.kind.number()) continue;
       take_bindings(&old, &bound_plan);
-      has_same_ops |= old.learned->number == followed &&
-                      old.learned->period->digests == bound_plan.learned->period->digests;
+      has_same_ops |= old.kind.number() == followed &&
+                      old.kind.period().digests == bound_plan.kind.period().digests;
     }
   }
   bound_plans_.swap(bound_plans);
   places_.swap(places);
+  candidates_.clear();
   current_ = nullptr;
   for (BoundPlan& bound_plan : bound_plans_) {
-    if (has_same_ops && bound_plan.learned->number == followed) current_ = &bound_plan;
+    if (has_same_ops && bound_plan.kind.number() == followed) current_ = &bound_plan;
   }
   if (current_ == nullptr && followed != 0) get_lost();
   is_active_.store(!bound_plans_.empty(), std::memory_order_relaxed);
@@ -261,8 +417,8 @@ std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   for (uint32_t tensor = 0; tensor < current_->bindings.size(); ++tensor) {
     const Binding& binding = current_->bindings[tensor];
     if (binding.extent == nullptr || binding.extent->id != binding.extent_id) continue;
-    if (current_->learned->uses[tensor].empty()) continue;
-    uses[binding.extent] = current_->learned->ticks_to_next_use(tensor, position_);
+    if (current_->plan().uses[tensor].empty()) continue;
+    uses[binding.extent] = current_->plan().ticks_to_next_use(tensor, position_);
   }
   return uses;
 }

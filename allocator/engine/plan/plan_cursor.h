@@ -5,11 +5,17 @@
 // they agree gives the plan's requests: fetches when a tick begins, evictions after the tick's
 // outermost op has closed.
 //
-// A tick agrees when op and sizes do (TickDigest) and every persistent extent is the very same one.
-// An extent that is allocated in the period stands for the tensor at its place among the accesses.
-// A few missing or extra ticks are passed over. When ticks differ too often, or fit exactly one
-// other place, the cursor gives up its place: it requests nothing and the engine is reactive. It
-// then looks the last ticks up in all plans until exactly one place fits.
+// A tick agrees when the op does (TickDigest) and every extent that is always there is the very
+// same one. An extent that is allocated in the period stands for the tensor at its place among the
+// accesses, whatever its size. By those sizes the cursor chooses, among the plans of a kind, the
+// one that fits.
+//
+// Missing and extra ticks are passed over: an expert without tokens, a branch that is not taken.
+// When ticks differ too often, or fit exactly one other place, the cursor gives up its place: it
+// requests nothing and the engine is reactive. It then looks the last ticks up in all plans until
+// exactly one place fits. Where several places of one plan fit for longer, the program goes round
+// in a loop within the plan, more or less often than when it was recorded. Then the last of them is
+// taken that the program had reached.
 //
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in order; it is
 // taken before the locks of whoever receives them. Evictions are requested without it, because each
@@ -20,6 +26,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -74,8 +81,7 @@ class PlanCursor final : public NextUses {
 
   /// Replaces all plans. A plan being followed continues with its replacement, of the same number,
   /// where that has the same ops.
-  void install(const std::vector<std::shared_ptr<const LearnedPlan>>& plans)
-      TENCACHE_EXCLUDES(mutex_);
+  void install(const std::vector<LearnedKind>& kinds) TENCACHE_EXCLUDES(mutex_);
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
@@ -83,16 +89,29 @@ class PlanCursor final : public NextUses {
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
 
  private:
-  static constexpr size_t kGram = 4;  // ticks that identify a place
+  static constexpr size_t kGram = 4;           // ticks that identify a place
+  static constexpr size_t kSizedAccesses = 8;  // from which today's sizes are known
 
   struct Binding {
     Extent* extent = nullptr;
     uint64_t extent_id = 0;
+    uint64_t bytes = 0;
   };
-  /// A plan, and the extents that stand for its tensors.
+  struct SizedAccess {
+    uint32_t tensor = 0;
+    uint64_t bytes = 0;
+  };
+  /// A kind, its plan for today's sizes, and the extents that stand for its tensors.
   struct BoundPlan {
-    std::shared_ptr<const LearnedPlan> learned;
+    LearnedKind kind;
+    size_t chosen = 0;  // among the kind's plans
     std::vector<Binding> bindings;
+    std::vector<bool> has_own_size;  // by tensor: whether its size tells the plans apart
+    // The newest accesses to such tensors, a ring.
+    std::array<SizedAccess, kSizedAccesses> sized_accesses = {};
+    size_t sized_access_count = 0;
+
+    const LearnedPlan& plan() const { return *kind.plans[chosen]; }
   };
   struct Place {
     uint32_t bound_plan = 0;
@@ -102,19 +121,31 @@ class PlanCursor final : public NextUses {
   bool agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
               std::span<Extent* const> extents) const TENCACHE_REQUIRES(mutex_);
   bool follow(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
-  const Place* place_of(uint64_t digest, std::span<Extent* const> extents) const
+  std::optional<Place> place_of(uint64_t digest, std::span<Extent* const> extents) const
+      TENCACHE_REQUIRES(mutex_);
+  std::vector<Place> places_of(uint64_t digest, std::span<Extent* const> extents) const
+      TENCACHE_REQUIRES(mutex_);
+  std::optional<Tick> tick_ahead(uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);
   void find_place(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void take_place(const Place& place, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  std::optional<Place> place_in_loop(uint64_t digest, std::span<Extent* const> extents)
+      TENCACHE_REQUIRES(mutex_);
+  bool note_sizes(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void choose_plan() TENCACHE_REQUIRES(mutex_);
   void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void catch_up() TENCACHE_REQUIRES(mutex_);
+  void catch_up_evictions() TENCACHE_REQUIRES(mutex_);
   void end_period() TENCACHE_REQUIRES(mutex_);
   void get_lost() TENCACHE_REQUIRES(mutex_);
   using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
-  static Places index_places(const std::vector<std::shared_ptr<const LearnedPlan>>& plans);
+  static Places index_places(const std::vector<LearnedKind>& kinds);
+  static BoundPlan bind(const LearnedKind& kind);
   static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
   void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
+  void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
   void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
   void give_evictions() TENCACHE_EXCLUDES(mutex_);
@@ -129,6 +160,11 @@ class PlanCursor final : public NextUses {
   BoundPlan* current_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // null: lost
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;             // expected next
   uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // that this is the right plan
+  bool is_surprised_ TENCACHE_GUARDED_BY(mutex_) = false;     // the last tick was not expected
+  // Places that fit the last ticks; each is of the tick expected next there.
+  std::vector<Place> candidates_ TENCACHE_GUARDED_BY(mutex_);
+  uint32_t candidate_ticks_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that all of them have fitted
+  uint64_t last_plan_ TENCACHE_GUARDED_BY(mutex_) = 0;        // the plan that was followed last
   bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
