@@ -183,6 +183,23 @@ TEST_F(PlanCursorTest, ABetterPlanTakesOverWhileItIsFollowed) {
   EXPECT_FALSE(evicted_.empty()) << "it knows the extents from before";
 }
 
+// Whatever came before has left parameters cold that the plan does not expect to be. They are
+// fetched in the sequence of their use, and known before they are named.
+TEST_F(PlanCursorTest, FetchesWhatIsColdWhenItFindsItsPlace) {
+  const std::shared_ptr<const LearnedPlan> followed = learned(1);
+  std::vector<ListedExtent> listed;
+  for (Extent& extent : extents_) listed.push_back({&extent, nullptr, extent.bytes});
+  cursor_->install({followed}, listed);
+  for (size_t tick = 0; tick < 4; ++tick) play(tick);
+  ASSERT_TRUE(is_following());
+  ASSERT_GE(fetched_.size(), 2u);
+  EXPECT_EQ(fetched_[0].extent_id, 5u) << "the next one";
+  EXPECT_TRUE(std::ranges::is_sorted(fetched_, {}, [](const MoveRequest& request) {
+    const uint64_t layer = request.extent_id - 1;
+    return layer >= 4 ? layer : 2 * kLayers - 1 - layer;
+  }));
+}
+
 TEST_F(PlanCursorTest, KnowsTheNextUses) {
   cursor_->install({learned(1)});
   play_step();

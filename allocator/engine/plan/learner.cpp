@@ -376,7 +376,7 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
       static_cast<double>(learned->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);
   if (parts_.hooks->on_learned_plan) parts_.hooks->on_learned_plan(*learned);
-  cursor_.install(plans);
+  cursor_.install(plans, parts_.heap->extents());
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();
   summary_.replans += is_replan ? 1 : 0;

@@ -237,19 +237,32 @@ void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents
   catch_up();
 }
 
-// Requests the fetches that should be under way at this place by now.
+// Requests the fetches that should be under way at this place by now, and those of what the plan
+// expects to be resident. Before a plan is followed, anything may be cold.
 void PlanCursor::catch_up() {
-  const Tick count = current_->plan().tick_count();
-  std::vector<std::pair<Tick, uint32_t>> by_deadline;
-  for (const PlannedMove& move : current_->plan().planned.plan.moves) {
+  const LearnedPlan& plan = current_->plan();
+  const Tick count = plan.tick_count();
+  std::vector<bool> is_away(current_->bindings.size());  // by plan
+  std::vector<std::pair<uint64_t, uint32_t>> by_deadline;
+  for (const PlannedMove& move : plan.planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
     const Tick to_fetch = (position_ + count - move.fetch_at) % count;
     const Tick window = (move.needed_at + count - move.fetch_at) % count;
     if (to_fetch < window) {
       by_deadline.emplace_back((move.needed_at + count - position_) % count, move.tensor);
     }
+    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
+    if (since_eviction < (move.needed_at + count - 1 - move.evict_after) % count) {
+      is_away[move.tensor] = true;
+    }
   }
-  std::sort(by_deadline.begin(), by_deadline.end());
+  for (uint32_t tensor = 0; tensor < is_away.size(); ++tensor) {
+    const Extent* extent = current_->bindings[tensor].extent;
+    if (extent == nullptr || is_away[tensor] || plan.uses[tensor].empty()) continue;
+    if (plan.period->extent_ids[tensor] == 0 || Extent::usable_in(extent->state())) continue;
+    by_deadline.emplace_back(plan.ticks_to_next_use(tensor, position_), tensor);
+  }
+  std::ranges::sort(by_deadline);
   std::vector<uint32_t> tensors;
   tensors.reserve(by_deadline.size());
   for (const auto& [deadline, tensor] : by_deadline) tensors.push_back(tensor);
@@ -342,33 +355,25 @@ PlanCursor::Places PlanCursor::index_places(const std::vector<LearnedKind>& kind
   return found;
 }
 
-// A plan of the same kind has the same tensors. Where a better guess took the place of one, what is
-// always there is known by its number.
+// A plan of the same kind has the same tensors. Of another one only what is always there is known.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
-  const Period& before = old->kind.period();
-  const Period& period = bound_plan->kind.period();
   bound_plan->chosen = std::min(old->chosen, bound_plan->kind.plans.size() - 1);
-  if (period.is_same_kind(before)) {
-    bound_plan->bindings.swap(old->bindings);
-    return;
-  }
-  std::unordered_map<uint64_t, Binding> known;
-  for (size_t tensor = 0; tensor < before.extent_ids.size(); ++tensor) {
-    if (before.extent_ids[tensor] != 0) known[before.extent_ids[tensor]] = old->bindings[tensor];
-  }
-  for (size_t tensor = 0; tensor < period.extent_ids.size(); ++tensor) {
-    const auto found = known.find(period.extent_ids[tensor]);
-    if (found != known.end()) bound_plan->bindings[tensor] = found->second;
+  if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
+  for (size_t tensor = 0; tensor < old->bindings.size(); ++tensor) {
+    const Binding& binding = old->bindings[tensor];
+    if (binding.extent != nullptr) bound_plan->bindings[tensor] = binding;
   }
 }
 
-PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind) {
+PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind, const ExtentsById& extents) {
   BoundPlan bound_plan;
   bound_plan.kind = kind;
   const size_t count = kind.period().trace.tensors.size();
   bound_plan.bindings.resize(count);
   bound_plan.has_own_size.resize(count);
   for (size_t tensor = 0; tensor < count; ++tensor) {
+    const auto extent = extents.find(kind.period().extent_ids[tensor]);
+    if (extent != extents.end()) bound_plan.bindings[tensor] = extent->second;
     const uint64_t bytes = kind.period().trace.tensors[tensor].bytes;
     bound_plan.has_own_size[tensor] = std::ranges::any_of(kind.plans, [&](const auto& plan) {
       return plan->period->trace.tensors[tensor].bytes != bytes;
@@ -378,11 +383,17 @@ PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind) {
 }
 
 // Ops wait for the lock, so what takes time happens before it is taken and after it is released.
-void PlanCursor::install(const std::vector<LearnedKind>& kinds) {
+void PlanCursor::install(const std::vector<LearnedKind>& kinds,
+                         const std::vector<ListedExtent>& extents) {
   Places places = index_places(kinds);
+  ExtentsById by_id;
+  for (const ListedExtent& listed : extents) {
+    const uint64_t id = listed.extent->id.load();
+    by_id[id] = {listed.extent, id, listed.bytes};
+  }
   std::vector<BoundPlan> bound_plans;
   bound_plans.reserve(kinds.size());
-  for (const LearnedKind& kind : kinds) bound_plans.push_back(bind(kind));
+  for (const LearnedKind& kind : kinds) bound_plans.push_back(bind(kind, by_id));
   MutexLock lock(mutex_);
   const uint64_t followed = following_.plan_number;
   bool has_same_ops = false;

@@ -35,7 +35,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "engine/plan/learned_plan.h"
-#include "memory/extent.h"
+#include "memory/heap.h"
 
 namespace tencache {
 
@@ -80,8 +80,10 @@ class PlanCursor final : public NextUses {
   }
 
   /// Replaces all plans. A plan being followed continues with its replacement, of the same number,
-  /// where that has the same ops.
-  void install(const std::vector<LearnedKind>& kinds) TENCACHE_EXCLUDES(mutex_);
+  /// where that has the same ops. `extents` are those of the heap: what is always there can be
+  /// requested before it is named.
+  void install(const std::vector<LearnedKind>& kinds, const std::vector<ListedExtent>& extents = {})
+      TENCACHE_EXCLUDES(mutex_);
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
@@ -140,7 +142,8 @@ class PlanCursor final : public NextUses {
   void get_lost() TENCACHE_REQUIRES(mutex_);
   using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
   static Places index_places(const std::vector<LearnedKind>& kinds);
-  static BoundPlan bind(const LearnedKind& kind);
+  using ExtentsById = std::unordered_map<uint64_t, Binding>;
+  static BoundPlan bind(const LearnedKind& kind, const ExtentsById& extents);
   static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
   void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
