@@ -147,8 +147,7 @@ void ExtentRoles::pair_by_size() {
   }
   for (auto& [bytes, predecessors] : freed) {
     std::ranges::sort(predecessors);
-    const auto [end, last] = std::ranges::unique(predecessors);
-    predecessors.erase(end, last);
+    predecessors.erase(std::unique(predecessors.begin(), predecessors.end()), predecessors.end());
     std::vector<size_t>& successors = open[bytes];
     while (!predecessors.empty() && !successors.empty()) {
       pair(&successions_[successors.back()], predecessors.back());

@@ -24,7 +24,7 @@ bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& w
   if (part.size() > whole.size()) return false;
   std::vector<uint64_t> twice = whole;
   twice.insert(twice.end(), whole.begin(), whole.end());
-  return !std::ranges::search(twice, part).empty();
+  return std::search(twice.begin(), twice.end(), part.begin(), part.end()) != twice.end();
 }
 
 }  // namespace

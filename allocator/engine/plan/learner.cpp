@@ -26,7 +26,7 @@ constexpr uint64_t kFirstSearchTicks = 64;
 // step's ticks have passed.
 constexpr uint64_t kSegmentsBeforeSearch = 2;
 // A kind is planned anew after this many periods, then after twice as many, and so on.
-constexpr uint64_t kFirstReplanPeriods = 2;
+constexpr uint64_t kFirstReplanPeriods = 1;
 // Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
 // A step that has this part of a kind's ticks is one of its steps, with more or fewer ticks here

@@ -199,27 +199,35 @@ std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
 // program had reached.
 std::optional<PlanCursor::Place> PlanCursor::place_in_loop(uint64_t digest,
                                                            std::span<Extent* const> extents) {
-  std::erase_if(candidates_, [&](const Place& next) {
-    return !agrees(bound_plans_[next.bound_plan], next.tick, digest, extents);
-  });
-  if (candidates_.empty()) {
-    candidates_ = places_of(digest, extents);
-    candidate_ticks_ = 0;
-  }
+  keep_candidates(digest, extents);
   if (candidates_.empty()) return std::nullopt;
   const Place& first = candidates_.front();
   candidate_ticks_ += bound_plans_[first.bound_plan].plan().names_known[first.tick] ? 1 : 0;
   std::optional<Place> chosen;
-  if (candidate_ticks_ >= kLoopTicksMin) {
-    chosen = *std::ranges::max_element(candidates_, {}, [this](const Place& place) {
-      const bool is_of_last_plan = bound_plans_[place.bound_plan].kind.number() == last_plan_;
-      return std::tuple(is_of_last_plan, place.tick <= position_, place.tick);
-    });
-  }
+  std::tuple<bool, bool, Tick> rank;
   for (Place& place : candidates_) {
-    place.tick = (place.tick + 1) % bound_plans_[place.bound_plan].plan().tick_count();
+    const LearnedPlan& plan = bound_plans_[place.bound_plan].plan();
+    const std::tuple own_rank(plan.number == last_plan_, place.tick <= position_, place.tick);
+    if (!chosen || own_rank > rank) {
+      chosen = place;
+      rank = own_rank;
+    }
+    place.tick = (place.tick + 1) % plan.tick_count();
   }
-  return chosen;
+  return candidate_ticks_ >= kLoopTicksMin ? chosen : std::nullopt;
+}
+
+// Drops the candidates that do not expect this tick; where none does, looks for new ones.
+void PlanCursor::keep_candidates(uint64_t digest, std::span<Extent* const> extents) {
+  std::vector<Place> fitting;
+  for (const Place& next : candidates_) {
+    if (agrees(bound_plans_[next.bound_plan], next.tick, digest, extents)) fitting.push_back(next);
+  }
+  if (fitting.empty()) {
+    fitting = places_of(digest, extents);
+    candidate_ticks_ = 0;
+  }
+  candidates_.swap(fitting);
 }
 
 void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {

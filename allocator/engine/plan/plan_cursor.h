@@ -133,6 +133,7 @@ class PlanCursor final : public NextUses {
   void take_place(const Place& place, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   std::optional<Place> place_in_loop(uint64_t digest, std::span<Extent* const> extents)
       TENCACHE_REQUIRES(mutex_);
+  void keep_candidates(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   bool note_sizes(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void choose_plan() TENCACHE_REQUIRES(mutex_);
   void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
