@@ -99,14 +99,14 @@ typedef struct tencache_gpu_uses {
   tencache_gpu_count split_bytes;     /* free, in segments that are partly in use */
   tencache_gpu_count split_count;
   tencache_gpu_count device_bytes; /* taken from the driver, cached memory included */
-  tencache_gpu_count device_count;
+  tencache_gpu_count device_count; /* segments with such memory */
 } tencache_gpu_uses;
 
 typedef struct tencache_gpu_stats {
   tencache_gpu_uses all;
   tencache_gpu_uses small; /* requests of up to 1 MiB */
   tencache_gpu_uses large;
-  uint64_t cached_bytes; /* freed and cached for the next request of that size */
+  uint64_t cached_bytes; /* freed and cached for the next requests */
   uint64_t cold_bytes;   /* allocated, and in host memory now */
   uint64_t host_bytes;   /* host memory mapped for these */
   uint64_t device_budget_bytes;

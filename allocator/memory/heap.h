@@ -143,6 +143,10 @@ class Heap {
     live_peak_.note(live);
     raise_to(stats_.peak_live_bytes, live);
   }
+  /// Call now and then, with the number of extents that were ever freed.
+  void look_at_time(uint64_t frees) { live_peak_.look_at_time(config_.clock(), frees); }
+  /// How much live and freed memory together may take.
+  uint64_t allowed_bytes() const { return live_peak_.allowed_bytes(); }
   /// How many cached bytes are more than is worth keeping, once `fresh_bytes` more are live that do
   /// not come from the cache. `frees` is how many extents were ever freed.
   uint64_t excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees);

@@ -14,9 +14,6 @@
 namespace tencache {
 namespace {
 
-// Between two marks at most this share of the budget is freed, so a thread that wants a frame back
-// waits for at most this much more than was freed before it.
-constexpr uint64_t kMarksPerBudget = 256;
 // One block that stays keeps its whole segment, and each stream has segments of its own. So a large
 // segment takes at most this share of the budget, but always holds two of the smallest large
 // blocks.
@@ -43,7 +40,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       streams_(streams),
       host_(host),
       disk_(disk),
-      home_marks_(streams, std::max(budget.limit() / kMarksPerBudget, granularity_)),
+      home_marks_(streams),
       pool_(reinterpret_cast<char*>(arena.base()), arena.bytes()) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source, use_);
@@ -117,6 +114,10 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
   if (CudaExtent* extent = pop_cached({bytes, stream})) {
     return hand_out(extent, requested_bytes, stream);
   }
+  if (CudaExtent* extent = cut_cached(requested_bytes, bytes, stream)) {
+    count_allocated(*extent);
+    return Allocation{extent->address, extent};
+  }
   if (CudaExtent* extent = adopt_cached(bytes, stream)) {
     return hand_out(extent, requested_bytes, stream);
   }
@@ -150,19 +151,25 @@ void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
 
 Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t bytes,
                                           StreamSet stream) {
-  const Result<Frame> frame = take_frame(bytes, true);
+  Result<Frame> frame = allocate_frame(bytes, false);
   if (!frame.is_ok()) return frame.status();
   const Result<char*> address = map_anywhere(frame.value());
   if (!address.is_ok()) {
     frames_.give_back(frame.value());
     return address.status();
   }
+  return begin_extent(address.value(), std::move(frame).value(), requested_bytes, stream);
+}
+
+CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requested_bytes,
+                                   StreamSet stream) {
+  const uint64_t bytes = frame.bytes;
   CudaExtent* extent = nullptr;
   {
     MutexLock lock(mutex_);
-    extent = pool_.take(address.value(), bytes);
+    extent = pool_.take(address, bytes);
   }
-  extent->frame = frame.value();
+  extent->frame = std::move(frame);
   extent->home.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
@@ -175,15 +182,32 @@ Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t byt
   return extent;
 }
 
+// Where more than is worth keeping would be held with a frame of new handles, a thread waits for
+// freed memory that the device still uses, or that other threads are about to give back.
+Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small) {
+  note_live();
+  for (;;) {
+    gather_handles(bytes);
+    Result<Frame> frame = frames_.take_within(allowed_bytes(), bytes, is_small);
+    if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
+    if (destroy(take_oldest(frames_.missing(bytes), false)) > 0) continue;
+    if (!await_leaving()) break;
+  }
+  return take_frame(bytes, true, is_small);
+}
+
 // The GPU may have no memory although the budget has room, because others use it, too. What they
 // took counts as used from then on.
 Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small) {
+  note_live();
+  gather_handles(bytes);
   for (;;) {
-    Result<Frame> frame = frames_.take_reserved(bytes, is_small);
+    Result<Frame> frame = frames_.take_reserved(bytes, is_small, allowed_bytes());
     if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
-    if (drop_cached(bytes) > 0) continue;
-    if (!may_wait || !evict_more(bytes)) return frame;
-    others_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    const uint64_t missing_bytes = frames_.missing(bytes);
+    if (missing_bytes == 0 || drop_cached(missing_bytes) > 0) continue;
+    if (!may_wait || !evict_more(missing_bytes)) return frame;
+    others_bytes_.fetch_add(missing_bytes, std::memory_order_relaxed);
     if (!warned_others_.exchange(true)) {
       TENCACHE_LOG_WARNING(
           "other programs use the GPU's memory: the device budget of %s cannot be used in full, "
@@ -230,7 +254,7 @@ void CudaHeap::write_off_frame(CudaExtent* extent) {
 Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stream) {
   const uint64_t rounded = round_up(bytes, granularity_);
   TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes, stream));
-  const Result<Frame> frame = take_frame(rounded, true, is_small);
+  Result<Frame> frame = allocate_frame(rounded, is_small);
   const Result<char*> address =
       frame.is_ok() ? map_anywhere(frame.value()) : Result<char*>(frame.status());
   if (!address.is_ok()) {
@@ -243,7 +267,7 @@ Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stre
   const auto device_address = reinterpret_cast<CUdeviceptr>(address.value());
   tell(HeapEvent::kSegmentMade, device_address, rounded);
   MutexLock lock(mutex_);
-  segments_.emplace(device_address, frame.value());
+  segments_.emplace(device_address, std::move(frame).value());
   return device_address;
 }
 
@@ -296,13 +320,16 @@ void CudaHeap::free(void* address) {
   }
   switch (retired) {
     case Retired::kCached:
-      return cache(extent);
+      cache(extent);
+      break;
     case Retired::kVacant:
       release_copy(extent);
-      return give_back_addresses(extent);
+      give_back_addresses(extent);
+      break;
     case Retired::kLeftToDemotion:
-      return;
+      break;
   }
+  shrink_now_and_then();
 }
 
 bool CudaHeap::free_block(CUdeviceptr address) {
@@ -329,17 +356,23 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   TENCACHE_CHECK(is_ours, "record_stream of %p, which is not memory of this GPU's heap", address);
 }
 
-// Ends the life of an extent that is Vacant and busy, and has neither frame nor copy any more.
-void CudaHeap::give_back_addresses(CudaExtent* extent) {
+// Ends the life of an extent that is Vacant and busy, and has neither frame nor copy any more. Its
+// addresses are the caller's.
+void CudaHeap::end_extent(CudaExtent* extent) {
   table_.set(extent->address, extent->bytes, nullptr);
-  const char* address = extent->address;
-  const uint64_t bytes = extent->bytes;
-  tell(HeapEvent::kSegmentGone, extent->device_address(), bytes);
+  tell(HeapEvent::kSegmentGone, extent->device_address(), extent->bytes);
   extent->become_vacant();
   extent_count_.fetch_sub(1, std::memory_order_relaxed);
-  return_addresses(address, bytes);
   MutexLock lock(mutex_);
   pool_.give_back(extent);
+}
+
+// The same; nobody uses the addresses.
+void CudaHeap::give_back_addresses(CudaExtent* extent) {
+  const char* address = extent->address;
+  const uint64_t bytes = extent->bytes;
+  end_extent(extent);
+  return_addresses(address, bytes);
 }
 
 std::vector<ListedExtent> CudaHeap::extents() const {
@@ -363,6 +396,9 @@ bool CudaHeap::is_valid() const {
     if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
     const bool has_frame = extent.frame.bytes == extent.bytes;
     if (has_frame != (state != ExtentState::kCold)) return false;
+    uint64_t handle_bytes = 0;
+    for (const FrameHandle& handle : extent.frame.handles) handle_bytes += handle.bytes;
+    if (handle_bytes != extent.frame.bytes) return false;
     const bool waits = std::ranges::find(waiting, &extent) != waiting.end();
     const bool is_linked = extent.age_hook.linked && extent.size_hook.linked;
     if ((waits || is_linked) != (state == ExtentState::kCached) || (waits && is_linked)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap: the memory of one GPU. A request below the extent threshold comes from a
-// pool of small blocks and is always resident. A larger one becomes an extent, whose address stays
-// its own and whose frame is one handle of exactly its size.
+// CudaHeap: the memory of one GPU. A request below the extent threshold comes from a pool of small
+// blocks and is always resident. A larger one becomes an extent, whose address stays its own and
+// whose frame has exactly its size.
 //
 // Queued work may still use memory that the program has freed. So a freed extent waits in a cache.
 // The stream it was allocated on may have it again at once, because what that stream is given next
@@ -12,11 +12,21 @@
 // another size or for an extent that comes back. Even then it waits only for the moment of the free
 // (memory/cuda/home_marks.h).
 //
+// A request of another size takes a stretch of its stream's cached memory, where borders of handles
+// allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from handles that exist:
+// free ones, then those of cached extents that the device is done with, oldest first. Only then
+// does the driver create some. Live and freed memory together take no more than the program has
+// lately had at once and a slack (memory/live_peak.h). Where creating would go beyond that, the
+// thread waits for freed memory instead. What is too much once the peak is forgotten goes back to
+// the driver.
+//
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
 //   2. No stream but its home has used a cached extent since the marks that the others had to
 //      reach. An extent that still waits for them is Cached, too, and in waiting_.
 //   3. Frames, including free ones, and segments of small blocks never exceed the budget.
+//   4. Free and cached frames are never more than is worth keeping, as far as threads that allocate
+//      can see to it. Those that fetch wait for nothing, and may exceed that for a while.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a call of the
 // driver, a copy, or a wait for room.
@@ -138,7 +148,18 @@ class CudaHeap final : public Heap, private SegmentSource {
   Result<Allocation> allocate_slow(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
   Allocation hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream);
   Result<CudaExtent*> make_extent(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
+  CudaExtent* begin_extent(char* address, Frame frame, uint64_t requested_bytes, StreamSet stream)
+      TENCACHE_EXCLUDES(mutex_);
+  void end_extent(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   CudaExtent* pop_cached(Key key) TENCACHE_EXCLUDES(mutex_);
+  CudaExtent* cut_cached(uint64_t requested_bytes, uint64_t bytes, StreamSet stream)
+      TENCACHE_EXCLUDES(mutex_);
+  std::optional<CUdeviceptr> find_stretch(uint64_t bytes, StreamSet home) const
+      TENCACHE_REQUIRES(mutex_);
+  std::vector<CudaExtent*> take_stretch(CUdeviceptr begin, uint64_t bytes)
+      TENCACHE_REQUIRES(mutex_);
+  void cache_rest(CUdeviceptr address, Frame frame, StreamSet home, uint64_t free_number)
+      TENCACHE_EXCLUDES(mutex_);
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
   void count_allocated(const CudaExtent& extent);
@@ -157,6 +178,13 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
+  uint64_t bytes_per_mark();
+  Result<Frame> allocate_frame(uint64_t bytes, bool is_small);
+  void gather_handles(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool has_cached() const TENCACHE_EXCLUDES(mutex_);
+  bool await_leaving() TENCACHE_EXCLUDES(mutex_);
+  void shrink_now_and_then() TENCACHE_EXCLUDES(mutex_);
+
   Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   void return_addresses(const char* address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void give_back_addresses(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
@@ -174,6 +202,8 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   HomeMarks home_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
+  std::atomic<uint64_t> frees_{0};         // of extents
+  std::atomic<int64_t> frees_to_mark_{0};  // while a frame was wanted lately, frees get marks
   std::atomic<uint64_t> others_bytes_{0};  // of the budget, in use by others on the GPU
   std::atomic<bool> warned_others_{false};
   std::atomic<HeapObserver*> observer_{nullptr};
@@ -182,7 +212,11 @@ class CudaHeap final : public Heap, private SegmentSource {
   ExtentPool<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<const char*, CudaExtent*> cached_by_address_ TENCACHE_GUARDED_BY(mutex_);
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
+  uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy
+  uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  CondVar has_left_;
 
   ProgramUse use_;
   // Reset in the destructor: their segments go back through the members above.

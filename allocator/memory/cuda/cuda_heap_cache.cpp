@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, and those that
-// wait for streams before that.
+// wait for streams before that; how their frames serve other sizes, and how the cache shrinks.
+#include <algorithm>
+
 #include "base/log.h"
 #include "memory/cuda/cuda_heap.h"
 
@@ -11,6 +13,13 @@ namespace {
 // Memory is scarce when at most this share is left before somebody must make room. That is more
 // than the headroom, which is all that is left most of the time where memory is scarce.
 constexpr uint64_t kScarcePerBudget = 8;
+// Between two marks at most this share of what is allowed is freed, so a thread that wants a frame
+// back waits for at most this much more than was freed before it.
+constexpr uint64_t kMarksPerAllowed = 256;
+// For so many frees after a frame was wanted, another is presumed to be wanted.
+constexpr int64_t kFreesToMark = 1024;
+// To look how much is cached costs a reading of the clock and a lock.
+constexpr uint64_t kFreesPerLook = 64;
 
 }  // namespace
 
@@ -63,19 +72,26 @@ Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* ma
 
 // REQUIRES: the extent has just become Cached, so it is in no list and only this thread has it.
 void CudaHeap::cache(CudaExtent* extent) {
+  cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   release_spare_copy(extent);
-  extent->free_number = home_marks_.note_free(
-      extent->home.load(), extent->bytes, budget_.is_scarce(budget_.limit() / kScarcePerBudget));
+  extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes, bytes_per_mark());
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
-    cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
     waiting_.add(extent, {{&streams_, others}});
     return;
   }
   count_done(extent->requested_bytes.load(), extent->bytes);
   MutexLock lock(mutex_);
-  cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   link_cached(extent);
+}
+
+uint64_t CudaHeap::bytes_per_mark() {
+  const bool are_wanted = frees_to_mark_.load(std::memory_order_relaxed) > 0;
+  if (are_wanted) frees_to_mark_.fetch_sub(1, std::memory_order_relaxed);
+  if (!are_wanted && !budget_.is_scarce(budget_.limit() / kScarcePerBudget)) {
+    return HomeMarks::kNoMark;
+  }
+  return std::max(allowed_bytes() / kMarksPerAllowed, granularity_);
 }
 
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
@@ -87,6 +103,7 @@ StreamSet CudaHeap::others_of(const CudaExtent& extent) {
 void CudaHeap::link_cached(CudaExtent* extent) {
   cached_by_age_.push_front(extent);
   cached_by_key_[key_of(*extent)].push_front(extent);
+  cached_by_address_.emplace(extent->address, extent);
 }
 
 void CudaHeap::unlink_cached(CudaExtent* extent) {
@@ -94,6 +111,7 @@ void CudaHeap::unlink_cached(CudaExtent* extent) {
   const auto found = cached_by_key_.find(key_of(*extent));
   found->second.remove(extent);
   if (found->second.is_empty()) cached_by_key_.erase(found);
+  cached_by_address_.erase(extent->address);
 }
 
 void CudaHeap::poll_waiting(Patience patience) {
@@ -106,6 +124,41 @@ void CudaHeap::poll_waiting(Patience patience) {
     MutexLock lock(mutex_);
     for (CudaExtent* extent : over) link_cached(extent);
   });
+}
+
+// Cached extents that the device is done with leave their handles, until free ones make up a frame.
+void CudaHeap::gather_handles(uint64_t bytes) {
+  if (frames_.missing(bytes) == 0 || !has_cached()) return;
+  frees_to_mark_.store(kFreesToMark, std::memory_order_relaxed);
+  home_marks_.poll();
+  while (destroy(take_oldest(frames_.missing(bytes), true)) > 0) {
+  }
+}
+
+bool CudaHeap::has_cached() const {
+  MutexLock lock(mutex_);
+  return !cached_by_age_.is_empty();
+}
+
+// Waits until another thread has destroyed cached extents; false when none is about to.
+bool CudaHeap::await_leaving() {
+  MutexLock lock(mutex_);
+  const uint64_t count_before = destroyed_count_;
+  while (leaving_count_ > 0 && destroyed_count_ == count_before) has_left_.wait(mutex_);
+  return destroyed_count_ != count_before;
+}
+
+// What the program has not needed for a while goes back to the driver.
+void CudaHeap::shrink_now_and_then() {
+  const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (frees % kFreesPerLook != 0) return;
+  look_at_time(frees);
+  const uint64_t held_bytes = frames_.bytes();
+  const uint64_t allowed = allowed_bytes();
+  if (held_bytes <= allowed) return;
+  uint64_t excess_bytes = held_bytes - allowed;
+  excess_bytes -= std::min(excess_bytes, frames_.trim(excess_bytes));
+  if (excess_bytes > 0 && drop_idle_cached(excess_bytes) > 0) frames_.trim(excess_bytes);
 }
 
 uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
@@ -156,23 +209,28 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
     taken.push_back(of_cuda(extent));
     taken_bytes += extent->bytes;
   }
+  leaving_count_ += taken.size();
   return taken;
 }
 
 // Gives the frames back once the device is done with them. Returns their bytes. Extents that cannot
 // go yet, for instance because a stream captures a graph, are cached again.
 uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
+  if (extents.empty()) return 0;
   uint64_t destroyed_bytes = 0;
+  uint64_t destroyed_count = 0;
   for (CudaExtent* extent : extents) {
     const uint64_t bytes = extent->bytes;
     if (home_marks_.wait(extent->home, extent->free_number) && extent->claim_for_trim()) {
       const Status status = take_away_frame(extent);
       if (status.is_ok()) {
+        // In this order, so that the bytes never count as live.
+        budget_.release(bytes);
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
         release_copy(extent);
         give_back_addresses(extent);
-        budget_.release(bytes);
         destroyed_bytes += bytes;
+        ++destroyed_count;
         continue;
       }
       // The context is broken, so nothing that is done with it matters any more.
@@ -182,6 +240,10 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
     MutexLock lock(mutex_);
     link_cached(extent);
   }
+  MutexLock lock(mutex_);
+  leaving_count_ -= extents.size();
+  destroyed_count_ += destroyed_count;
+  has_left_.notify_all();
   return destroyed_bytes;
 }
 

@@ -13,7 +13,7 @@ constexpr size_t kMarksMax = 1024;
 
 }  // namespace
 
-uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes, bool is_scarce) {
+uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes, uint64_t bytes_per_mark) {
   if (!StreamNumbers::is_one_stream(home)) return 0;
   uint64_t number = 0;
   {
@@ -21,7 +21,7 @@ uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes, bool is_scarce) {
     Line& line = lines_[home];
     number = line.freed = ++count_;
     line.unmarked_bytes += bytes;
-    if (!is_scarce || line.unmarked_bytes < bytes_per_mark_) return number;
+    if (line.unmarked_bytes < bytes_per_mark) return number;
   }
   make(home);
   return number;

@@ -4,9 +4,9 @@
 // ahead of its GPU frees memory long before the GPU gets there, and goes on queueing. A thread that
 // wants the frame waits for the moment of the free and for nothing that was queued since. An event
 // per free would cost the program too much, so there is one per so many freed bytes. Frees are
-// numbered, and a mark covers all lower-numbered frees of its stream. As long as there is room
-// enough nobody wants frames, and there are no marks at all. Then the first thread to want a frame
-// makes the mark, and waits for what was queued until then.
+// numbered, and a mark covers all lower-numbered frees of its stream. As long as nobody wants
+// frames there are no marks at all. Then the first thread to want a frame makes the mark, and waits
+// for what was queued until then.
 //
 // Threads: any. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
@@ -25,13 +25,16 @@ namespace tencache {
 
 class HomeMarks {
  public:
-  HomeMarks(StreamNumbers& streams, uint64_t bytes_per_mark)
-      : streams_(streams), bytes_per_mark_(bytes_per_mark) {}
+  static constexpr uint64_t kNoMark = ~uint64_t{0};
+
+  explicit HomeMarks(StreamNumbers& streams) : streams_(streams) {}
 
   /// Call when everything that uses the memory is queued and its home frees it. Returns the number
   /// of this free. With a set that is not one stream it is over at once: those streams have been
-  /// waited for. Marks are made only where memory is scarce.
-  uint64_t note_free(StreamSet home, uint64_t bytes, bool is_scarce) TENCACHE_EXCLUDES(mutex_);
+  /// waited for. The free gets a mark once this many bytes were freed on the stream since the last
+  /// one.
+  uint64_t note_free(StreamSet home, uint64_t bytes, uint64_t bytes_per_mark)
+      TENCACHE_EXCLUDES(mutex_);
 
   /// Notes what the device has done since the last call.
   void poll() TENCACHE_EXCLUDES(mutex_);
@@ -59,7 +62,6 @@ class HomeMarks {
   void note_reached(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
   StreamNumbers& streams_;
-  const uint64_t bytes_per_mark_;
 
   mutable Mutex mutex_;
   uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;

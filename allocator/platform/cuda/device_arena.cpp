@@ -33,15 +33,15 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   if (places.empty()) return Status::ok();
   const CallScope scope(gpu_.driver(), gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  size_t mapped_count = 0;
-  Status status = map_frames(places, &mapped_count);
+  std::vector<HandlePlace> mapped;
+  Status status = map_handles(places, &mapped);
   if (status.is_ok()) status = grant_access(places);
   if (status.is_ok()) return status;
-  // Nobody has used the mapped frames yet, so they can be unmapped at once.
-  for (const FramePlace& place : places.first(mapped_count)) {
+  // Nobody has used the mapped handles yet, so they can be unmapped at once.
+  for (const HandlePlace& place : mapped) {
     const Status unmapped =
-        cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.frame.bytes),
-                    "Cannot unmap " + format_bytes(place.frame.bytes) + " of GPU memory");
+        cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.bytes),
+                    "Cannot unmap " + format_bytes(place.bytes) + " of GPU memory");
     if (!unmapped.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
     }
@@ -49,14 +49,19 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   return status;
 }
 
-Status DeviceArena::map_frames(std::span<const FramePlace> places, size_t* mapped_count) {
+Status DeviceArena::map_handles(std::span<const FramePlace> places,
+                                std::vector<HandlePlace>* mapped) {
   const DriverApi& driver = gpu_.driver();
   for (const FramePlace& place : places) {
     TENCACHE_DCHECK(contains(place.address) && contains(place.address + place.frame.bytes - 1));
-    TENCACHE_RETURN_IF_ERROR(cuda_status(
-        driver, driver.cuMemMap(place.address, place.frame.bytes, 0, place.frame.handle, 0),
-        "Cannot map " + format_bytes(place.frame.bytes) + " of GPU memory"));
-    ++*mapped_count;
+    CUdeviceptr address = place.address;
+    for (const FrameHandle& handle : place.frame.handles) {
+      TENCACHE_RETURN_IF_ERROR(
+          cuda_status(driver, driver.cuMemMap(address, handle.bytes, 0, handle.handle, 0),
+                      "Cannot map " + format_bytes(handle.bytes) + " of GPU memory"));
+      mapped->push_back({address, handle.bytes});
+      address += handle.bytes;
+    }
   }
   return Status::ok();
 }

@@ -4,9 +4,10 @@
 // under them. An access of the device to an address without a frame is a fault, so a range may be
 // unmapped only when no queued work of the device uses it.
 //
-// Mapping costs per frame, granting access per run of addresses; so map() takes many frames at once
-// and grants access to neighbours together. Ranges begin and end at multiples of the granularity.
-// The caller hands out ranges, as with the cpu backend's AddressArena.
+// Mapping costs per handle of a frame, granting access and unmapping per run of addresses. So map()
+// takes many frames at once and grants access to neighbours together. Ranges begin and end at
+// multiples of the granularity. The caller hands out ranges, as with the cpu backend's
+// AddressArena.
 //
 // Threads: any, no locks. No two threads map or unmap the same range at once.
 #pragma once
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "platform/cuda/frame_pool.h"
@@ -23,7 +25,7 @@
 
 namespace tencache {
 
-/// A frame and the address that it is mapped at.
+/// A frame and the address that its first handle is mapped at.
 struct FramePlace {
   CUdeviceptr address = 0;
   Frame frame;
@@ -50,9 +52,14 @@ class DeviceArena {
   Status unmap(CUdeviceptr address, uint64_t bytes);
 
  private:
+  struct HandlePlace {
+    CUdeviceptr address = 0;
+    uint64_t bytes = 0;
+  };
+
   DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes)
       : gpu_(gpu), base_(base), bytes_(bytes) {}
-  Status map_frames(std::span<const FramePlace> places, size_t* mapped_count);
+  Status map_handles(std::span<const FramePlace> places, std::vector<HandlePlace>* mapped);
   Status grant_access(std::span<const FramePlace> places);
 
   const Gpu& gpu_;

@@ -57,9 +57,9 @@ Status DirectStorage::make_buffers() {
   constexpr uint64_t kBytes = kBuffers * kBufferBytes;
   Result<std::unique_ptr<DeviceArena>> arena = DeviceArena::reserve(gpu_, kBytes);
   if (!arena.is_ok()) return arena.status();
-  const Result<Frame> frame = frames_.take(kBytes);
+  Result<Frame> frame = frames_.take(kBytes);
   if (!frame.is_ok()) return frame.status();
-  frame_ = frame.value();
+  frame_ = std::move(frame).value();
   const FramePlace place = {arena.value()->base(), frame_};
   TENCACHE_RETURN_IF_ERROR(arena.value()->map({&place, 1}));
   arena_ = std::move(arena).value();

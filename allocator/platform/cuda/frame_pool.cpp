@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/cuda/frame_pool.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/units.h"
 #include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
+namespace {
+
+// A pool that grows asks the driver for up to this share of what is allowed at once.
+constexpr uint64_t kStepsPerAllowed = 64;
+
+std::vector<uint64_t> handle_sizes(uint64_t granularity) {
+  std::vector<uint64_t> sizes = {granularity};
+  while (2 * sizes.back() <= FramePool::kHandleBytesMax) sizes.push_back(2 * sizes.back());
+  return sizes;
+}
+
+uint64_t bytes_of(const std::vector<FrameHandle>& handles) {
+  uint64_t bytes = 0;
+  for (const FrameHandle& handle : handles) bytes += handle.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+FramePool::FramePool(const Gpu& gpu, uint64_t limit_bytes)
+    : gpu_(gpu),
+      sizes_(handle_sizes(gpu.facts().granularity_bytes)),
+      limit_bytes_(limit_bytes),
+      free_(sizes_.size()) {}
 
 FramePool::~FramePool() {
   // Another thread may have held the lock when this child was forked.
@@ -19,60 +44,153 @@ FramePool::~FramePool() {
   TENCACHE_CHECK(bytes_ == 0, "%s of frames are still in use", format_bytes(bytes_).c_str());
 }
 
-Result<Frame> FramePool::take(uint64_t bytes, bool is_small, bool is_reserved) {
-  TENCACHE_CHECK(bytes > 0 && bytes % gpu_.facts().granularity_bytes == 0, "%llu bytes",
+Result<Frame> FramePool::take(uint64_t bytes, const Terms& terms) {
+  TENCACHE_CHECK(bytes > 0 && bytes % sizes_.front() == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
+  Handles present;
+  uint64_t missing_bytes = 0;
   for (;;) {
-    std::vector<Frame> victims;
+    Handles victims;
     {
       MutexLock lock(mutex_);
-      // The newest free frame: the device's caches and TLBs know its pages best.
-      const auto range = free_by_bytes_.equal_range(bytes);
-      if (range.first != range.second) {
-        const auto found = std::prev(range.second);
-        const Frame frame = take_free(found->second, is_small);
-        free_by_bytes_.erase(found);
-        return frame;
-      }
-      const uint64_t used_bytes = bytes_ - free_bytes_ - leaving_bytes_;
-      const bool exceeds = bytes > limit_bytes_ || used_bytes > limit_bytes_ - bytes;
-      if (exceeds && !is_reserved) return no_room(bytes);
-      const uint64_t allowed_bytes = exceeds ? used_bytes + bytes : limit_bytes_;
-      if (bytes_ <= allowed_bytes - bytes) {
-        bytes_ += bytes;
+      if (missing_now(bytes) == 0) return make_frame(pick(bytes), terms.is_small);
+      const uint64_t wanted_bytes = used_now() + bytes;
+      uint64_t allowed_bytes = std::min(limit_bytes_, terms.allowed_bytes);
+      if (wanted_bytes > allowed_bytes && !terms.is_reserved) return no_room(bytes);
+      allowed_bytes = std::max(allowed_bytes, wanted_bytes);
+      missing_bytes = bytes_to_create(bytes, allowed_bytes);
+      if (bytes_ + missing_bytes <= allowed_bytes) {
+        bytes_ += missing_bytes;
+        present = pick(bytes - missing_bytes);
         break;
       }
-      const uint64_t missing_bytes = bytes_ - (allowed_bytes - bytes);
-      if (missing_bytes > leaving_bytes_) {
-        victims = pick_oldest(missing_bytes - leaving_bytes_);
+      const uint64_t excess_bytes = bytes_ + missing_bytes - allowed_bytes;
+      if (excess_bytes > leaving_bytes_) {
+        victims = pick_others(bytes, excess_bytes - leaving_bytes_);
       } else {
         has_left_.wait(mutex_);
       }
     }
     destroy(victims);
   }
-  return create(bytes, is_small);
+  return complete(std::move(present), missing_bytes, terms.is_small);
 }
 
-Frame FramePool::take_free(ByAge::iterator found, bool is_small) {
-  Frame frame = *found;
-  free_.erase(found);
-  free_bytes_ -= frame.bytes;
-  if (frame.is_small == is_small) return frame;
-  uses_of(frame).bytes.remove(frame.bytes);
-  uses_of(frame).frames.remove(1);
-  frame.is_small = is_small;
-  uses_of(frame).bytes.add(frame.bytes);
-  uses_of(frame).frames.add(1);
-  return frame;
+uint64_t FramePool::missing(uint64_t bytes) const {
+  MutexLock lock(mutex_);
+  return missing_now(bytes);
 }
 
-// The room is counted already. Others may use the GPU as well; if so, free frames go first.
-Result<Frame> FramePool::create(uint64_t bytes, bool is_small) {
+// Each size is a multiple of the smaller ones, so taking the largest first leaves the least.
+uint64_t FramePool::missing_now(uint64_t bytes) const {
+  for (size_t index = sizes_.size(); index-- > 0;) {
+    const uint64_t count = std::min<uint64_t>(free_[index].size(), bytes / sizes_[index]);
+    bytes -= count * sizes_[index];
+  }
+  return bytes;
+}
+
+// What the driver is to create for a frame that free handles do not make up. While the pool may
+// grow, that is a larger handle than the frame misses, where free ones make up the rest: what they
+// are spared serves the next frame. So frames that grow by a little cost less than a handle each.
+uint64_t FramePool::bytes_to_create(uint64_t bytes, uint64_t allowed_bytes) const {
+  const uint64_t missing_bytes = missing_now(bytes);
+  uint64_t step = largest_size_in(std::min(bytes, allowed_bytes / kStepsPerAllowed));
+  for (; step > missing_bytes; step = largest_size_in(step - 1)) {
+    if (bytes_ + step <= allowed_bytes && missing_now(bytes - step) == 0) return step;
+  }
+  return missing_bytes;
+}
+
+// 0 when all handles are larger.
+uint64_t FramePool::largest_size_in(uint64_t bytes) const {
+  const auto larger = std::ranges::upper_bound(sizes_, bytes);
+  return larger == sizes_.begin() ? 0 : *std::prev(larger);
+}
+
+// Free handles that together have as many of the bytes as can be had. The newest of each size go
+// first: the device's caches and TLBs know their pages best.
+FramePool::Handles FramePool::pick(uint64_t bytes) {
+  Handles picked;
+  for (size_t index = sizes_.size(); index-- > 0;) {
+    while (bytes >= sizes_[index] && !free_[index].empty()) {
+      picked.push_back(free_[index].back());
+      free_[index].pop_back();
+      free_bytes_ -= sizes_[index];
+      bytes -= sizes_[index];
+    }
+  }
+  return picked;
+}
+
+// They are leaving. The small ones go first, so that what is left makes frames of few handles.
+FramePool::Handles FramePool::pick_smallest(uint64_t bytes) {
+  Handles picked;
+  uint64_t picked_bytes = 0;
+  for (size_t index = 0; index < sizes_.size(); ++index) {
+    while (picked_bytes < bytes && !free_[index].empty()) {
+      picked.push_back(free_[index].back());
+      free_[index].pop_back();
+      picked_bytes += sizes_[index];
+    }
+  }
+  free_bytes_ -= picked_bytes;
+  leaving_bytes_ += picked_bytes;
+  return picked;
+}
+
+// The same among the handles that the frame could do without. Each of those has more bytes than the
+// frame misses.
+FramePool::Handles FramePool::pick_others(uint64_t frame_bytes, uint64_t bytes) {
+  const Handles wanted = pick(frame_bytes);
+  Handles others = pick_smallest(bytes);
+  put_free(wanted);
+  return others;
+}
+
+void FramePool::put_free(const Handles& handles) {
+  for (const FrameHandle& handle : handles) {
+    const auto size = std::ranges::lower_bound(sizes_, handle.bytes);
+    free_[static_cast<size_t>(size - sizes_.begin())].push_back(handle);
+    free_bytes_ += handle.bytes;
+  }
+}
+
+Frame FramePool::make_frame(Handles handles, bool is_small) {
+  for (FrameHandle& handle : handles) {
+    if (handle.is_small == is_small) continue;
+    uses_of(handle.is_small).bytes.remove(handle.bytes);
+    handle.is_small = is_small;
+    uses_of(handle.is_small).bytes.add(handle.bytes);
+  }
+  for (FrameUse* use : {&uses_.all, &uses_of(is_small)}) use->frames.add(1);
+  const uint64_t bytes = bytes_of(handles);
+  return {std::move(handles), bytes, is_small};
+}
+
+// The room for what is missing is counted already. After a refusal the handles so far are free.
+Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool is_small) {
+  Status status;
+  while (missing_bytes > 0) {
+    const Result<FrameHandle> created = create(largest_size_in(missing_bytes), is_small);
+    status = created.status();
+    if (!status.is_ok()) break;
+    handles.push_back(created.value());
+    missing_bytes -= created.value().bytes;
+  }
+  MutexLock lock(mutex_);
+  if (status.is_ok()) return make_frame(std::move(handles), is_small);
+  put_free(handles);
+  bytes_ -= missing_bytes;
+  return status;
+}
+
+// Others may use the GPU as well; if so, free handles go first.
+Result<FrameHandle> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
   const DriverApi& driver = gpu_.driver();
-  Frame frame{0, bytes, is_small};
+  FrameHandle created{0, bytes, is_small};
   Status status;
   uint64_t destroyed_before = 0;
   do {
@@ -80,20 +198,15 @@ Result<Frame> FramePool::create(uint64_t bytes, bool is_small) {
     const CallScope scope(driver, gpu_.context());
     status = scope.status();
     if (!status.is_ok()) break;
-    status = cuda_status(driver, driver.cuMemCreate(&frame.handle, bytes, &properties, 0),
+    status = cuda_status(driver, driver.cuMemCreate(&created.handle, bytes, &properties, 0),
                          "Cannot get " + format_bytes(bytes) + " of memory from the GPU");
     if (status.is_ok()) {
       MutexLock lock(mutex_);
-      for (FrameUse* use : {&uses_.all, &uses_of(frame)}) {
-        use->bytes.add(bytes);
-        use->frames.add(1);
-      }
-      return frame;
+      for (FrameUse* use : {&uses_.all, &uses_of(is_small)}) use->bytes.add(bytes);
+      return created;
     }
   } while (status.code() == StatusCode::kOutOfMemory &&
            (trim(bytes) > 0 || has_destroyed_since(destroyed_before)));
-  MutexLock lock(mutex_);
-  bytes_ -= bytes;
   return status;
 }
 
@@ -102,8 +215,8 @@ uint64_t FramePool::destroyed_count() const {
   return destroyed_count_;
 }
 
-// Whether another thread has given frames back to the driver since then. Waits for a thread that is
-// doing so.
+// Whether another thread has given handles back to the driver since then. Waits for a thread that
+// is doing so.
 bool FramePool::has_destroyed_since(uint64_t count) {
   MutexLock lock(mutex_);
   while (destroyed_count_ == count && leaving_bytes_ > 0) has_left_.wait(mutex_);
@@ -115,9 +228,8 @@ void FramePool::give_back(const Frame& frame) {
   uint64_t excess_bytes = 0;
   {
     MutexLock lock(mutex_);
-    free_.push_back(frame);
-    free_by_bytes_.emplace(frame.bytes, std::prev(free_.end()));
-    free_bytes_ += frame.bytes;
+    for (FrameUse* use : {&uses_.all, &uses_of(frame.is_small)}) use->frames.remove(1);
+    put_free(frame.handles);
     excess_bytes = excess();
   }
   if (excess_bytes > 0) trim(excess_bytes);
@@ -126,6 +238,14 @@ void FramePool::give_back(const Frame& frame) {
 void FramePool::write_off(const Frame& frame) {
   MutexLock lock(mutex_);
   bytes_ -= frame.bytes;
+}
+
+void FramePool::recount(uint64_t before, uint64_t after) {
+  MutexLock lock(mutex_);
+  for (FrameUse* use : {&uses_.all, &uses_.large}) {
+    if (after > before) use->frames.add(after - before);
+    if (after < before) use->frames.remove(before - after);
+  }
 }
 
 // By how much the remaining handles exceed the limit.
@@ -146,58 +266,38 @@ void FramePool::set_limit(uint64_t bytes) {
 
 uint64_t FramePool::trim(uint64_t bytes) {
   if (!may_call_driver()) return 0;
-  std::vector<Frame> victims;
+  Handles victims;
   {
     MutexLock lock(mutex_);
-    victims = pick_oldest(bytes);
+    victims = pick_smallest(bytes);
   }
   return destroy(victims);
 }
 
-std::vector<Frame> FramePool::pick_oldest(uint64_t bytes) {
-  std::vector<Frame> picked;
-  uint64_t picked_bytes = 0;
-  while (!free_.empty() && picked_bytes < bytes) {
-    const auto oldest = free_.begin();
-    // It is the first frame of its size, because frames are entered in the order of their age.
-    free_by_bytes_.erase(free_by_bytes_.lower_bound(oldest->bytes));
-    picked_bytes += oldest->bytes;
-    picked.push_back(*oldest);
-    free_.erase(oldest);
-  }
-  free_bytes_ -= picked_bytes;
-  leaving_bytes_ += picked_bytes;
-  return picked;
-}
-
-// The frames count until the driver has them back, so that nobody creates others in their place too
-// early.
-uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
-  uint64_t destroyed_bytes = 0;
-  for (const Frame& frame : frames) {
+// The handles count until the driver has them back, so that nobody creates others in their place
+// too early.
+uint64_t FramePool::destroy(const Handles& handles) {
+  for (const FrameHandle& handle : handles) {
     const DriverApi& driver = gpu_.driver();
     const CallScope scope(driver, gpu_.context());
     const Status status =
         scope.status().is_ok()
-            ? cuda_status(driver, driver.cuMemRelease(frame.handle),
-                          "Cannot give " + format_bytes(frame.bytes) + " back to the GPU")
+            ? cuda_status(driver, driver.cuMemRelease(handle.handle),
+                          "Cannot give " + format_bytes(handle.bytes) + " back to the GPU")
             : scope.status();
-    // On failure it is unknown whether the driver has the frame. It is lost to us either way.
+    // On failure it is unknown whether the driver has the handle. It is lost to us either way.
     if (!status.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", status.message().c_str());
     }
-    destroyed_bytes += frame.bytes;
   }
+  const uint64_t destroyed_bytes = bytes_of(handles);
   if (destroyed_bytes == 0) return 0;
   MutexLock lock(mutex_);
   bytes_ -= destroyed_bytes;
   leaving_bytes_ -= destroyed_bytes;
-  destroyed_count_ += frames.size();
-  for (const Frame& frame : frames) {
-    for (FrameUse* use : {&uses_.all, &uses_of(frame)}) {
-      use->bytes.remove(frame.bytes);
-      use->frames.remove(1);
-    }
+  destroyed_count_ += handles.size();
+  for (const FrameHandle& handle : handles) {
+    for (FrameUse* use : {&uses_.all, &uses_of(handle.is_small)}) use->bytes.remove(handle.bytes);
   }
   has_left_.notify_all();
   return destroyed_bytes;
@@ -206,13 +306,22 @@ uint64_t FramePool::destroy(const std::vector<Frame>& frames) {
 Status FramePool::no_room(uint64_t bytes) const {
   return {StatusCode::kOutOfMemory,
           "There is no room for " + format_bytes(bytes) + " on the GPU: of a budget of " +
-              format_bytes(limit_bytes_) + ", " +
-              format_bytes(bytes_ - free_bytes_ - leaving_bytes_) + " are in use."};
+              format_bytes(limit_bytes_) + ", " + format_bytes(used_now()) + " are in use."};
 }
 
 uint64_t FramePool::bytes() const {
   MutexLock lock(mutex_);
   return bytes_;
+}
+
+uint64_t FramePool::free_bytes() const {
+  MutexLock lock(mutex_);
+  return free_bytes_;
+}
+
+uint64_t FramePool::used_bytes() const {
+  MutexLock lock(mutex_);
+  return used_now();
 }
 
 FrameUses FramePool::uses() const {
@@ -234,11 +343,6 @@ void FramePool::reset_totals() {
     use->bytes.reset_totals();
     use->frames.reset_totals();
   }
-}
-
-uint64_t FramePool::free_bytes() const {
-  MutexLock lock(mutex_);
-  return free_bytes_;
 }
 
 }  // namespace tencache

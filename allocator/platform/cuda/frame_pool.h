@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FramePool: the frames of one GPU, i.e. device memory that can be mapped under an extent. A frame
-// is one handle of exactly the requested size (a multiple of the GPU's granularity): creating and
-// mapping cost per handle, not per byte, and a handle cannot be mapped in part. Creating is the
-// expensive call, so a frame that is given back waits for a request of the same size. Where room is
-// short, the frames that waited longest go back to the driver first.
+// is a short list of handles from the driver, mapped one behind another. Creating and mapping cost
+// per handle, not per byte, and a handle cannot be mapped in part. So handles have few sizes: the
+// granularity times a power of two, up to kHandleBytesMax. A frame of any size is built from few
+// handles, the largest first, and a free handle serves frames of many sizes. Creating is the
+// expensive call, so a frame that is given back leaves its handles here for others.
+//
+// Free handles may hold enough bytes and still not add up to a frame, because those that are left
+// are too large. Then smaller ones are created as long as that is allowed, otherwise in the place
+// of a large one. So the handles become as small as the program's sizes need, and no smaller.
+// Random sizes with random lifetimes end at some four handles for each frame, and at less than one
+// new handle in a hundred requests.
 //
 // Invariant: the handles that exist, in use or free, never hold more than the limit, except what
-// take_reserved() needs beyond it; no frame is free then. A frame is destroyed before another is
-// created in its place, because the driver needs the memory first.
+// take_reserved() needs beyond it; no handle is free then that the frame could do without. A handle
+// is destroyed before another is created in its place, because the driver needs the memory first.
 //
 // Where the driver must not be called (platform/cuda/driver_use.h), take() returns an error, the
 // other calls do nothing, and frames in use stay so.
@@ -19,31 +26,36 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <list>
-#include <map>
 #include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "base/use_count.h"
 #include "platform/cuda/gpu.h"
 
 namespace tencache {
 
-struct Frame {
+/// Memory that the driver gives and maps as a whole.
+struct FrameHandle {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t bytes = 0;
   bool is_small = false;  // whether it serves (if free: served last) small requests
 };
 
-/// A count of handles from the driver.
-struct FrameUse {
-  UseCount bytes;
-  UseCount frames;
+struct Frame {
+  std::vector<FrameHandle> handles;  // in the order of their addresses
+  uint64_t bytes = 0;
+  bool is_small = false;
 };
 
-/// Memory that the pool has from the driver, free frames included. A frame that changes between
-/// small and large requests leaves one kind and joins the other.
+/// Memory from the driver.
+struct FrameUse {
+  UseCount bytes;   // of handles, free ones included
+  UseCount frames;  // that were taken and not given back
+};
+
+/// A handle that changes between small and large requests leaves one kind and joins the other.
 struct FrameUses {
   FrameUse all;  // its peak is not the sum of the others' peaks
   FrameUse small;
@@ -52,7 +64,9 @@ struct FrameUses {
 
 class FramePool {
  public:
-  FramePool(const Gpu& gpu, uint64_t limit_bytes) : gpu_(gpu), limit_bytes_(limit_bytes) {}
+  static constexpr uint64_t kHandleBytesMax = 128 * kMiB;
+
+  FramePool(const Gpu& gpu, uint64_t limit_bytes);
   /// REQUIRES: every frame was given back, unless the driver may no longer be called.
   ~FramePool();
   FramePool(const FramePool&) = delete;
@@ -61,56 +75,84 @@ class FramePool {
   /// A frame with undefined contents. REQUIRES: `bytes` is a multiple of the granularity and not 0.
   /// kOutOfMemory when the frames in use leave no room below the limit, or when the GPU has no
   /// memory left because others use it; the message says which. Waits while another thread gives
-  /// frames back to the driver.
-  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, false, false); }
-  /// The same for callers who count the memory in use themselves. Only free frames are destroyed to
-  /// stay below the limit; where that is not enough, the limit is exceeded.
-  Result<Frame> take_reserved(uint64_t bytes, bool is_small = false) TENCACHE_EXCLUDES(mutex_) {
-    return take(bytes, is_small, true);
+  /// handles back to the driver.
+  Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, {}); }
+  /// The same for callers who count the memory in use themselves. Free handles are destroyed to
+  /// stay below the limit, and below `allowed_bytes`; where that is not enough, both are exceeded.
+  Result<Frame> take_reserved(uint64_t bytes, bool is_small = false,
+                              uint64_t allowed_bytes = ~uint64_t{0}) TENCACHE_EXCLUDES(mutex_) {
+    return take(bytes, {is_small, true, allowed_bytes});
   }
+  /// The same, and kOutOfMemory where that is not enough.
+  Result<Frame> take_within(uint64_t allowed_bytes, uint64_t bytes, bool is_small)
+      TENCACHE_EXCLUDES(mutex_) {
+    return take(bytes, {is_small, false, allowed_bytes});
+  }
+  /// How many bytes of a frame free handles cannot make up.
+  uint64_t missing(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// The frame cannot be unmapped, because the context is broken, and is lost with the context.
   void write_off(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: the frame is mapped nowhere, and no work of the device uses it any more.
   void give_back(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
 
-  /// Destroys free frames, oldest first, until `bytes` went back to the driver or none is left;
+  /// Frames in use were cut and joined: there are now `after` of them instead of `before`, of the
+  /// same handles, for large requests.
+  void recount(uint64_t before, uint64_t after) TENCACHE_EXCLUDES(mutex_);
+
+  /// Destroys free handles, smallest first, until `bytes` went back to the driver or none is left;
   /// returns the bytes destroyed.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Changes the limit. Free frames beyond it are destroyed; frames in use stay.
+  /// Changes the limit. Free handles beyond it are destroyed; frames in use stay.
   void set_limit(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Bytes of all handles, and of the free ones.
+  /// Bytes of all handles, of the free ones, and of frames in use.
   uint64_t bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t free_bytes() const TENCACHE_EXCLUDES(mutex_);
+  uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   FrameUses uses() const TENCACHE_EXCLUDES(mutex_);
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
 
  private:
-  using ByAge = std::list<Frame>;  // oldest first
-
-  Result<Frame> take(uint64_t bytes, bool is_small, bool is_reserved) TENCACHE_EXCLUDES(mutex_);
-  Frame take_free(ByAge::iterator found, bool is_small) TENCACHE_REQUIRES(mutex_);
-  FrameUse& uses_of(const Frame& frame) TENCACHE_REQUIRES(mutex_) {
-    return frame.is_small ? uses_.small : uses_.large;
+  using Handles = std::vector<FrameHandle>;
+  struct Terms {
+    bool is_small = false;
+    bool is_reserved = false;  // the caller counts the memory in use
+    uint64_t allowed_bytes = ~uint64_t{0};
+  };
+  Result<Frame> take(uint64_t bytes, const Terms& terms) TENCACHE_EXCLUDES(mutex_);
+  uint64_t used_now() const TENCACHE_REQUIRES(mutex_) {
+    return bytes_ - free_bytes_ - leaving_bytes_;
   }
-  std::vector<Frame> pick_oldest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
-  uint64_t destroy(const std::vector<Frame>& frames) TENCACHE_EXCLUDES(mutex_);
-  Result<Frame> create(uint64_t bytes, bool is_small) TENCACHE_EXCLUDES(mutex_);
+  uint64_t missing_now(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+  uint64_t bytes_to_create(uint64_t bytes, uint64_t allowed_bytes) const TENCACHE_REQUIRES(mutex_);
+  uint64_t largest_size_in(uint64_t bytes) const;
+  Handles pick(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  Handles pick_smallest(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  Handles pick_others(uint64_t frame_bytes, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  void put_free(const Handles& handles) TENCACHE_REQUIRES(mutex_);
+  Frame make_frame(Handles handles, bool is_small) TENCACHE_REQUIRES(mutex_);
+  FrameUse& uses_of(bool is_small) TENCACHE_REQUIRES(mutex_) {
+    return is_small ? uses_.small : uses_.large;
+  }
+  uint64_t destroy(const Handles& handles) TENCACHE_EXCLUDES(mutex_);
+  Result<Frame> complete(Handles handles, uint64_t missing_bytes, bool is_small)
+      TENCACHE_EXCLUDES(mutex_);
+  Result<FrameHandle> create(uint64_t bytes, bool is_small) TENCACHE_EXCLUDES(mutex_);
   uint64_t destroyed_count() const TENCACHE_EXCLUDES(mutex_);
   bool has_destroyed_since(uint64_t count) TENCACHE_EXCLUDES(mutex_);
   uint64_t excess() const TENCACHE_REQUIRES(mutex_);
   Status no_room(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
 
   const Gpu& gpu_;
+  const std::vector<uint64_t> sizes_;  // of handles, smallest first
 
   mutable Mutex mutex_;
   uint64_t limit_bytes_ TENCACHE_GUARDED_BY(mutex_);
-  ByAge free_ TENCACHE_GUARDED_BY(mutex_);
-  std::multimap<uint64_t, ByAge::iterator> free_by_bytes_ TENCACHE_GUARDED_BY(mutex_);
+  std::vector<Handles> free_ TENCACHE_GUARDED_BY(mutex_);  // by size; the newest last
   uint64_t free_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  // Includes frames that are being created and frames that are being destroyed.
+  // Includes handles that are being created and handles that are being destroyed.
   uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -19,6 +19,10 @@ namespace {
 
 constexpr uint64_t kBytes = 2 * kMiB;
 constexpr uint64_t kTensors = 6;
+constexpr uint64_t kLargeBytes = 3 * kBytes;  // of the first tensor: two handles
+constexpr uint64_t kBudgetBytes = kLargeBytes + 3 * kBytes;
+
+uint64_t bytes_of(uint64_t index) { return index == 0 ? kLargeBytes : kBytes; }
 
 struct Fault {
   const char* function;
@@ -59,26 +63,27 @@ class FaultyProgram {
       ahead.resize(ahead.size() / 2);
       engine_.prefetch(ahead);
       for (uint64_t index = 0; index < tensors_.size(); ++index) {
-        engine_.check(round == 0 ? stream_ : other_, tensors_[index], kBytes, seeds_[index]);
+        const uint64_t seed = seeds_[index];
+        engine_.check(round == 0 ? stream_ : other_, tensors_[index], bytes_of(seed), seed);
       }
     }
-    // Freed while another stream may use it; larger ones need other frames.
+    // Freed while another stream may use it; the next one takes handles of several.
     for (char* tensor : tensors_) engine_.free(tensor);
-    const Result<void*> large = engine_->allocate(3 * kBytes, stream_);
+    const Result<void*> large = engine_->allocate(5 * kBytes, stream_);
     if (large.is_ok()) engine_.free(large.value());
     engine_->heap().drop_cached(~uint64_t{0});
   }
 
  private:
   void allocate(uint64_t seed) {
-    const Result<void*> address = engine_->allocate(kBytes, stream_);
+    const Result<void*> address = engine_->allocate(bytes_of(seed), stream_);
     if (!address.is_ok()) {
       EXPECT_FALSE(address.status().message().empty());
       return;
     }
     tensors_.push_back(static_cast<char*>(address.value()));
     seeds_.push_back(seed);
-    engine_.write(stream_, tensors_.back(), kBytes, seed);
+    engine_.write(stream_, tensors_.back(), bytes_of(seed), seed);
   }
 
   TestCudaEngine& engine_;
@@ -108,15 +113,15 @@ void refuse_one_after_another(const Fault& fault, const TestCudaEngine::Adjust& 
 
 TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBit) {
   refuse_one_after_another(GetParam(),
-                           [](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+                           [](CudaEngineConfig& config) { config.budget_bytes = kBudgetBytes; });
 }
 
 // Host memory holds half of the bytes that leave.
 TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBitWithADiskBelow) {
   const TestDirectory directory;
   refuse_one_after_another(GetParam(), [&](CudaEngineConfig& config) {
-    config.budget_bytes = 8 * kMiB;
-    config.host->budget_bytes = kTensors / 2 * kBytes;
+    config.budget_bytes = kBudgetBytes;
+    config.host->budget_bytes = kLargeBytes + kBytes;
     config.host_headroom = 0;
     config.disk.emplace();
     config.disk->directory = directory.path();
@@ -131,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Functions, CudaEngineFaultsTest, ::testing::ValuesIn(kF
 TEST(CudaEngineBrokenContextTest, EndsWithErrors) {
   for (int moment = 0; moment < 4; ++moment) {
     SCOPED_TRACE(moment);
-    TestCudaEngine engine([](CudaEngineConfig& config) { config.budget_bytes = 8 * kMiB; });
+    TestCudaEngine engine([](CudaEngineConfig& config) { config.budget_bytes = kBudgetBytes; });
     engine.expect_failed_context();
     const CUstream stream = engine.make_stream();
     std::vector<char*> tensors;

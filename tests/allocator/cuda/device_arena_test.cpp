@@ -75,9 +75,21 @@ TEST_F(DeviceArenaTest, AddressesAreReservedWithoutMemory) {
 TEST_F(DeviceArenaTest, NeighboursAreGrantedAccessTogether) {
   mapped_ = {place(0, kUnit), place(kUnit, 3 * kUnit), place(8 * kUnit, kUnit)};
   ASSERT_TRUE(arena_->map(mapped_).is_ok());
-  EXPECT_EQ(driver_.calls("cuMemMap"), 3u);
+  EXPECT_EQ(driver_.calls("cuMemMap"), 4u) << "one for each handle";
   EXPECT_EQ(driver_.calls("cuMemSetAccess"), 2u) << "one for each run of addresses";
   for (const FramePlace& mapped : mapped_) expect_usable(mapped, 7);
+}
+
+// A frame of several handles is one range, granted access and unmapped at once.
+TEST_F(DeviceArenaTest, HandlesOfAFrameLieOneBehindAnother) {
+  const FramePlace there = place(2 * kUnit, 7 * kUnit);
+  ASSERT_EQ(there.frame.handles.size(), 3u);
+  ASSERT_TRUE(arena_->map({&there, 1}).is_ok());
+  EXPECT_EQ(driver_.calls("cuMemMap"), 3u);
+  EXPECT_EQ(driver_.calls("cuMemSetAccess"), 1u);
+  expect_usable(there, 7);
+  ASSERT_TRUE(arena_->unmap(there.address, there.frame.bytes).is_ok());
+  EXPECT_EQ(driver_.calls("cuMemUnmap"), 1u);
 }
 
 TEST_F(DeviceArenaTest, AFrameKeepsItsBytesUnderAnotherAddress) {
@@ -92,16 +104,13 @@ TEST_F(DeviceArenaTest, AFrameKeepsItsBytesUnderAnotherAddress) {
 }
 
 TEST_F(DeviceArenaTest, AllOfTheFramesAreMappedOrNone) {
-  const std::vector<FramePlace> places = {place(0, kUnit), place(kUnit, kUnit),
-                                          place(4 * kUnit, kUnit)};
+  const std::vector<FramePlace> places = {place(0, kUnit), place(kUnit, 3 * kUnit),
+                                          place(5 * kUnit, kUnit)};
   const struct {
     const char* name;
     uint64_t nth;
-  } refusals[] = {{"cuCtxGetCurrent", 1},
-                  {"cuMemMap", 1},
-                  {"cuMemMap", 3},
-                  {"cuMemSetAccess", 1},
-                  {"cuMemSetAccess", 2}};
+  } refusals[] = {{"cuCtxGetCurrent", 1}, {"cuMemMap", 1},       {"cuMemMap", 3},
+                  {"cuMemMap", 4},        {"cuMemSetAccess", 1}, {"cuMemSetAccess", 2}};
   for (const auto& refusal : refusals) {
     SCOPED_TRACE(std::string(refusal.name) + " " + std::to_string(refusal.nth));
     driver_.fail(refusal.name, refusal.nth, CUDA_ERROR_UNKNOWN);

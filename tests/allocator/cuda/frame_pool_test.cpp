@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FramePool: frames of exact sizes are reused, the limit and the GPU's own capacity hold, the
-// oldest frames go first, and a refusal of the driver leaves the pool as it was. Random steps
-// against a reference model, and several threads at once.
+// FramePool: frames of any size are built from handles that exist, the limit and the GPU's own
+// capacity hold, a handle goes only for one of another size, and a refusal of the driver leaves the
+// pool as it was. Random steps against a reference model, and several threads at once.
 #include "platform/cuda/frame_pool.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +53,12 @@ class FramePoolTest : public ::testing::Test {
   std::optional<FramePool> pool_;
 };
 
+std::vector<uint64_t> sizes_of(const Frame& frame) {
+  std::vector<uint64_t> sizes;
+  for (const FrameHandle& handle : frame.handles) sizes.push_back(handle.bytes / kUnit);
+  return sizes;
+}
+
 TEST_F(FramePoolTest, AFrameOfTheSameSizeIsUsedAgain) {
   start(64 * kMiB);
   const Frame first = take(4 * kUnit);
@@ -57,30 +66,124 @@ TEST_F(FramePoolTest, AFrameOfTheSameSizeIsUsedAgain) {
   EXPECT_EQ(pool_->free_bytes(), 4 * kUnit);
   const Frame other = take(2 * kUnit);
   const Frame again = take(4 * kUnit);
-  EXPECT_EQ(again.handle, first.handle);
-  EXPECT_NE(other.handle, first.handle);
+  EXPECT_EQ(again.handles.front().handle, first.handles.front().handle);
+  EXPECT_NE(other.handles.front().handle, first.handles.front().handle);
   EXPECT_EQ(driver_->calls("cuMemCreate"), 2u);
   EXPECT_EQ(pool_->bytes(), 6 * kUnit);
   EXPECT_EQ(pool_->free_bytes(), 0u);
+  EXPECT_EQ(pool_->used_bytes(), 6 * kUnit);
   pool_->give_back(again);
   pool_->give_back(other);
 }
 
-TEST_F(FramePoolTest, WhatWaitedLongestMakesRoom) {
-  start(4 * kUnit);
-  const Frame old = take(kUnit);
-  const Frame newer = take(2 * kUnit);
-  const Frame used = take(kUnit);
-  pool_->give_back(old);
-  pool_->give_back(newer);
-  // One unit is missing: the older frame goes, which is enough only together with the other.
-  const Frame large = take(3 * kUnit);
-  EXPECT_EQ(pool_->bytes(), 4 * kUnit);
-  EXPECT_EQ(driver_->calls("cuMemRelease"), 2u);
+TEST_F(FramePoolTest, HandlesServeFramesOfOtherSizes) {
+  start(64 * kMiB);
+  const Frame large = take(15 * kUnit);
+  EXPECT_EQ(sizes_of(large), (std::vector<uint64_t>{8, 4, 2, 1}));
   pool_->give_back(large);
-  pool_->give_back(used);
-  EXPECT_EQ(pool_->trim(kUnit), 3 * kUnit) << "whole frames, oldest first";
-  EXPECT_EQ(pool_->bytes(), kUnit);
+  const Frame ten = take(10 * kUnit);
+  const Frame five = take(5 * kUnit);
+  EXPECT_EQ(sizes_of(ten), (std::vector<uint64_t>{8, 2}));
+  EXPECT_EQ(sizes_of(five), (std::vector<uint64_t>{4, 1}));
+  EXPECT_EQ(driver_->calls("cuMemCreate"), 4u);
+  pool_->give_back(ten);
+  pool_->give_back(five);
+  const Frame joined = take(15 * kUnit);
+  EXPECT_EQ(driver_->calls("cuMemCreate"), 4u);
+  pool_->give_back(joined);
+}
+
+TEST_F(FramePoolTest, TellsWhatFreeHandlesMiss) {
+  start(64 * kMiB);
+  EXPECT_EQ(pool_->missing(kUnit), kUnit);
+  pool_->give_back(take(6 * kUnit));
+  EXPECT_EQ(pool_->missing(6 * kUnit), 0u);
+  EXPECT_EQ(pool_->missing(5 * kUnit), kUnit) << "four of two handles, and none of one";
+  EXPECT_EQ(pool_->missing(9 * kUnit), 3 * kUnit);
+}
+
+// As far as it may, the pool grows for a size that it cannot build; else a handle goes for others.
+TEST_F(FramePoolTest, ALargeHandleGoesForSmallOnes) {
+  start(6 * kUnit);
+  pool_->give_back(take(4 * kUnit));
+  const Frame two = take(2 * kUnit);
+  EXPECT_EQ(driver_->calls("cuMemRelease"), 0u);
+  EXPECT_EQ(pool_->bytes(), 6 * kUnit);
+  const Frame three = take(3 * kUnit);
+  EXPECT_EQ(driver_->calls("cuMemRelease"), 1u);
+  EXPECT_EQ(sizes_of(three), (std::vector<uint64_t>{2, 1}));
+  EXPECT_EQ(pool_->bytes(), 5 * kUnit);
+  pool_->give_back(two);
+  pool_->give_back(three);
+}
+
+TEST_F(FramePoolTest, WhatIsAllowedHoldsForFreeHandlesAlone) {
+  start(64 * kUnit);
+  pool_->give_back(take(4 * kUnit));
+  const Result<Frame> three = pool_->take_reserved(3 * kUnit, false, 5 * kUnit);
+  ASSERT_TRUE(three.is_ok());
+  EXPECT_EQ(pool_->bytes(), 3 * kUnit) << "the handle of four went first";
+  EXPECT_EQ(pool_->take_within(5 * kUnit, 4 * kUnit, false).status().code(),
+            StatusCode::kOutOfMemory);
+  EXPECT_EQ(pool_->bytes(), 3 * kUnit);
+  const Result<Frame> beyond = pool_->take_reserved(4 * kUnit, false, 5 * kUnit);
+  ASSERT_TRUE(beyond.is_ok());
+  EXPECT_EQ(pool_->bytes(), 7 * kUnit);
+  pool_->give_back(three.value());
+  pool_->give_back(beyond.value());
+}
+
+// One frame after the other gets a unit longer, as caches do that grow by a token.
+TEST_F(FramePoolTest, APoolThatGrowsAsksForMoreAtOnce) {
+  constexpr uint64_t kFrames = 32;
+  start(4096 * kUnit, {.capacity_bytes = 4096 * kUnit});
+  std::vector<Frame> frames;
+  for (uint64_t index = 0; index < kFrames; ++index) frames.push_back(take(16 * kUnit));
+  const uint64_t calls = driver_->calls("cuMemCreate");
+  for (uint64_t units = 17; units < 24; ++units) {
+    for (Frame& frame : frames) {
+      pool_->give_back(frame);
+      const Result<Frame> longer =
+          pool_->take_reserved(units * kUnit, false, pool_->used_bytes() * 17 / 16 + units * kUnit);
+      ASSERT_TRUE(longer.is_ok());
+      frame = longer.value();
+    }
+  }
+  EXPECT_LT(driver_->calls("cuMemCreate") - calls, 7 * kFrames / 2);
+  EXPECT_LT(pool_->bytes(), 24 * kFrames * kUnit * 17 / 16);
+  for (const Frame& frame : frames) pool_->give_back(frame);
+}
+
+TEST_F(FramePoolTest, SmallHandlesGoFirst) {
+  start(64 * kMiB);
+  pool_->give_back(take(7 * kUnit));
+  EXPECT_EQ(pool_->trim(2 * kUnit), 3 * kUnit) << "whole handles";
+  EXPECT_EQ(pool_->bytes(), 4 * kUnit);
+  pool_->set_limit(3 * kUnit);
+  EXPECT_EQ(pool_->bytes(), 0u);
+}
+
+TEST_F(FramePoolTest, UseIsCountedByKind) {
+  start(64 * kMiB);
+  const Frame small = pool_->take_reserved(2 * kUnit, true).value();
+  const Frame large = pool_->take_reserved(3 * kUnit).value();
+  FrameUses uses = pool_->uses();
+  EXPECT_EQ(uses.small.bytes.current, 2 * kUnit);
+  EXPECT_EQ(uses.large.bytes.current, 3 * kUnit);
+  EXPECT_EQ(uses.large.frames.current, 1u) << "of two handles";
+  EXPECT_EQ(uses.all.frames.current, 2u);
+  pool_->give_back(small);
+  const Frame both = pool_->take_reserved(3 * kUnit).value();  // one handle serves another kind
+  uses = pool_->uses();
+  EXPECT_EQ(uses.small.bytes.current, 0u);
+  EXPECT_EQ(uses.large.bytes.current, 6 * kUnit);
+  EXPECT_EQ(uses.small.frames.removed, 1u);
+  EXPECT_EQ(uses.all.bytes.peak, 6 * kUnit);
+  pool_->give_back(large);
+  pool_->give_back(both);
+  uses = pool_->uses();
+  EXPECT_EQ(uses.all.frames.current, 0u);
+  EXPECT_EQ(uses.all.bytes.current, 6 * kUnit);
 }
 
 TEST_F(FramePoolTest, TheLimitIsHard) {
@@ -129,11 +232,12 @@ TEST_F(FramePoolTest, OthersMayUseTheGpuToo) {
   const Frame frame = take(2 * kUnit);
   const Frame small = take(kUnit);
   pool_->give_back(small);
-  // The limit allows it, the GPU does not: free frames go first, and that is not enough either.
+  // The limit allows it, the GPU does not, and what is free is not enough either.
   const Result<Frame> refused = pool_->take(3 * kUnit);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
-  EXPECT_EQ(pool_->bytes(), 2 * kUnit);
+  EXPECT_EQ(pool_->bytes(), 3 * kUnit);
+  EXPECT_EQ(pool_->free_bytes(), kUnit);
   const Frame fits = take(2 * kUnit);
   pool_->give_back(fits);
   pool_->give_back(frame);
@@ -155,38 +259,128 @@ TEST_F(FramePoolTest, RefusedCallsLeaveThePoolAsItWas) {
   pool_->give_back(kept);
 }
 
-TEST_F(FramePoolTest, RandomStepsAgainstAModel) {
-  Random random;
-  constexpr uint64_t kLimit = 32 * kUnit;
-  start(kLimit, {.capacity_bytes = kLimit});
+// The handles that were created before the refused one wait for the next frame.
+TEST_F(FramePoolTest, ARefusalHalfWayLosesNoHandle) {
+  start(64 * kMiB);
+  for (uint64_t nth = 1; nth <= 3; ++nth) {
+    SCOPED_TRACE(nth);
+    driver_->fail("cuMemCreate", nth, CUDA_ERROR_UNKNOWN);
+    ASSERT_FALSE(pool_->take(7 * kUnit).is_ok());
+    const uint64_t created_bytes = std::vector<uint64_t>{0, 4, 6}[nth - 1] * kUnit;
+    EXPECT_EQ(pool_->bytes(), created_bytes);
+    EXPECT_EQ(pool_->free_bytes(), created_bytes);
+    EXPECT_EQ(pool_->uses().all.frames.added, nth - 1);
+    const Frame frame = take(7 * kUnit);
+    EXPECT_EQ(frame.bytes, 7 * kUnit);
+    EXPECT_EQ(pool_->bytes(), 7 * kUnit);
+    pool_->give_back(frame);
+    EXPECT_EQ(pool_->trim(~uint64_t{0}), 7 * kUnit);
+  }
+}
+
+// What is in use, and what the driver has given, as the pool should see it.
+struct PoolModel {
   std::vector<Frame> held;
   uint64_t held_bytes = 0;
+  std::set<CUmemGenericAllocationHandle> used;
+
+  void add(const Frame& frame, uint64_t bytes) {
+    uint64_t handle_bytes = 0;
+    for (const FrameHandle& handle : frame.handles) {
+      ASSERT_TRUE(used.insert(handle.handle).second) << "a handle is in two frames";
+      ASSERT_TRUE(std::has_single_bit(handle.bytes / kUnit));
+      handle_bytes += handle.bytes;
+    }
+    ASSERT_EQ(handle_bytes, bytes);
+    ASSERT_EQ(frame.bytes, bytes);
+    held.push_back(frame);
+    held_bytes += bytes;
+  }
+  Frame remove(size_t index) {
+    Frame frame = held[index];
+    for (const FrameHandle& handle : frame.handles) used.erase(handle.handle);
+    held_bytes -= frame.bytes;
+    held[index] = held.back();
+    held.pop_back();
+    return frame;
+  }
+};
+
+// Sizes change all the time, and what is allowed, too: frames join and split handles.
+TEST_F(FramePoolTest, RandomStepsAgainstAModel) {
+  Random random;
+  constexpr uint64_t kLimit = 96 * kUnit;
+  start(kLimit, {.capacity_bytes = kLimit});
+  PoolModel model;
   for (int step = 0; step < 20'000; ++step) {
-    if (random.chance(0.5)) {
-      const uint64_t bytes = random.between(1, 8) * kUnit;
-      if (random.chance(0.02)) driver_->fail("cuMemCreate", 1, CUDA_ERROR_UNKNOWN);
-      const Result<Frame> frame = pool_->take(bytes);
-      // With an exact limit, room that is not held is always available.
-      if (!frame.is_ok()) {
-        if (frame.status().code() == StatusCode::kOutOfMemory) {
-          ASSERT_GT(held_bytes + bytes, kLimit) << frame.status().message();
-        }
-        continue;
+    const uint64_t bytes = random.between(1, random.chance(0.1) ? 80 : 12) * kUnit;
+    const uint64_t draw = random.between(0, 99);
+    if (random.chance(0.02)) driver_->fail("cuMemCreate", 1, CUDA_ERROR_UNKNOWN);
+    if (draw < 5) {
+      pool_->trim(bytes);
+    } else if (draw < 20) {
+      const uint64_t missing_bytes = pool_->missing(bytes);
+      const uint64_t before = pool_->bytes();
+      const uint64_t allowed_bytes = random.between(1, 120) * kUnit;
+      const Result<Frame> frame = pool_->take_within(allowed_bytes, bytes, random.chance(0.5));
+      if (missing_bytes == 0) {
+        ASSERT_TRUE(frame.is_ok()) << frame.status().message();
+        ASSERT_EQ(pool_->bytes(), before);
+      } else if (frame.is_ok()) {
+        ASSERT_LE(pool_->bytes(), allowed_bytes);
       }
-      ASSERT_EQ(frame.value().bytes, bytes);
-      for (const Frame& other : held) ASSERT_NE(other.handle, frame.value().handle);
-      held.push_back(frame.value());
-      held_bytes += bytes;
-    } else if (!held.empty()) {
-      const size_t index = random.between(0, held.size() - 1);
-      pool_->give_back(held[index]);
-      held_bytes -= held[index].bytes;
-      held.erase(held.begin() + static_cast<std::ptrdiff_t>(index));
+      if (frame.is_ok()) {
+        ASSERT_NO_FATAL_FAILURE(model.add(frame.value(), bytes));
+      }
+    } else if (draw < 55) {
+      const uint64_t allowed_bytes = random.between(1, 120) * kUnit;
+      const bool is_reserved = model.held_bytes + bytes <= kLimit && random.chance(0.5);
+      const Result<Frame> frame =
+          is_reserved ? pool_->take_reserved(bytes, random.chance(0.5), allowed_bytes)
+                      : pool_->take(bytes);
+      // With an exact limit, room that is not held is always available.
+      if (!frame.is_ok() && frame.status().code() == StatusCode::kOutOfMemory) {
+        ASSERT_GT(model.held_bytes + bytes, kLimit) << frame.status().message();
+      }
+      if (frame.is_ok()) {
+        ASSERT_NO_FATAL_FAILURE(model.add(frame.value(), bytes));
+      }
+    } else if (!model.held.empty()) {
+      pool_->give_back(model.remove(random.between(0, model.held.size() - 1)));
     }
     ASSERT_LE(pool_->bytes(), kLimit);
-    ASSERT_EQ(pool_->bytes() - pool_->free_bytes(), held_bytes);
+    ASSERT_EQ(pool_->used_bytes(), model.held_bytes);
+    ASSERT_EQ(pool_->bytes() - pool_->free_bytes(), model.held_bytes);
+    ASSERT_EQ(pool_->uses().all.frames.current, model.held.size());
+    ASSERT_EQ(pool_->uses().all.bytes.current, pool_->bytes());
+    ASSERT_EQ(pool_->uses().small.bytes.current + pool_->uses().large.bytes.current,
+              pool_->bytes());
   }
-  for (const Frame& frame : held) pool_->give_back(frame);
+  for (const Frame& frame : model.held) pool_->give_back(frame);
+}
+
+// Once the handles are as small as the sizes need, the driver is asked no more.
+TEST_F(FramePoolTest, RandomSizesSoonNeedNoNewHandles) {
+  Random random;
+  constexpr uint64_t kLive = 512 * kUnit;
+  constexpr uint64_t kAllowed = kLive + kLive / 16;
+  start(2 * kLive, {.capacity_bytes = 2 * kLive});
+  PoolModel model;
+  uint64_t calls = 0;
+  constexpr int kSteps = 8'000;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == kSteps / 2) calls = driver_->calls("cuMemCreate");
+    const uint64_t bytes = random.between(1, 64) * kUnit;
+    while (model.held_bytes + bytes > kLive) {
+      pool_->give_back(model.remove(random.between(0, model.held.size() - 1)));
+    }
+    const Result<Frame> frame = pool_->take_reserved(bytes, false, kAllowed);
+    ASSERT_TRUE(frame.is_ok()) << frame.status().message();
+    ASSERT_NO_FATAL_FAILURE(model.add(frame.value(), bytes));
+    ASSERT_LE(pool_->bytes(), kAllowed);
+  }
+  EXPECT_LE(driver_->calls("cuMemCreate") - calls, kSteps / 2 / 100);
+  for (const Frame& frame : model.held) pool_->give_back(frame);
 }
 
 TEST_F(FramePoolTest, ThreadsThatShareTheRoomNeverFindItMissing) {

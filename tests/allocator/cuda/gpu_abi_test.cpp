@@ -216,8 +216,9 @@ TEST_F(GpuAbiTest, WhatARequestLeavesOverIsFree) {
 
 TEST_F(GpuAbiTest, EmptyCacheGivesEverythingBackToTheDriver) {
   start();
-  free(allocate(5 * kMiB));
+  void* const large = allocate(5 * kMiB);
   free(allocate(1000));
+  free(large);
   uint64_t free_before = 0;
   uint64_t total = 0;
   ASSERT_EQ(tencache_gpu_memory(gpu_, &free_before, &total, &error_), TENCACHE_OK);

@@ -36,7 +36,8 @@ class HomeMarksTest : public SimulatedStreamsFixture {
     gpu_ = std::move(gpu).value();
     events_of_marks_.emplace(*gpu_);
     numbers_.emplace(*gpu_, *events_of_marks_);
-    marks_.emplace(*numbers_, bytes_per_mark);
+    marks_.emplace(*numbers_);
+    bytes_per_mark_ = bytes_per_mark;
     stream_ = stream();
     home_ = numbers_->set_of(stream_);
   }
@@ -48,6 +49,7 @@ class HomeMarksTest : public SimulatedStreamsFixture {
   std::optional<StreamMarks> events_of_marks_;
   std::optional<StreamNumbers> numbers_;
   std::optional<HomeMarks> marks_;
+  uint64_t bytes_per_mark_ = 0;
   CUstream stream_ = nullptr;
   StreamSet home_ = kNoStreams;
 };
@@ -56,7 +58,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   make(1);
   std::atomic<int> done{0};
   launch_on_stream(done);
-  const uint64_t number = marks_->note_free(home_, 10, true);
+  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
   driver_->hold(stream_);
   EXPECT_TRUE(marks_->wait(home_, number));
   EXPECT_EQ(done, 1);
@@ -67,7 +69,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
 TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10, true);
+  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
   marks_->poll();
   EXPECT_FALSE(marks_->is_over(home_, number));
   driver_->let_go();
@@ -79,18 +81,19 @@ TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
 TEST_F(HomeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
-  for (int free = 0; free < 3; ++free) numbers.push_back(marks_->note_free(home_, 10, true));
+  for (int free = 0; free < 3; ++free)
+    numbers.push_back(marks_->note_free(home_, 10, bytes_per_mark_));
   driver_->hold(stream_);
-  const uint64_t later = marks_->note_free(home_, 10, true);
+  const uint64_t later = marks_->note_free(home_, 10, bytes_per_mark_);
   EXPECT_TRUE(marks_->wait(home_, numbers[0]));
   for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(home_, number));
   EXPECT_FALSE(marks_->is_over(home_, later));
 }
 
 // The thread that wants memory makes the mark, which covers the work queued since.
-TEST_F(HomeMarksTest, WhereMemoryIsNotScarceNoMarkIsMade) {
+TEST_F(HomeMarksTest, WhereNobodyWantsMemoryNoMarkIsMade) {
   make(1);
-  const uint64_t number = marks_->note_free(home_, 10, false);
+  const uint64_t number = marks_->note_free(home_, 10, HomeMarks::kNoMark);
   EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
   driver_->hold(stream_);
   marks_->poll();
@@ -102,10 +105,10 @@ TEST_F(HomeMarksTest, WhereMemoryIsNotScarceNoMarkIsMade) {
 
 TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
   make(1000);
-  const uint64_t waited_for = marks_->note_free(home_, 10, true);
+  const uint64_t waited_for = marks_->note_free(home_, 10, bytes_per_mark_);
   EXPECT_FALSE(marks_->is_over(home_, waited_for));
   EXPECT_TRUE(marks_->wait(home_, waited_for));
-  const uint64_t polled = marks_->note_free(home_, 10, true);
+  const uint64_t polled = marks_->note_free(home_, 10, bytes_per_mark_);
   driver_->wait_until_idle();
   EXPECT_TRUE(eventually([&] {
     marks_->poll();
@@ -116,9 +119,9 @@ TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
 TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10, true);
+  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
   const StreamSet other = numbers_->set_of(stream());
-  const uint64_t others = marks_->note_free(other, 10, true);
+  const uint64_t others = marks_->note_free(other, 10, bytes_per_mark_);
   EXPECT_GT(others, number);
   EXPECT_TRUE(marks_->wait(other, others));
   EXPECT_FALSE(marks_->is_over(home_, number));
@@ -128,13 +131,13 @@ TEST_F(HomeMarksTest, ASetThatIsNotOneStreamIsOver) {
   make(1);
   const StreamSet two = home_ | numbers_->set_of(stream());
   driver_->hold(stream_);
-  EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10, true)));
+  EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10, bytes_per_mark_)));
 }
 
 TEST_F(HomeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
   make(1);
   driver_->set_capturing(stream_, true);
-  const uint64_t number = marks_->note_free(home_, 10, true);
+  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
   marks_->poll();
   EXPECT_FALSE(marks_->wait(home_, number));
   driver_->set_capturing(stream_, false);
@@ -150,7 +153,7 @@ TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
       const CurrentContext context(api());
       for (int round = 0; round < 100; ++round) {
         launch_on_stream(done);
-        const uint64_t number = marks_->note_free(home_, 10, true);
+        const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
         if (round % 3 == 0) marks_->poll();
         if (round % 2 == 0) {
           EXPECT_TRUE(marks_->wait(home_, number));
@@ -159,7 +162,7 @@ TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
     });
   }
   threads.clear();
-  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10, true)));
+  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10, bytes_per_mark_)));
   EXPECT_EQ(done, 300);
 }
 

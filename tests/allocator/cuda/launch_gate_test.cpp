@@ -226,8 +226,8 @@ TEST_F(LaunchGateTest, WhatIsNamedWhileItsLaunchIsQueuedStays) {
 TEST_F(LaunchGateTest, AddressesOfOldAndOfOthersAreNobodys) {
   char* freed = allocate();
   engine_.write(stream_, freed, kExtent, 1);
-  engine_.free(freed);
   char* gone = cold(2, 2 * kExtent);
+  engine_.free(freed);
   engine_.free(gone);
   int local = 0;
   for (const void* address : {static_cast<const void*>(freed), static_cast<const void*>(gone),

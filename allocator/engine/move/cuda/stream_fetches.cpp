@@ -260,9 +260,9 @@ std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& ext
   std::vector<CudaExtent*> left_cold;
   std::vector<CudaExtent*> with_frame;
   for (CudaExtent* extent : extents) {
-    const Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
+    Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
     if (frame.is_ok()) {
-      extent->frame = frame.value();
+      extent->frame = std::move(frame).value();
       with_frame.push_back(extent);
     } else {
       flights_.leave_cold(extent, is_ahead, frame.status());
