@@ -18,7 +18,7 @@
 //     Cold and busy --retire--> Vacant     (freed meanwhile: end_demotion returns false)
 //
 // Invariants
-//   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached.
+//   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached
 //      In Cold and Fetching a slot is mapped, writable (private). In Sealing and Merging, the
 //      protected windows, the range is write-protected and nobody may touch it; a pin waits for
 //      their end. On cuda a frame is mapped in every state but Vacant, Cold and Fetching. In
@@ -133,6 +133,12 @@ class Extent {
     const uint64_t word = load();
     return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
            (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == kFlagSeen;
+  }
+  /// Whether it might be evicted if an op had named it.
+  bool is_kept_unseen() const {
+    const uint64_t word = load();
+    return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
+           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == 0;
   }
   /// A guess, for choosing victims: there is a copy below, and no op announced a write since.
   bool is_presumed_clean() const {

@@ -6,6 +6,8 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "memory/over_budget.h"
+#include "memory/unnamed_extents.h"
 
 namespace tencache {
 
@@ -49,8 +51,8 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 }
 
 // The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
-// failing disk is to blame -> evict also what no op has named yet -> an error if the program has
-// set a bound -> go over the budget.
+// failing disk is to blame -> evict also what no op has named, oldest first -> an error if the
+// program has set a bound -> go over the budget.
 Status Heap::climb(const WantedRoom& wanted) {
   const uint64_t bytes = wanted.bytes;
   while (drop_cached(bytes) > 0) {
@@ -64,8 +66,9 @@ Status Heap::climb(const WantedRoom& wanted) {
   // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
   // killing the process, so the program gets an error that it can handle.
   if (!reason.is_ok()) return out_of_memory(wanted, reason);
-  if (is_cold_usable() && count_all_as_seen() && await_room(wanted, &reason)) {
-    return Status::ok();
+  while (let_unnamed_leave(bytes + wanted.soon_bytes)) {
+    if (await_room(wanted, &reason)) return Status::ok();
+    if (!reason.is_ok()) return out_of_memory(wanted, reason);
   }
   if (is_bounded_.load(std::memory_order_relaxed)) {
     return out_of_memory(wanted, {StatusCode::kOutOfMemory,
@@ -76,18 +79,9 @@ Status Heap::climb(const WantedRoom& wanted) {
   return Status::ok();
 }
 
-// Extents from before the hooks were armed are unseen until an op names them. The cold mapping
-// stays correct for whatever still uses them, so evicting them is better than exceeding the budget.
-// Once is enough: every later extent passes the gate.
-bool Heap::count_all_as_seen() {
-  if (all_are_seen_.exchange(true)) return false;
-  bool found = false;
-  for (const ListedExtent& listed : extents()) {
-    if (listed.extent->has(kFlagSeen)) continue;
-    listed.extent->set_flags(kFlagSeen);
-    found = true;
-  }
-  return found;
+bool Heap::let_unnamed_leave(uint64_t bytes) {
+  return is_cold_usable() &&
+         count_oldest_as_seen(extents(), bytes, headroom_of(budget_.limit())) > 0;
 }
 
 void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
@@ -96,12 +90,14 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
   raise_to(stats_.over_budget_peak_bytes, excess_bytes);
   if (warned_over_budget_.exchange(true)) return;
   const std::string op = room_maker_->current_op();
+  const StuckBytes stuck = add_up_stuck(extents(), small_bytes());
   TENCACHE_LOG_WARNING(
-      "%s asked for %s, and what it uses at once exceeds the budget of %s by %s (counted as "
-      "over_budget); --device-memory %s would hold it",
+      "%s asked for %s, and %s exceeds the budget of %s by %s (counted as over_budget); "
+      "--device-memory %s would hold it%s",
       op.empty() ? "the program" : op.c_str(), format_bytes(bytes).c_str(),
+      cause_of_excess(stuck, config_.extent_min_bytes).c_str(),
       format_bytes(budget_.limit()).c_str(), format_bytes(excess_bytes).c_str(),
-      option_bytes(budget_.limit() + excess_bytes).c_str());
+      option_bytes(budget_.limit() + excess_bytes).c_str(), remedy_for_excess(stuck).c_str());
 }
 
 Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const {

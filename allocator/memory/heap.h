@@ -115,6 +115,10 @@ class Heap {
   /// `soon_bytes` next.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
 
+  /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
+  /// that a pass makes besides. False when none is left, or cold bytes are not usable.
+  bool let_unnamed_leave(uint64_t bytes);
+
   /// Whether room must become free, and cached memory is not enough: a thread waits for some right
   /// now, or the budget is exceeded.
   bool needs_free_room() const {
@@ -176,7 +180,6 @@ class Heap {
 
   Status climb(const WantedRoom& wanted);
   bool await_room(const WantedRoom& wanted, Status* reason);
-  bool count_all_as_seen();
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
 
@@ -185,7 +188,6 @@ class Heap {
   std::atomic<uint32_t> room_waiters_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};
-  std::atomic<bool> all_are_seen_{false};
   std::atomic<bool> is_bounded_{false};
   std::atomic<bool> warned_over_budget_{false};
 };

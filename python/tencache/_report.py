@@ -217,7 +217,7 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
         need = stats["budget"]["device"] + over["peak_bytes"]
         lines.append(
             f"over budget {_count(over['events'], 'time')}, by up to "
-            f"{format_bytes(over['peak_bytes'])}, by what ops used at once: "
+            f"{format_bytes(over['peak_bytes'])} (a warning has named the cause): "
             f"--device-memory {_option_bytes(need)} would hold them"
         )
     unannounced = stats["unannounced"]

@@ -283,6 +283,32 @@ TEST_F(HeapTest, WhatNoOpHasNamedLeavesBeforeTheBudgetIsExceeded) {
   EXPECT_EQ(room_maker_.asked, 2);
 }
 
+TEST_F(HeapTest, WhatNoOpHasNamedLeavesEachTimeThatNothingElseIsLeft) {
+  room_maker_.on_ask = [&](uint64_t bytes) {
+    for (const ListedExtent& listed : heap_->extents()) {
+      if (!listed.extent->may_be_evicted() || !listed.extent->try_take_busy()) continue;
+      budget_->release(listed.bytes);  // as if it had left; it stays busy, so it leaves once
+      if (budget_->try_reserve(bytes)) return true;
+    }
+    return false;
+  };
+  for (int round = 0; round < 12; ++round) allocate(kLimit / 4);
+  EXPECT_EQ(stats_.over_budget_events.load(), 0u);
+  EXPECT_EQ(stats_.peak_device_bytes.load(), kLimit);
+}
+
+TEST_F(HeapTest, WarningBlamesSmallTensorsThatFillTheBudget) {
+  make({.extent_min_bytes = 16 * kMiB});
+  std::vector<void*> small;
+  for (int count = 0; count < 7; ++count) small.push_back(allocate(8 * kMiB).address);
+  ::testing::internal::CaptureStderr();
+  for (int count = 0; count < 2; ++count) small.push_back(allocate(8 * kMiB).address);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("of tensors smaller than 16.0 MiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("--extent-min"), std::string::npos) << text;
+  for (void* address : small) heap_->free(address);
+}
+
 TEST_F(HeapTest, StrictModeNamesOpBudgetAndWhatWouldDo) {
   make({.strict = true});
   room_maker_.op = "aten::addmm";

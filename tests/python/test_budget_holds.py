@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget holds, whatever fills it: loaders, copies and buffers that no op names.
+
+Each way to get three times the budget runs in a process of its own, with stock PyTorch and with
+tencache. Both must end up with the same bytes, and tencache must stay within its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+BUDGET_BYTES = 32 << 20
+ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": str(BUDGET_BYTES), "TENCACHE_QUIET": "1"}
+
+# Twenty-four tensors of 4 MiB: three times the budget.
+PRELUDE = """
+    import copy, hashlib, os, pickle
+    import numpy as np
+    import torch
+
+    COUNT, ELEMENTS = 24, 1 << 20
+
+    def values(seed):
+        return np.random.default_rng(seed).random(ELEMENTS, dtype=np.float32)
+
+    def filled(count=COUNT):
+        return [torch.from_numpy(values(seed)) for seed in range(count)]
+"""
+# What the program has loaded is in `tensors`; the bytes of all are one line of its output.
+VERDICT = """
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(memoryview(tensor.numpy()).cast("B"))
+    print(len(tensors), digest.hexdigest())
+    if "TENCACHE" in os.environ:
+        import tencache
+        stats = tencache.stats()
+        assert stats["extents"] >= EXTENTS, stats
+        assert stats["peak"]["device"] <= stats["budget"]["device"], stats
+        assert stats["over_budget"] == {"events": 0, "peak_bytes": 0}, stats
+"""
+
+# name: (what stock PyTorch writes beforehand, what is run, how many extents it makes at least).
+# `torch.UntypedStorage(size)` takes an allocator that cannot be replaced. Such a storage is no
+# extent, nor is a mapped file (README, "Limits"): the budget must hold for what is.
+LOADERS = {
+    "load": ("torch.save(filled(), 'file')", "tensors = torch.load('file')", 24),
+    "load_mapped": (
+        "torch.save(filled(), 'file')",
+        "tensors = [t.clone() for t in torch.load('file', mmap=True)]",
+        24,
+    ),
+    "load_old_format": (
+        "torch.save(filled(), 'file', _use_new_zipfile_serialization=False)",
+        "tensors = torch.load('file')",
+        0,
+    ),
+    "pickle": (
+        "pickle.dump(filled(), open('file', 'wb'))",
+        "tensors = pickle.load(open('file', 'rb'))",
+        0,
+    ),
+    "deepcopy": (
+        "",
+        """
+        first = [torch.from_numpy(values(seed)).clone() for seed in range(COUNT // 3)]
+        tensors = first + copy.deepcopy(first) + copy.deepcopy(first)
+        """,
+        8,
+    ),
+    "deepcopy_of_a_module": (
+        "",
+        """
+        first = torch.nn.ParameterList(filled(COUNT // 2))
+        second = copy.deepcopy(first)
+        tensors = [t.detach() for t in [*second, *copy.deepcopy(second)]]
+        """,
+        24,
+    ),
+    "safetensors": (
+        """
+        from safetensors.torch import save_file
+        save_file({f"{i:02}": t for i, t in enumerate(filled())}, 'file')
+        """,
+        """
+        from safetensors.torch import load_file
+        loaded = load_file('file')
+        tensors = [loaded[name].clone() for name in sorted(loaded)]
+        """,
+        24,
+    ),
+    "safetensors_from_bytes": (
+        """
+        from safetensors.torch import save_file
+        save_file({f"{i:02}": t for i, t in enumerate(filled())}, 'file')
+        """,
+        """
+        from safetensors.torch import load
+        loaded = load(open('file', 'rb').read())
+        tensors = [loaded[name].clone() for name in sorted(loaded)]
+        """,
+        24,
+    ),
+    "numpy_buffers": (
+        "",
+        """
+        tensors = [torch.empty(ELEMENTS) for _ in range(COUNT)]
+        for seed, tensor in enumerate(tensors):
+            tensor.numpy()[:] = values(seed)
+        """,
+        24,
+    ),
+    "readinto": (
+        "open('file', 'wb').write(b''.join(values(seed).tobytes() for seed in range(COUNT)))",
+        """
+        tensors = []
+        with open('file', 'rb') as file:
+            for _ in range(COUNT):
+                storage = torch.UntypedStorage(4 * ELEMENTS)
+                tensors.append(torch.empty(0).set_(storage))
+                assert file.readinto(tensors[-1].numpy()) == 4 * ELEMENTS
+        """,
+        0,
+    ),
+    "from_file": (
+        "open('file', 'wb').write(b''.join(values(seed).tobytes() for seed in range(COUNT)))",
+        """
+        mapped = torch.from_file('file', shared=False, size=COUNT * ELEMENTS)
+        tensors = [part.clone() for part in mapped.split(ELEMENTS)]
+        """,
+        24,
+    ),
+    "storage_from_file": (
+        "open('file', 'wb').write(b''.join(values(seed).tobytes() for seed in range(COUNT)))",
+        """
+        mapped = torch.UntypedStorage.from_file('file', False, 4 * COUNT * ELEMENTS)
+        tensors = []
+        for i in range(COUNT):
+            part = mapped[4 * i * ELEMENTS : 4 * (i + 1) * ELEMENTS]
+            tensors.append(torch.empty(0).set_(part.clone()))
+        """,
+        0,
+    ),
+    "storage_resize": (
+        "",
+        """
+        tensors = []
+        for seed in range(COUNT):
+            storage = torch.empty(0).untyped_storage()
+            storage.resize_(4 * ELEMENTS)
+            tensors.append(torch.empty(0).set_(storage))
+            tensors[-1].numpy()[:] = values(seed)
+        """,
+        24,
+    ),
+    "untouched_storages": (
+        "",
+        """
+        storages = [torch.UntypedStorage(4 * ELEMENTS) for _ in range(COUNT)]
+        for storage in storages:
+            storage.fill_(7)
+        tensors = [torch.empty(0).set_(storage) for storage in storages]
+        """,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_three_times_the_budget_of_unnamed_memory_stays_within_it(
+    run_python: Run, tmp_path: Path, name: str
+) -> None:
+    written, program, extents = LOADERS[name]
+    run_python(PRELUDE, written)
+    verdict = VERDICT.replace("EXTENTS", str(extents))
+    stock = run_python(PRELUDE, program, verdict)
+    ours = run_python(PRELUDE, program, verdict, env=ON)
+    assert ours.stdout == stock.stdout and stock.stdout.startswith("24 "), (stock, ours)
+    assert "over_budget" not in ours.stderr, ours.stderr
