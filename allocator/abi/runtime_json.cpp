@@ -32,6 +32,7 @@ double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 struct ColdAccesses {
   uint64_t reads = 0;
   uint64_t writes = 0;
+  uint64_t written_bytes = 0;  // they take memory
   uint64_t cold_bytes = 0;
   uint64_t cold_count = 0;
 };
@@ -40,6 +41,8 @@ struct ColdAccesses {
 // comes back; until then they must be looked up here.
 ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
   ColdAccesses found;
+  if (engine.mover() != nullptr) engine.mover()->count_unannounced();
+  found.written_bytes = engine.heap().unannounced_bytes();
   for (const ListedExtent& listed : engine.heap().extents()) {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kCold) continue;
@@ -203,7 +206,8 @@ Json counters_json(const Counters& sum, const ColdAccesses& cold) {
             {"disk_read", sum(&Stats::disk_read_bytes)},
             {"clean_dropped", sum(&Stats::clean_dropped_bytes)},
             {"fetched_early", sum(&Stats::early_fetched_bytes)},
-            {"fetched_wasted", sum(&Stats::wasted_fetched_bytes)}}},
+            {"fetched_wasted", sum(&Stats::wasted_fetched_bytes)},
+            {"unannounced_written", cold.written_bytes}}},
           {"fetches",
            {{"early", sum(&Stats::early_fetches)},
             {"late", sum(&Stats::late_fetches)},

@@ -65,8 +65,8 @@ Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
   heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
                                     budget(), stats());
   if (disk_) {
-    mover_ =
-        std::make_unique<SlotMover>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats());
+    mover_ = std::make_unique<SlotMover>(*heap_, *disk_, *page_map_, access_barrier_.get(), stats(),
+                                         config.look_interval);
   }
   return Status::ok();
 }

@@ -7,6 +7,7 @@
 // Threads: create and destroy on one thread; the rest as its parts.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,8 +29,9 @@ struct CpuDeviceConfig {
   uint64_t budget_bytes = 0;
   uint64_t arena_bytes = uint64_t{16} << 40;
   HeapConfig heap;
-  std::optional<DiskTierConfig> disk;  // none: nothing ever goes cold
-  Choice userfaultfd = Choice::kAuto;  // whether pages that leave are parked
+  std::optional<DiskTierConfig> disk;          // none: nothing ever goes cold
+  Choice userfaultfd = Choice::kAuto;          // whether pages that leave are parked
+  std::chrono::milliseconds look_interval{5};  // for unannounced writes; 0: never by itself
 };
 
 class CpuDevice final : public Device {

@@ -37,7 +37,10 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Device> device)
 
 Engine::~Engine() {
   // The device outlives the cursor.
-  if (mover() != nullptr) mover()->set_next_uses(nullptr);
+  if (mover() != nullptr) {
+    mover()->stop_looking();
+    mover()->set_next_uses(nullptr);
+  }
   MutexLock lock(g_engines_mutex);
   std::ranges::replace(g_engines, this, static_cast<Engine*>(nullptr));
 }

@@ -27,6 +27,7 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       page_map_(page_map),
       disk_(disk),
       small_blocks_(budget),
+      unannounced_(budget),
       pool_(arena.base(), arena.bytes()) {}
 
 Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
@@ -166,7 +167,15 @@ void CpuHeap::free_cold(Extent* extent) {
       count_unannounced(touched);
     }
   }
+  forget_unannounced(extent);
   give_back(extent);
+}
+
+void CpuHeap::note_unannounced(Extent* extent, uint64_t bytes) {
+  const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
+  const uint64_t excess_bytes = unannounced_.note(extent, bytes);
+  count_over_budget(bytes - before, excess_bytes, "wrote");
+  if (extent->state() != ExtentState::kCold) forget_unannounced(extent);
 }
 
 void CpuHeap::count_unannounced(const TouchedPages& touched) {

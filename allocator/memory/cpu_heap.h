@@ -29,6 +29,7 @@
 #include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
+#include "memory/unannounced_bytes.h"
 #include "platform/address_arena.h"
 #include "platform/page_map.h"
 #include "tier/disk_tier.h"
@@ -51,6 +52,7 @@ class CpuHeap final : public Heap {
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t small_bytes() const override { return small_blocks_.used(); }
+  uint64_t unannounced_bytes() const override { return unannounced_.total(); }
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
@@ -80,6 +82,11 @@ class CpuHeap final : public Heap {
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
+
+  /// Books pages of a cold extent that the program wrote; they may exceed the budget.
+  void note_unannounced(Extent* extent, uint64_t bytes);
+  /// Call when the extent has become resident.
+  void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
 
   /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:
   /// no other thread allocates or frees.
@@ -119,6 +126,7 @@ class CpuHeap final : public Heap {
   const PageMap* const page_map_;
   DiskTier* const disk_;
   MallocUse small_blocks_;
+  UnannouncedBytes unannounced_;
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each

@@ -19,6 +19,7 @@
 //
 // Invariants
 //   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached
+//      (private pages of a slot's mapping, if the program overwrote all of a cold extent).
 //      In Cold and Fetching a slot is mapped, writable (private). In Sealing and Merging, the
 //      protected windows, the range is write-protected and nobody may touch it; a pin waits for
 //      their end. On cuda a frame is mapped in every state but Vacant, Cold and Fetching. In
@@ -93,6 +94,8 @@ class Extent {
   Slot slot;
   ContentHash slot_hash;
   std::atomic<bool> has_copy_below{false};  // anyone may read it, as a guess
+  // On the cpu: pages that the program wrote while it is cold (memory/unannounced_bytes.h).
+  std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
 
   // Links of the lists of cached extents in CpuHeap or CudaHeap, guarded by that heap's mutex_.

@@ -84,17 +84,17 @@ bool Heap::let_unnamed_leave(uint64_t bytes) {
          count_oldest_as_seen(extents(), bytes, headroom_of(budget_.limit())) > 0;
 }
 
-void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes) {
+void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act) {
   if (excess_bytes == 0) return;
   add(stats_.over_budget_events, 1);
   raise_to(stats_.over_budget_peak_bytes, excess_bytes);
   if (warned_over_budget_.exchange(true)) return;
   const std::string op = room_maker_->current_op();
-  const StuckBytes stuck = add_up_stuck(extents(), small_bytes());
+  const StuckBytes stuck = add_up_stuck(extents(), small_bytes(), unannounced_bytes());
   TENCACHE_LOG_WARNING(
-      "%s asked for %s, and %s exceeds the budget of %s by %s (counted as over_budget); "
+      "%s %s %s, and %s exceeds the budget of %s by %s (counted as over_budget); "
       "--device-memory %s would hold it%s",
-      op.empty() ? "the program" : op.c_str(), format_bytes(bytes).c_str(),
+      op.empty() ? "the program" : op.c_str(), act, format_bytes(bytes).c_str(),
       cause_of_excess(stuck, config_.extent_min_bytes).c_str(),
       format_bytes(budget_.limit()).c_str(), format_bytes(excess_bytes).c_str(),
       option_bytes(budget_.limit() + excess_bytes).c_str(), remedy_for_excess(stuck).c_str());

@@ -97,6 +97,8 @@ class Heap {
   virtual bool can_use_any_cached() const { return false; }
   /// Bytes of small blocks, which are no extents and so never leave.
   virtual uint64_t small_bytes() const = 0;
+  /// Bytes that the program wrote to cold extents without an op.
+  virtual uint64_t unannounced_bytes() const { return 0; }
 
   /// Gives cached extents back, oldest first, then what small blocks keep, until `bytes` are
   /// released or none is left. Returns how many bytes were released.
@@ -157,6 +159,8 @@ class Heap {
   /// Frees `bytes` more of the budget by eviction and reserves them. False when nothing is left
   /// that may be evicted.
   bool evict_more(uint64_t bytes);
+  /// Counts that `bytes` more went over the budget; `act` tells what was done with them.
+  void count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act = "asked for");
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
 
@@ -180,7 +184,6 @@ class Heap {
 
   Status climb(const WantedRoom& wanted);
   bool await_room(const WantedRoom& wanted, Status* reason);
-  void count_over_budget(uint64_t bytes, uint64_t excess_bytes);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
 
   RoomMaker* room_maker_ = nullptr;

@@ -8,19 +8,22 @@
 namespace tencache {
 namespace {
 
-enum class Cause : uint8_t { kInUse, kKept, kUnnamed, kSmall };
+enum class Cause : uint8_t { kInUse, kKept, kUnnamed, kSmall, kWritten };
 
 Cause main_cause(const StuckBytes& stuck) {
-  const uint64_t most = std::max({stuck.in_use, stuck.kept, stuck.unnamed, stuck.small});
+  const uint64_t most =
+      std::max({stuck.in_use, stuck.kept, stuck.unnamed, stuck.small, stuck.written});
   if (stuck.in_use == most) return Cause::kInUse;
   if (stuck.small == most) return Cause::kSmall;
+  if (stuck.written == most) return Cause::kWritten;
   return stuck.kept == most ? Cause::kKept : Cause::kUnnamed;
 }
 
 }  // namespace
 
-StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_bytes) {
-  StuckBytes stuck = {.small = small_bytes};
+StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_bytes,
+                        uint64_t written_bytes) {
+  StuckBytes stuck = {.small = small_bytes, .written = written_bytes};
   for (const ListedExtent& listed : extents) {
     const uint64_t word = listed.extent->load();
     const ExtentState state = Extent::state_of(word);
@@ -48,6 +51,9 @@ std::string cause_of_excess(const StuckBytes& stuck, uint64_t extent_min_bytes) 
     case Cause::kSmall:
       return "with " + format_bytes(stuck.small) + " of tensors smaller than " +
              format_bytes(extent_min_bytes) + ", which stay, the total";
+    case Cause::kWritten:
+      return "with " + format_bytes(stuck.written) +
+             " that it wrote outside of ops to tensors that had left, the total";
   }
   return {};
 }

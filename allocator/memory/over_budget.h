@@ -19,9 +19,11 @@ struct StuckBytes {
   uint64_t kept = 0;     // resident for good: their op keeps addresses
   uint64_t unnamed = 0;  // no op has named them
   uint64_t small = 0;    // blocks below the extent threshold
+  uint64_t written = 0;  // pages of cold extents that the program wrote without an op
 };
 
-StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_bytes);
+StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_bytes,
+                        uint64_t written_bytes);
 
 /// The subject of "... exceeds the budget": what most of the stuck bytes are.
 std::string cause_of_excess(const StuckBytes& stuck, uint64_t extent_min_bytes);

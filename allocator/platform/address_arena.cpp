@@ -110,6 +110,11 @@ Status AddressArena::unprotect(char* address, uint64_t bytes) {
   return Status::ok();
 }
 
+void AddressArena::read_singly(char* address, uint64_t bytes, bool singly) {
+  // A refusal (vm.max_map_count) costs speed only.
+  (void)madvise(address, bytes, singly ? MADV_RANDOM : MADV_NORMAL);
+}
+
 Status AddressArena::map_cold(char* address, uint64_t bytes, int fd, uint64_t offset) {
   const UnchangedByMapping unchanged;
   void* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE,

@@ -52,6 +52,9 @@ class AddressArena {
   Status protect(char* address, uint64_t bytes);
   /// Ends the protected window.
   Status unprotect(char* address, uint64_t bytes);
+  /// Slows down first accesses to pages of a cold range: each page is read by itself, without those
+  /// behind it. Or ends that. Of other ranges it changes nothing.
+  void read_singly(char* address, uint64_t bytes, bool singly);
   /// Replaces the range by the slot at `offset` of `fd` (Note [Cold mapping]).
   Status map_cold(char* address, uint64_t bytes, int fd, uint64_t offset);
 

@@ -32,11 +32,12 @@ TEST(OverBudgetTest, BytesAreAddedUpByTheReasonWhyTheyStay) {
   extents[4].retire();              // cached: goes first
   extents[5].set_flags(kFlagSeen);
   extents[5].pin();
-  const StuckBytes stuck = add_up_stuck(listed, 7 * kMiB);
+  const StuckBytes stuck = add_up_stuck(listed, 7 * kMiB, 9 * kMiB);
   EXPECT_EQ(stuck.in_use, 33 * kMiB);
   EXPECT_EQ(stuck.kept, 2 * kMiB);
   EXPECT_EQ(stuck.unnamed, 4 * kMiB);
   EXPECT_EQ(stuck.small, 7 * kMiB);
+  EXPECT_EQ(stuck.written, 9 * kMiB);
 }
 
 TEST(OverBudgetTest, MostOfTheBytesAreBlamed) {
@@ -51,6 +52,8 @@ TEST(OverBudgetTest, MostOfTheBytesAreBlamed) {
               HasSubstr("3.00 MiB of tensors smaller than 64.0 KiB"));
   EXPECT_THAT(remedy_for_excess(small), HasSubstr("--extent-min"));
   EXPECT_EQ(remedy_for_excess({.in_use = 1}), "");
+  EXPECT_THAT(cause_of_excess({.in_use = 1, .written = 3 * kMiB}, kMiB),
+              HasSubstr("3.00 MiB that it wrote outside of ops"));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ TestEngine::TestEngine(const Adjust& adjust) {
   config.arena_bytes = kArenaBytes;
   config.heap.extent_min_bytes = kPageBytes;
   config.userfaultfd = Choice::kOff;
+  config.look_interval = std::chrono::milliseconds(0);
   config.disk.emplace();
   config.disk->quota_bytes = kDiskBytes;
   if (adjust) adjust(config);
@@ -79,6 +80,9 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
     if (state == ExtentState::kCold && !extent->slot.is_valid()) return "cold without a slot";
     if (state == ExtentState::kCached) cached_bytes += listed.bytes;
     if (state != ExtentState::kCold) device_bytes += listed.bytes;
+    device_bytes += extent->unannounced_bytes;
+    if (state != ExtentState::kCold && extent->unannounced_bytes > 0)
+      return "not cold, yet written";
   }
   const auto differs = [](const char* what, uint64_t booked, uint64_t counted) {
     return std::string(what) + ": " + std::to_string(booked) + " in the books, " +

@@ -75,6 +75,14 @@ class Mover {
   /// returns, the one before is asked no more.
   virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
+  /// Where programs may write to cold extents without an op: evicts such extents again until
+  /// `bytes` became free or none is left, those of which most was written, or `takes_all`.
+  virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
+  /// Looks for such writes now, and books them.
+  virtual void count_unannounced() {}
+  /// Call before the parts end that the heap tells of its needs: it looks for them no more.
+  virtual void stop_looking() {}
+
   /// Takes note of the fetches that have arrived, so that their extents can be evicted; waits for
   /// the others if it may.
   virtual void settle(bool /*may_wait*/) {}

@@ -198,8 +198,9 @@ void Evictor::carry_out(std::span<const MoveRequest> requests) {
   });
 }
 
-// Phases: 1 settle old pins, 2 how much is wanted, 3 choose victims, 4 move them batch by batch
-// while room is wanted. Each part of a batch is published as it leaves.
+// Phases: 1 settle old pins, 2 how much is wanted, 3 what was written while it was cold leaves
+// again, 4 choose victims, 5 move them batch by batch while room is wanted. Each part of a batch is
+// published as it leaves.
 std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
@@ -214,6 +215,9 @@ std::optional<EvictionResult> Evictor::run_pass() {
     // As headroom, cached memory will do: a device is done with it soon.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
   }
+  // No op has used these since they left, so they go before all others.
+  evict_written(wanted - total.bytes, false, &total);
+  if (total.bytes >= wanted) return total;
   const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
   for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_bytes() > 0;) {
     const std::vector<MoveRequest> batch = first_of(left, std::min(kBatchBytes, wanted_bytes()));
@@ -226,7 +230,29 @@ std::optional<EvictionResult> Evictor::run_pass() {
       publish();
     });
   }
+  if (is_demanded || heap_.needs_free_room()) evict_written(wanted_bytes(), true, &total);
+  if (!has_demand()) shrink_to_budget();
   return total;
+}
+
+// What the program wrote to cold extents may exceed the budget although no thread waits for room.
+// Then what no op has named has to leave, in the next pass. (A thread that waits sees to that
+// itself, as a rung of its ladder.)
+void Evictor::shrink_to_budget() {
+  const uint64_t used_bytes = heap_.budget().used();
+  const uint64_t limit_bytes = heap_.budget().limit();
+  if (used_bytes <= limit_bytes || heap_.unannounced_bytes() == 0) return;
+  if (heap_.let_unnamed_leave(used_bytes - limit_bytes)) is_nudged_.store(true);
+}
+
+// What the program has written to cold extents takes room until these are evicted again.
+void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total) {
+  if (wanted_bytes == 0 || heap_.unannounced_bytes() == 0) return;
+  const EvictionResult part = mover_->evict_written(wanted_bytes, takes_all);
+  total->bytes += part.bytes;
+  total->count += part.count;
+  if (total->failure.is_ok()) total->failure = part.failure;
+  publish();
 }
 
 bool Evictor::has_demand() {

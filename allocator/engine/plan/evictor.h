@@ -74,6 +74,8 @@ class Evictor final : public RoomMaker {
   void carry_out(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
   /// Nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
+  void evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total);
+  void shrink_to_budget();
   void watch_budget();
   bool may_evict() const { return mover_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);

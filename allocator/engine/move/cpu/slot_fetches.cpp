@@ -135,6 +135,55 @@ SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch) {
   return outcome;
 }
 
+void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
+  std::vector<Extent*> to_merge;
+  for (Extent* extent : extents) {
+    if (!adopt(extent)) to_merge.push_back(extent);
+  }
+  std::vector<const Extent*> left_cold;
+  std::vector<Fetch> fetches = claim(to_merge, &left_cold);
+  if (fetches.empty()) return;
+  for (Fetch& fetch : fetches) {
+    const uint64_t bytes = fetch.extent->bytes;
+    fetch.is_ahead = true;  // bytes that cannot be read are no reason to end the program now
+    ledger_.bytes_ahead.fetch_add(bytes);
+    furnish(&fetch);
+    // The room of the private pages becomes the extent's.
+    heap_.forget_unannounced(fetch.extent);
+    heap_.budget().force_reserve(bytes - fetch.room_bytes);
+    fetch.room_bytes = bytes;
+  }
+  move_in(fetches, &left_cold);
+  for (Extent* extent : to_merge) (void)extent->take_ahead();
+}
+
+// Of a cold extent that the program has overwritten as a whole, every page is private. Such pages
+// are anonymous, and the slot below shows nowhere. So it is resident as it is: nothing is read,
+// copied or mapped. Its pages cannot be parked; an eviction write-protects them instead.
+bool SlotFetches::adopt(Extent* extent) {
+  if (extent->unannounced_bytes.load(std::memory_order_relaxed) < extent->bytes) return false;
+  MigrationPermit permit(fork_latch_);
+  if (!extent->claim_for_fetch()) return false;
+  extent->begin_merge();
+  AddressArena& arena = heap_.arena();
+  TouchedPages touched;
+  Status status = WriteBarrier::ensure_installed();
+  if (status.is_ok()) status = arena.protect(extent->address, extent->bytes);
+  if (status.is_ok()) status = page_map_.scan(extent->address, extent->bytes, &touched);
+  const Status unprotected = arena.unprotect(extent->address, extent->bytes);
+  TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
+  if (!status.is_ok() || touched.written.size() * kPageBytes != extent->bytes) {
+    extent->abandon_fetch();
+    return false;
+  }
+  heap_.count_unannounced(touched);
+  heap_.forget_unannounced(extent);
+  heap_.budget().force_reserve(extent->bytes);
+  extent->set_flags(kFlagDirty);
+  extent->become_resident();
+  return true;
+}
+
 void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
                           const NextRead& next_read) {
   MigrationPermit permit(fork_latch_);
@@ -244,6 +293,7 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   // A thread that waits for it already counts it as late, so the flag has to be there first.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);
+  heap_.forget_unannounced(extent);
   extent->become_resident();
 }
 

@@ -41,6 +41,9 @@ class SlotFetches {
   /// Mover::fetch and Mover::prefetch.
   LateFetches fetch(std::span<Extent* const> extents);
   uint64_t prefetch(RequestSource& requests);
+  /// Fetches what leaves again at once, because the program wrote to it while it was cold. Nobody
+  /// waits for it, and it must not wait for room: it makes some.
+  void fetch_to_evict(std::span<Extent* const> extents);
 
  private:
   struct Fetch {
@@ -60,6 +63,7 @@ class SlotFetches {
   AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);
   void furnish(Fetch* fetch);
+  bool adopt(Extent* extent);
   void move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
                const NextRead& next_read = {});
   void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,

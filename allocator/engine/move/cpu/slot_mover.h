@@ -28,11 +28,13 @@
 // lock is held across a copy, an I/O or a mapping. Each batch holds a MigrationPermit.
 #pragma once
 
+#include <chrono>
 #include <span>
 
 #include "base/stats.h"
 #include "engine/move/cpu/slot_evictions.h"
 #include "engine/move/cpu/slot_fetches.h"
+#include "engine/move/cpu/unannounced_writes.h"
 #include "engine/move/mover.h"
 #include "memory/cpu_heap.h"
 #include "platform/access_barrier.h"
@@ -44,15 +46,25 @@ namespace tencache {
 class SlotMover final : public Mover {
  public:
   /// `access_barrier` may be null; then pages of what leaves go back to the kernel.
+  /// Looks for unannounced writes every `look_interval`; never by itself if that is 0.
   SlotMover(CpuHeap& heap, DiskTier& disk, const PageMap& page_map,
-            const AccessBarrier* access_barrier, Stats& stats)
+            const AccessBarrier* access_barrier, Stats& stats,
+            std::chrono::milliseconds look_interval)
       : Mover(stats),
         evictions_(heap, disk, access_barrier, ledger_, fork_latch_),
-        fetches_(heap, disk, page_map, ledger_, fork_latch_) {}
+        fetches_(heap, disk, page_map, ledger_, fork_latch_),
+        unannounced_(heap, page_map, fetches_, evictions_, look_interval) {}
 
   EvictionResult evict(std::span<Extent* const> extents) override {
-    return evictions_.evict(extents);
+    const EvictionResult result = evictions_.evict(extents);
+    if (result.count > 0) unannounced_.on_cold();
+    return result;
   }
+  EvictionResult evict_written(uint64_t bytes, bool takes_all) override {
+    return unannounced_.evict_again(bytes, takes_all);
+  }
+  void count_unannounced() override { (void)unannounced_.count(); }
+  void stop_looking() override { unannounced_.stop(); }
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
   LateFetches fetch(std::span<Extent* const> extents, StreamSet /*streams*/) override {
@@ -63,6 +75,7 @@ class SlotMover final : public Mover {
  private:
   SlotEvictions evictions_;
   SlotFetches fetches_;
+  UnannouncedWrites unannounced_;
 };
 
 }  // namespace tencache

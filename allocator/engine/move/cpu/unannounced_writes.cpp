@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/move/cpu/unannounced_writes.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/service_thread.h"
+#include "base/units.h"
+#include "memory/budget.h"
+
+namespace tencache {
+namespace {
+
+// Growth below this share of the budget is nobody's concern.
+constexpr uint64_t kGrowthShare = 128;
+// After a look the thread rests this many times as long as the look took.
+constexpr uint64_t kRestFactor = 4;
+constexpr uint64_t kRestFactorInVain = 20;
+// As long as the program writes, the thread wakes this often.
+constexpr std::chrono::milliseconds kIntervalInWrites{1};
+// This share of the budget is reserved meanwhile, for what is written between two looks.
+constexpr uint64_t kReserveShare = 16;
+
+}  // namespace
+
+struct UnannouncedWrites::Written {
+  Extent* extent = nullptr;
+  uint64_t extent_bytes = 0;
+  uint64_t written_bytes = 0;
+  bool is_growing = false;
+
+  double share() const {
+    return static_cast<double>(written_bytes) / static_cast<double>(extent_bytes);
+  }
+  // Room for little disk traffic first.
+  bool operator<(const Written& other) const {
+    if (is_growing != other.is_growing) return other.is_growing;
+    return share() > other.share();
+  }
+};
+
+UnannouncedWrites::UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, SlotFetches& fetches,
+                                     SlotEvictions& evictions, std::chrono::milliseconds interval)
+    : heap_(heap),
+      page_map_(page_map),
+      fetches_(fetches),
+      evictions_(evictions),
+      interval_(interval) {
+  Result<std::unique_ptr<ProcessMemory>> memory = ProcessMemory::open();
+  if (memory.is_ok()) memory_ = std::move(memory).value();
+}
+
+void UnannouncedWrites::start() {
+  MutexLock lock(mutex_);
+  if (is_started_.exchange(true) || is_stopping_) return;
+  if (interval_.count() == 0 || memory_ == nullptr) return;
+  thread_ = start_service_thread("tencache-look", [this] { work(); });
+}
+
+void UnannouncedWrites::stop() {
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    stopping_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  keep_reserve(false);
+}
+
+void UnannouncedWrites::work() {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      const bool is_writing = quiet_waits_ < kQuietWaitsMax;
+      if (!is_stopping_) stopping_.wait_for(mutex_, is_writing ? kIntervalInWrites : interval_);
+      if (is_stopping_) return;
+    }
+    quiet_waits_ = std::min(quiet_waits_ + 1, kQuietWaitsMax);
+    keep_reserve(quiet_waits_ < kQuietWaitsMax);
+    if (!has_grown()) continue;
+    const uint64_t begin_ns = now_ns();
+    const bool has_found = count();
+    if (has_found) quiet_waits_ = 0;
+    set_pace(has_found);
+    const uint64_t end_ns = now_ns();
+    rest_until_ns_ = end_ns + (has_found ? kRestFactor : kRestFactorInVain) * (end_ns - begin_ns);
+    unexplained_least_ = ~uint64_t{0};
+  }
+}
+
+// Whether the process holds more anonymous memory than before, of which the budget knows nothing.
+bool UnannouncedWrites::has_grown() {
+  const uint64_t anonymous_bytes = memory_->anonymous_bytes();
+  const uint64_t used_bytes = heap_.budget().used();
+  const uint64_t unexplained = anonymous_bytes - std::min(anonymous_bytes, used_bytes);
+  unexplained_least_ = std::min(unexplained_least_, unexplained);
+  if (now_ns() < rest_until_ns_) return false;
+  if (reads_singly_) return true;
+  MutexLock lock(mutex_);
+  return !growing_.empty() ||
+         unexplained - unexplained_least_ >= heap_.budget().limit() / kGrowthShare;
+}
+
+// The reserve grows as far as there is room; passes make more, since it counts as use.
+void UnannouncedWrites::keep_reserve(bool is_writing) {
+  Budget& budget = heap_.budget();
+  if (!is_writing) {
+    budget.release(std::exchange(reserve_bytes_, 0));
+    return;
+  }
+  const uint64_t wanted_bytes = budget.limit() / kReserveShare;
+  if (reserve_bytes_ >= wanted_bytes) return;
+  const uint64_t more_bytes =
+      std::min(wanted_bytes - reserve_bytes_, headroom_of(budget.limit()) / 4);
+  if (budget.try_reserve(more_bytes)) reserve_bytes_ += more_bytes;
+  if (budget.needs_attention()) heap_.call_attention();
+}
+
+// Note [Pace of unannounced writes]. It ends when a pass has made all of the headroom free.
+void UnannouncedWrites::set_pace(bool has_found) {
+  const Budget& budget = heap_.budget();
+  const uint64_t headroom_bytes = headroom_of(budget.limit());
+  const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
+  const uint64_t enough_bytes = reads_singly_ ? headroom_bytes : headroom_bytes / 4 * 3;
+  const bool is_short =
+      budget.used() > budget.limit() || budget.free() + cached_bytes < enough_bytes;
+  const bool singly = is_short && (has_found || reads_singly_);
+  if (!singly && !reads_singly_) return;
+  reads_singly_ = singly;
+  for (const ListedExtent& listed : heap_.extents()) {
+    if (listed.extent->state() != ExtentState::kCold) continue;
+    heap_.arena().read_singly(const_cast<char*>(listed.address), listed.bytes, singly);
+  }
+}
+
+bool UnannouncedWrites::count() {
+  bool has_found = false;
+  std::unordered_set<const Extent*> growing;
+  for (const ListedExtent& listed : heap_.extents()) {
+    Extent* extent = listed.extent;
+    const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
+    // What is written as a whole stays so until it is cold no more.
+    if (extent->state() != ExtentState::kCold || before == listed.bytes) continue;
+    TouchedPages touched;
+    if (!page_map_.scan(listed.address, listed.bytes, &touched).is_ok()) continue;
+    const uint64_t written_bytes = touched.written.size() * kPageBytes;
+    if (written_bytes == before) continue;
+    has_found |= written_bytes > before;
+    heap_.note_unannounced(extent, written_bytes);
+    if (written_bytes > before && written_bytes < listed.bytes) growing.insert(extent);
+  }
+  {
+    MutexLock lock(mutex_);
+    growing_ = std::move(growing);
+  }
+  if (heap_.budget().needs_attention()) heap_.call_attention();
+  return has_found;
+}
+
+std::vector<UnannouncedWrites::Written> UnannouncedWrites::written_extents(bool takes_all) {
+  std::vector<Written> written;
+  if (heap_.unannounced_bytes() == 0) return written;
+  const std::vector<ListedExtent> extents = heap_.extents();
+  MutexLock lock(mutex_);
+  for (const ListedExtent& listed : extents) {
+    const uint64_t bytes = listed.extent->unannounced_bytes.load(std::memory_order_relaxed);
+    if (bytes == 0 || listed.extent->state() != ExtentState::kCold) continue;
+    const bool is_growing = growing_.contains(listed.extent);
+    if (!takes_all && (is_growing || bytes < listed.bytes / 2)) continue;
+    written.push_back({listed.extent, listed.bytes, bytes, is_growing});
+  }
+  std::ranges::sort(written, std::less<>());
+  return written;
+}
+
+EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
+  EvictionResult total;
+  const uint64_t batch_bytes_max = std::min(headroom_of(heap_.budget().limit()), kBytesAtOnceMax);
+  std::vector<Extent*> batch;
+  uint64_t batch_bytes = 0;
+  uint64_t batch_written_bytes = 0;
+  for (const Written& written : written_extents(takes_all)) {
+    if (total.bytes + batch_written_bytes >= bytes) break;
+    const bool is_whole = written.written_bytes == written.extent_bytes;
+    const uint64_t bytes_max = is_whole ? kBytesAtOnceMax : batch_bytes_max;
+    if (!batch.empty() && batch_bytes + written.extent_bytes > bytes_max) {
+      total.bytes += evict_batch(std::exchange(batch, {}), &total);
+      batch_bytes = batch_written_bytes = 0;
+    }
+    batch.push_back(written.extent);
+    batch_bytes += written.extent_bytes;
+    batch_written_bytes += written.written_bytes;
+  }
+  total.bytes += evict_batch(batch, &total);
+  return total;
+}
+
+// Returns what became free. For a moment, what has to be merged is in memory twice.
+uint64_t UnannouncedWrites::evict_batch(const std::vector<Extent*>& batch, EvictionResult* result) {
+  if (batch.empty()) return 0;
+  const uint64_t before = heap_.unannounced_bytes();
+  fetches_.fetch_to_evict(batch);
+  const EvictionResult evicted = evictions_.evict(batch);
+  result->count += evicted.count;
+  if (result->failure.is_ok()) result->failure = evicted.failure;
+  const uint64_t after = heap_.unannounced_bytes();
+  return evicted.count > 0 && before > after ? before - after : 0;
+}
+
+}  // namespace tencache

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// UnannouncedWrites: finds what the program wrote to cold extents without an op (a C library that
+// updates state through data_ptr(), an old NumPy view), and evicts those extents again where room
+// is short. Each page written so is a private page on top of the slot, which takes memory
+// (memory/unannounced_bytes.h).
+//
+// Note [Looking for private pages]: nobody tells of such a write, so somebody has to look. To read
+// the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms where
+// pages are there. That is too much to do often. So a thread looks every few milliseconds at
+// one figure, the process's anonymous memory, which costs a microsecond. Only when that grew by
+// more than the budget explains does it look through the cold extents. Looks in vain take at most a
+// twentieth of one processor. The thread starts when the first extent becomes cold.
+//
+// Note [Pace of unannounced writes]: a program writes to memory faster than anything reaches a
+// disk. Such a write first reads its page from the slot. So as long as room is short, and such
+// writes go on, pages are read singly instead of many ahead. That slows the program down to a pace
+// that evictions keep up with. Besides, a share of the budget is reserved as long as they go on.
+//
+// Evicting again is a fetch, which merges the private pages, and an eviction. An extent that is
+// being written right now would be written to disk in vain. So one whose private pages became more
+// since the look before, and that has others left, leaves only when nothing else can.
+//
+// Threads: any; mutex_ guards what the last look found.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/move/cpu/slot_evictions.h"
+#include "engine/move/cpu/slot_fetches.h"
+#include "memory/cpu_heap.h"
+#include "platform/page_map.h"
+#include "platform/process_memory.h"
+
+namespace tencache {
+
+class UnannouncedWrites {
+ public:
+  /// Looks this often once an extent is cold; never by itself if 0. All outlive it.
+  UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, SlotFetches& fetches,
+                    SlotEvictions& evictions, std::chrono::milliseconds interval);
+  ~UnannouncedWrites() { stop(); }
+
+  /// Call when an extent has become cold.
+  void on_cold() TENCACHE_EXCLUDES(mutex_) {
+    if (!is_started_.load(std::memory_order_relaxed)) start();
+  }
+  /// Looks no more by itself. One thread calls it.
+  void stop() TENCACHE_EXCLUDES(mutex_);
+
+  /// Looks through all cold extents and books what it finds. Returns whether that is more than
+  /// before.
+  bool count() TENCACHE_EXCLUDES(mutex_);
+
+  /// Evicts extents again until `bytes` became free or none is left: those of which most was
+  /// written, or all that have private pages.
+  EvictionResult evict_again(uint64_t bytes, bool takes_all) TENCACHE_EXCLUDES(mutex_);
+
+ private:
+  // The program counts as writing for so many waits after it was found to.
+  static constexpr int kQuietWaitsMax = 200;
+
+  struct Written;
+
+  void start() TENCACHE_EXCLUDES(mutex_);
+  void work() TENCACHE_EXCLUDES(mutex_);
+  bool has_grown();
+  void set_pace(bool has_found);
+  void keep_reserve(bool is_writing);
+  std::vector<Written> written_extents(bool takes_all) TENCACHE_EXCLUDES(mutex_);
+  uint64_t evict_batch(const std::vector<Extent*>& batch, EvictionResult* result);
+
+  // Constant after construction.
+  CpuHeap& heap_;
+  const PageMap& page_map_;
+  SlotFetches& fetches_;
+  SlotEvictions& evictions_;
+  const std::chrono::milliseconds interval_;
+  std::unique_ptr<ProcessMemory> memory_;
+
+  std::atomic<bool> is_started_{false};
+  std::thread thread_;  // set under mutex_, joined once no other can be started
+
+  // The thread's own.
+  uint64_t unexplained_least_ = ~uint64_t{0};  // since the last look through the extents
+  uint64_t rest_until_ns_ = 0;
+  bool reads_singly_ = false;
+  int quiet_waits_ = kQuietWaitsMax;  // since a look found something
+  uint64_t reserve_bytes_ = 0;        // in the budget
+
+  Mutex mutex_;
+  CondVar stopping_;
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
+  std::unordered_set<const Extent*> growing_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache

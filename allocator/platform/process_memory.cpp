@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "platform/process_memory.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+namespace tencache {
+
+Result<std::unique_ptr<ProcessMemory>> ProcessMemory::open() {
+  UniqueFd fd(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  if (!fd.is_valid()) return status_from_errno(errno, "opening /proc/self/statm");
+  std::unique_ptr<ProcessMemory> memory(new ProcessMemory(std::move(fd)));
+  if (memory->anonymous_bytes() == 0) {
+    return Status(StatusCode::kUnavailable, "/proc/self/statm does not tell the process's pages");
+  }
+  return memory;
+}
+
+ProcessMemory::ProcessMemory(UniqueFd fd) : fd_(std::move(fd)) {}
+
+// The line begins with the pages of addresses, of all memory, and of files and shared memory.
+uint64_t ProcessMemory::anonymous_bytes() const {
+  std::array<char, 128> line;
+  const ssize_t got = pread(fd_.get(), line.data(), line.size() - 1, 0);
+  if (got <= 0) return 0;
+  line.at(static_cast<size_t>(got)) = '\0';
+  unsigned long long resident = 0;
+  unsigned long long shared = 0;
+  if (sscanf(line.data(), "%*u %llu %llu", &resident, &shared) != 2 || shared > resident) return 0;
+  return (resident - shared) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace tencache

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ProcessMemory: how many bytes of anonymous pages the process has, by /proc/self/statm. One look
+// costs a microsecond. The kernel keeps the figure by processor, so it may lag by some pages.
+//
+// Threads: any (pread).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace tencache {
+
+class ProcessMemory {
+ public:
+  static Result<std::unique_ptr<ProcessMemory>> open();
+
+  /// 0 where it cannot be read.
+  uint64_t anonymous_bytes() const;
+
+ private:
+  explicit ProcessMemory(UniqueFd fd);
+
+  const UniqueFd fd_;
+};
+
+}  // namespace tencache
