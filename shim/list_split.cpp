@@ -135,11 +135,12 @@ class RunFinder {
   }
 
  private:
-  // A storage is one allocation, so its address identifies its extent.
+  // Small tensors may share an extent, which counts once.
   uint64_t bytes_if_new(const c10::IValue& tensor) {
     const void* address = storage_address(tensor.unsafeToTensorImpl());
-    if (address == nullptr || !in_run_.insert(address).second) return 0;
-    return tencache_extent_bytes(address);
+    const void* begin = tencache_extent_begin(address);
+    if (begin == nullptr || !in_run_.insert(begin).second) return 0;
+    return tencache_extent_bytes(begin);
   }
 
   uint64_t add_position(size_t position) {

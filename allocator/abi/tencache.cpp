@@ -154,6 +154,11 @@ uint64_t tencache_extent_bytes(const void* address) {
   return extent != nullptr ? extent->bytes : 0;
 }
 
+const void* tencache_extent_begin(const void* address) {
+  const Extent* extent = engines().find(address);
+  return extent != nullptr ? extent->address : nullptr;
+}
+
 int tencache_is_armed(void) { return engines().is_armed() ? 1 : 0; }
 
 size_t tencache_stats_json(char* buffer, size_t bytes) {

@@ -157,6 +157,8 @@ TENCACHE_API uint64_t tencache_distinct_bytes(const tencache_access* accesses, u
 TENCACHE_API uint64_t tencache_chunk_bytes(void);
 /* Size of the extent that contains the address; 0 if there is none. */
 TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
+/* Where that extent begins; NULL if there is none. Several small tensors may lie in one. */
+TENCACHE_API const void* tencache_extent_begin(const void* address);
 TENCACHE_API int tencache_is_armed(void);
 
 /* ---- What the user sees -------------------------------------------------------------------- */

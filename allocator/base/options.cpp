@@ -237,7 +237,9 @@ constexpr std::array<Row, 22> kRows = {{
       "The most verbose kind of message that is printed."},
      [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
      [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
-    {{"extent_min", "bytes", "", "Allocations smaller than this stay resident; from 4KiB to 1GiB."},
+    {{"extent_min", "bytes", "",
+      "Allocations smaller than this stay resident, unless they fill the budget; from 4KiB to "
+      "1GiB."},
      [](Options& o, std::string_view t) {
        return parse_size(t, kExtentMinBytesMin, kExtentMinBytesMax, o.extent_min_bytes);
      },

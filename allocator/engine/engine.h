@@ -56,12 +56,13 @@ class Engine final : private PlanSink {
     const Result<Allocation> allocation = device_->allocate(bytes, stream);
     if (!allocation.is_ok()) return allocation.status();
     Extent* const extent = allocation.value().extent;  // null for a small block
-    if (extent != nullptr && evictor_->is_armed()) gate_->on_allocate(extent);
+    if (extent != nullptr && evictor_->is_armed()) note_allocation(extent);
     return allocation.value().address;
   }
   void free(void* address) {
     if (evictor_->is_armed()) {
-      if (const Extent* extent = heap().find(address)) gate_->on_free(extent);
+      const Extent* extent = heap().find(address);
+      if (extent != nullptr && !extent->is_slab) gate_->on_free(extent);
     }
     device_->free(address);
   }
@@ -93,6 +94,13 @@ class Engine final : private PlanSink {
 
  private:
   Engine(EngineConfig config, std::unique_ptr<Device> device);
+  void note_allocation(Extent* extent) {
+    if (extent->is_slab) {
+      gate_->on_allocate_block(extent);
+    } else {
+      gate_->on_allocate(extent);
+    }
+  }
   void make_parts();
   void make_planning_parts();
   void list_for_forks();

@@ -32,9 +32,14 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
 
 Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
   TENCACHE_DCHECK(bytes > 0);
-  if (bytes < config_.extent_min_bytes || is_passive()) {
-    return allocate_small(bytes);
+  if (is_passive()) return allocate_small(bytes);
+  if (bytes < config_.extent_min_bytes) {
+    return is_crowded_by_small(bytes) ? allocate_movable(bytes) : allocate_small(bytes);
   }
+  return allocate_extent(bytes);
+}
+
+Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
   const uint64_t rounded = round_up(bytes, kPageBytes);
   if (Extent* extent = pop_cached(rounded)) {
     extent->requested_bytes.store(bytes, std::memory_order_relaxed);
@@ -54,12 +59,14 @@ void CpuHeap::free(void* address) {
     return;
   }
   Extent* extent = table_.find(address);
-  TENCACHE_CHECK(extent != nullptr && extent->address == address, "free of %p", address);
+  TENCACHE_CHECK(extent != nullptr && (extent->address == address || extent->is_slab), "free of %p",
+                 address);
   if (is_passive()) {
     // A forked child: the pages are its own copies, and nobody reads its copy of the bookkeeping.
-    madvise(extent->address, extent->bytes, MADV_DONTNEED);
+    if (!extent->is_slab) madvise(extent->address, extent->bytes, MADV_DONTNEED);
     return;
   }
+  if (extent->is_slab && !slabs_.free(extent, static_cast<char*>(address))) return;
   if (extent->retire() == Retired::kCached) {
     cache(extent);
   } else {  // the cpu backend demotes nothing, so the extent is this thread's
@@ -226,7 +233,7 @@ bool CpuHeap::is_valid() const {
     const Extent* next = AgeList::next(extent);
     if (next != nullptr && next->retired_at >= extent->retired_at) return false;
   }
-  return pool_.is_valid(0) && cached_bytes == cached_bytes_.load();
+  return pool_.is_valid(0) && slabs_.is_valid() && cached_bytes == cached_bytes_.load();
 }
 
 std::vector<ListedExtent> CpuHeap::extents() const {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuHeap: the front door of the cpu backend, allocate() and free(). A request below the extent
-// threshold goes to malloc and is always resident; a larger one becomes an extent. A freed extent
-// keeps its pages and waits in a cache for a request of the same size, or for one of another size,
-// to which its pages move (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks counts as
-// use of the device tier, too.
+// threshold goes to malloc and is always resident; a larger one becomes an extent. Where small ones
+// fill the budget, they are cut from extents (memory/cpu_heap_slabs.cpp). A freed extent keeps its
+// pages and waits in a cache for a request of the same size, or for one of another size, to which
+// its pages move (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks counts as use of
+// the device tier, too.
 //
 // Invariants, besides those of memory/heap.h
 //   1. Some Vacant extents have room reserved, for a moment: those whose pages are moving
@@ -29,6 +30,7 @@
 #include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
+#include "memory/slabs.h"
 #include "memory/unannounced_bytes.h"
 #include "platform/address_arena.h"
 #include "platform/page_map.h"
@@ -94,12 +96,16 @@ class CpuHeap final : public Heap {
 
   AddressArena& arena() { return arena_; }
   const MallocUse& small_blocks() const { return small_blocks_; }
+  const Slabs& slabs() const { return slabs_; }
 
  private:
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
 
   bool is_cold_usable() const override { return true; }
+  Result<Allocation> allocate_extent(uint64_t bytes);
+  bool is_crowded_by_small(uint64_t bytes) const;
+  Result<Allocation> allocate_movable(uint64_t bytes);
   Result<Allocation> allocate_small(uint64_t bytes);
   void free_small(void* address);
   Extent* pop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -127,6 +133,7 @@ class CpuHeap final : public Heap {
   DiskTier* const disk_;
   MallocUse small_blocks_;
   UnannouncedBytes unannounced_;
+  Slabs slabs_;
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each

@@ -98,6 +98,9 @@ class Extent {
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
 
+  /// On the cpu: blocks are cut from it (memory/slabs.h). It does not change while a block is used.
+  std::atomic<bool> is_slab{false};
+
   // Links of the lists of cached extents in CpuHeap or CudaHeap, guarded by that heap's mutex_.
   ListHook<Extent> age_hook;
   ListHook<Extent> size_hook;

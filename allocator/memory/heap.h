@@ -60,7 +60,7 @@ class RoomMaker {
 
 struct Allocation {
   void* address = nullptr;
-  Extent* extent = nullptr;  // null for a small block
+  Extent* extent = nullptr;  // the extent it lies in; null for a small block that cannot leave
 };
 
 /// An extent as it was when listed. Its address and bytes are copied under the heap's lock, because

@@ -281,3 +281,44 @@ def test_bytes_written_to_cold_tensors_are_counted_and_leave_again(run_cold: Run
         assert stats["bytes"]["unannounced_written"] == 0, stats
         """
     )
+
+
+# ---- Small tensors ------------------------------------------------------------------------------
+
+SMALL = """
+    import os
+    import torch
+
+    COUNT, ELEMENTS = 3000, 1 << 14  # 64 KiB each, 188 MiB
+    tensors = [torch.full((ELEMENTS,), float(i)) for i in range(COUNT)]
+    for _ in range(2):
+        for tensor in tensors:
+            tensor.add_(1)
+    torch._foreach_mul_(tensors, 2)
+    for i, tensor in enumerate(tensors):
+        assert bool((tensor == 2 * (i + 2)).all()), i
+    if "TENCACHE" in os.environ:
+        import tencache
+        stats = tencache.stats()
+        assert stats["peak"]["device"] <= stats["budget"]["device"], stats
+        assert stats["over_budget"] == {"events": 0, "peak_bytes": 0}, stats
+        assert stats["unannounced"] == {"reads": 0, "writes": 0}, stats
+"""
+
+
+def test_many_small_tensors_stay_within_half_of_their_sum(run_python: Run) -> None:
+    run_python(SMALL, env={**ON, "TENCACHE_DEVICE_MEMORY": "94MiB"})
+
+
+def test_small_tensors_that_stay_are_blamed_for_an_exceeded_budget(run_python: Run) -> None:
+    done = run_python(
+        """
+        import torch
+        tensors = [torch.zeros(1 << 12) for _ in range(3000)]  # 16 KiB each
+        large = [torch.zeros(1 << 20) for _ in range(4)]
+        large[0].add_(1)
+        """,
+        env={**ON, "TENCACHE_DEVICE_MEMORY": "32MiB"},
+    )
+    (warning,) = [line for line in done.stderr.splitlines() if "over_budget" in line]
+    assert "of tensors smaller than" in warning and "--extent-min" in warning, warning

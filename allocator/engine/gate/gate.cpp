@@ -317,6 +317,16 @@ void Gate::on_allocate(Extent* extent) {
   thread.inner_pins.push_back(extent);
 }
 
+void Gate::on_allocate_block(Extent* slab) {
+  if (is_passive_.load(std::memory_order_relaxed)) return;
+  ThreadOps& thread = thread_ops();
+  raise_to(slab->last_use_at, timestamp());
+  if (thread.op_depth == 0) return;
+  const uint64_t word = slab->pin();
+  thread.inner_pins.push_back(slab);
+  if (!Extent::usable_in(Extent::state_of(word))) fetch({slab}, kNoStreams);
+}
+
 void Gate::on_free(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   thread_ops().record(EventKind::kFree, timestamp(), 0, extent);

@@ -77,6 +77,9 @@ class Gate {
 
   /// Call on every allocation and free of this thread.
   void on_allocate(Extent* extent);
+  /// The same for a block of a slab, which may be cold. A slab itself lives for as long as anybody
+  /// can tell, so neither its allocation nor its free is an event.
+  void on_allocate_block(Extent* slab);
   void on_free(const Extent* extent);
   void on_step();
   /// Call before and after the calling thread waits for room that work in `streams` will fill.

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CpuHeap's small blocks that can leave. Blocks of malloc stay resident, which costs little as long
+// as they are few. Where they take more than a share of the budget, further ones are cut from slabs
+// (memory/slabs.h). Those too large for a slab become extents of their own, as if the threshold
+// were lower.
+#include "memory/cpu_heap.h"
+
+namespace tencache {
+namespace {
+
+// Up to this share of the budget, small blocks come from malloc.
+constexpr uint64_t kMallocShare = 8;
+
+}  // namespace
+
+bool CpuHeap::is_crowded_by_small(uint64_t bytes) const {
+  return disk_ != nullptr && bytes >= Slabs::kBlockBytesMin &&
+         small_blocks_.used() + bytes > budget_.limit() / kMallocShare;
+}
+
+Result<Allocation> CpuHeap::allocate_movable(uint64_t bytes) {
+  if (!Slabs::serves(bytes)) return allocate_extent(bytes);
+  if (const std::optional<Slabs::Block> block = slabs_.cut(bytes)) {
+    return Allocation{block->address, block->slab};
+  }
+  if (extent_count() >= config_.extent_count_max) return allocate_small(bytes);
+  const Result<Allocation> made = allocate_extent(Slabs::kSlabBytes);
+  if (!made.is_ok()) return made.status();
+  Extent* const extent = made.value().extent;
+  if (extent == nullptr) {  // addresses or mappings have run out
+    free_small(made.value().address);
+    return allocate_small(bytes);
+  }
+  const Slabs::Block block = slabs_.cut_from_new(extent, bytes);
+  return Allocation{block.address, block.slab};
+}
+
+}  // namespace tencache

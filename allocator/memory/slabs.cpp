@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/slabs.h"
+
+#include "base/check.h"
+
+namespace tencache {
+namespace {
+
+// Cold slabs are passed over, but at most this many are looked at.
+constexpr int kSlabsLookedAtMax = 64;
+
+constexpr uint64_t pages_for(uint64_t bytes) { return round_up(bytes, kPageBytes) / kPageBytes; }
+
+}  // namespace
+
+std::optional<Slabs::Block> Slabs::cut(uint64_t bytes) {
+  const uint64_t page_count = pages_for(bytes);
+  MutexLock lock(mutex_);
+  Slab* const slab = find_room(page_count);
+  if (slab == nullptr) return std::nullopt;
+  return cut_from(*slab, page_count);
+}
+
+Slabs::Block Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
+  TENCACHE_CHECK(extent->bytes == kSlabBytes, "%llu",
+                 static_cast<unsigned long long>(extent->bytes));
+  extent->is_slab.store(true, std::memory_order_relaxed);
+  MutexLock lock(mutex_);
+  auto made = std::make_unique<Slab>(extent);
+  Slab& slab = *made;
+  slabs_.emplace(extent->address, std::move(made));
+  list(slab);
+  return cut_from(slab, pages_for(bytes));
+}
+
+bool Slabs::free(Extent* slab_extent, const char* address) {
+  MutexLock lock(mutex_);
+  const auto found = slabs_.find(slab_extent->address);
+  TENCACHE_CHECK(found != slabs_.end(), "free of %p", static_cast<const void*>(address));
+  Slab& slab = *found->second;
+  const auto distance = static_cast<uint64_t>(address - slab.extent->address);
+  const auto block = slab.blocks.find(distance / kPageBytes);
+  TENCACHE_CHECK(block != slab.blocks.end() && distance % kPageBytes == 0, "free of %p",
+                 static_cast<const void*>(address));
+  unlist(slab);
+  used_pages_ -= block->second;
+  slab.pages.free(block->first, block->second);
+  slab.blocks.erase(block);
+  if (!slab.blocks.empty()) {
+    list(slab);
+    return false;
+  }
+  if (newest_ == &slab) newest_ = nullptr;
+  slabs_.erase(found);
+  slab_extent->is_slab.store(false, std::memory_order_relaxed);
+  return true;
+}
+
+Slabs::Slab* Slabs::find_room(uint64_t page_count) {
+  const auto serves_now = [&](const Slab& slab) {
+    return slab.pages.largest_free() >= page_count && Extent::usable_in(slab.extent->state());
+  };
+  if (newest_ != nullptr && serves_now(*newest_)) return newest_;
+  auto candidate = by_room_.lower_bound({page_count, nullptr});
+  for (int looks = 0; candidate != by_room_.end() && looks < kSlabsLookedAtMax;
+       ++candidate, ++looks) {
+    Slab& slab = *slabs_.at(candidate->second);
+    if (serves_now(slab)) return &slab;
+  }
+  return nullptr;
+}
+
+Slabs::Block Slabs::cut_from(Slab& slab, uint64_t page_count) {
+  unlist(slab);
+  const std::optional<uint64_t> page = slab.pages.allocate(page_count);
+  TENCACHE_CHECK(page.has_value(), "%llu pages", static_cast<unsigned long long>(page_count));
+  slab.blocks.emplace(*page, page_count);
+  used_pages_ += page_count;
+  list(slab);
+  newest_ = &slab;
+  // Its owner writes it before any op announces that, and a slot may hold the slab as it was.
+  slab.extent->set_flags(kFlagDirty);
+  return {slab.extent->address + *page * kPageBytes, slab.extent};
+}
+
+void Slabs::list(const Slab& slab) {
+  const uint64_t largest = slab.pages.largest_free();
+  if (largest > 0) by_room_.insert({largest, slab.extent->address});
+}
+
+void Slabs::unlist(const Slab& slab) {
+  by_room_.erase({slab.pages.largest_free(), slab.extent->address});
+}
+
+uint64_t Slabs::used_bytes() const {
+  MutexLock lock(mutex_);
+  return used_pages_ * kPageBytes;
+}
+
+uint64_t Slabs::slab_count() const {
+  MutexLock lock(mutex_);
+  return slabs_.size();
+}
+
+bool Slabs::is_valid() const {
+  MutexLock lock(mutex_);
+  uint64_t used_pages = 0;
+  uint64_t listed = 0;
+  for (const auto& [address, slab] : slabs_) {
+    if (slab->extent->address != address || !slab->extent->is_slab) return false;
+    if (slab->blocks.empty() || !slab->pages.is_valid()) return false;
+    uint64_t page = 0;
+    uint64_t slab_pages = 0;
+    for (const auto& [first, count] : slab->blocks) {
+      if (first < page) return false;
+      page = first + count;
+      slab_pages += count;
+    }
+    if (page > kSlabBytes / kPageBytes || slab_pages != slab->pages.used()) return false;
+    used_pages += slab_pages;
+    const uint64_t largest = slab->pages.largest_free();
+    if (largest == 0) continue;
+    if (!by_room_.contains({largest, address})) return false;
+    ++listed;
+  }
+  return used_pages == used_pages_ && listed == by_room_.size();
+}
+
+}  // namespace tencache
