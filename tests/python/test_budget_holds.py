@@ -176,7 +176,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_three_times_the_budget_of_unnamed_memory_stays_within_it(
-    run_python: Run, tmp_path: Path, name: str
+    run_python: Run, name: str
 ) -> None:
     written, program, extents = LOADERS[name]
     run_python(PRELUDE, written)
@@ -242,9 +242,9 @@ BY_ADDRESS = """
         stats = tencache.stats()
         print("besides", besides >> 20, "peak", peak >> 20, stats, file=sys.stderr)
         assert stats["unannounced"]["writes"] > 0, stats
-        # On a busy machine the looking thread comes late, so the bound is wide. Without it, all of
-        # the state would be in memory.
-        assert peak - besides <= 1.5 * BUDGET, (peak >> 20, besides >> 20)
+        # On a busy machine the looking thread comes late, so the bound is wide. Without that
+        # thread, all of the state, 2.3 times the budget, would be in memory.
+        assert peak - besides <= 2 * BUDGET, (peak >> 20, besides >> 20)
         assert stats["bytes"]["unannounced_written"] <= stats["now"]["device"] <= BUDGET, stats
 """
 

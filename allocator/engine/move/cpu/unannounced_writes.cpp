@@ -111,7 +111,7 @@ void UnannouncedWrites::keep_reserve(bool is_writing) {
     return;
   }
   const uint64_t wanted_bytes = budget.limit() / kReserveShare;
-  if (reserve_bytes_ >= wanted_bytes) return;
+  if (reserve_bytes_ >= wanted_bytes || budget.free() > 2 * wanted_bytes) return;
   const uint64_t more_bytes =
       std::min(wanted_bytes - reserve_bytes_, headroom_of(budget.limit()) / 4);
   if (budget.try_reserve(more_bytes)) reserve_bytes_ += more_bytes;
