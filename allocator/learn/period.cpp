@@ -29,6 +29,15 @@ bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& w
 
 }  // namespace
 
+bool Period::is_same_kind(const Period& other) const {
+  if (digests != other.digests || extent_ids != other.extent_ids) return false;
+  const auto names_the_same = [](const TraceOp& op, const TraceOp& other_op) {
+    return std::ranges::equal(op.accesses, other_op.accesses, {}, &TraceAccess::tensor,
+                              &TraceAccess::tensor);
+  };
+  return std::ranges::equal(trace.ops, other.trace.ops, names_the_same);
+}
+
 bool Period::is_same_loop(const Period& other) const {
   return digests.size() == other.digests.size() && sorted(extent_ids) == sorted(other.extent_ids) &&
          is_within(other.digests, digests);

@@ -28,11 +28,10 @@ struct Period {
   Trace trace;                       // accesses in the order in which the gate sees them
   std::vector<uint64_t> digests;     // by tick
   std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
+  uint64_t born_bytes = 0;           // allocated in the copy from which it was made
 
-  /// Whether both are the same ops on the same extents, so that tensors have the same numbers.
-  bool is_same_kind(const Period& other) const {
-    return digests == other.digests && extent_ids == other.extent_ids;
-  }
+  /// Whether both are the same ops on the same extents, and tensors have the same numbers.
+  bool is_same_kind(const Period& other) const;
   /// Whether an op is the one at `tick`, by its digest and by the extents that are always there.
   /// `id_at(index)` is the id of the extent at that place among the op's accesses.
   template <typename IdAt>

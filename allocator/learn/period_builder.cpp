@@ -27,6 +27,7 @@ class PeriodBuilder {
     add_born_tensors();
     const std::vector<uint64_t> compute_ns =
         compute_times(stream_, place_, roles_.counterparts(), recorder_.clock().line());
+    period_.born_bytes = born_bytes(stream_, place_);
     for (const uint64_t number : numbers_) add_tick(number, compute_ns[number - place_.begin]);
     if (!period_.trace.validate().is_ok()) return std::nullopt;
     return std::move(period_);
@@ -127,6 +128,17 @@ class PeriodBuilder {
 };
 
 }  // namespace
+
+uint64_t born_bytes(const TickStream& stream, const PeriodPlace& place) {
+  uint64_t bytes = 0;
+  for (uint64_t number = place.begin; number < place.end(); ++number) {
+    for (const uint64_t extent_id : stream.births(number)) {
+      const ExtentLife* life = stream.life(extent_id);
+      bytes += life != nullptr ? life->bytes : 0;
+    }
+  }
+  return bytes;
+}
 
 std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
                                    const Recorder& recorder) {

@@ -16,6 +16,7 @@
 // Pure functions of the stream.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "learn/period.h"
@@ -27,5 +28,8 @@ namespace tencache {
 /// Nullopt when the events of several threads came in a sequence that makes no sense.
 std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
                                    const Recorder& recorder);
+
+/// How much was allocated in the copy: it tells copies of other sizes apart.
+uint64_t born_bytes(const TickStream& stream, const PeriodPlace& place);
 
 }  // namespace tencache

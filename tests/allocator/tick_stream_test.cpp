@@ -96,6 +96,12 @@ TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
 
 // The begin of an op identifies its measured time; another op of the same moment belongs to another
 // thread.
+TEST_F(TickStreamTest, AStepThatEndsBeforeTheFirstTickIsNoMark) {
+  record(EventKind::kStep);
+  flush();
+  EXPECT_TRUE(stream_.marks().empty());
+}
+
 TEST_F(TickStreamTest, TimesFindTheirTicks) {
   for (uint64_t moment = 10; moment <= 30; moment += 10) {
     now_ = moment;

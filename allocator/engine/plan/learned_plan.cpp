@@ -57,9 +57,6 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
       return period->extent_ids[access.tensor] != 0;
     }));
   }
-  for (const TraceTensor& tensor : trace.tensors) {
-    learned->anew_bytes += tensor.is_persistent() ? 0 : tensor.bytes;
-  }
   learned->period = std::move(period);
   index_moves(learned.get());
   return learned;

@@ -52,7 +52,6 @@ struct LearnedPlan {
   TensorsByTick evictions_after;
   TensorsByTick fetches_at;
   std::vector<bool> names_known;  // by tick: whether it names an extent that is always there
-  uint64_t anew_bytes = 0;        // of all tensors that are allocated in the period
 
   Tick tick_count() const { return period->trace.tick_count(); }
   /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.
@@ -68,7 +67,7 @@ struct LearnedKind {
   uint64_t number() const { return plans.front()->number; }
   const Period& period() const { return *plans.front()->period; }
 
-  /// Of the same kind of period, the smallest first; never empty.
+  /// Of the same kind of period (Period::is_same_kind), the smallest first; never empty.
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 

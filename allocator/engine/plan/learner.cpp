@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "base/clock.h"
@@ -50,9 +51,27 @@ bool is_similar(uint64_t a, uint64_t b) {
   return more <= kSimilarSizes * less;
 }
 
+uint64_t bytes_of(const std::shared_ptr<const LearnedPlan>& plan) {
+  return plan->period->born_bytes;
+}
+
+/// Drops the plan whose sizes the next larger one serves best.
+void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
+  size_t nearest = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t index = 0; index + 1 < plans->size(); ++index) {
+    const double ratio = static_cast<double>(bytes_of((*plans)[index + 1])) /
+                         static_cast<double>(std::max<uint64_t>(bytes_of((*plans)[index]), 1));
+    if (ratio >= least) continue;
+    least = ratio;
+    nearest = index;
+  }
+  plans->erase(plans->begin() + static_cast<ptrdiff_t>(nearest));
+}
+
 bool has_similar_plan(const LearnedKind& kind, uint64_t bytes) {
   return std::ranges::any_of(kind.plans, [bytes](const std::shared_ptr<const LearnedPlan>& plan) {
-    return is_similar(plan->anew_bytes, bytes);
+    return is_similar(plan->period->born_bytes, bytes);
   });
 }
 
@@ -157,6 +176,7 @@ void Learner::look_at_marks() {
 }
 
 void Learner::look_for_repeats() {
+  if (stream_.end() == stream_.begin()) return;
   const std::optional<PeriodPlace> segment = last_segment(stream_);
   const uint64_t ticks = segment ? segment->length : 0;
   next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * ticks);
@@ -223,17 +243,24 @@ bool Learner::learn(const Candidate& candidate) {
 
 // Whether the period is known already, as a whole, as a part, or as a guess that is not as good.
 bool Learner::recognise(const Candidate& candidate, const Period& period) {
-  for (const Kind& kind : kinds_) {
-    const Period& known = *kind.learned->period;
-    if (known.is_same_loop(period) || known.contains(period)) return true;
-  }
+  const auto is_known = [&period](const Kind& kind) {
+    return kind.learned->period->is_same_loop(period);
+  };
+  if (std::ranges::any_of(kinds_, is_known)) return true;
+  // A guess may take for always there what was only never seen to end. So it seems to hold the
+  // better period.
   for (Kind& kind : kinds_) {
     if (!kind.is_guess || !kind.learned->period->is_like(period)) continue;
-    kind.is_guess = candidate.is_guess;
-    correct(&kind, period);
+    if (candidate.is_guess) {
+      correct(&kind, period);
+    } else {
+      kind.is_guess = false;
+      plan_period(&kind, period);
+    }
     return true;
   }
-  return false;
+  return std::ranges::any_of(
+      kinds_, [&period](const Kind& kind) { return kind.learned->period->contains(period); });
 }
 
 // A loop takes the place of its parts: as long as both are in the library, hardly any place of
@@ -320,14 +347,9 @@ void Learner::plan_again(uint64_t number) {
 // Plans the kind for the sizes of this copy unless it has a plan for similar ones. It is the cost
 // of a plan, not of following it, that forbids one for each size.
 void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  uint64_t bytes = 0;
-  for (uint64_t number = place.begin; number < place.end(); ++number) {
-    for (const uint64_t extent_id : stream_.births(number)) {
-      const ExtentLife* life = stream_.life(extent_id);
-      bytes += life != nullptr ? life->bytes : 0;
-    }
-  }
-  if (has_similar_plan(kind->plans, bytes)) return;
+  if (has_similar_plan(kind->plans, born_bytes(stream_, place))) return;
+  // More sizes than there is room for would be planned again and again.
+  if (kind->plans.plans.size() == kSizesMax && !std::has_single_bit(++kind->further_sizes)) return;
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
 }
@@ -337,13 +359,10 @@ void Learner::take_plan(Kind* kind, const std::shared_ptr<const LearnedPlan>& le
   auto& plans = kind->plans.plans;
   if (!plans.empty() && !plans.front()->period->is_same_kind(*learned->period)) plans.clear();
   std::erase_if(plans, [&](const std::shared_ptr<const LearnedPlan>& plan) {
-    return is_similar(plan->anew_bytes, learned->anew_bytes);
+    return is_similar(bytes_of(plan), bytes_of(learned));
   });
-  // Sizes that only grow leave the smallest behind.
-  if (plans.size() == kSizesMax) plans.erase(plans.begin());
-  plans.insert(std::ranges::upper_bound(plans, learned->anew_bytes, {},
-                                        [](const auto& plan) { return plan->anew_bytes; }),
-               learned);
+  if (plans.size() == kSizesMax) drop_nearest(&plans);
+  plans.insert(std::ranges::upper_bound(plans, bytes_of(learned), {}, bytes_of), learned);
   kind->learned = learned;
   kind->stall_free_budget_bytes = 0;
 }

@@ -2,14 +2,13 @@
 //
 // Learner: reads what the recorder saw, finds what repeats, and makes plans for it. It owns the
 // library of plans, for each kind of period (training step, evaluation step, prefill, decode), and
-// gives it to the cursor to follow. A kind is planned as soon as one
-// whole copy of it was seen. That plan is a guess until a second copy confirms it, or takes its
-// place. What comes between two steps and is long enough, like an evaluation, is a kind of its own.
-// A step with other sizes of what is allocated anew is of the same kind. If the sizes differ much
-// from those that are planned, the kind gets another plan.
-// A kind that was followed for some periods is planned again with newer measurements, at ever
-// longer intervals. After that, where planning is quick, the learner works out the budget with
-// which the kind would hardly wait.
+// gives it to the cursor to follow. A kind is planned as soon as one whole copy of it was seen.
+// That plan is a guess until a second copy confirms it, or takes its place. What comes between two
+// steps and is long enough, like an evaluation, is a kind of its own. A step with other sizes of
+// what is allocated anew is of the same kind. If the sizes differ much from those that are planned,
+// the kind gets another plan. A kind that was followed for some periods is planned again with newer
+// measurements, at ever longer intervals. After that, where planning is quick, the learner works
+// out the budget with which the kind would hardly wait.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -43,9 +42,9 @@ struct LearnerConfig {
 
 /// For statistics.
 struct LearnerSummary {
-  uint64_t kinds = 0;        // plans in the library
+  uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
   uint64_t replans = 0;      // plans for a kind that already had one
-  uint64_t dropped = 0;      // plans that made place for others
+  uint64_t dropped = 0;      // kinds that made place for others
   uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
   uint64_t planning_ns = 0;  // of processor time
   Following following;
@@ -76,6 +75,7 @@ class Learner {
     bool is_marked = false;                      // it was found between marks
     bool is_guess = false;                 // made from one copy, and no second one has confirmed it
     uint64_t others_seen = 0;              // copies that differed from the guess
+    uint64_t further_sizes = 0;            // copies of a size for which there was no room
     uint64_t periods = 0;                  // how many whole ones were followed
     uint64_t periods_planned_at = 0;       // `periods` when it was last planned
     uint64_t used_at = 0;                  // the last look that found it followed

@@ -75,7 +75,9 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
   }
   if (!other) other = place_in_loop(digest, extents);
   is_surprised_ = true;
-  if (other) take_place(*other, extents);
+  if (!other) return true;
+  if (&bound_plans_[other->bound_plan] != current_) get_lost();
+  take_place(*other, extents);
   return true;
 }
 
@@ -125,7 +127,8 @@ bool PlanCursor::note_sizes(Tick tick, std::span<Extent* const> extents) {
   return tells_size;
 }
 
-// Takes the smallest plan that is large enough for today's sizes, else the largest.
+// Takes the smallest plan that is large enough for today's sizes, else the largest. Tensors that
+// grow differently may disagree, so it goes down only once a period.
 void PlanCursor::choose_plan() {
   double named_bytes = 0;
   std::vector<double> expected(current_->kind.plans.size(), 0);
@@ -141,8 +144,9 @@ void PlanCursor::choose_plan() {
   size_t best = 0;
   while (best + 1 < expected.size() && expected[best] < needed) ++best;
   const size_t chosen = current_->chosen;
-  if (best == chosen) return;
+  if (best == chosen || (best < chosen && has_gone_down_)) return;
   if (expected[chosen] >= needed && expected[chosen] <= kNearEnough * expected[best]) return;
+  if (best < chosen) has_gone_down_ = true;
   current_->chosen = best;
   catch_up();
   catch_up_evictions();
@@ -158,6 +162,7 @@ void PlanCursor::end_period() {
     sink_.on_period();
   }
   is_whole_ = true;
+  has_gone_down_ = false;
   period_begin_ns_ = now;
 }
 
@@ -239,6 +244,7 @@ void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
 void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents) {
   current_ = &bound_plans_[place.bound_plan];
   following_.plan_number = last_plan_ = current_->plan().number;
+  following_.periods = 0;
   is_whole_ = false;
   is_surprised_ = false;
   step_on(place.tick, extents);
@@ -286,7 +292,7 @@ void PlanCursor::catch_up_evictions() {
     if (move.fetch_at == kNoTick) continue;
     const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
     const Tick away = (move.fetch_at + count - move.evict_after) % count;
-    if (since_eviction > 0 && since_eviction < away) tensors.push_back(move.tensor);
+    if (since_eviction < away) tensors.push_back(move.tensor);
   }
   append_requests(tensors, &pending_);
   has_pending_.store(!pending_.empty(), std::memory_order_relaxed);

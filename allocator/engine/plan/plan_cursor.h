@@ -11,9 +11,10 @@
 // one that fits.
 //
 // Missing and extra ticks are passed over: an expert without tokens, a branch that is not taken.
-// When ticks differ too often, or fit exactly one other place, the cursor gives up its place: it
-// requests nothing and the engine is reactive. It then looks the last ticks up in all plans until
-// exactly one place fits. Where several places of one plan fit for longer, the program goes round
+// When the last ticks fit exactly one other place of the plan, the cursor goes on there. When ticks
+// differ too often, or fit a place of another kind, it gives up its place: it requests nothing and
+// the engine is reactive. It then looks the last ticks up in all plans until exactly one place
+// fits. Where several places of one plan fit for longer, the program goes round
 // in a loop within the plan, more or less often than when it was recorded. Then the last of them is
 // taken that the program had reached.
 //
@@ -165,6 +166,7 @@ class PlanCursor final : public NextUses {
   Tick position_ TENCACHE_GUARDED_BY(mutex_) = 0;             // expected next
   uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // that this is the right plan
   bool is_surprised_ TENCACHE_GUARDED_BY(mutex_) = false;     // the last tick was not expected
+  bool has_gone_down_ TENCACHE_GUARDED_BY(mutex_) = false;    // to a smaller plan, in this period
   // Places that fit the last ticks; each is of the tick expected next there.
   std::vector<Place> candidates_ TENCACHE_GUARDED_BY(mutex_);
   uint32_t candidate_ticks_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that all of them have fitted
