@@ -43,6 +43,7 @@ class GptShape:
     vocabulary: int
     sequence: int
     batch: int
+    lengths: tuple[int, ...] = ()  # of the batches, in turn; empty: always `sequence`
     kind: str = "gpt"
 
 
@@ -126,7 +127,8 @@ def _gpt(shape: GptShape) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor
 
     def loss(step: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator)
+        length = shape.lengths[step % len(shape.lengths)] if shape.lengths else shape.sequence
+        tokens = torch.randint(shape.vocabulary, (shape.batch, length), generator=generator)
         result: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
         return result
 
