@@ -107,6 +107,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   // Refused here, before anything is evicted for it in vain.
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
+  drop_cached_above_budget();
   Result<Extent*> made = make_extent(bytes);
   if (!made.is_ok()) {
     // Addresses or mappings ran out, not memory. Plain memory serves as well, but cannot leave.

@@ -153,6 +153,11 @@ class Heap {
   void look_at_time(uint64_t frees) { live_peak_.look_at_time(config_.clock(), frees); }
   /// How much live and freed memory together may take.
   uint64_t allowed_bytes() const { return live_peak_.allowed_bytes(); }
+  /// What was freed since the budget was exceeded goes back, instead of being handed out again.
+  void drop_cached_above_budget() {
+    const uint64_t used = budget_.used();
+    if (used > budget_.limit()) drop_idle_cached(used - budget_.limit());
+  }
   /// How many cached bytes are more than is worth keeping, once `fresh_bytes` more are live that do
   /// not come from the cache. `frees` is how many extents were ever freed.
   uint64_t excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees);

@@ -114,7 +114,9 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
   if (CudaExtent* extent = pop_cached({bytes, stream})) {
     return hand_out(extent, requested_bytes, stream);
   }
+  drop_cached_above_budget();
   if (CudaExtent* extent = cut_cached(requested_bytes, bytes, stream)) {
+    if (budget_.needs_attention()) call_attention();
     count_allocated(*extent);
     return Allocation{extent->address, extent};
   }
