@@ -2,6 +2,7 @@
 #include "memory/cpu_heap.h"
 
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,6 +18,8 @@ namespace {
 
 // PyTorch's kernels expect this alignment of CPU memory (c10::gAlignment).
 constexpr size_t kSmallAlignment = 64;
+
+uint64_t this_thread() { return static_cast<uint64_t>(pthread_self()); }
 
 }  // namespace
 
@@ -44,6 +47,7 @@ Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
   if (Extent* extent = pop_cached(rounded)) {
     extent->requested_bytes.store(bytes, std::memory_order_relaxed);
     extent->id = next_id();
+    extent->allocated_by = this_thread();
     extent->revive();
     note_live();
     add(stats_.extents_allocated, 1);
@@ -130,6 +134,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   }
   set_mapping_count(extent, frames.mapping_count);
   extent->id = next_id();
+  extent->allocated_by = this_thread();
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->commit();
   note_live();

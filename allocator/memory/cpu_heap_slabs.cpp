@@ -20,13 +20,14 @@ bool CpuHeap::is_crowded_by_small(uint64_t bytes) const {
 }
 
 Result<Allocation> CpuHeap::allocate_movable(uint64_t bytes) {
-  if (!Slabs::serves(bytes)) return allocate_extent(bytes);
-  if (const std::optional<Slabs::Block> block = slabs_.cut(bytes)) {
-    return Allocation{block->address, block->slab};
-  }
-  if (extent_count() >= config_.extent_count_max) return allocate_small(bytes);
+  const bool fits_slabs = Slabs::serves(bytes);
+  const std::optional<Slabs::Block> cut = fits_slabs ? slabs_.cut(bytes) : std::nullopt;
+  if (cut) return Allocation{cut->address, cut->slab};
+  // Half of the extents are left to large tensors.
+  if (extent_count() >= config_.extent_count_max / 2) return allocate_small(bytes);
+  if (!fits_slabs) return allocate_extent(bytes);
   const Result<Allocation> made = allocate_extent(Slabs::kSlabBytes);
-  if (!made.is_ok()) return made.status();
+  if (!made.is_ok()) return allocate_small(bytes);  // room for a block may be there still
   Extent* const extent = made.value().extent;
   if (extent == nullptr) {  // addresses or mappings have run out
     free_small(made.value().address);

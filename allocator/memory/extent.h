@@ -100,6 +100,8 @@ class Extent {
 
   /// On the cpu: blocks are cut from it (memory/slabs.h). It does not change while a block is used.
   std::atomic<bool> is_slab{false};
+  /// On the cpu: the thread that allocated it, as pthread_self() tells; read as a guess.
+  std::atomic<uint64_t> allocated_by{0};
 
   // Links of the lists of cached extents in CpuHeap or CudaHeap, guarded by that heap's mutex_.
   ListHook<Extent> age_hook;

@@ -2,23 +2,34 @@
 #include "memory/unnamed_extents.h"
 
 #include <algorithm>
+#include <functional>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace tencache {
 namespace {
 
 struct Unnamed {
-  uint64_t id = 0;  // ascending in the order of allocation
+  bool is_newest = false;  // of those that its thread has allocated
+  uint64_t id = 0;         // ascending in the order of allocation
   ListedExtent listed;
 };
 
-std::vector<Unnamed> oldest_first(std::span<const ListedExtent> extents) {
+/// The oldest first, and after all others the newest of each thread.
+std::vector<Unnamed> in_order(std::span<const ListedExtent> extents) {
   std::vector<Unnamed> unnamed;
   for (const ListedExtent& listed : extents) {
     if (!listed.extent->is_kept_unseen()) continue;
-    unnamed.push_back({listed.extent->id.load(std::memory_order_relaxed), listed});
+    unnamed.push_back({false, listed.extent->id.load(std::memory_order_relaxed), listed});
   }
-  std::ranges::sort(unnamed, {}, &Unnamed::id);
+  std::ranges::sort(unnamed, std::greater<>(), &Unnamed::id);
+  std::unordered_set<uint64_t> threads;
+  for (Unnamed& one : unnamed) {
+    one.is_newest = threads.insert(one.listed.extent->allocated_by.load()).second;
+  }
+  std::ranges::sort(unnamed, {},
+                    [](const Unnamed& one) { return std::pair(one.is_newest, one.id); });
   return unnamed;
 }
 
@@ -26,11 +37,9 @@ std::vector<Unnamed> oldest_first(std::span<const ListedExtent> extents) {
 
 uint64_t count_oldest_as_seen(std::span<const ListedExtent> extents, uint64_t bytes,
                               uint64_t more_bytes) {
-  const std::vector<Unnamed> unnamed = oldest_first(extents);
   uint64_t counted_bytes = 0;
-  for (const Unnamed& oldest : unnamed) {
-    const bool is_newest = &oldest == &unnamed.back();
-    if (counted_bytes >= bytes && (is_newest || counted_bytes >= bytes + more_bytes)) break;
+  for (const Unnamed& oldest : in_order(extents)) {
+    if (counted_bytes >= bytes && (oldest.is_newest || counted_bytes >= bytes + more_bytes)) break;
     oldest.listed.extent->set_flags(kFlagSeen);
     counted_bytes += oldest.listed.bytes;
   }

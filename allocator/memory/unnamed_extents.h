@@ -5,7 +5,7 @@
 // else may leave. When nothing else is left, and before the budget is exceeded, the oldest of them
 // count as seen: the cold mapping stays correct for whoever still uses them (cpu backend).
 //
-// The newest goes last. A loader is likely to be filling it right now.
+// The newest of each thread goes last. A loader is likely to be filling it right now.
 //
 // Threads: any. An extent may change while it is looked at; a flag that comes too late is cleared
 // when the extent is used again.
@@ -19,7 +19,7 @@
 namespace tencache {
 
 /// Counts the oldest of `extents` as seen until they make `bytes`, and `more_bytes` on top unless
-/// only the newest could give them. Returns the bytes that may leave now.
+/// only the newest of threads could give them. Returns the bytes that may leave now.
 uint64_t count_oldest_as_seen(std::span<const ListedExtent> extents, uint64_t bytes,
                               uint64_t more_bytes);
 

@@ -49,6 +49,14 @@ TEST_F(UnnamedExtentsTest, OldestGoAndOnlyAsManyAsNeeded) {
   EXPECT_EQ(seen(), "ssss--");
 }
 
+TEST_F(UnnamedExtentsTest, NewestOfEachThreadGoesAfterAllOthers) {
+  for (const uint64_t thread : {1, 1, 2, 2, 2}) make().allocated_by = thread;
+  EXPECT_EQ(count_oldest_as_seen(listed(), kMiB, 16 * kMiB), 3 * kMiB);
+  EXPECT_EQ(seen(), "s-ss-");
+  EXPECT_EQ(count_oldest_as_seen(listed(), kMiB, 16 * kMiB), kMiB);
+  EXPECT_EQ(seen(), "ssss-");
+}
+
 TEST_F(UnnamedExtentsTest, NewestGoesOnlyWhenItIsNeeded) {
   for (int index = 0; index < 3; ++index) make();
   EXPECT_EQ(count_oldest_as_seen(listed(), kMiB, 16 * kMiB), 2 * kMiB);

@@ -52,7 +52,8 @@ struct Gate::ThreadOps {
   ThreadOps* next = nullptr;  // the thread's state for another gate
   uint32_t op_depth = 0;      // how many ops are open
   std::vector<OpenOp> open_ops;
-  std::vector<Extent*> pins;        // inputs of open ops, a stack
+  std::vector<Extent*> pins;        // inputs of open ops, a stack; of each op the slabs last
+  std::vector<Extent*> slabs;       // of the op that is being opened
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   Recorder* recorder = nullptr;
@@ -166,6 +167,7 @@ Gate::ThreadOps* Gate::make_thread_ops() {
   ops->place = place_;
   ops->open_ops.reserve(kOpenOpsReserved);
   ops->pins.reserve(kPinsReserved);
+  ops->slabs.reserve(kPinsReserved);
   ops->inner_pins.reserve(kPinsReserved);
   ops->recorder = &recorder_;
   ops->op_timing = &timing_;
@@ -196,15 +198,18 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
       continue;
     }
     const uint64_t word = extent->pin();
-    thread.pins.push_back(extent);
+    const bool is_slab = extent->is_slab.load(std::memory_order_relaxed);
+    (is_slab ? thread.slabs : thread.pins).push_back(extent);
     extent->last_use_at.store(now, std::memory_order_relaxed);
     extent->note_streams(streams);
     const bool writes = is_write(access.mode);
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
-    thread.record(writes ? EventKind::kWrite : EventKind::kRead, now, op, extent);
-    digest.add(writes);
-    named_bytes += extent->bytes;
+    if (!is_slab) {
+      thread.record(writes ? EventKind::kWrite : EventKind::kRead, now, op, extent);
+      digest.add(writes);
+      named_bytes += extent->bytes;
+    }
     const bool is_usable = Extent::usable_in(Extent::state_of(word));
     if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
       mover_->count_early(extent);
@@ -214,6 +219,10 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   if (is_tick) timing_.on_tick(thread.timing, streams);
   if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
     cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
+  }
+  if (!thread.slabs.empty()) [[unlikely]] {
+    thread.pins.insert(thread.pins.end(), thread.slabs.begin(), thread.slabs.end());
+    thread.slabs.clear();
   }
   if (!all_usable) [[unlikely]] {
     fetch_slow(thread, first_pin, streams);

@@ -161,9 +161,12 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
 // are anonymous, and the slot below shows nowhere. So it is resident as it is: nothing is read,
 // copied or mapped. Its pages cannot be parked; an eviction write-protects them instead.
 bool SlotFetches::adopt(Extent* extent) {
-  if (extent->unannounced_bytes.load(std::memory_order_relaxed) < extent->bytes) return false;
   MigrationPermit permit(fork_latch_);
   if (!extent->claim_for_fetch()) return false;
+  if (extent->unannounced_bytes.load(std::memory_order_relaxed) < extent->bytes) {
+    extent->abandon_fetch();
+    return false;
+  }
   extent->begin_merge();
   AddressArena& arena = heap_.arena();
   TouchedPages touched;

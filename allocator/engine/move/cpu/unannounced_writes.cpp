@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/service_thread.h"
 #include "base/units.h"
 #include "memory/budget.h"
@@ -56,7 +58,12 @@ void UnannouncedWrites::start() {
   MutexLock lock(mutex_);
   if (is_started_.exchange(true) || is_stopping_) return;
   if (interval_.count() == 0 || memory_ == nullptr) return;
-  thread_ = start_service_thread("tencache-look", [this] { work(); });
+  try {
+    thread_ = start_service_thread("tencache-look", [this] { work(); });
+  } catch (const std::system_error& error) {
+    TENCACHE_LOG_WARNING("what is written to cold tensors outside of ops is not counted: %s",
+                         error.what());
+  }
 }
 
 void UnannouncedWrites::stop() {
@@ -126,7 +133,8 @@ void UnannouncedWrites::set_pace(bool has_found) {
   const uint64_t enough_bytes = reads_singly_ ? headroom_bytes : headroom_bytes / 4 * 3;
   const bool is_short =
       budget.used() > budget.limit() || budget.free() + cached_bytes < enough_bytes;
-  const bool singly = is_short && (has_found || reads_singly_);
+  const bool goes_on = has_found || (reads_singly_ && quiet_waits_ < kQuietWaitsMax);
+  const bool singly = is_short && goes_on;
   if (!singly && !reads_singly_) return;
   reads_singly_ = singly;
   for (const ListedExtent& listed : heap_.extents()) {
@@ -178,18 +186,21 @@ std::vector<UnannouncedWrites::Written> UnannouncedWrites::written_extents(bool 
 EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
   EvictionResult total;
   const uint64_t batch_bytes_max = std::min(headroom_of(heap_.budget().limit()), kBytesAtOnceMax);
-  std::vector<Extent*> batch;
+  std::vector<Written> batch;
   uint64_t batch_bytes = 0;
   uint64_t batch_written_bytes = 0;
   for (const Written& written : written_extents(takes_all)) {
     if (total.bytes + batch_written_bytes >= bytes) break;
     const bool is_whole = written.written_bytes == written.extent_bytes;
     const uint64_t bytes_max = is_whole ? kBytesAtOnceMax : batch_bytes_max;
+    // To merge a few pages into a large extent would take more room than it gives.
+    const bool is_large = !is_whole && written.extent_bytes > batch_bytes_max;
+    if (is_large && !heap_.may_have_room(written.extent_bytes)) continue;
     if (!batch.empty() && batch_bytes + written.extent_bytes > bytes_max) {
       total.bytes += evict_batch(std::exchange(batch, {}), &total);
       batch_bytes = batch_written_bytes = 0;
     }
-    batch.push_back(written.extent);
+    batch.push_back(written);
     batch_bytes += written.extent_bytes;
     batch_written_bytes += written.written_bytes;
   }
@@ -198,15 +209,21 @@ EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
 }
 
 // Returns what became free. For a moment, what has to be merged is in memory twice.
-uint64_t UnannouncedWrites::evict_batch(const std::vector<Extent*>& batch, EvictionResult* result) {
+uint64_t UnannouncedWrites::evict_batch(const std::vector<Written>& batch, EvictionResult* result) {
   if (batch.empty()) return 0;
-  const uint64_t before = heap_.unannounced_bytes();
-  fetches_.fetch_to_evict(batch);
-  const EvictionResult evicted = evictions_.evict(batch);
+  std::vector<Extent*> extents;
+  for (const Written& written : batch) extents.push_back(written.extent);
+  fetches_.fetch_to_evict(extents);
+  const EvictionResult evicted = evictions_.evict(extents);
   result->count += evicted.count;
   if (result->failure.is_ok()) result->failure = evicted.failure;
-  const uint64_t after = heap_.unannounced_bytes();
-  return evicted.count > 0 && before > after ? before - after : 0;
+  uint64_t freed_bytes = 0;
+  for (const Written& written : batch) {
+    const uint64_t left_bytes = written.extent->unannounced_bytes.load(std::memory_order_relaxed);
+    if (written.extent->state() != ExtentState::kCold) continue;
+    freed_bytes += written.written_bytes - std::min(written.written_bytes, left_bytes);
+  }
+  return freed_bytes;
 }
 
 }  // namespace tencache
