@@ -127,7 +127,6 @@ void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
     }
   }
   for (const auto& [id, number] : dropping) {
-    const SegmentTrackers::Scope scope(id);
     const bool is_gone = tencache_gpu_drop_pool(gpu, number) != 0;
     const std::lock_guard lock(mutex_);
     if (is_gone) {

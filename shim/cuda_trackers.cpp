@@ -24,21 +24,39 @@ SegmentTrackers::Scope::~Scope() { current_pool = before_; }
 void SegmentTrackers::attach(Tracker tracker) {
   const std::lock_guard lock(mutex_);
   trackers_.push_back(std::move(tracker));
-  is_empty_.store(false, std::memory_order_relaxed);
+}
+
+std::optional<c10::MempoolId_t> SegmentTrackers::note_pool(int event, uintptr_t address) {
+  const std::lock_guard lock(mutex_);
+  if (event == TENCACHE_SEGMENT_MADE) {
+    pool_of_.emplace(address, current_pool);
+    segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
+    return current_pool;
+  }
+  const auto found = pool_of_.find(address);
+  if (found == pool_of_.end()) return std::nullopt;
+  const c10::MempoolId_t pool = found->second;
+  pool_of_.erase(found);
+  segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
+  return pool;
 }
 
 void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintptr_t address,
                                       uint64_t bytes) {
-  if (is_empty_.load(std::memory_order_relaxed)) return;
-  if (event == TENCACHE_FREE_COMPLETED || current_pool == c10::MempoolId_t{}) return;
+  if (event == TENCACHE_FREE_COMPLETED) return;
+  const bool is_made = event == TENCACHE_SEGMENT_MADE;
+  if (is_made && current_pool == c10::MempoolId_t{}) return;
+  if (!is_made && segment_count_.load(std::memory_order_relaxed) == 0) return;
+  // Common memory may go while a thread makes room for a pool.
+  const std::optional<c10::MempoolId_t> pool = note_pool(event, address);
+  if (!pool) return;
   std::vector<Tracker> trackers;
   {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
-  const auto action = event == TENCACHE_SEGMENT_MADE ? Entry::SEGMENT_ALLOC : Entry::SEGMENT_FREE;
-  const Entry entry(action, device, address, bytes, nullptr, current_pool,
-                    c10::getApproximateTime());
+  const auto action = is_made ? Entry::SEGMENT_ALLOC : Entry::SEGMENT_FREE;
+  const Entry entry(action, device, address, bytes, nullptr, *pool, c10::getApproximateTime());
   for (const Tracker& tracker : trackers) tracker(entry);
 }
 

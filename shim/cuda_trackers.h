@@ -6,8 +6,10 @@
 // nothing of the common memory, because a large tensor there may leave the GPU and come back
 // elsewhere.
 //
-// The core knows nothing of PyTorch's ids. So a thread that makes or gives back memory of a private
-// pool names the pool by a Scope. Trackers stay for ever, as with PyTorch's own allocator.
+// The core knows nothing of PyTorch's ids. So a thread that makes memory of a private pool names the
+// pool by a Scope, and the segment's address tells its pool when it goes. Trackers stay for ever, as
+// with PyTorch's own allocator. One that comes late hears of the end of older segments, too, because
+// it finds those in a snapshot.
 //
 // Threads: any. Trackers are called on the thread that caused the event, without a lock of ours;
 // the core holds none for segments either.
@@ -18,6 +20,8 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace tencache::shim {
@@ -39,13 +43,18 @@ class SegmentTrackers {
   };
 
   void attach(Tracker tracker);
-  /// `event` is TENCACHE_SEGMENT_MADE and so on; costs one relaxed load while nobody tracks.
+  /// `event` is TENCACHE_SEGMENT_MADE and so on; costs one relaxed load while no pool has memory.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
 
  private:
-  std::atomic<bool> is_empty_{true};
+  // The pool of the segment that was made or goes; none for common memory.
+  std::optional<c10::MempoolId_t> note_pool(int event, uintptr_t address);
+
+  std::atomic<size_t> segment_count_{0};  // of pool_of_
   std::mutex mutex_;
-  std::vector<Tracker> trackers_;  // guarded by mutex_
+  // Guarded by mutex_.
+  std::vector<Tracker> trackers_;
+  std::unordered_map<uintptr_t, c10::MempoolId_t> pool_of_;  // of each segment that a pool has
 };
 
 }  // namespace tencache::shim

@@ -117,16 +117,22 @@ TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 2) << "the one that failed, and this one";
 }
 
-// NCCL registers the memory of pools, and must know when it goes. Other memory may move.
+// NCCL registers the memory of pools, and must know when it goes. Other memory may move, also when
+// it makes room for a pool.
 TEST_F(CudaPoolTest, TrackersHearOfTheSegmentsOfPools) {
   start();
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   std::vector<Entry> heard;
   cuda_->attachAllocatorTraceTracker([&](const Entry& entry) { heard.push_back(entry); });
+  for (int count = 0; count < 14; ++count) keep(kExtent);
+  kept_.clear();
+  driver_->wait_until_idle();
+  const uint64_t unmapped = driver_->calls("cuMemUnmap");
   begin();
   c10::DataPtr first = allocate(11 * kMiB);
   const auto address = reinterpret_cast<size_t>(first.get());
   end();
+  EXPECT_GT(driver_->calls("cuMemUnmap"), unmapped) << "cached memory made room";
   keep(kExtent);
   keep(1000);
   ASSERT_EQ(heard.size(), 1u);
