@@ -6,10 +6,10 @@
 // nothing of the common memory, because a large tensor there may leave the GPU and come back
 // elsewhere.
 //
-// The core knows nothing of PyTorch's ids. So a thread that makes memory of a private pool names the
-// pool by a Scope, and the segment's address tells its pool when it goes. Trackers stay for ever, as
-// with PyTorch's own allocator. One that comes late hears of the end of older segments, too, because
-// it finds those in a snapshot.
+// The core knows nothing of PyTorch's ids. So a thread that makes memory of a private pool names
+// the pool by a Scope, and the segment's address tells its pool when it goes. Trackers stay for
+// ever, as with PyTorch's own allocator. One that comes late hears of the end of older segments,
+// too, because it finds those in a snapshot.
 //
 // Threads: any. Trackers are called on the thread that caused the event, without a lock of ours;
 // the core holds none for segments either.
