@@ -175,7 +175,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
-  std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle) TENCACHE_EXCLUDES(mutex_);
+  std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle,
+                                       uint64_t handle_bytes_max = ~uint64_t{0})
+      TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
   uint64_t bytes_per_mark();

@@ -3,6 +3,7 @@
 // CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, and those that
 // wait for streams before that; how their frames serve other sizes, and how the cache shrinks.
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "memory/cuda/cuda_heap.h"
@@ -20,6 +21,12 @@ constexpr uint64_t kMarksPerAllowed = 256;
 constexpr int64_t kFreesToMark = 1024;
 // To look how much is cached costs a reading of the clock and a lock.
 constexpr uint64_t kFreesPerLook = 64;
+
+uint64_t smallest_handle_of(const Frame& frame) {
+  uint64_t bytes = ~uint64_t{0};
+  for (const FrameHandle& handle : frame.handles) bytes = std::min(bytes, handle.bytes);
+  return bytes;
+}
 
 }  // namespace
 
@@ -128,10 +135,15 @@ void CudaHeap::poll_waiting(Patience patience) {
 
 // Cached extents that the device is done with leave their handles, until free ones make up a frame.
 void CudaHeap::gather_handles(uint64_t bytes) {
-  if (frames_.missing(bytes) == 0 || !has_cached()) return;
+  uint64_t missing_bytes = frames_.missing(bytes);
+  if (missing_bytes == 0 || !has_cached()) return;
+// Those whose handles are all too large for it stay, and so does what would only be more of the
+// same.
   frees_to_mark_.store(kFreesToMark, std::memory_order_relaxed);
   home_marks_.poll();
-  while (destroy(take_oldest(frames_.missing(bytes), true)) > 0) {
+  while (destroy(take_oldest(missing_bytes, true, bytes)) > 0) {
+    const uint64_t missing_before = std::exchange(missing_bytes, frames_.missing(bytes));
+    if (missing_bytes == 0 || missing_bytes >= missing_before) return;
   }
 }
 
@@ -191,8 +203,9 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// The taken extents are in no list.
-std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
+// The taken extents are in no list. Each has a handle of at most `handle_bytes_max`.
+std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle,
+                                               uint64_t handle_bytes_max) {
   std::vector<CudaExtent*> taken;
   MutexLock lock(mutex_);
   uint64_t taken_bytes = 0;
@@ -208,6 +221,7 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle) {
     unlink_cached(of_cuda(extent));
     taken.push_back(of_cuda(extent));
     taken_bytes += extent->bytes;
+    if (smallest_handle_of(cuda->frame) > handle_bytes_max) continue;
   }
   leaving_count_ += taken.size();
   return taken;

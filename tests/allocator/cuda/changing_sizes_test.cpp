@@ -216,6 +216,30 @@ TEST_F(ChangingSizesTest, APhaseThatIsOverGivesItsMemoryBack) {
   EXPECT_EQ(engine_->heap().cached_bytes(), 30 * kMiB);
 }
 
+// A frame takes from the cache what has handles for it, and leaves the rest as it is.
+TEST_F(ChangingSizesTest, OnlyExtentsWithHandlesThatFitLeaveTheCache) {
+  const CUstream stream = engine_.make_stream();
+  const CUstream other = engine_.make_stream();
+  std::vector<char*> large;
+  for (int count = 0; count < 20; ++count) large.push_back(allocate(128 * kMiB, stream));
+  char* small = allocate(6 * kMiB, other);
+  free(large.back());
+  large.pop_back();
+  free(allocate(3 * kMiB, stream));  // a frame was wanted, so frees get marks from now on
+  free(small);
+  for (char* tensor : large) free(tensor);
+  engine_.wait_until_idle();
+  const uint64_t unmapped = engine_.driver().calls("cuMemUnmap");
+  const uint64_t cached = engine_->heap().cached_bytes();
+  char* first = allocate(10 * kMiB, stream);
+  EXPECT_EQ(engine_.driver().calls("cuMemUnmap"), unmapped + 2) << "the extents of 6 and 4 MiB";
+  EXPECT_EQ(engine_->heap().cached_bytes(), cached - 10 * kMiB);
+  char* second = allocate(12 * kMiB, stream);
+  EXPECT_EQ(engine_.driver().calls("cuMemUnmap"), unmapped + 2) << "no handle fits";
+  free(first);
+  free(second);
+}
+
 // Freed memory is cut and joined where it is, while the device still works on it.
 TEST_F(ChangingSizesTest, AStretchOfFreedMemoryServesItsStreamAtOnce) {
   const CUstream stream = engine_.make_stream();
