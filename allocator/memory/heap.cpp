@@ -16,10 +16,8 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
   while (drop_idle_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
-  room_maker_->begin_wait(streams);
-  Status status = climb({.bytes = bytes, .requested_bytes = requested_bytes});
-  room_maker_->end_wait();
-  return status;
+  const RoomWait wait(*this, streams);
+  return climb({.bytes = bytes, .requested_bytes = requested_bytes});
 }
 
 void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {

@@ -91,7 +91,8 @@ class Heap {
   /// Bytes that the program has, small blocks included.
   uint64_t live_bytes() const {
     const uint64_t used = budget_.used();
-    return used - std::min(used, cached_bytes());
+    const uint64_t others_bytes = others_bytes_.load(std::memory_order_relaxed);
+    return used - std::min(used, cached_bytes() + others_bytes);
   }
   /// Whether cached memory serves a request of any size, and so is as good as free.
   virtual bool can_use_any_cached() const { return false; }
@@ -139,6 +140,20 @@ class Heap {
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
 
  protected:
+  /// While it lives, the calling thread waits for room that work in `streams` will fill.
+  class RoomWait {
+   public:
+    RoomWait(const Heap& heap, StreamSet streams) : room_maker_(*heap.room_maker_) {
+      room_maker_.begin_wait(streams);
+    }
+    ~RoomWait() { room_maker_.end_wait(); }
+    RoomWait(const RoomWait&) = delete;
+    RoomWait& operator=(const RoomWait&) = delete;
+
+   private:
+    RoomMaker& room_maker_;
+  };
+
   /// Whether cold bytes stay usable for code that passes no gate.
   virtual bool is_cold_usable() const = 0;
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
@@ -179,6 +194,7 @@ class Heap {
   // figures across threads.
   std::atomic<uint64_t> extent_count_{0};
   std::atomic<uint64_t> cached_bytes_{0};
+  std::atomic<uint64_t> others_bytes_{0};  // of the budget, in use by others on the GPU
 
  private:
   struct WantedRoom {

@@ -19,6 +19,12 @@ namespace {
 // blocks.
 constexpr uint64_t kLargeSegmentsPerBudget = 64;
 constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
+// Others are taken to have at least this share more of the budget when the GPU refuses memory.
+constexpr uint64_t kOthersStepsPerBudget = 64;
+
+bool is_out_of_memory(const Result<Frame>& frame) {
+  return !frame.is_ok() && frame.status().code() == StatusCode::kOutOfMemory;
+}
 
 // The part of an extent behind the program's block: one free block, or none.
 SplitChange rest_of(uint64_t bytes) {
@@ -153,7 +159,7 @@ void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
 
 Result<CudaExtent*> CudaHeap::make_extent(uint64_t requested_bytes, uint64_t bytes,
                                           StreamSet stream) {
-  Result<Frame> frame = allocate_frame(bytes, false);
+  Result<Frame> frame = allocate_frame(bytes, false, stream);
   if (!frame.is_ok()) return frame.status();
   const Result<char*> address = map_anywhere(frame.value());
   if (!address.is_ok()) {
@@ -186,16 +192,22 @@ CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requeste
 
 // Where more than is worth keeping would be held with a frame of new handles, a thread waits for
 // freed memory that the device still uses, or that other threads are about to give back.
-Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small) {
+Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet stream) {
   note_live();
-  for (;;) {
-    gather_handles(bytes);
-    Result<Frame> frame = frames_.take_within(allowed_bytes(), bytes, is_small);
-    if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
-    if (destroy(take_oldest(frames_.missing(bytes), false)) > 0) continue;
-    if (!await_leaving()) break;
+  Result<Frame> frame = frame_without_wait(bytes, is_small);
+  if (!is_out_of_memory(frame)) return frame;
+  const RoomWait wait(*this, stream);
+  while (destroy(take_oldest(frames_.missing(bytes), false)) > 0 || await_leaving()) {
+    poll_waiting(Patience::kNone);
+    frame = frame_without_wait(bytes, is_small);
+    if (!is_out_of_memory(frame)) return frame;
   }
   return take_frame(bytes, true, is_small);
+}
+
+Result<Frame> CudaHeap::frame_without_wait(uint64_t bytes, bool is_small) {
+  gather_handles(bytes);
+  return frames_.take_within(allowed_bytes(), bytes, is_small);
 }
 
 // The GPU may have no memory although the budget has room, because others use it, too. What they
@@ -205,11 +217,14 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small)
   gather_handles(bytes);
   for (;;) {
     Result<Frame> frame = frames_.take_reserved(bytes, is_small, allowed_bytes());
-    if (frame.is_ok() || frame.status().code() != StatusCode::kOutOfMemory) return frame;
+    if (!is_out_of_memory(frame)) return frame;
     const uint64_t missing_bytes = frames_.missing(bytes);
     if (missing_bytes == 0 || drop_cached(missing_bytes) > 0) continue;
-    if (!may_wait || !evict_more(missing_bytes)) return frame;
-    others_bytes_.fetch_add(missing_bytes, std::memory_order_relaxed);
+    // More than is missing, so that this takes few rounds where others have taken much.
+    uint64_t taken_bytes = std::max(missing_bytes, budget_.limit() / kOthersStepsPerBudget);
+    if (!may_wait) return frame;
+    if (!evict_more(taken_bytes) && !evict_more(taken_bytes = missing_bytes)) return frame;
+    others_bytes_.fetch_add(taken_bytes, std::memory_order_relaxed);
     if (!warned_others_.exchange(true)) {
       TENCACHE_LOG_WARNING(
           "other programs use the GPU's memory: the device budget of %s cannot be used in full, "
@@ -255,8 +270,9 @@ void CudaHeap::write_off_frame(CudaExtent* extent) {
 
 Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stream) {
   const uint64_t rounded = round_up(bytes, granularity_);
+  poll_waiting(Patience::kNone);
   TENCACHE_RETURN_IF_ERROR(reserve(rounded, bytes, stream));
-  Result<Frame> frame = allocate_frame(rounded, is_small);
+  Result<Frame> frame = allocate_frame(rounded, is_small, stream);
   const Result<char*> address =
       frame.is_ok() ? map_anywhere(frame.value()) : Result<char*>(frame.status());
   if (!address.is_ok()) {

@@ -181,7 +181,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
   uint64_t bytes_per_mark();
-  Result<Frame> allocate_frame(uint64_t bytes, bool is_small);
+  Result<Frame> allocate_frame(uint64_t bytes, bool is_small, StreamSet stream);
+  Result<Frame> frame_without_wait(uint64_t bytes, bool is_small);
   void gather_handles(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool has_cached() const TENCACHE_EXCLUDES(mutex_);
   bool await_leaving() TENCACHE_EXCLUDES(mutex_);
@@ -204,9 +205,9 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   HomeMarks home_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
-  std::atomic<uint64_t> frees_{0};         // of extents
-  std::atomic<int64_t> frees_to_mark_{0};  // while a frame was wanted lately, frees get marks
-  std::atomic<uint64_t> others_bytes_{0};  // of the budget, in use by others on the GPU
+  std::atomic<uint64_t> waiting_bytes_{0};  // of extents in waiting_
+  std::atomic<uint64_t> frees_{0};          // of extents
+  std::atomic<int64_t> frees_to_mark_{0};   // while a frame was wanted lately, frees get marks
   std::atomic<bool> warned_others_{false};
   std::atomic<HeapObserver*> observer_{nullptr};
 

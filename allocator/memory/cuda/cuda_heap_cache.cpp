@@ -84,6 +84,7 @@ void CudaHeap::cache(CudaExtent* extent) {
   extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes, bytes_per_mark());
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
+    waiting_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
     waiting_.add(extent, {{&streams_, others}});
     return;
   }
@@ -127,6 +128,7 @@ void CudaHeap::poll_waiting(Patience patience) {
       release_spare_copy(extent);
       note_completed(extent->device_address(), extent->requested_bytes.load());
       count_done(extent->requested_bytes.load(), extent->bytes);
+      waiting_bytes_.fetch_sub(extent->bytes, std::memory_order_relaxed);
     }
     MutexLock lock(mutex_);
     for (CudaExtent* extent : over) link_cached(extent);
@@ -134,11 +136,11 @@ void CudaHeap::poll_waiting(Patience patience) {
 }
 
 // Cached extents that the device is done with leave their handles, until free ones make up a frame.
+// Those whose handles are all too large for it stay, and so does what would only be more of the
+// same.
 void CudaHeap::gather_handles(uint64_t bytes) {
   uint64_t missing_bytes = frames_.missing(bytes);
   if (missing_bytes == 0 || !has_cached()) return;
-// Those whose handles are all too large for it stay, and so does what would only be more of the
-// same.
   frees_to_mark_.store(kFreesToMark, std::memory_order_relaxed);
   home_marks_.poll();
   while (destroy(take_oldest(missing_bytes, true, bytes)) > 0) {
@@ -160,13 +162,14 @@ bool CudaHeap::await_leaving() {
   return destroyed_count_ != count_before;
 }
 
-// What the program has not needed for a while goes back to the driver.
+// What the program has not needed for a while goes back to the driver. What waits for further
+// streams cannot serve the program, so it must not cost it what can.
 void CudaHeap::shrink_now_and_then() {
   const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (frees % kFreesPerLook != 0) return;
   look_at_time(frees);
   const uint64_t held_bytes = frames_.bytes();
-  const uint64_t allowed = allowed_bytes();
+  const uint64_t allowed = allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
   if (held_bytes <= allowed) return;
   uint64_t excess_bytes = held_bytes - allowed;
   excess_bytes -= std::min(excess_bytes, frames_.trim(excess_bytes));
@@ -218,10 +221,10 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle,
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
     const CudaExtent* cuda = of_cuda(extent);
     if (are_idle && !home_marks_.is_over(cuda->home, cuda->free_number)) continue;
+    if (smallest_handle_of(cuda->frame) > handle_bytes_max) continue;
     unlink_cached(of_cuda(extent));
     taken.push_back(of_cuda(extent));
     taken_bytes += extent->bytes;
-    if (smallest_handle_of(cuda->frame) > handle_bytes_max) continue;
   }
   leaving_count_ += taken.size();
   return taken;

@@ -240,6 +240,43 @@ TEST_F(ChangingSizesTest, OnlyExtentsWithHandlesThatFitLeaveTheCache) {
   free(second);
 }
 
+// Memory that waits for a second stream serves nobody meanwhile, and costs the cache nothing.
+TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamLeavesTheCacheAlone) {
+  const CUstream stream = engine_.make_stream();
+  const CUstream other = engine_.make_stream();
+  char* small = allocate(4 * kMiB, stream);
+  free(allocate(30 * kMiB, stream));
+  free(allocate(6 * kMiB, stream));  // a frame was wanted, so frees get marks from now on
+  std::vector<char*> tensors;
+  for (int count = 0; count < 5; ++count) tensors.push_back(allocate(30 * kMiB, stream));
+  engine_.driver().hold(other);
+  for (char* tensor : tensors) {
+    engine_.write(other, tensor, 30 * kMiB, 1);
+    free(tensor);
+  }
+  for (char*& tensor : tensors) tensor = allocate(30 * kMiB, stream);
+  for (char* tensor : tensors) free(tensor);
+  const uint64_t unmapped = engine_.driver().calls("cuMemUnmap");
+  for (int count = 0; count < 128; ++count) free(allocate(30 * kMiB, stream));
+  EXPECT_EQ(engine_.driver().calls("cuMemUnmap"), unmapped);
+  free(small);
+  engine_.driver().let_go();
+}
+
+// What a second stream is done with is as good as any other freed memory, for small blocks, too.
+TEST_F(ChangingSizesTest, MemoryThatHasWaitedServesSmallBlocks) {
+  const CUstream stream = engine_.make_stream();
+  const CUstream other = engine_.make_stream();
+  char* tensor = allocate(30 * kMiB, stream);
+  engine_.write(other, tensor, 30 * kMiB, 1);
+  free(tensor);
+  engine_.wait_until_idle();
+  const uint64_t created = engine_.driver().calls("cuMemCreate");
+  char* small = engine_.allocate(64 * kKiB, stream);
+  EXPECT_EQ(engine_.driver().calls("cuMemCreate"), created);
+  engine_.free(small);
+}
+
 // Freed memory is cut and joined where it is, while the device still works on it.
 TEST_F(ChangingSizesTest, AStretchOfFreedMemoryServesItsStreamAtOnce) {
   const CUstream stream = engine_.make_stream();
