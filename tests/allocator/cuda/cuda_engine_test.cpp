@@ -456,6 +456,33 @@ TEST_F(CudaEngineTest, GpuThatOthersUseIsSpilledEarlier) {
   engine_->wait_until_idle();
   EXPECT_EQ(engine_->device().view().figures().others_bytes, 16 * kMiB);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  EXPECT_LE(engine_->stats().peak_live_bytes, 36 * kMiB) << "what others use is not the program's";
+}
+
+// What others have is found out in few steps, however small the requests are.
+TEST_F(CudaEngineTest, FewRefusalsTellWhatOthersUse) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = kGiB; },
+        {.capacity_bytes = 64 * kMiB});
+  for (int index = 0; index < 24; ++index) engine_->write(stream_, allocate(), kBytes, 1);
+  engine_->wait_until_idle();
+  EXPECT_GE(engine_->device().view().figures().others_bytes, kGiB - 64 * kMiB);
+  EXPECT_LE(engine_->driver().calls("cuMemCreate"), 128u);
+}
+
+// A thread that waits for freed memory, instead of taking more, counts that as a wait.
+TEST_F(CudaEngineTest, WaitsForFreedMemoryCount) {
+  start();
+  char* tensor = allocate();
+  engine_->driver().hold(stream_);
+  engine_->write(stream_, tensor, kBytes, 1);
+  free(tensor);
+  EXPECT_EQ(engine_->stats().thread_wait_ns, 0u);
+  std::jthread release([&] {
+    EXPECT_TRUE(eventually([&] { return engine_->driver().calls("cuEventSynchronize") > 0; }));
+    engine_->driver().let_go();
+  });
+  allocate(kBytes / 2);
+  EXPECT_GT(engine_->stats().thread_wait_ns, 0u);
 }
 
 TEST_F(CudaEngineTest, SmallBlocksAreResident) {
