@@ -6,7 +6,7 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 namespace tencache {
@@ -29,9 +29,12 @@ uint64_t ProcessMemory::anonymous_bytes() const {
   const ssize_t got = pread(fd_.get(), line.data(), line.size() - 1, 0);
   if (got <= 0) return 0;
   line.at(static_cast<size_t>(got)) = '\0';
-  unsigned long long resident = 0;
-  unsigned long long shared = 0;
-  if (sscanf(line.data(), "%*u %llu %llu", &resident, &shared) != 2 || shared > resident) return 0;
+  char* next = line.data();
+  (void)strtoull(next, &next, 10);
+  const uint64_t resident = strtoull(next, &next, 10);
+  const char* const shared_text = next;
+  const uint64_t shared = strtoull(shared_text, &next, 10);
+  if (next == shared_text || shared > resident) return 0;
   return (resident - shared) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 

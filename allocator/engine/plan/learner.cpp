@@ -377,6 +377,7 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   const bool is_replan = kind->learned != nullptr;
   take_plan(kind, learned);
   std::vector<LearnedKind> plans;
+  plans.reserve(kinds_.size());
   for (const Kind& planned : kinds_) plans.push_back(planned.plans);
   const uint64_t planning_ns = thread_work_ns() - begin_ns;
   TENCACHE_LOG_DEBUG(

@@ -223,7 +223,10 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small)
     // More than is missing, so that this takes few rounds where others have taken much.
     uint64_t taken_bytes = std::max(missing_bytes, budget_.limit() / kOthersStepsPerBudget);
     if (!may_wait) return frame;
-    if (!evict_more(taken_bytes) && !evict_more(taken_bytes = missing_bytes)) return frame;
+    if (!evict_more(taken_bytes)) {
+      taken_bytes = missing_bytes;
+      if (!evict_more(taken_bytes)) return frame;
+    }
     others_bytes_.fetch_add(taken_bytes, std::memory_order_relaxed);
     if (!warned_others_.exchange(true)) {
       TENCACHE_LOG_WARNING(

@@ -212,6 +212,7 @@ EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
 uint64_t UnannouncedWrites::evict_batch(const std::vector<Written>& batch, EvictionResult* result) {
   if (batch.empty()) return 0;
   std::vector<Extent*> extents;
+  extents.reserve(batch.size());
   for (const Written& written : batch) extents.push_back(written.extent);
   fetches_.fetch_to_evict(extents);
   const EvictionResult evicted = evictions_.evict(extents);
