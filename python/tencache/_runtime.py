@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache import _backend, _inductor, _options, _report, _triton
+from tencache import _backend, _gpu_groups, _inductor, _options, _report, _triton
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 
 # The options that name an output file of the program, and the text that means "none".
@@ -249,6 +249,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     _inductor.install(library, doors)
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)
+        _gpu_groups.install(library, doors, torch._C)
     atexit.register(_at_exit)
 
 
