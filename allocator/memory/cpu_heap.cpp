@@ -47,7 +47,7 @@ Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
   if (Extent* extent = pop_cached(rounded)) {
     extent->requested_bytes.store(bytes, std::memory_order_relaxed);
     extent->id = next_id();
-    extent->allocated_by = this_thread();
+    extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
     extent->revive();
     note_live();
     add(stats_.extents_allocated, 1);
@@ -134,7 +134,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   }
   set_mapping_count(extent, frames.mapping_count);
   extent->id = next_id();
-  extent->allocated_by = this_thread();
+  extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->commit();
   note_live();

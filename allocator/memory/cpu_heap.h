@@ -59,9 +59,9 @@ class CpuHeap final : public Heap {
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
 
-  /// Moves pages of cached extents, with their room, under [target, target +
-  /// bytes). Bytes that got none keep what stood behind them. REQUIRES: the range is anonymous
-  /// memory that begins at a granule, and nobody else uses it.
+  /// Moves pages of cached extents, with their room, under [target, target + bytes). Bytes that got
+  /// none keep what stood behind them. REQUIRES: the range is anonymous memory that begins at a
+  /// granule, and nobody else uses it.
   Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
   /// A guess whether this much is free or cached.

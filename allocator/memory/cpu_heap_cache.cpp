@@ -8,12 +8,6 @@
 #include "memory/cpu_heap.h"
 
 namespace tencache {
-namespace {
-
-// How often a free looks whether the cache holds more than the program has lately needed.
-constexpr uint64_t kFreesPerLook = 64;
-
-}  // namespace
 
 Extent* CpuHeap::pop_cached(uint64_t bytes) {
   Extent* extent = nullptr;
@@ -43,7 +37,7 @@ void CpuHeap::cache(Extent* extent) {
     if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);
-  if (count % kFreesPerLook == 0) bound_cache(0);
+  if (count % LivePeak::kFreesPerLook == 0) bound_cache(0);
 }
 
 // Links the extent by age; one that was just freed goes to the front.

@@ -28,10 +28,10 @@ void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
 }
 
 uint64_t Heap::excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees) {
-  live_peak_.look_at_time(config_.clock(), frees);
+  look_at_time(frees);
   live_peak_.note(live_bytes() + fresh_bytes);
   const uint64_t used = budget_.used() + fresh_bytes;
-  const uint64_t allowed = live_peak_.allowed_bytes();
+  const uint64_t allowed = allowed_bytes();
   return used > allowed ? std::min(used - allowed, cached_bytes()) : 0;
 }
 

@@ -26,7 +26,8 @@ std::vector<Unnamed> in_order(std::span<const ListedExtent> extents) {
   std::ranges::sort(unnamed, std::greater<>(), &Unnamed::id);
   std::unordered_set<uint64_t> threads;
   for (Unnamed& one : unnamed) {
-    one.is_newest = threads.insert(one.listed.extent->allocated_by.load()).second;
+    const uint64_t thread = one.listed.extent->allocated_by.load(std::memory_order_relaxed);
+    one.is_newest = threads.insert(thread).second;
   }
   std::ranges::sort(unnamed, {},
                     [](const Unnamed& one) { return std::pair(one.is_newest, one.id); });

@@ -11,12 +11,11 @@ Until the runtime arms, a call costs the reading of one flag. Threads: any; the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from tencache._inductor import Armed, Gate
-from tencache._triton import addresses
+from tencache._triton import gated
 
 FUNCTIONS = (
     "_broadcast",
@@ -35,21 +34,9 @@ def install(core: Armed, gate: Gate, torch_c: Any) -> None:
     for name in FUNCTIONS:
         function = getattr(torch_c, name, None)
         if function is not None:
-            setattr(torch_c, name, _gated(name, function, core, gate))
+            setattr(torch_c, name, _as_op(name, function, core, gate))
 
 
-def _gated(name: str, function: Callable[..., Any], core: Armed, gate: Gate) -> Callable[..., Any]:
-    is_armed = core.is_armed
+def _as_op(name: str, function: Callable[..., Any], core: Armed, gate: Gate) -> Callable[..., Any]:
     op = f"torch._C.{name}".encode()
-
-    @functools.wraps(function)
-    def gated(*arguments: Any, **keywords: Any) -> Any:
-        if not is_armed():
-            return function(*arguments, **keywords)
-        gate.open(op, list(addresses((*arguments, *keywords.values()))))
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            gate.close()
-
-    return gated
+    return gated(function, lambda _: op, core, gate)

@@ -17,7 +17,7 @@ Threads: any; the gate is per thread.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -42,20 +42,32 @@ def _patch_in(class_name: str, core: Armed, gate: Gate, module: ModuleType) -> N
 
 def patch(launcher: Any, core: Armed, gate: Gate) -> None:
     """Wraps `run` of the class."""
-    run = launcher.run
+    launcher.run = gated(launcher.run, lambda arguments: _name(arguments[0]), core, gate)
+
+
+def gated(
+    function: Callable[..., Any],
+    name_of: Callable[[Sequence[Any]], bytes],
+    core: Armed,
+    gate: Gate,
+) -> Callable[..., Any]:
+    """The function, as one op that names the tensors among its arguments.
+
+    `name_of` gets the positional ones.
+    """
     is_armed = core.is_armed
 
-    @functools.wraps(run)
-    def gated_run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    @functools.wraps(function)
+    def run_as_op(*arguments: Any, **keywords: Any) -> Any:
         if not is_armed():
-            return run(self, *arguments, **keywords)
-        gate.open(_name(self), list(addresses((*arguments, *keywords.values()))))
+            return function(*arguments, **keywords)
+        gate.open(name_of(arguments), list(addresses((*arguments, *keywords.values()))))
         try:
-            return run(self, *arguments, **keywords)
+            return function(*arguments, **keywords)
         finally:
             gate.close()
 
-    launcher.run = gated_run
+    return run_as_op
 
 
 def addresses(values: Iterable[Any]) -> Iterator[int]:

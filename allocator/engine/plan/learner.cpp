@@ -71,7 +71,7 @@ void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
 
 bool has_similar_plan(const LearnedKind& kind, uint64_t bytes) {
   return std::ranges::any_of(kind.plans, [bytes](const std::shared_ptr<const LearnedPlan>& plan) {
-    return is_similar(plan->period->born_bytes, bytes);
+    return is_similar(bytes_of(plan), bytes);
   });
 }
 

@@ -19,8 +19,6 @@ constexpr uint64_t kScarcePerBudget = 8;
 constexpr uint64_t kMarksPerAllowed = 256;
 // For so many frees after a frame was wanted, another is presumed to be wanted.
 constexpr int64_t kFreesToMark = 1024;
-// To look how much is cached costs a reading of the clock and a lock.
-constexpr uint64_t kFreesPerLook = 64;
 
 uint64_t smallest_handle_of(const Frame& frame) {
   uint64_t bytes = ~uint64_t{0};
@@ -166,7 +164,7 @@ bool CudaHeap::await_leaving() {
 // streams cannot serve the program, so it must not cost it what can.
 void CudaHeap::shrink_now_and_then() {
   const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (frees % kFreesPerLook != 0) return;
+  if (frees % LivePeak::kFreesPerLook != 0) return;
   look_at_time(frees);
   const uint64_t held_bytes = frames_.bytes();
   const uint64_t allowed = allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
