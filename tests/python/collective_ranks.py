@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,11 @@ def main(part: str, rank: int, store: str, path: str, with_tencache: bool) -> No
     dist.destroy_process_group()
     with open(path, "w", encoding="utf-8") as file:
         json.dump(report, file)
+    # gloo's threads outlive the process group and may still let go of a tensor while the
+    # interpreter ends. That needs the interpreter's lock, and the process aborts ("terminate called
+    # without an active exception"), rarely and without tencache, too: pytorch/pytorch#179291,
+    # #190489.
+    os._exit(0)
 
 
 if __name__ == "__main__":
