@@ -388,7 +388,7 @@ void CudaHeap::end_extent(CudaExtent* extent) {
   pool_.give_back(extent);
 }
 
-// The same; nobody uses the addresses.
+// Ends its life as end_extent() does, and gives back its addresses, which nobody uses.
 void CudaHeap::give_back_addresses(CudaExtent* extent) {
   const char* address = extent->address;
   const uint64_t bytes = extent->bytes;
