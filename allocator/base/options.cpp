@@ -20,6 +20,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "base/shown_text.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -328,9 +329,9 @@ const Row* nearest_row(std::string_view name) {
   return nearest;
 }
 
-Status unknown_option(std::string_view shown, std::string_view name,
+Status unknown_option(std::string_view spelled, std::string_view name,
                       std::string (*spell)(std::string_view)) {
-  std::string message = "There is no option \"" + std::string(shown) + "\".";
+  std::string message = "There is no option \"" + shown(spelled) + "\".";
   const Row* nearest = nearest_row(name);
   if (nearest != nullptr) {
     message += " Did you mean \"" + spell(nearest->description.name) + "\"?";
@@ -347,8 +348,8 @@ Status set_row(Options& options, const Row& row, std::string_view text) {
   if (refusal.empty()) return Status::ok();
   const OptionDescription& description = row.description;
   std::string message = "Option " + std::string(description.name) + " does not take the value \"" +
-                        std::string(text) + "\". " + refusal + " Set " +
-                        flag_name(description.name) + " or " + environment_name(description.name) +
+                        shown(text) + "\". " + refusal + " Set " + flag_name(description.name) +
+                        " or " + environment_name(description.name) +
                         ", or leave it at its default, " + row.format(Options()) + ".";
   return {StatusCode::kInvalidArgument, std::move(message)};
 }

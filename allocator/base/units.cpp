@@ -10,6 +10,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/shown_text.h"
+
 namespace tencache {
 namespace {
 
@@ -49,7 +51,7 @@ std::string_view trim(std::string_view text) {
 
 Status refuse(std::string_view text, std::string_view reason) {
   std::string message = "\"";
-  message.append(text).append("\" is not a size: ").append(reason);
+  message.append(shown(text)).append("\" is not a size: ").append(reason);
   message += ". Write a number and a unit, for example 1.5GiB, 512MiB or 1048576.";
   return {StatusCode::kInvalidArgument, std::move(message)};
 }

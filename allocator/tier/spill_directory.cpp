@@ -62,7 +62,7 @@ Result<DiskProbe> find_spill_directory() {
   for (const std::string& candidate : candidate_directories()) {
     Result<DiskProbe> probe = probe_directory(candidate);
     if (probe.is_ok()) return probe;
-    refusals += "\n  " + probe.status().message();
+    refusals += " " + probe.status().message();
   }
   return Status(StatusCode::kUnavailable,
                 "No directory for the spill file was found. Name one with --spill-dir or "

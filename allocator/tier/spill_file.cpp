@@ -21,6 +21,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/shown_text.h"
 #include "base/units.h"
 #include "tier/io_channel.h"
 
@@ -68,7 +69,7 @@ std::string file_system_name(uint64_t magic, bool& is_in_memory) {
 }
 
 Status refused(StatusCode code, const std::string& path, const std::string& reason) {
-  return {code, "Cannot spill to " + path + ": " + reason +
+  return {code, "Cannot spill to " + shown(path) + ": " + reason +
                     " Choose another directory with --spill-dir or TENCACHE_SPILL_DIR."};
 }
 
