@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/shown_text.h"
 #include "base/units.h"
 #include "engine/cpu_device.h"
 #include "learn/period_writer.h"
@@ -32,11 +33,6 @@ std::vector<std::string> environment_names() {
     }
   }
   return names;
-}
-
-void record_period(const LearnedPlan& learned, const std::string& path) {
-  const Status status = write_period(learned.period->trace, learned.machine, path);
-  if (!status.is_ok()) TENCACHE_LOG_WARNING("%s", status.message().c_str());
 }
 
 }  // namespace
@@ -74,8 +70,8 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   const std::string wished = tencache::option_text(changed, name);
   if (is_started() && in_force != wished) {
     return Status(StatusCode::kFailedPrecondition,
-                  "tencache is already enabled with " + std::string(name) + "=" + in_force +
-                      " and cannot change to " + wished +
+                  "tencache is already enabled with " + std::string(name) + "=" + shown(in_force) +
+                      " and cannot change to " + shown(wished) +
                       "; enable it once, with the options you want, before the model is built");
   }
   options_ = std::move(changed);
@@ -157,7 +153,7 @@ EngineConfig Runtime::engine_config() {
   };
   config.hooks.on_first_spill = [this] { announce_first_spill(); };
   if (!options_.record_path.empty()) {
-    config.hooks.on_learned_plan = [path = options_.record_path,
+    config.hooks.on_learned_plan = [this, path = options_.record_path,
                                     peak_bytes = uint64_t{0}](const LearnedPlan& learned) mutable {
       // Of several kinds, write the one that needs the most memory.
       if (learned.period->trace.peak_bytes() < peak_bytes) return;
@@ -208,6 +204,18 @@ DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
   config.io_uring = options_.io_uring;
   config.direct_io = options_.direct_io;
   return config;
+}
+
+void Runtime::record_period(const LearnedPlan& learned, const std::string& path) {
+  const Status status = write_period(learned.period->trace, learned.machine, path);
+  if (status.is_ok()) {
+    recorded_.store(Recorded::kWritten);
+    return;
+  }
+  Recorded before = Recorded::kNothing;
+  recorded_.compare_exchange_strong(before, Recorded::kFailed);
+  TENCACHE_LOG_ERROR("the learned period could not be written to %s: %s", shown(path).c_str(),
+                     status.message().c_str());
 }
 
 void Runtime::announce_start(const std::string& origin) const {

@@ -24,6 +24,10 @@ namespace tencache {
 
 struct CpuDeviceConfig;
 struct CudaDeviceConfig;
+struct LearnedPlan;
+
+/// What became of the period that the option record asks for.
+enum class Recorded : uint8_t { kNothing, kWritten, kFailed };
 
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;
@@ -66,6 +70,9 @@ class Runtime {
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
 
+  /// kFailed: what was learned could not be written, and nothing was written before.
+  Recorded recorded() const { return recorded_.load(); }
+
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
@@ -80,6 +87,7 @@ class Runtime {
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
   Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
   DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
+  void record_period(const LearnedPlan& learned, const std::string& path);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
   std::string cpu_stats_json(Engine& engine) const;
   std::string gpu_stats_json() const;
@@ -98,6 +106,7 @@ class Runtime {
   LaunchGate launches_{engines_};
   tencache_arena arena_ = {0, 0};
   std::atomic<bool> sees_launches_{false};
+  std::atomic<Recorded> recorded_{Recorded::kNothing};
 
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);

@@ -19,6 +19,7 @@
 #include "abi/runtime.h"
 #include "base/units.h"
 #include "learn/trace_writer.h"
+#include "platform/output_file.h"
 
 namespace {
 
@@ -182,6 +183,32 @@ int tencache_write_trace(const char* path, tencache_error* error) {
                   error);
   }
   return report(tencache::write_trace(open.front().engine->recorder(), path), error);
+}
+
+int tencache_write_file(const char* path, const char* text, size_t bytes, tencache_error* error) {
+  const Status written =
+      tencache::write_output_file(path, [text, bytes](tencache::OutputText& file) {
+        file.append({text, bytes});
+      });
+  return report(written, error);
+}
+
+int tencache_try_file(const char* path, tencache_error* error) {
+  return report(tencache::try_output_file(path), error);
+}
+
+int tencache_is_shared_output(const char* path) { return tencache::is_shared_output(path) ? 1 : 0; }
+
+int tencache_recorded(void) {
+  switch (Runtime::instance().recorded()) {
+    case tencache::Recorded::kNothing:
+      return 0;
+    case tencache::Recorded::kWritten:
+      return 1;
+    case tencache::Recorded::kFailed:
+      break;
+  }
+  return -1;
 }
 
 int tencache_plan(const tencache_period* period, const tencache_machine* machine, char* buffer,

@@ -176,8 +176,19 @@ TENCACHE_API void tencache_reset_peak_stats(void);
  * start. It starts the CUDA driver, if there is one, for the rest of the process, so do not call it
  * before a fork. */
 TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
-/* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). */
+/* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). The message of an
+ * error is a clause without the path, as with the next two. */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);
+/* Writes a file that the user asked for (platform/output_file.h). Needs no start. */
+TENCACHE_API int tencache_write_file(const char* path, const char* text, size_t bytes,
+                                     tencache_error* error);
+/* Tries whether such a file could be written as things stand. Needs no start. */
+TENCACHE_API int tencache_try_file(const char* path, tencache_error* error);
+/* 1 if the path stands for a device, a pipe or an open descriptor, which all processes share. */
+TENCACHE_API int tencache_is_shared_output(const char* path);
+/* What became of the period that the option record asks for: 1 written, 0 none was learned, -1 none
+ * could be written. */
+TENCACHE_API int tencache_recorded(void);
 
 /* ---- Planning ------------------------------------------------------------------------------- */
 

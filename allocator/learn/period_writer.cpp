@@ -50,7 +50,7 @@ Json op_line(const Trace& trace, const TraceOp& op) {
 
 Status write_period(const Trace& trace, const Machine& machine, const std::string& path) {
   TENCACHE_RETURN_IF_ERROR(trace.validate());
-  return replace_json_lines(path, "the period", [&](JsonLines& lines) {
+  return write_json_lines(path, [&](JsonLines& lines) {
     lines.add(header(trace, machine));
     for (size_t id = 0; id < trace.tensors.size(); ++id) {
       lines.add(tensor_line(id, trace.tensors[id]));

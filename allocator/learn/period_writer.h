@@ -43,7 +43,7 @@
 
 namespace tencache {
 
-/// Replaces the file at `path`, wholly or not at all. kInvalidArgument when the trace is not valid.
+/// Writes it to `path` (platform/output_file.h). kInvalidArgument when the trace is not valid.
 /// `machine` is where the period was seen; 0 = unknown.
 Status write_period(const Trace& trace, const Machine& machine, const std::string& path);
 

@@ -47,7 +47,7 @@ Status write_trace(const Recorder& recorder, const std::string& path) {
     return a.event.at < b.event.at;
   });
   const TimestampLine clock = recorder.clock().line();
-  return replace_json_lines(path, "the trace", [&](JsonLines& lines) {
+  return write_json_lines(path, [&](JsonLines& lines) {
     lines.add({{"format", "tencache-events"},
                {"version", 1},
                {"threads", threads.size()},

@@ -22,7 +22,7 @@
 
 namespace tencache {
 
-/// Replaces the file at `path`, wholly or not at all.
+/// Writes it to `path` (platform/output_file.h).
 Status write_trace(const Recorder& recorder, const std::string& path);
 
 }  // namespace tencache
