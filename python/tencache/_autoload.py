@@ -19,10 +19,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tencache._messages import say, shortened
+
 EXIT_STATUS = 2
+# torch loads extensions, tencache among them, only if this is unset or "1".
+VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _LAUNCHER_MODULES = frozenset(
     {
@@ -47,13 +51,25 @@ def autoload() -> None:
         if _options.switch_is_on(value) and not is_launcher(sys.orig_argv):
             _runtime.enable()
     except Exception as error:
-        sys.stderr.write(f"tencache: error: {_one_line(error)}\n")
-        sys.stderr.write(
-            "tencache: error: The program ends here, since TENCACHE asked for tencache and it "
-            "cannot start. Unset TENCACHE to run without it.\n"
+        say(f"error: {_one_line(error)}")
+        say(
+            "error: The program ends here, since TENCACHE asked for tencache and it cannot start. "
+            "Unset TENCACHE to run without it."
         )
-        sys.stderr.flush()
         raise SystemExit(EXIT_STATUS) from error
+
+
+def why_not_loaded(environment: Mapping[str, str]) -> str | None:
+    """Why a torch with this environment would never call `autoload`; None if it would."""
+    value = environment.get(VARIABLE, "1")
+    if value == "1":
+        return None
+    return (
+        f"{VARIABLE}={shortened(value)} stops torch from loading extensions, and with `tencache "
+        "run` or TENCACHE=1 tencache starts as one: the program would run without a budget. Unset "
+        f"the variable (`env -u {VARIABLE} tencache run …`). A program that calls "
+        "tencache.enable() itself needs neither."
+    )
 
 
 def is_launcher(command: Sequence[str]) -> bool:

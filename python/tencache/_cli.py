@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -27,34 +28,55 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
+from tencache import _autoload, _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
 from tencache._library import Core, TencacheError, core, guard_path, package_version
+from tencache._messages import say, shortened
 
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
 _PRELOAD_VARIABLE, _PRELOAD_SEPARATORS = "LD_PRELOAD", " :"
-_AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_USAGE_LETTERS_MAX = 1000
 
 
 def main() -> None:
     """The console script."""
+    _replace_closed_streams()
     try:
         # Done here and not at import, so that a library that cannot be loaded becomes a message.
         for target in (run, doctor):
             target.params.extend(_option_parameters())
         record.params.extend(_option_parameters(without="record"))
-        command(prog_name="tencache")
+        sys.exit(command.main(prog_name="tencache", standalone_mode=False))
     except TencacheError as error:
         _fail(str(error), _USAGE_STATUS)
+    except click.ClickException as error:
+        if len(error.message) > _USAGE_LETTERS_MAX:
+            error.message = shortened(error.message)  # type: ignore[misc]
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        _fail("interrupted", 1)
     except BrokenPipeError:
         # `tencache trace dump FILE | head` closed the pipe; Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
+def _replace_closed_streams() -> None:
+    """Puts /dev/null where this process was started without stdin, stdout or stderr.
+
+    Else a file that is opened later would take that descriptor and get what is printed. The
+    descriptor closes on exec, so the program of `run` finds it closed, as without tencache.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+
+
 def _fail(message: str, status: int) -> NoReturn:
-    sys.stderr.write(f"tencache: error: {message}\n")
+    say(f"error: {message}")
     sys.exit(status)
 
 
@@ -125,7 +147,9 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     # This includes files that variables name; at exit an error would come too late.
     _runtime.check_output_files(library)
     executable = _find_program(program[0])
-    _check_autoload(os.environ)
+    reason = _autoload.why_not_loaded(os.environ)
+    if reason is not None:
+        raise TencacheError(reason)
     _check_interpreter(executable)
     environment = dict(os.environ)
     _write_environment(environment, library, given)
@@ -137,8 +161,8 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
         os.execve(executable, program, environment)
     except OSError as error:
         _fail(
-            f"{executable} cannot be executed: {error.strerror}. Name a program, for example "
-            f"`tencache run -- {sys.executable} train.py`.",
+            f"{shortened(executable)} cannot be executed: {error.strerror}. Name a program, for "
+            f"example `tencache run -- {sys.executable} train.py`.",
             _NOT_EXECUTABLE_STATUS,
         )
 
@@ -147,25 +171,30 @@ def _find_program(name: str) -> str:
     found = shutil.which(name)
     if found is not None:
         return found
-    if os.sep in name and Path(name).exists():
+    shown = shortened(name)
+    remedy = f"Check the name, or write its path; this Python is {sys.executable}."
+    if os.sep in name:
+        _check_reachable(name, remedy)
+    if os.path.isfile(name):
+        remedy = f"For a Python script write `tencache run -- {sys.executable} {shown}`."
+        if os.sep in name:
+            _fail(f"{shown} is not executable. {remedy}", _NOT_EXECUTABLE_STATUS)
+    _fail(f"{shown}: command not found on PATH. {remedy}", _NOT_FOUND_STATUS)
+
+
+def _check_reachable(path: str, remedy: str) -> None:
+    """Fails, as a shell does, for a path that is there and is no file, or that is out of reach."""
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
         _fail(
-            f"{name} is not executable. For a Python script write "
-            f"`tencache run -- {sys.executable} {name}`.",
+            f"{shortened(path)} cannot be reached: {error.strerror}. {remedy}",
             _NOT_EXECUTABLE_STATUS,
         )
-    remedy = f"Check the name, or write its path; this Python is {sys.executable}."
-    if name.endswith(".py") and Path(name).exists():
-        remedy = f"For a Python script write `tencache run -- {sys.executable} {name}`."
-    _fail(f"{name}: command not found on PATH. {remedy}", _NOT_FOUND_STATUS)
-
-
-def _check_autoload(environment: Mapping[str, str]) -> None:
-    value = environment.get(_AUTOLOAD_VARIABLE, "1")
-    if value != "1":
-        raise TencacheError(
-            f"{_AUTOLOAD_VARIABLE}={value} stops torch from loading extensions, and tencache "
-            "starts as one: the program would run without it. Unset the variable."
-        )
+    if is_folder:
+        _fail(f"{shortened(path)} is a directory. {remedy}", _NOT_EXECUTABLE_STATUS)
 
 
 def interpreter_of(executable: str) -> str | None:
@@ -197,7 +226,14 @@ def _check_interpreter(executable: str) -> None:
     question = (
         "import importlib.util, sys; sys.exit(3 * (importlib.util.find_spec('tencache') is None))"
     )
-    answer = subprocess.run([interpreter, "-c", question], capture_output=True, check=False)
+    try:
+        answer = subprocess.run([interpreter, "-c", question], capture_output=True, check=False)
+    except OSError as error:
+        raise TencacheError(
+            f"{shortened(interpreter)} would run this program and cannot be started: "
+            f"{error.strerror}. Correct the first line of {shortened(executable)}, or write "
+            f"`tencache run -- {sys.executable} …`."
+        ) from error
     if answer.returncode == 3:
         raise TencacheError(
             f"{interpreter} would run this program, and tencache is not installed there: it would "
@@ -241,10 +277,10 @@ def _preload_guard(
     if guard is None or library.option_text("launch_guard") == "off":
         return
     if set(str(guard)) & set(_PRELOAD_SEPARATORS):
-        sys.stderr.write(
-            f"tencache: warning: {guard} cannot be preloaded, because its path has a space or a "
-            "colon in it: kernels that no op announces are not seen. Install tencache elsewhere, "
-            "or silence this with --no-launch-guard.\n"
+        say(
+            f"warning: {guard} cannot be preloaded, because its path has a space or a colon in it: "
+            "kernels that no op announces are not seen. Install tencache elsewhere, or silence "
+            "this with --no-launch-guard."
         )
         return
     given = environment.get(_PRELOAD_VARIABLE, "")
@@ -283,7 +319,7 @@ def stats(file: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         lines = _report.summary_lines(content)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TencacheError(
             f"{file} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "
             "written by `tencache run --stats FILE -- …`."
@@ -318,7 +354,7 @@ def _stats_text(group: str, key: str, value: object) -> str:
         return _report.format_bytes(value)
     if isinstance(value, float) and (key or group).endswith("_s"):
         return _report.format_seconds(value)
-    return "none" if value is None else str(value)
+    return "none" if value is None else shortened(str(value))
 
 
 # ---- trace -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ and its remedy. Imports no torch: it reads torch's version from its files. Threa
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _backend
+from tencache import _autoload, _backend
 from tencache._library import (
     Core,
     built_for_torch,
@@ -38,12 +39,15 @@ def collect(library: Core) -> dict[str, Any]:
     found = library.doctor()
     served, reason = _backend.is_served(found["gpu"])
     found["gpu"].update(served=served, served_reason=reason, launch_guard=guard_path() is not None)
+    torch = torch_section(installed_torch(), built_for_torch())
+    why_not_loaded = _autoload.why_not_loaded(os.environ)
+    torch.update(loads_extensions=why_not_loaded is None, loads_extensions_reason=why_not_loaded)
     return {
         "tencache": {
             "version": found.pop("version"),
             "python": f"{platform.python_version()} ({sys.executable})",
         },
-        "torch": torch_section(installed_torch(), built_for_torch()),
+        "torch": torch,
         **found,
     }
 
@@ -67,6 +71,8 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
     found = []
     if not report["torch"]["fits"]:
         found.append(report["torch"]["remedy"])
+    if not report["torch"].get("loads_extensions", True):
+        found.append(report["torch"]["loads_extensions_reason"])
     backend = report["options"]["backend"]
     gpu = report["gpu"]
     if backend == _backend.CUDA and not gpu["served"]:

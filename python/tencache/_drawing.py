@@ -8,10 +8,11 @@ something is drawn, and needs no display. Threads: none of its own.
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
-from tencache._library import TencacheError
+from tencache._library import TencacheError, core
 
 _SUFFIXES = (".png", ".svg")
 
@@ -23,10 +24,11 @@ def check_path(path: Path, flag: str) -> None:
             f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what {flag} can "
             f"write. Write {flag} {path.with_suffix('.png')}."
         )
-    if not path.absolute().parent.is_dir():
+    reason = core().why_not_writable(path.absolute())
+    if reason is not None:
         raise TencacheError(
-            f"{path} cannot be written: the directory {path.absolute().parent} does not exist. "
-            f"Make it, or name a file in one that exists with {flag}."
+            f"{path} cannot be written: {reason}. Name a file in an existing, writable directory "
+            f"with {flag}."
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise TencacheError(
@@ -39,12 +41,15 @@ def save(figure: Any, path: Path) -> None:
     """Writes the drawing in the format of its suffix; equal drawings give equal bytes."""
     import matplotlib
 
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    kind = path.suffix.lower().removeprefix(".")
+    metadata = {"Date": None} if kind == "svg" else None
+    drawing = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "tencache"}):
+        figure.savefig(drawing, format=kind, dpi=150, metadata=metadata)
     try:
-        with matplotlib.rc_context({"svg.hashsalt": "tencache"}):
-            figure.savefig(path, dpi=150, metadata=metadata)
-    except OSError as error:
-        raise TencacheError(f"{path} cannot be written: {error.strerror}.") from error
+        core().write_file(path.absolute(), drawing.getvalue())
+    except TencacheError as error:
+        raise TencacheError(f"{path} cannot be written: {error}.") from error
 
 
 def largest_unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:

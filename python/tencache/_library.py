@@ -10,7 +10,8 @@ libtencache_guard.so is not loaded here: a program is started with it.
 
 The libraries are in the package's folder, beside the `_build_info.py` that the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
-before its first call; (3) an error of the C ABI becomes a TencacheError with its message unchanged.
+before its first call; (3) an error of the C ABI becomes a TencacheError with its message unchanged;
+(4) text that C would cut, because of a zero character, is refused.
 Threads: any. Calls release the GIL, except `is_armed`, which is too short for that.
 """
 
@@ -20,9 +21,12 @@ import ctypes
 import functools
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tencache._messages import shortened
 
 _FOLDER = Path(__file__).resolve().parent
 _CUDA_SHIM = "libtencache_torch_cuda.so"
@@ -179,6 +183,30 @@ def _raise_if(code: int, error: _ErrorStruct) -> None:
     raise OptionError(message) if code == _INVALID_ARGUMENT else TencacheError(message)
 
 
+def _c_text(what: str, text: str | os.PathLike[str]) -> bytes:
+    """A text or path as C takes it.
+
+    OptionError, with a message that begins with `what`, if it holds what C cannot take.
+    """
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        reason = f"it holds {error.object[error.start]!a}, which is no character"
+    else:
+        if b"\0" not in encoded:
+            return encoded
+        reason = "it holds a zero character, where a text ends for the operating system"
+    raise OptionError(f"{what} '{shortened(os.fspath(text))}': {reason}. Leave that character out.")
+
+
+def _option_text(name: str, text: str) -> bytes:
+    return _c_text(f"Option {name} does not take the value", text)
+
+
+def _file_name(path: Path) -> bytes:
+    return _c_text("No file can have the name", path)
+
+
 class Core:
     """libtencache.so. Use `core()`, which loads it once."""
 
@@ -210,6 +238,12 @@ class Core:
         self._stats = _declare(library, "tencache_stats_json", size, text, size)
         self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
         self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
+        self._write_file = _declare(
+            library, "tencache_write_file", ctypes.c_int, text, text, size, error
+        )
+        self._try_file = _declare(library, "tencache_try_file", ctypes.c_int, text, error)
+        self._is_shared_output = _declare(library, "tencache_is_shared_output", ctypes.c_int, text)
+        self.recorded: Callable[[], int] = _declare(library, "tencache_recorded", ctypes.c_int)
         self._plan = _declare(
             library,
             "tencache_plan",
@@ -254,24 +288,25 @@ class Core:
     def set_option(self, name: str, text: str) -> None:
         """Sets one option. After start only the value in force is accepted (TencacheError)."""
         error = _ErrorStruct()
-        _raise_if(self._set_option(name.encode(), text.encode(), error), error)
+        given = _option_text(name, text)
+        _raise_if(self._set_option(name.encode(), given, error), error)
 
     def check_option(self, name: str, text: str) -> None:
         """OptionError if set_option would refuse the text."""
         error = _ErrorStruct()
-        _raise_if(self._check_option(name.encode(), text.encode(), error), error)
+        given = _option_text(name, text)
+        _raise_if(self._check_option(name.encode(), given, error), error)
 
     def option_text(self, name: str) -> str:
         """The option's value; the same value always has the same text ("on", "2GiB")."""
         # A path may have any encoding; an invalid text was refused when it was set.
-        read = functools.partial(self._option_text, name.encode())
-        return _read_text(read, errors="surrogateescape")
+        return os.fsdecode(_read_bytes(functools.partial(self._option_text, name.encode())))
 
     def parse_bytes(self, text: str) -> int:
         """Parses a size such as "1.5GiB", as options take it; OptionError if it is not one."""
         error = _ErrorStruct()
         parsed = ctypes.c_uint64()
-        _raise_if(self._parse_bytes(text.encode(), parsed, error), error)
+        _raise_if(self._parse_bytes(_c_text("There is no size", text), parsed, error), error)
         return parsed.value
 
     def start(self) -> None:
@@ -294,8 +329,31 @@ class Core:
         return result
 
     def write_trace(self, path: Path) -> None:
+        """Writes the events so far; the message of an error is a clause without the path."""
         error = _ErrorStruct()
-        _raise_if(self._write_trace(str(path).encode(), error), error)
+        _raise_if(self._write_trace(_file_name(path), error), error)
+
+    def write_file(self, path: Path, content: bytes) -> None:
+        """Writes a file that the user asked for (allocator/platform/output_file.h).
+
+        What has the name is replaced as a whole if it is a regular file, else written to. The
+        message of an error is a clause without the path.
+        """
+        error = _ErrorStruct()
+        _raise_if(self._write_file(_file_name(path), content, len(content), error), error)
+
+    def why_not_writable(self, path: Path) -> str | None:
+        """Why `write_file` could not write there as things stand, as a clause; None if it could."""
+        error = _ErrorStruct()
+        try:
+            _raise_if(self._try_file(_file_name(path), error), error)
+        except TencacheError as refusal:
+            return str(refusal)
+        return None
+
+    def is_shared_output(self, path: Path) -> bool:
+        """Whether the path stands for a device, a pipe or an open descriptor."""
+        return bool(self._is_shared_output(_file_name(path)))
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
         """The planner's prediction; OptionError for an impossible period or machine."""
@@ -411,13 +469,17 @@ def guard_path() -> Path | None:
     return path if path.exists() else None
 
 
-def _read_text(function: Callable[..., Any], size: int = 1 << 14, errors: str = "replace") -> str:
+def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:
+    return _read_bytes(function, size).decode("utf-8", "replace")
+
+
+def _read_bytes(function: Callable[..., Any], size: int = 1 << 14) -> bytes:
     """Calls a C function that fills a buffer and returns the size it needs, until it fits."""
     while True:
         buffer = ctypes.create_string_buffer(size)
         needed = int(function(buffer, size))
         if needed <= size:
-            return buffer.value.decode("utf-8", errors)
+            return buffer.value
         # A counter may grow by a digit between two calls.
         size = needed + 256
 

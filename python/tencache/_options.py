@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tencache._library import OptionError, core
+from tencache._messages import shortened
 
 SWITCH = "TENCACHE"
 
@@ -61,9 +62,9 @@ def find(name: str) -> Option:
         if option.name == name:
             return option
     names = [option.name for option in table()]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}."
-    raise TypeError(f"tencache has no option {name!r}: {remedy}")
+    raise TypeError(f"tencache has no option '{shortened(name)}': {remedy}")
 
 
 def to_text(option: Option, value: object) -> str:
@@ -74,7 +75,7 @@ def to_text(option: Option, value: object) -> str:
     elif isinstance(value, str):
         return value
     elif isinstance(value, os.PathLike) and option.kind == "path":
-        return str(os.fspath(value))
+        return os.fsdecode(value)
     elif isinstance(value, int) and option.kind in ("bytes", "number"):
         return str(value)
     elif isinstance(value, float) and option.kind == "number":
@@ -87,7 +88,8 @@ def to_text(option: Option, value: object) -> str:
         "number": "a number",
     }.get(option.kind, "text")
     raise TypeError(
-        f"tencache option {option.name}={value!r} is of type {type(value).__name__}; give {wanted}."
+        f"tencache option {option.name}={shortened(repr(value))} is of type "
+        f"{type(value).__name__}; give {wanted}."
     )
 
 
@@ -97,8 +99,8 @@ def switch_is_on(value: str | None) -> bool:
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
     raise OptionError(
-        f"{SWITCH}={value} says neither yes nor no. Use {SWITCH}=1 or {SWITCH}=0; options have "
-        f"variables of their own, such as {SWITCH}_DEVICE_MEMORY=2GiB."
+        f"{SWITCH}={shortened(value or '')} says neither yes nor no. Use {SWITCH}=1 or {SWITCH}=0; "
+        f"options have variables of their own, such as {SWITCH}_DEVICE_MEMORY=2GiB."
     )
 
 

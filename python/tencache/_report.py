@@ -4,10 +4,10 @@
 The core writes the file of a learned period while the program runs; here we only look for it.
 
 `summary_lines` is a pure function from the stats (schema 1) to a few lines; `finish` prints them on
-stderr and writes the files. A file appears complete or not at all: it is written under a temporary
-name in the same directory and renamed (the trace by the core). In a distributed run each rank
-writes its own file. A file that cannot be written costs one line on stderr and never changes the
-program's exit status. Units: bytes and seconds. Threads: the one that runs Python's exit handlers.
+stderr and has the core write the files. In a distributed run each rank writes its own file, unless
+the name stands for a device or a pipe. A file that cannot be written costs one line on stderr and
+never changes the program's exit status. Units: bytes and seconds. Threads: the one that runs
+Python's exit handlers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache._library import TencacheError
+from tencache._library import Core, TencacheError, core
+from tencache._messages import say
 
+# By what Core.recorded() returns.
+_NOT_RECORDED = {
+    0: "no repeating period was seen; run more iterations, or with a smaller --device-memory so "
+    "that tencache arms",
+    -1: "an earlier line tells why",
+}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -47,8 +53,11 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
     """This process's file name, among those of all processes of one launch.
 
     With more than one rank, run.json becomes run.rank1.json. In a process that multiprocessing
-    started it becomes run.pid4711.json, since its parent writes run.json.
+    started it becomes run.pid4711.json, since its parent writes run.json. A device or a pipe keeps
+    its name: all write to it.
     """
+    if core().is_shared_output(path):
+        return path
     rank = rank_of(environment)
     if rank is not None:
         path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
@@ -62,16 +71,6 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     rank = environment.get("RANK", "")
     world = environment.get("WORLD_SIZE", "")
     return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a temporary file beside `path`, then renames it onto `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def summary_lines(stats: Mapping[str, Any]) -> list[str]:
@@ -90,69 +89,52 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class PeriodFile:
-    """The file of the option record, which the core writes as soon as it has learned a period."""
-
-    path: Path
-    mark_before: tuple[int, int] | None  # the mark of an older file of that name
-
-    @staticmethod
-    def before_run(path: Path) -> PeriodFile:
-        return PeriodFile(path, _mark(path))
-
-    def is_written(self) -> bool:
-        return _mark(self.path) not in (None, self.mark_before)
-
-
-def _mark(path: Path) -> tuple[int, int] | None:
-    """A mark that tells a file from its replacement; None if there is no file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
 def finish(
     stats: Mapping[str, Any],
     *,
     stats_path: Path | None,
     trace_path: Path | None,
-    write_trace: Callable[[Path], None],
-    period: PeriodFile | None,
+    period_path: Path | None,
     quiet: bool,
+    library: Core,
 ) -> None:
     """Writes the requested files, then prints the summary unless quiet.
 
-    Even if quiet, says so when a requested period was not learned.
+    Even if quiet, says so when a requested period was not written. `period_path` is this process's
+    own file, the others are what the user named.
     """
     if stats_path is not None:
-        text = json.dumps(stats, indent=2) + "\n"
-        _write(stats_path, "stats", lambda path: write_atomically(path, text))
+        content = (json.dumps(stats, indent=2) + "\n").encode()
+        _write(stats_path, "stats", lambda path: library.write_file(path, content))
     if trace_path is not None:
-        _write(trace_path, "trace", write_trace)
+        _write(trace_path, "trace", library.write_trace)
     rank = rank_of(os.environ)
     prefix = "" if rank is None else f"rank {rank}: "
-    if period is not None and not period.is_written():
-        _say(
-            f"{prefix}error: {period.path} was not written: no repeating period was seen; run more "
-            "iterations, or with a smaller --device-memory so that tencache arms"
-        )
+    recorded = library.recorded() if period_path is not None else 0
+    if period_path is not None and recorded <= 0:
+        say(f"{prefix}error: {period_path} was not written: {_NOT_RECORDED[recorded]}")
     if quiet:
         return
     for line in summary_lines(stats):
-        _say(prefix + line)
-    if period is not None and period.is_written():
-        _say(f"{prefix}one period was recorded: tencache plan {period.path}")
+        say(prefix + line)
+    if recorded > 0:
+        say(f"{prefix}one period was recorded: tencache plan {period_path}")
 
 
 def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:
     path = ranked_path(path, os.environ)
+    _flush_stdout()  # If the path is stdout, the program's own text comes first.
     try:
         write(path)
-    except (OSError, TencacheError) as error:
-        _say(f"error: the {what} file {path} could not be written: {error}")
+    except TencacheError as error:
+        say(f"error: the {what} file {path} could not be written: {error}")
+
+
+def _flush_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        return  # It is closed, or broken; Python tells that at its own end.
 
 
 def _first_line(stats: Mapping[str, Any]) -> str:
@@ -262,11 +244,3 @@ def _option_bytes(count: int) -> str:
 
 def _count(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"
-
-
-def _say(line: str) -> None:
-    try:
-        sys.stderr.write(f"tencache: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        return  # The program closed stderr: there is nobody to tell.

@@ -26,6 +26,7 @@ from typing import Any
 
 from tencache import _backend, _gpu_groups, _inductor, _options, _report, _triton
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
+from tencache._messages import shortened
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
@@ -39,7 +40,6 @@ class _Enabled:
     pid: int
     texts: Mapping[str, str]
     torch_version: str
-    period: _report.PeriodFile | None  # for the option record
 
 
 _lock = threading.Lock()
@@ -170,31 +170,29 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 def check_output_files(library: Core) -> None:
     """Makes the paths of files written at exit absolute, since the program may change its folder.
 
-    OptionError if one could not be written: after hours of training it would be too late.
+    Tries each; OptionError if one could not be written: after hours of training it is too late.
     """
     for name in OUTPUT_OPTIONS:
         text = library.option_text(name)
         if text == _NO_FILE:
             continue
         path = _output_path(text)
-        reason = None
-        if path.is_dir():
-            reason = "it is a directory"
-        elif not path.parent.is_dir():
-            reason = f"the directory {path.parent} does not exist"
-        elif not os.access(path.parent, os.W_OK | os.X_OK):
-            reason = f"the directory {path.parent} cannot be written by this user"
+        reason = library.why_not_writable(_report.ranked_path(path, os.environ))
         if reason is not None:
             option = _options.find(name)
             raise OptionError(
-                f"Option {name} does not take the value {text!r}: {reason}. Give a file in an "
-                f"existing, writable directory with {option.flag} or {option.environment}."
+                f"Option {name} does not take the value '{shortened(text)}': {reason}. Give a file "
+                f"in an existing, writable directory with {option.flag} or {option.environment}."
             )
         library.set_option(name, str(path))
 
 
 def _output_path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    path = Path(os.path.expanduser(text))
+    try:
+        return path.absolute()
+    except OSError:
+        return path  # The working directory is gone. What tries the path says so.
 
 
 def _own_path(name: str, text: str) -> str:
@@ -243,9 +241,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # Count them first: once the shim is installed, new tensors are ours.
         _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
         doors.install()
-    is_recorded = texts["record"] != _NO_FILE
-    period = _report.PeriodFile.before_run(Path(texts["record"])) if is_recorded else None
-    _enabled = _Enabled(os.getpid(), texts, torch_version, period)
+    _enabled = _Enabled(os.getpid(), texts, torch_version)
     _inductor.install(library, doors)
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)
@@ -266,9 +262,9 @@ def _at_exit() -> None:
         stats(),
         stats_path=files.get("stats"),
         trace_path=files.get("trace"),
-        write_trace=core().write_trace,
-        period=_enabled.period,
+        period_path=files.get("record"),
         quiet=_enabled.texts["quiet"] == "on",
+        library=core(),
     )
 
 

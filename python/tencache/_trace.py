@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tencache._library import TencacheError
+from tencache._messages import shortened
 from tencache._report import format_bytes
 
 _FORMAT = "tencache-events"
@@ -46,7 +47,7 @@ class TraceReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             description = self._parse(1, file.readline())
         if description.get("format") != _FORMAT:
             raise TencacheError(self._refusal(1, f"its format is not {_FORMAT}"))
@@ -55,14 +56,17 @@ class TraceReader:
                 f"{path} is a trace of version {description.get('version')}, and this tencache "
                 f"reads version {_VERSION}. Use the tencache that wrote it."
             )
-        self.lost_count = int(description["lost"])
+        lost_count = description.get("lost")
+        if not isinstance(lost_count, int):
+            raise TencacheError(self._refusal(1, "it does not say how many events were lost"))
+        self.lost_count = lost_count
 
     def events(self) -> Iterator[Event]:
         """All events in order of time."""
         open_ops: dict[
             int, list[tuple[str, int]]
         ] = {}  # per thread: name and begin, outermost first
-        with self._path.open(encoding="utf-8") as file:
+        with self._path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     continue
@@ -104,7 +108,7 @@ def table_lines(events: Iterator[Event]) -> Iterator[str]:
         size = format_bytes(written["bytes"]) if "bytes" in written else ""
         yield (
             f"{written['ns'] / 1e6:>12.3f}  {written['thread']:>6}  {event.kind:<8}  {took:>9}  "
-            f"{written.get('extent', '')!s:>7}  {size:>8}  {event.op}"
+            f"{written.get('extent', '')!s:>7}  {size:>8}  {shortened(event.op)}"
         ).rstrip()
 
 

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import clean_environment, run_command
 
 from tencache import _cli, _options
 
@@ -115,6 +119,61 @@ def test_script_that_is_not_executable_is_told_how_to_run_it(run_tencache, tmp_p
     assert_refused(done, "not found", f"-- {sys.executable} train.py", status=127)
 
 
+def test_program_out_of_reach_is_one_line_as_a_shell_says_it(run_tencache, tmp_path):
+    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "folder").mkdir()
+    for name, reason in [
+        ("./round", "./round cannot be reached: Too many levels of symbolic links"),
+        ("./" + "x" * 300, "cannot be reached: File name too long"),
+        ("./a\nb" + "x" * 100_000, "characters left out"),
+        ("./folder", "./folder is a directory"),
+    ]:
+        done = run_tencache("run", "--", name)
+        assert_refused(done, reason, status=126)
+        assert done.stderr.count("\n") == 1 and len(done.stderr) < 1000
+    done = run_tencache("run", "--", "./none\n/x")
+    assert_refused(done, "./none\\n/x", "not found", status=127)
+    assert done.stderr.count("\n") == 1
+
+
+def test_program_in_a_folder_of_another_user_is_one_line():
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    # The folder that the tests have from pytest lets nobody else in.
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        (folder / "program").write_text("#!/bin/sh\n")
+        (folder / "program").chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", BECOME_NOBODY, "run", "--", str(folder / "program")],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=clean_environment(),
+            check=False,
+        )
+    finally:
+        shutil.rmtree(folder)
+    assert_refused(done, f"{folder}/program cannot be reached: Permission denied", status=126)
+    assert done.stderr.count("\n") == 1
+
+
+def test_script_whose_python_is_missing_is_told_which(run_tencache, tmp_path):
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/python3\n")
+    script.chmod(0o755)
+    done = run_tencache("run", "--", "./train")
+    assert_refused(done, "/no/such/python3", "cannot be started", "first line of ./train")
+    assert done.stderr.count("\n") == 1
+
+
+def test_usage_error_about_a_huge_word_is_short(run_tencache):
+    for arguments in (["run", "--" + "x" * 100_000, "--", "true"], ["stats", "x" * 100_000]):
+        done = run_tencache(*arguments)
+        assert_refused(done, "Usage: tencache", "xxx", "characters left out")
+        assert len(done.stderr) < 2000
+
+
 def test_file_that_the_kernel_cannot_execute_gives_126(run_tencache, tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"\x00\x01 no program\n")
@@ -132,6 +191,13 @@ def test_file_that_the_kernel_cannot_execute_gives_126(run_tencache, tmp_path):
         (["--spill-dir", "/no/such/dir"], ["/no/such/dir"]),
         (["--stats", "/no/such/dir/x.json"], ["stats", "/no/such/dir does not exist"]),
         (["--trace", "/"], ["trace", "it is a directory"]),
+        (["--stats", "x" * 256], ["stats", "File name too long"]),
+        (["--record", "/dev/fd/987"], ["record", "descriptor 987 is not open"]),
+        (["--spill-dir", "x" * 100_000], ["xxx", "bytes left out", "File name too long"]),
+        (["--device-memory", "x" * 100_000], ["xxx", "bytes left out", "--device-memory"]),
+        (["--spill-dir", "a\n\033[31mb"], ["a\\n\\x1b[31mb: it does not exist", "--spill-dir"]),
+        (["--stats", "no\nfolder/x.json"], ["no\\nfolder", "does not exist", "--stats"]),
+        (["--stats", "~no-such-user/x.json"], ["~no-such-user does not exist", "--stats"]),
     ],
 )
 def test_value_that_cannot_be_used_stops_before_the_program(run_tencache, arguments, parts):
@@ -139,6 +205,7 @@ def test_value_that_cannot_be_used_stops_before_the_program(run_tencache, argume
     assert_refused(done, *parts)
     assert done.stderr.startswith("tencache: error: ")
     assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 1500
 
 
 def test_variable_that_cannot_be_used_stops_before_the_program(run_tencache):
@@ -172,7 +239,16 @@ def test_run_refuses_when_torch_would_not_load_it(run_tencache):
     done = run_tencache(
         "run", "--", sys.executable, "-c", "print(1)", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     )
-    assert_refused(done, "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "Unset")
+    assert_refused(done, "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "Unset", "env -u", "tencache.enable()")
+    assert done.stderr.count("\n") == 1
+
+
+def test_doctor_is_blocked_when_torch_would_not_load_it(run_tencache):
+    done = run_tencache("doctor", "--json", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert done.returncode == 1, done.stderr
+    section = json.loads(done.stdout)["torch"]
+    assert section["loads_extensions"] is False
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in section["loads_extensions_reason"]
 
 
 def test_run_refuses_a_python_that_has_no_tencache(run_tencache, tmp_path):
@@ -204,6 +280,81 @@ def test_interpreter_is_found_through_the_first_line(tmp_path, monkeypatch):
         script.write_text(first + "\n")
         assert _cli.interpreter_of(str(script)) == expected, first
     assert _cli.interpreter_of(str(python)) == str(python)
+
+
+# Opens what the interpreter needs before it loses the right to.
+BECOME_NOBODY = """
+import os, sys
+from tencache import _cli
+_cli.core()
+os.setresuid(65534, 65534, 65534)
+_cli.main()
+"""
+
+# ---- without standard streams -------------------------------------------------------------------
+
+
+def run_closed(closed, *arguments, cwd, env=None):
+    """Runs the command in a process that starts without these descriptors."""
+    streams = " ".join(f"{number}>&-" for number in closed)
+    command = [sys.executable, "-m", "tencache", *arguments]
+    return run_command(["/bin/sh", "-c", f'exec "$@" {streams}', "sh", *command], cwd=cwd, env=env)
+
+
+# Tells which descriptors are open, into a file.
+TELL_OPEN = """
+import os, sys
+found = []
+for number in (0, 1, 2):
+    try:
+        os.fstat(number)
+        found.append(number)
+    except OSError:
+        pass
+open("open", "w").write(f"{found}")
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2), (0, 1, 2)])
+def test_run_becomes_the_program_with_the_same_streams(closed, tmp_path):
+    program = [sys.executable, "-c", TELL_OPEN]
+    done = run_closed(closed, "run", "--quiet", "--", *program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    left = [number for number in (0, 1, 2) if number not in closed]
+    assert (tmp_path / "open").read_text() == f"{left}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["doctor"], 0),
+        (["doctor", "--json"], 0),
+        (["--help"], 0),
+        (["run"], 2),
+        (["run", "--device-memory", "lots", "--", "true"], 2),
+        (["run", "--", "no-such-program-here"], 127),
+        (["stats", "run.json"], 2),
+        (["trace", "dump", "run.trace"], 0),
+        (["plan", "period.jsonl", "--disk=1GB/s"], 0),
+    ],
+)
+def test_no_command_needs_standard_streams(arguments, status, tmp_path):
+    head = {"format": "tencache-events", "version": 1, "threads": 1, "events": 1, "lost": 1}
+    event = {"ns": 1, "thread": 0, "kind": "step"}
+    (tmp_path / "run.trace").write_text(f"{json.dumps(head)}\n{json.dumps(event)}\n")
+    (tmp_path / "run.json").write_text("[]")
+    period = [
+        {"format": "tencache-period", "version": 1},
+        {"id": 0, "bytes": 4096},
+        {"name": "forward", "compute_ns": 1000, "reads": [0]},
+    ]
+    (tmp_path / "period.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in period))
+    for closed in [(1,), (0, 1, 2)]:
+        done = run_closed(closed, *arguments, cwd=tmp_path)
+        assert done.returncode == status, (closed, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "Exception" not in done.stderr
 
 
 # ---- help, doctor, stats, trace -----------------------------------------------------------------

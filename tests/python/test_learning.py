@@ -80,9 +80,11 @@ def test_a_training_loop_is_learned(train: Callable[..., Any]) -> None:
 
 
 def test_what_was_recorded_can_be_planned(
-    train: Callable[..., Any], run_tencache: Callable[..., Any]
+    train: Callable[..., Any], run_tencache: Callable[..., Any], tmp_path: Path
 ) -> None:
+    (tmp_path / "period.jsonl").symlink_to("kept.jsonl")
     train("trace", "record", "-o", "period.jsonl")
+    assert (tmp_path / "period.jsonl").is_symlink()
     done = run_tencache("plan", "--json", "--device-memory=100%,50%", "period.jsonl")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["predictions"]
@@ -90,6 +92,21 @@ def test_what_was_recorded_can_be_planned(
     assert whole["bytes"]["read"] == 0, rows
     assert half["bytes"]["read"] > 0, rows
     assert half["step_s"] >= whole["step_s"] > 0, rows
+
+
+def test_period_that_cannot_be_written_is_told_with_the_reason(
+    run_tencache: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = ("trace", "record", "--quiet", "-o", "/dev/full", BUDGET, "--extent-min=64KiB")
+    done = run_tencache(*command, "--", sys.executable, "train.py", "until-learned")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stderr.splitlines()
+    assert first == (
+        "tencache: error: the learned period could not be written to /dev/full: No space left on "
+        "device"
+    )
+    assert last == "tencache: error: /dev/full was not written: an earlier line tells why"
 
 
 # Twelve matrices used in turn, with room for three and nearly nothing to compute. The budget is

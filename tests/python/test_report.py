@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tencache import _doctor, _report, _trace
-from tencache._library import TencacheError
+from tencache._library import TencacheError, core
 
 # These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
@@ -190,73 +190,76 @@ def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch)
     assert ranked == Path(f"/x/run.rank1.pid{os.getpid()}.json")
 
 
-def test_files_appear_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        _report.write_atomically(path, "half of it \ud800")
-    assert path.read_text() == "old"
-    _report.write_atomically(path, "new")
-    assert path.read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/fd/1"])
+def test_a_device_or_a_pipe_has_one_name_for_all_ranks(path, monkeypatch):
+    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    assert _report.ranked_path(Path(path), {"RANK": "1", "WORLD_SIZE": "4"}) == Path(path)
+
+
+class Library:
+    """What `finish` asks of the core."""
+
+    def __init__(self, recorded=0):
+        self.recorded = lambda: recorded
+        self.write_file = core().write_file
+
+    def write_trace(self, path):
+        path.write_text('{"kind":"step"}\n')
+
+
+def finish(stats=STATS, *, recorded=0, quiet=True, **paths):
+    every = {"stats_path": None, "trace_path": None, "period_path": None, **paths}
+    _report.finish(stats, **every, quiet=quiet, library=Library(recorded))
 
 
 def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, capsys):
-    _report.finish(
-        STATS,
-        stats_path=tmp_path / "gone" / "run.json",
-        trace_path=None,
-        write_trace=Path.touch,
-        period=None,
-        quiet=True,
-    )
+    finish(stats_path=tmp_path / "gone" / "run.json")
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert str(tmp_path / "gone" / "run.json") in error
+    assert "does not exist" in error
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_nobody_is_told_where_there_is_no_stderr(stream, tmp_path, monkeypatch):
+    if stream == "closed":
+        stream = (tmp_path / "stream").open("w")
+        stream.close()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    finish(stats_path=tmp_path / "run.json", period_path=tmp_path / "period", quiet=False)
+    assert json.loads((tmp_path / "run.json").read_text()) == STATS
 
 
 def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    paths = {"stats_path": None, "trace_path": tmp_path / "run.trace", "period": None}
-    _report.finish(STATS, **paths, write_trace=Path.touch, quiet=False)
+    finish(trace_path=tmp_path / "run.trace", quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: rank 3: {line}" for line in _report.summary_lines(STATS)]
     assert [path.name for path in tmp_path.iterdir()] == ["run.rank3.trace"]
 
 
 def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):
-    _report.finish(
-        STATS,
-        stats_path=tmp_path / "run.json",
-        trace_path=tmp_path / "run.trace",
-        write_trace=lambda path: path.write_text('{"kind":"step"}\n'),
-        period=None,
-        quiet=False,
-    )
+    finish(stats_path=tmp_path / "run.json", trace_path=tmp_path / "run.trace", quiet=False)
     assert json.loads((tmp_path / "run.json").read_text()) == STATS
     assert (tmp_path / "run.trace").read_text() == '{"kind":"step"}\n'
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: {line}" for line in _report.summary_lines(STATS)]
 
 
-def test_a_period_that_was_recorded_is_announced(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("recorded", "line"),
+    [
+        (1, "tencache: one period was recorded: tencache plan {path}\n"),
+        (0, "tencache: error: {path} was not written: no repeating period was seen; "),
+        (-1, "tencache: error: {path} was not written: an earlier line tells why\n"),
+    ],
+)
+def test_what_became_of_the_period_is_told(recorded, line, tmp_path, capsys):
     path = tmp_path / "period.jsonl"
-    path.write_text("old")
-    period = _report.PeriodFile.before_run(path)
-    assert not period.is_written()
-    (tmp_path / "new").write_text("new")
-    (tmp_path / "new").replace(path)
-    assert period.is_written()
-    _report.finish(
-        stats_with(extents=0),
-        stats_path=None,
-        trace_path=None,
-        write_trace=Path.touch,
-        period=period,
-        quiet=False,
-    )
-    assert capsys.readouterr().err == (f"tencache: one period was recorded: tencache plan {path}\n")
+    finish(stats_with(extents=0), period_path=path, recorded=recorded, quiet=False)
+    assert capsys.readouterr().err.startswith(line.format(path=path))
 
 
 def write_trace_file(path, events, **changes):
@@ -332,12 +335,14 @@ def test_trace_table_is_aligned(tmp_path):
         ("hello\n", "line 1, is not from a trace"),
         ('{"a": 1}\n', "its format is not tencache-events"),
         ('{"format": "tencache-events", "version": 9}\n', "version 9, and this tencache"),
+        ('{"format": "tencache-events", "version": 1}\n', "how many events were lost"),
+        ("\udcff\n", "line 1, is not from a trace"),
         ("", "line 1, is not from a trace"),
     ],
 )
 def test_file_that_is_no_trace_is_refused_with_its_name(tmp_path, text, message):
     path = tmp_path / "run.trace"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(TencacheError, match=message) as caught:
         _trace.TraceReader(path)
     assert str(path) in str(caught.value)
@@ -404,6 +409,11 @@ def test_doctor_says_what_to_do_about_another_torch():
 def test_doctor_names_a_remedy_for_what_could_be_better(changes, remedy):
     (text,) = _doctor.hints(report_with(**changes))
     assert remedy in text
+
+
+def test_doctor_says_when_torch_would_not_load_tencache():
+    torch = {**report_with()["torch"], "loads_extensions": False, "loads_extensions_reason": "why"}
+    assert _doctor.blockers(report_with(torch=torch)) == ["why"]
 
 
 def test_doctor_reports_a_spill_directory_that_cannot_be_used():

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a user asks for, from the option to the disk, and values that no file can have.
+
+What becomes of each kind of file is tested in the core (tests/allocator/output_file_test.cpp). Here
+whole programs write them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+import tencache
+from tencache import _drawing, _options, _runtime
+from tencache._library import OptionError, TencacheError, core
+from tencache._messages import shortened
+
+# These tests do not depend on the installed torch.
+pytestmark = pytest.mark.any_torch
+
+ON = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "64MiB", "TENCACHE_QUIET": "1"}
+PROGRAM = "import torch; torch.ones(1 << 20).add_(1)"
+
+
+# ---- What has the name already -------------------------------------------------------------------
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(run_python, tmp_path):
+    """`--stats /dev/null`, as root, once replaced the device."""
+    device, pipe, link = (tmp_path / name for name in ("null", "pipe", "link"))
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        device = Path("/dev/null")  # this user could not destroy it
+    os.mkfifo(pipe)
+    (tmp_path / "file").write_text("an older one")
+    link.symlink_to("file")
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
+    reader.start()
+    outputs = {"TENCACHE_STATS": link, "TENCACHE_TRACE": pipe, "TENCACHE_RECORD": device}
+    done = run_python(PROGRAM, env={**ON, **{name: str(path) for name, path in outputs.items()}})
+    reader.join(timeout=60)
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "file").read_text())["extents"] == 1
+    assert json.loads(received[0].splitlines()[0])["format"] == "tencache-events"
+    # The program does not repeat anything.
+    assert done.stderr.count("\n") == 1 and "no repeating period" in done.stderr, done.stderr
+
+
+def test_stdout_gets_the_stats_after_what_the_program_printed(run_python, tmp_path):
+    done = run_python(PROGRAM, "print('printed')", env={**ON, "TENCACHE_STATS": "/dev/stdout"})
+    printed, content = done.stdout.split("\n", 1)
+    assert printed == "printed"
+    assert json.loads(content)["extents"] == 1
+    # The same where stdout is a file.
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            env=clean_environment({**ON, "TENCACHE_STATS": "/dev/stdout"}),
+            stdout=log,
+            check=True,
+        )
+    printed, content = (tmp_path / "log").read_text().split("\n", 1)
+    assert printed == "printed"
+    assert json.loads(content)["extents"] == 1
+
+
+def test_links_that_others_put_beside_the_files_are_left_alone(run_python, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("victim")
+    run_python(
+        """
+        import os
+        for name in (f".run.json.{os.getpid()}.tmp", "run.json.tmp", "run.trace.unfinished"):
+            os.symlink("victim", name)
+        """,
+        PROGRAM,
+        env={**ON, "TENCACHE_STATS": "run.json", "TENCACHE_TRACE": "run.trace"},
+    )
+    assert victim.read_text() == "victim"
+    assert json.loads((tmp_path / "run.json").read_text())["extents"] == 1
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".tencache-")]
+
+
+def test_pipe_that_nobody_reads_costs_one_line_and_no_time(run_python, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    done = run_python(PROGRAM, env={**ON, "TENCACHE_STATS": "pipe"})
+    (line,) = done.stderr.splitlines()
+    assert f"the stats file {tmp_path}/pipe could not be written: nobody reads" in line
+
+
+def test_drawing_replaces_a_file_as_a_whole_and_keeps_a_link(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    figure = matplotlib.Figure()
+    (tmp_path / "older.svg").write_text("an older one")
+    link = tmp_path / "step.svg"
+    link.symlink_to("older.svg")
+    _drawing.check_path(link, "--plot")
+    _drawing.save(figure, link)
+    assert link.is_symlink()
+    assert "<svg" in (tmp_path / "older.svg").read_text()
+    _drawing.save(figure, tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.iterdir()} == {"older.svg", "step.svg", "step.png"}
+
+
+def test_drawing_that_cannot_be_written_is_refused_before_the_planning(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, reason in [
+        ("none/step.svg", f"the directory {tmp_path}/none does not exist"),
+        ("x" * 252 + ".svg", "File name too long"),
+    ]:
+        with pytest.raises(TencacheError, match=f"cannot be written: {re.escape(reason)}.*--plot"):
+            _drawing.check_path(tmp_path / name, "--plot")
+
+
+# ---- Known at the start --------------------------------------------------------------------------
+
+
+def test_name_is_tried_as_the_rank_will_write_it(run_python):
+    """A name with room for itself, but not for the rank: the end of the training is too late."""
+    name = "x" * 245 + ".json"
+    done = run_python(PROGRAM, "print('ran')", env={**ON, "TENCACHE_STATS": name})
+    assert done.stdout == "ran\n"
+    ranks = {"RANK": "10", "WORLD_SIZE": "11"}
+    done = run_python(
+        PROGRAM, "print('ran')", env={**ON, **ranks, "TENCACHE_STATS": name}, status=2
+    )
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert "File name too long" in first and "TENCACHE_STATS" in first
+    assert "The program ends here" in second
+
+
+def test_working_directory_that_is_gone_is_a_refusal(run_python):
+    run_python(
+        """
+        import os, tencache, torch
+        os.mkdir("folder")
+        os.chdir("folder")
+        os.rmdir("../folder")
+        try:
+            tencache.enable(stats="run.json")
+        except tencache.OptionError as error:
+            assert "run.json" in str(error) and "does not exist" in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+# ---- Values that no text in C, no path and no terminal can have ----------------------------------
+
+
+@pytest.mark.parametrize("name", [row.name for row in _options.table()])
+@pytest.mark.parametrize(
+    "value", ["2GiB\0", "a\0b", "\0", "a\ud800b"], ids=["end", "middle", "alone", "surrogate"]
+)
+def test_text_that_c_would_cut_is_refused(name, value):
+    for refuse in (core().check_option, core().set_option):
+        with pytest.raises(OptionError) as caught:
+            refuse(name, value)
+        message = str(caught.value)
+        assert message.startswith(f"Option {name} does not take the value ")
+        assert "zero character" in message or "no character" in message
+        assert "Leave that character out." in message
+        assert "\0" not in message
+
+
+def test_size_that_c_would_cut_is_refused():
+    with pytest.raises(OptionError, match="zero character"):
+        core().parse_bytes("1\0GiB")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["A" * 10_000_000, "%n%s" * 1_000_000, "a\n" * 1000],
+    ids=["letters", "formats", "lines"],
+)
+@pytest.mark.parametrize("name", ["device_memory", "log_level", "stats", "TENCACHE"])
+def test_huge_value_gives_one_short_line_with_the_remedy(name, value):
+    library = core()
+    with pytest.raises(OptionError) as caught:
+        if name == "TENCACHE":
+            _options.switch_is_on(value)
+        _runtime.set_checked(library, {name: value})
+        _runtime.check_output_files(library)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1500
+    assert "left out" in message
+    assert name.upper() in message
+    assert tencache.options()  # forgets the value
+
+
+def test_option_of_a_huge_name_or_type_gives_a_short_line():
+    with pytest.raises(TypeError) as caught:
+        _options.find("x" * 10_000_000)
+    assert len(str(caught.value)) < 1500
+    with pytest.raises(TypeError) as caught:
+        _options.to_text(_options.find("strict"), ["x"] * 1_000_000)
+    assert len(str(caught.value)) < 1500 and "list" in str(caught.value)
+
+
+def test_path_of_bytes_and_of_any_encoding_reaches_the_core():
+    class Folder:
+        def __fspath__(self):
+            return b"/var/tmp/\xff"
+
+    text = _options.to_text(_options.find("spill_dir"), Folder())
+    core().set_option("spill_dir", text)
+    assert os.fsencode(core().option_text("spill_dir")) == b"/var/tmp/\xff"
+    core().read_environment()
+
+
+def test_text_in_messages_is_short_and_on_one_line():
+    assert shortened("/var/tmp/a b'\"é") == "/var/tmp/a b'\"é"
+    assert shortened("a\nb\x1b[31m\0\udcff") == r"a\nb\x1b[31m\x00\udcff"
+    assert shortened("x" * 240) == "x" * 240
+    assert shortened("b" * 1000 + "e" * 1000) == (
+        "b" * 160 + " [1760 characters left out] " + "e" * 80
+    )
+
+
+# ---- Without standard streams --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", ["1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_program_without_streams_runs_and_writes_its_files(streams, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = ["/bin/sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "program.py"]
+    environment = clean_environment({**ON, "TENCACHE_QUIET": "0", "TENCACHE_STATS": "run.json"})
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "run.json").read_text())["extents"] == 1
+
+
+def test_program_without_streams_ends_when_tencache_cannot_start(tmp_path):
+    (tmp_path / "program.py").write_text("import torch; open('ran', 'w')")
+    command = ["/bin/sh", "-c", 'exec "$@" 1>&- 2>&-', "sh", sys.executable, "program.py"]
+    environment = clean_environment({**ON, "TENCACHE_DEVICE_MEMORY": "lots"})
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 2
+    assert not (tmp_path / "ran").exists()
