@@ -87,7 +87,7 @@ class Replacement {
  public:
   explicit Replacement(const std::string& path) : place_(place_of(path)) {}
   ~Replacement() {
-    if (!temporary_.empty()) unlinkat(folder_.get(), temporary_.c_str(), 0);
+    if (folder_.is_valid() && !temporary_.empty()) unlinkat(folder_.get(), temporary_.c_str(), 0);
   }
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;

@@ -270,6 +270,7 @@ TEST_F(OutputFileTest, TryingDoesNotTellAPipesReaderThatAllIsWritten) {
 
 TEST_F(OutputFileTest, SocketIsRefusedAndStays) {
   const UniqueFd server(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_TRUE(server.is_valid());
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   snprintf(address.sun_path, sizeof address.sun_path, "%s", path("socket").c_str());
