@@ -5,13 +5,15 @@
 #include <utility>
 
 #include "base/log.h"
+#include "platform/bus_errors.h"
 #include "platform/write_barrier.h"
 
 namespace tencache {
 namespace {
 
-// The newest device's table, read inside a signal handler.
+// The newest device's table and its spill directory, read inside signal handlers.
 std::atomic<const ExtentTable*> g_table{nullptr};
+std::atomic<const char*> g_directory{nullptr};
 
 FaultVerdict judge_fault(const void* address) {
   const ExtentTable* table = g_table.load(std::memory_order_acquire);
@@ -28,18 +30,38 @@ FaultVerdict judge_fault(const void* address) {
   }
 }
 
+// An extent that is being fetched, or freed, may lose its slot meanwhile; the message is then off.
+bool find_lost_page(const void* address, LostPage* page) {
+  const ExtentTable* table = g_table.load(std::memory_order_acquire);
+  const char* directory = g_directory.load(std::memory_order_acquire);
+  const Extent* extent = table != nullptr ? table->find(address) : nullptr;
+  if (extent == nullptr || directory == nullptr) return false;
+  const ExtentState state = extent->state();
+  const bool shows_slot = state == ExtentState::kCold || state == ExtentState::kFetching ||
+                          state == ExtentState::kMerging;
+  if (!shows_slot) return false;
+  const auto distance = static_cast<uint64_t>(static_cast<const char*>(address) - extent->address);
+  *page = {directory, extent->slot.offset + distance / kPageBytes * kPageBytes,
+           extent->id.load(std::memory_order_relaxed), extent->bytes};
+  return true;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CpuDevice>> CpuDevice::open(const CpuDeviceConfig& config) {
   std::unique_ptr<CpuDevice> device(new CpuDevice(config.budget_bytes));
   TENCACHE_RETURN_IF_ERROR(device->open_parts(config));
+  g_directory.store(device->disk_ ? device->disk_->directory().c_str() : nullptr);
   WriteBarrier::configure(device->arena_->base(), device->arena_->bytes(), &judge_fault);
+  BusErrors::configure(device->arena_->base(), device->arena_->bytes(), &find_lost_page);
   g_table.store(device->table_.get(), std::memory_order_release);
   return device;
 }
 
 CpuDevice::~CpuDevice() {
-  if (g_table.load() == table_.get()) g_table.store(nullptr);
+  if (g_table.load() != table_.get()) return;
+  g_table.store(nullptr);
+  g_directory.store(nullptr);
 }
 
 Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
@@ -76,13 +98,16 @@ Status CpuDevice::open_access_barrier(Choice choice) {
   Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
   if (barrier.is_ok()) {
     access_barrier_ = std::move(barrier).value();
-  } else if (choice == Choice::kOn) {
+    return Status::ok();
+  }
+  if (choice == Choice::kOn) {
     return Status(StatusCode::kUnavailable, barrier.status().clause() +
                                                 "; or leave out --userfaultfd, which only saves "
                                                 "time");
-  } else {
-    TENCACHE_LOG_DEBUG("%s", barrier.status().message().c_str());
   }
+  TENCACHE_LOG_DEBUG("%s", barrier.status().message().c_str());
+  barrier = AccessBarrier::open_unprivileged();
+  if (barrier.is_ok()) access_barrier_ = std::move(barrier).value();
   return Status::ok();
 }
 

@@ -60,7 +60,7 @@ class CpuDevice final : public Device {
   std::unique_ptr<AddressArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<PageMap> page_map_;
-  std::unique_ptr<AccessBarrier> access_barrier_;  // null where the kernel or an option refuses it
+  std::unique_ptr<AccessBarrier> access_barrier_;  // null where kernel or option refuse it
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<CpuHeap> heap_;
   std::unique_ptr<SlotMover> mover_;

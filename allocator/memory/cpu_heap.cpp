@@ -48,6 +48,7 @@ Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
     extent->requested_bytes.store(bytes, std::memory_order_relaxed);
     extent->id = next_id();
     extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
+    extent->is_written_unannounced.store(false, std::memory_order_relaxed);
     extent->revive();
     note_live();
     add(stats_.extents_allocated, 1);
@@ -136,6 +137,8 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   extent->id = next_id();
   extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
+  extent->is_written_unannounced.store(false, std::memory_order_relaxed);
+  extent->is_file_mapped.store(false, std::memory_order_relaxed);
   extent->commit();
   note_live();
   if (budget_.needs_attention()) call_attention();

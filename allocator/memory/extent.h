@@ -98,6 +98,12 @@ class Extent {
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
 
+  // On the cpu, about writes that no op announced; owned like the copy, read by anyone as a guess.
+  // Whether there were any while it was cold, in this life:
+  std::atomic<bool> is_written_unannounced{false};
+  // Whether its pages are private ones of its slot's mapping, all of them (invariant 1):
+  std::atomic<bool> is_file_mapped{false};
+
   /// On the cpu: blocks are cut from it (memory/slabs.h). It does not change while a block is used.
   std::atomic<bool> is_slab{false};
   /// On the cpu: the thread that allocated it, as pthread_self() tells; read as a guess.

@@ -11,9 +11,16 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/racy_access.h"
+#include "platform/address_arena.h"
 
 namespace tencache {
 namespace {
+
+#ifndef UFFD_USER_MODE_ONLY
+// <linux/userfaultfd.h> since Linux 5.11; the header may be older than the kernel.
+#define UFFD_USER_MODE_ONLY 1
+#endif
 
 #ifndef USERFAULTFD_IOC_NEW
 // <linux/userfaultfd.h> since Linux 6.1; the header may be older than the kernel.
@@ -47,18 +54,62 @@ Result<std::unique_ptr<AccessBarrier>> AccessBarrier::open() {
     }
     return Status(StatusCode::kUnavailable, std::move(message));
   }
+  return start(std::move(fd), /*stops_everybody=*/true);
+}
+
+Result<std::unique_ptr<AccessBarrier>> AccessBarrier::open_unprivileged() {
+  constexpr int kFlags = O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY;
+  UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, kFlags)));
+  if (!fd.is_valid()) return status_from_errno(errno, "userfaultfd for user code");
+  return start(std::move(fd), /*stops_everybody=*/false);
+}
+
+Result<std::unique_ptr<AccessBarrier>> AccessBarrier::start(UniqueFd fd, bool stops_everybody) {
   uffdio_api api = {};
   api.api = UFFD_API;
   if (ioctl(fd.get(), UFFDIO_API, &api) != 0) return status_from_errno(errno, "userfaultfd's API");
-  return std::unique_ptr<AccessBarrier>(new AccessBarrier(std::move(fd)));
+  return std::unique_ptr<AccessBarrier>(new AccessBarrier(std::move(fd), stops_everybody));
+}
+
+Status AccessBarrier::add(char* address, uint64_t bytes, uint64_t mode) const {
+  uffdio_register request = {};
+  request.range = range_of(address, bytes);
+  request.mode = mode;
+  if (ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
+  return status_from_errno(errno, "registering memory with userfaultfd");
 }
 
 Status AccessBarrier::close(char* address, uint64_t bytes) const {
-  uffdio_register request = {};
+  return add(address, bytes, UFFDIO_REGISTER_MODE_MISSING);
+}
+
+// The kernel protects only what is there, so each page is read first; a page that nobody has
+// written yet is then the kernel's page of zeros.
+Status AccessBarrier::protect(char* address, uint64_t bytes) const {
+  TENCACHE_RETURN_IF_ERROR(add(address, bytes, UFFDIO_REGISTER_MODE_WP));
+  for (uint64_t offset = 0; offset < bytes; offset += kPageBytes) {
+    const RacyReads racy;
+    (void)*static_cast<const volatile char*>(address + offset);
+  }
+  const Status status = set_writable(address, bytes, false);
+  if (!status.is_ok()) reopen(address, bytes);
+  return status;
+}
+
+void AccessBarrier::unprotect(char* address, uint64_t bytes) const {
+  const Status status = set_writable(address, bytes, true);
+  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  reopen(address, bytes);
+}
+
+Status AccessBarrier::set_writable(char* address, uint64_t bytes, bool is_writable) const {
+  uffdio_writeprotect request = {};
   request.range = range_of(address, bytes);
-  request.mode = UFFDIO_REGISTER_MODE_MISSING;
-  if (ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
-  return status_from_errno(errno, "registering memory with userfaultfd");
+  request.mode = is_writable ? 0 : UFFDIO_WRITEPROTECT_MODE_WP;
+  for (;;) {
+    if (ioctl(fd_.get(), UFFDIO_WRITEPROTECT, &request) == 0) return Status::ok();
+    if (errno != EAGAIN) return status_from_errno(errno, "write-protecting with userfaultfd");
+  }
 }
 
 void AccessBarrier::wake(char* address, uint64_t bytes) const {

@@ -4,9 +4,12 @@
 // kernel's userfaultfd. It stops reads and writes, of the program and of the kernel on its behalf,
 // so the pages of an extent that becomes cold can be moved away whole. The barrier of mprotect and
 // a signal handler (platform/write_barrier.h) cannot do that: system calls that read would fail.
+// That needs a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
+// /dev/userfaultfd.
 //
-// It needs a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
-// /dev/userfaultfd. The kernel's unprivileged variant stops user code alone, which is not enough.
+// The kernel's unprivileged variant stops user code alone, which is not enough to move pages. It is
+// enough to make writers wait (protect), as mprotect does, yet without a signal: a thread may block
+// SIGSEGV. A system call that writes gets EFAULT meanwhile.
 //
 // In a forked child the ranges are ordinary memory. Threads: any; no locks.
 #pragma once
@@ -24,6 +27,11 @@ class AccessBarrier {
  public:
   /// kUnavailable where the kernel refuses; the message says what would help.
   static Result<std::unique_ptr<AccessBarrier>> open();
+  /// The unprivileged variant, of which only protect() and unprotect() are of use.
+  static Result<std::unique_ptr<AccessBarrier>> open_unprivileged();
+
+  /// Whether it stops the kernel on behalf of the program, too, and so close() may be used.
+  bool stops_everybody() const { return stops_everybody_; }
 
   /// From now on a thread that touches a missing page of the range waits. REQUIRES: the range is
   /// anonymous memory of whole pages.
@@ -37,9 +45,21 @@ class AccessBarrier {
   /// refused.
   Status copy_back(const char* source, char* address, uint64_t bytes) const;
 
+  /// From now on a thread that writes to the range waits, in user code; reads go on. REQUIRES: the
+  /// range is whole pages, all of which can be read. An error for other than anonymous memory, and
+  /// on kernels before 5.7. wake() ends it where the range was mapped anew.
+  Status protect(char* address, uint64_t bytes) const;
+  void unprotect(char* address, uint64_t bytes) const;
+
  private:
-  explicit AccessBarrier(UniqueFd fd) : fd_(std::move(fd)) {}
+  AccessBarrier(UniqueFd fd, bool stops_everybody)
+      : fd_(std::move(fd)), stops_everybody_(stops_everybody) {}
+  static Result<std::unique_ptr<AccessBarrier>> start(UniqueFd fd, bool stops_everybody);
+  Status add(char* address, uint64_t bytes, uint64_t mode) const;
+  Status set_writable(char* address, uint64_t bytes, bool is_writable) const;
+
   const UniqueFd fd_;
+  const bool stops_everybody_;
 };
 
 }  // namespace tencache

@@ -3,11 +3,13 @@
 // WriteBarrier: stops a write to an extent while it is write-protected, during the last, short part
 // of an eviction or a merge. A SIGSEGV handler lets the writing thread wait until the window is
 // over and then repeats the instruction. It does nothing else: no copy, no lock, no allocation.
-// Faults that are not ours go to the handler that was there before.
+// Faults that are not ours go to the program's handler (platform/fault_chain.h).
 //
-// Others install their own handlers at any time (faulthandler, DataLoader workers). So a thread
-// that opens a window first calls ensure_installed(), which checks that our handler is in front. If
-// it is not, it goes there and chains to the newcomer. One barrier a process, like signal handlers.
+// Others install their own handlers at any time. So a thread that opens a window first calls
+// ensure_installed(), which puts ours in front. A thread that has SIGSEGV blocked gets no handler:
+// the kernel ends the process. So where a window can do without the signal, it does
+// (platform/access_barrier.h, engine/move/cpu/slot_fetches.h). One barrier a process, like signal
+// handlers.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +33,7 @@ class WriteBarrier {
   /// Sets our address range and its judge. REQUIRES: no window has been opened.
   static void configure(const void* arena_base, uint64_t arena_bytes, FaultJudge judge);
 
-  /// Puts our handler in front if it is not there: two system calls then, one otherwise.
+  /// Puts our handler in front if it is not there.
   static Status ensure_installed();
 
   /// Writes that had to wait, since the start of the process.

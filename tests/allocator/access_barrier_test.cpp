@@ -5,7 +5,10 @@
 // does not allow userfaultfd.
 #include "platform/access_barrier.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -113,6 +116,85 @@ TEST_F(AccessBarrierTest, RangeThatIsNoMemoryIsAnError) {
   const Status status = barrier_->close(nullptr, kBytes);
   EXPECT_FALSE(status.is_ok());
   EXPECT_NE(status.message().find("registering memory"), std::string::npos) << status.message();
+}
+
+// ---- Write-protection, which needs no privilege ---------------------------------------------
+
+class WriteProtectionTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    Result<std::unique_ptr<AccessBarrier>> barrier =
+        GetParam() ? AccessBarrier::open() : AccessBarrier::open_unprivileged();
+    if (!barrier.is_ok()) GTEST_SKIP() << barrier.status().message();
+    barrier_ = std::move(barrier).value();
+    EXPECT_EQ(barrier_->stops_everybody(), GetParam());
+    Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(64 * kGranuleBytes);
+    ASSERT_TRUE(arena.is_ok());
+    arena_ = std::move(arena).value();
+    range_ = arena_->base();
+    ASSERT_TRUE(arena_->commit(range_, kBytes).is_ok());
+    // The second half stays untouched: nothing stands behind it yet.
+    memset(range_, 5, kBytes / 2);
+  }
+  /// A thread that blocks every signal writes to the range; it has done so when `done_` is true.
+  std::jthread write_to(char* address) {
+    return std::jthread([this, address] {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_BLOCK, &all, nullptr);
+      *static_cast<volatile char*>(address) = 6;
+      done_.store(true);
+    });
+  }
+
+  std::unique_ptr<AccessBarrier> barrier_;
+  std::unique_ptr<AddressArena> arena_;
+  char* range_ = nullptr;
+  std::atomic<bool> done_{false};
+};
+INSTANTIATE_TEST_SUITE_P(Kind, WriteProtectionTest, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "Privileged" : "Unprivileged";
+});
+
+TEST_P(WriteProtectionTest, WriterWaitsAndReaderDoesNot) {
+  for (const uint64_t offset : {kPageBytes, kBytes - kPageBytes}) {
+    done_.store(false);
+    ASSERT_TRUE(barrier_->protect(range_, kBytes).is_ok());
+    std::jthread writer = write_to(range_ + offset);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_FALSE(done_.load()) << offset;
+    const char before = offset < kBytes / 2 ? 5 : 0;
+    EXPECT_EQ(*static_cast<volatile char*>(range_ + offset), before);
+    EXPECT_TRUE(is_readable(range_ + offset));
+    barrier_->unprotect(range_, kBytes);
+    writer.join();
+    EXPECT_EQ(range_[offset], 6);
+    EXPECT_TRUE(overwrite_with_zero(range_ + offset));
+  }
+}
+
+TEST_P(WriteProtectionTest, MappingAnewEndsIt) {
+  ASSERT_TRUE(barrier_->protect(range_, kBytes).is_ok());
+  std::jthread writer = write_to(range_ + kPageBytes);
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_FALSE(done_.load());
+  ASSERT_NE(
+      mmap(range_, kBytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+      MAP_FAILED);
+  barrier_->wake(range_, kBytes);
+  writer.join();
+  EXPECT_EQ(range_[0], 0);
+  EXPECT_EQ(range_[kPageBytes], 6);
+}
+
+TEST_P(WriteProtectionTest, FilesAreRefused) {
+  const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  void* const mapped = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_FALSE(barrier_->protect(static_cast<char*>(mapped), kPageBytes).is_ok());
+  *static_cast<volatile char*>(mapped) = 1;
+  munmap(mapped, kPageBytes);
+  close(file);
 }
 
 TEST(AccessBarrierRefusedTest, SaysWhatWouldAllowIt) {

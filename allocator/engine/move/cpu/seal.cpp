@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/racy_access.h"
 #include "memory/move_in_parts.h"
+#include "platform/bus_errors.h"
 #include "platform/write_barrier.h"
 #include "tier/content_hash.h"
 #include "tier/io_channel.h"
@@ -29,29 +30,54 @@ bool Seal::close_unused(const SlotEviction& eviction) {
 }
 
 bool Seal::parks_pages() const {
-  return access_barrier_ != nullptr && heap_.can_use_any_cached() && !heap_.needs_free_room();
+  return access_barrier_ != nullptr && access_barrier_->stops_everybody() &&
+         heap_.can_use_any_cached() && !heap_.needs_free_room();
+}
+
+bool Seal::needs_signal(const Extent* extent) const {
+  return access_barrier_ == nullptr || extent->is_file_mapped.load(std::memory_order_relaxed);
 }
 
 SealOutcome Seal::close_by_protecting(Extent* extent, Status* failure) {
-  AddressArena& arena = heap_.arena();
-  const uint64_t bytes = extent->bytes;  // once it is cold, anybody may free it
-  *failure = WriteBarrier::ensure_installed();
-  if (failure->is_ok()) *failure = arena.protect(extent->address, bytes);
+  char* const address = extent->address;  // once it is cold, anybody may free it
+  const uint64_t bytes = extent->bytes;
+  bool by_signal = false;
+  *failure = protect(extent, &by_signal);
   if (!failure->is_ok()) return SealOutcome::kFailed;
-  SealOutcome outcome = prove(extent, extent->address);
+  SealOutcome outcome = prove(extent, address);
   if (outcome == SealOutcome::kCold) {
     *failure = map_slot(extent);
     if (failure->is_ok()) {
       extent->become_cold();
+      if (!by_signal) access_barrier_->wake(address, bytes);
       heap_.budget().release(bytes);
       return outcome;
     }
     outcome = SealOutcome::kFailed;
   }
-  Status status = arena.unprotect(extent->address, bytes);
-  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  unprotect(extent, by_signal);
   if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
+}
+
+// Without the signal where the kernel can: a thread may block it.
+Status Seal::protect(Extent* extent, bool* by_signal) {
+  if (!needs_signal(extent) && access_barrier_->protect(extent->address, extent->bytes).is_ok()) {
+    *by_signal = false;
+    return Status::ok();
+  }
+  *by_signal = true;
+  TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
+  return heap_.arena().protect(extent->address, extent->bytes);
+}
+
+void Seal::unprotect(Extent* extent, bool by_signal) {
+  if (!by_signal) {
+    access_barrier_->unprotect(extent->address, extent->bytes);
+    return;
+  }
+  const Status status = heap_.arena().unprotect(extent->address, extent->bytes);
+  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
 }
 
 SealOutcome Seal::close_by_moving(Extent* extent) {
@@ -123,6 +149,7 @@ SealOutcome Seal::prove(const Extent* extent, const char* memory) {
 Status Seal::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
+  TENCACHE_RETURN_IF_ERROR(BusErrors::ensure_installed());
   TENCACHE_RETURN_IF_ERROR(
       heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset));
   heap_.set_mapping_count(extent, 1);

@@ -4,8 +4,9 @@
 // window in which an extent is sealed, the proof that its slot holds its bytes, and the mapping
 // that makes it cold. There are two kinds of window.
 //
-//   Write-protected (mprotect): reads go on, the program's writes wait in the fault handler, and
-//   the pages go back to the kernel when the slot takes their place.
+//   Write-protected: reads go on, the program's writes wait, and the pages go back to the kernel
+//   when the slot takes their place. The writes wait in the kernel (userfaultfd); where that is not
+//   allowed, in the fault handler (mprotect), which a thread that blocks SIGSEGV does not reach.
 //
 //   Moved (mremap behind an access barrier): the pages leave for a parking extent, an extent
 //   without an owner, and are hashed there. A thread that touches the address meanwhile waits, in a
@@ -45,6 +46,8 @@ class Seal {
 
   /// Whether pages of what leaves are parked now, and serve what comes next.
   bool parks_pages() const;
+  /// Whether its writers would have to wait in the fault handler.
+  bool needs_signal(const Extent* extent) const;
 
   // The steps of the second kind of window, for what is written in it.
 
@@ -62,6 +65,8 @@ class Seal {
  private:
   SealOutcome close_by_protecting(Extent* extent, Status* failure);
   SealOutcome close_by_moving(Extent* extent);
+  Status protect(Extent* extent, bool* by_signal);
+  void unprotect(Extent* extent, bool by_signal);
   static SealOutcome prove(const Extent* extent, const char* memory);
   static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
   Status map_slot(Extent* extent);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/move/cpu/slot_evictions.h"
 
+#include <signal.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
 #include "engine/move/cpu/eviction_writer.h"
 #include "engine/move/take_slot.h"
+#include "platform/blocked_signals.h"
 
 namespace tencache {
 
@@ -37,15 +40,26 @@ EvictionResult SlotEvictions::evict(std::span<Extent* const> extents) {
   return result;
 }
 
-std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents) {
+std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents) const {
   std::vector<SlotEviction> evictions;
   evictions.reserve(extents.size());
   for (Extent* extent : extents) {
     const uint64_t claimed_at = timestamp();
     if (!extent->claim_for_eviction()) continue;
-    evictions.push_back({extent, claimed_at, !extent->is_presumed_clean()});
+    const SlotEviction eviction = {extent, claimed_at, !extent->is_presumed_clean()};
+    if (may_be_sealed(extent)) {
+      evictions.push_back(eviction);
+    } else {
+      eviction.abandon();
+    }
   }
   return evictions;
+}
+
+// False where a thread that blocks SIGSEGV may write to it in the window, and die of that.
+bool SlotEvictions::may_be_sealed(const Extent* extent) const {
+  return !extent->is_written_unannounced.load(std::memory_order_relaxed) ||
+         !seal_.needs_signal(extent) || !is_blocked_by_any_thread(SIGSEGV);
 }
 
 void SlotEvictions::take_slots(std::vector<SlotEviction>& evictions, EvictionResult* result) {

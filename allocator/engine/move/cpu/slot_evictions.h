@@ -42,7 +42,8 @@ class SlotEvictions {
   EvictionResult evict(std::span<Extent* const> extents);
 
  private:
-  static std::vector<SlotEviction> claim(std::span<Extent* const> extents);
+  std::vector<SlotEviction> claim(std::span<Extent* const> extents) const;
+  bool may_be_sealed(const Extent* extent) const;
   void take_slots(std::vector<SlotEviction>& evictions, EvictionResult* result);
   Status ensure_slot(Extent* extent);
   void write_slots(std::vector<SlotEviction>& evictions, EvictionResult* result);

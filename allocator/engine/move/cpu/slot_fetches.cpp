@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/move/cpu/slot_fetches.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -9,6 +11,7 @@
 #include "base/log.h"
 #include "base/racy_access.h"
 #include "memory/move_in_parts.h"
+#include "platform/blocked_signals.h"
 #include "platform/write_barrier.h"
 
 namespace tencache {
@@ -96,6 +99,10 @@ bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetche
     if (!request->is_current() || request->is_outdated()) continue;
     wait_while_sealing(*request->extent);
     if (!request->extent->claim_for_fetch()) continue;
+    if (const std::optional<TouchedPages> touched = written_past_waiting(request->extent)) {
+      leave_to_writers(request->extent, *touched);
+      continue;
+    }
     Fetch fetch = {request->extent, true};
     const AheadOutcome outcome = begin_ahead(&fetch);
     if (outcome == AheadOutcome::kLeftCold) continue;
@@ -158,33 +165,32 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
 }
 
 // Of a cold extent that the program has overwritten as a whole, every page is private. Such pages
-// are anonymous, and the slot below shows nowhere. So it is resident as it is: nothing is read,
-// copied or mapped. Its pages cannot be parked; an eviction write-protects them instead.
+// are anonymous, stay so, and the slot below shows nowhere. So it is resident as it is: nothing is
+// read, copied, mapped or kept from anybody. Its pages cannot be parked.
 bool SlotFetches::adopt(Extent* extent) {
   MigrationPermit permit(fork_latch_);
   if (!extent->claim_for_fetch()) return false;
-  if (extent->unannounced_bytes.load(std::memory_order_relaxed) < extent->bytes) {
-    extent->abandon_fetch();
-    return false;
-  }
-  extent->begin_merge();
-  AddressArena& arena = heap_.arena();
   TouchedPages touched;
-  Status status = WriteBarrier::ensure_installed();
-  if (status.is_ok()) status = arena.protect(extent->address, extent->bytes);
-  if (status.is_ok()) status = page_map_.scan(extent->address, extent->bytes, &touched);
-  const Status unprotected = arena.unprotect(extent->address, extent->bytes);
-  TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
-  if (!status.is_ok() || touched.written.size() * kPageBytes != extent->bytes) {
+  const bool may_be_whole =
+      extent->unannounced_bytes.load(std::memory_order_relaxed) == extent->bytes;
+  if (!may_be_whole || !page_map_.scan(extent->address, extent->bytes, &touched).is_ok() ||
+      touched.written.size() * kPageBytes != extent->bytes) {
     extent->abandon_fetch();
     return false;
   }
+  take_as_it_is(extent, touched);
+  return true;
+}
+
+// The room of the private pages, which are all of its pages, becomes the extent's.
+void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {
+  extent->begin_merge();
+  note_written(extent, touched);
   heap_.count_unannounced(touched);
   heap_.forget_unannounced(extent);
   heap_.budget().force_reserve(extent->bytes);
-  extent->set_flags(kFlagDirty);
+  extent->is_file_mapped.store(true, std::memory_order_relaxed);
   extent->become_resident();
-  return true;
 }
 
 void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
@@ -206,6 +212,11 @@ std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> exte
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
     if (!extent->claim_for_fetch()) continue;
+    if (const std::optional<TouchedPages> touched = written_past_waiting(extent)) {
+      leave_to_writers(extent, *touched);
+      left_cold->push_back(extent);
+      continue;
+    }
     Fetch fetch = {extent};
     if (make_scratch(&fetch)) {
       fetches.push_back(fetch);
@@ -274,6 +285,13 @@ void SlotFetches::give_up(std::span<const Fetch> fetches, const Status& reason,
 
 void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold) {
   Extent* extent = fetch.extent;
+  if (const std::optional<TouchedPages> touched = written_past_waiting(extent)) {
+    heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
+    heap_.budget().release(fetch.room_bytes);
+    leave_to_writers(extent, *touched);
+    left_cold->push_back(extent);
+    return;
+  }
   extent->begin_merge();
   TouchedPages touched;
   uint64_t moved_bytes = 0;
@@ -290,7 +308,8 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   }
   add(ledger_.stats.fetched_bytes, extent->bytes);
   heap_.count_unannounced(touched);
-  if (!touched.written.empty()) extent->set_flags(kFlagDirty);
+  note_written(extent, touched);
+  extent->is_file_mapped.store(false, std::memory_order_relaxed);
   // Only now are the pages of the page cache no longer mapped and can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
   // A thread that waits for it already counts it as late, so the flag has to be there first.
@@ -298,6 +317,36 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   heap_.set_mapping_count(extent, fetch.mapping_count);
   heap_.forget_unannounced(extent);
   extent->become_resident();
+}
+
+void SlotFetches::note_written(Extent* extent, const TouchedPages& touched) {
+  if (touched.written.empty()) return;
+  extent->set_flags(kFlagDirty);
+  extent->is_written_unannounced.store(true, std::memory_order_relaxed);
+}
+
+// Note [Writers that block the signal]: what the program writes to a cold extent goes to private
+// pages of a file's mapping, and the kernel lets nobody wait there but by SIGSEGV. A thread that
+// blocks that signal would end the process. So where there is one, an extent that somebody has
+// written so opens no window. It stays cold, which is slow and right, until all of it was written;
+// then it is resident as it is. Returns the pages if that is so.
+std::optional<TouchedPages> SlotFetches::written_past_waiting(const Extent* extent) const {
+  TouchedPages touched;
+  if (!page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) return std::nullopt;
+  if (touched.written.empty() || !is_blocked_by_any_thread(SIGSEGV)) return std::nullopt;
+  return touched;
+}
+
+// REQUIRES: the extent is claimed, and has no room.
+void SlotFetches::leave_to_writers(Extent* extent, const TouchedPages& touched) {
+  if (touched.written.size() * kPageBytes == extent->bytes) {
+    take_as_it_is(extent, touched);
+    return;
+  }
+  warn_once(Status(StatusCode::kUnavailable,
+                   "it is written outside of ops, and a thread of the program blocks SIGSEGV, so "
+                   "that it cannot be made to wait"));
+  extent->abandon_fetch();
 }
 
 // Meanwhile an address shows the slot or the scratch page, and the bytes are the same.
@@ -325,12 +374,15 @@ Status SlotFetches::merge_written_pages(const Fetch& fetch, TouchedPages* touche
 }
 
 void SlotFetches::leave_cold(const Fetch& fetch, const Status& reason) {
-  if (!has_warned_.exchange(true)) {
-    TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
-                         reason.clause().c_str());
-  }
+  warn_once(reason);
   heap_.budget().release(fetch.room_bytes);
   fetch.extent->abandon_fetch();
+}
+
+void SlotFetches::warn_once(const Status& reason) {
+  if (has_warned_.exchange(true)) return;
+  TENCACHE_LOG_WARNING("a tensor stays in the spill file, where it can be used but slowly: %s",
+                       reason.clause().c_str());
 }
 
 }  // namespace tencache

@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -71,9 +72,14 @@ class SlotFetches {
   void give_up(std::span<const Fetch> fetches, const Status& reason,
                std::vector<const Extent*>* left_cold);
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
+  static void note_written(Extent* extent, const TouchedPages& touched);
+  void take_as_it_is(Extent* extent, const TouchedPages& touched);
+  std::optional<TouchedPages> written_past_waiting(const Extent* extent) const;
+  void leave_to_writers(Extent* extent, const TouchedPages& touched);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   Status move_scratch(const Fetch& fetch, uint64_t* moved_bytes);
   void leave_cold(const Fetch& fetch, const Status& reason);
+  void warn_once(const Status& reason);
 
   CpuHeap& heap_;
   DiskTier& disk_;

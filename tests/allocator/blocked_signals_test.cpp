@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether any thread blocks a signal: found in any thread, gone with it.
+#include "platform/blocked_signals.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "base/service_thread.h"
+
+namespace tencache {
+namespace {
+
+/// Runs `check` while another thread blocks what `mask` holds.
+template <typename Check>
+void while_blocked(const sigset_t& mask, Check check) {
+  std::thread([&] {
+    pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+    std::thread(check).join();  // a thread inherits the mask
+  }).join();
+}
+
+TEST(BlockedSignalsTest, ThreadThatBlocksIsFound) {
+  EXPECT_FALSE(is_blocked_by_any_thread(SIGSEGV));
+  sigset_t mask;
+  sigemptyset(&mask);
+  sigaddset(&mask, SIGSEGV);
+  while_blocked(mask, [] {
+    EXPECT_TRUE(is_blocked_by_any_thread(SIGSEGV));
+    EXPECT_FALSE(is_blocked_by_any_thread(SIGUSR1));
+  });
+  EXPECT_FALSE(is_blocked_by_any_thread(SIGSEGV));
+}
+
+TEST(BlockedSignalsTest, LastSignalIsFound) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  sigaddset(&mask, SIGRTMAX);
+  while_blocked(mask, [] {
+    EXPECT_TRUE(is_blocked_by_any_thread(SIGRTMAX));
+    EXPECT_FALSE(is_blocked_by_any_thread(SIGHUP));
+  });
+}
+
+TEST(BlockedSignalsTest, OurOwnThreadsBlockNoFault) {
+  std::thread service = start_service_thread("tencache-test", [] {
+    EXPECT_FALSE(is_blocked_by_any_thread(SIGSEGV));
+    EXPECT_FALSE(is_blocked_by_any_thread(SIGBUS));
+    EXPECT_TRUE(is_blocked_by_any_thread(SIGUSR1));
+  });
+  service.join();
+}
+
+}  // namespace
+}  // namespace tencache
