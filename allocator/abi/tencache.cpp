@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
 #include "base/units.h"
+#include "engine/reading.h"
 #include "learn/trace_writer.h"
 #include "platform/output_file.h"
 
@@ -28,6 +30,7 @@ using tencache::Engine;
 using tencache::EngineHolds;
 using tencache::Engines;
 using tencache::Extent;
+using tencache::Reading;
 using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
@@ -123,6 +126,17 @@ tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t 
 }
 
 void tencache_unhold(tencache_hold* hold) { Engines::unhold(reinterpret_cast<EngineHolds*>(hold)); }
+
+tencache_reading* tencache_begin_reading(const void* const* addresses, uint32_t count) {
+  Engine* cpu = cpu_engine();
+  if (cpu == nullptr || cpu->mover() == nullptr) return nullptr;
+  return reinterpret_cast<tencache_reading*>(
+      std::make_unique<Reading>(*cpu, std::span(addresses, count)).release());
+}
+
+void tencache_end_reading(tencache_reading* reading) {
+  const std::unique_ptr<Reading> owned(reinterpret_cast<Reading*>(reading));
+}
 
 void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
   engines().keep_resident(as_accesses(accesses, count));

@@ -133,6 +133,15 @@ TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* access
                                                    int and_inner);
 TENCACHE_API void tencache_unhold(tencache_hold* hold);
 
+/* Announces that the program reads these extents by other means than an op (a checkpoint), until
+ * tencache_end_reading(), on any thread. Up to half of the budget is fetched and stays. What goes
+ * beyond, and in a forked child everything, is read through cold mappings, and compared with its
+ * hash now and at the end. Bytes that the disk has changed, or does not give, end the process with
+ * a message. NULL where nothing of it can be cold; addresses outside extents are ignored. */
+typedef struct tencache_reading tencache_reading;
+TENCACHE_API tencache_reading* tencache_begin_reading(const void* const* addresses, uint32_t count);
+TENCACHE_API void tencache_end_reading(tencache_reading* reading);
+
 /* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
 

@@ -232,6 +232,16 @@ class Core:
         self._start = _declare(library, "tencache_start", ctypes.c_int, error)
         self._is_started = _declare(library, "tencache_is_started", ctypes.c_int)
         self._empty_cache = _declare(library, "tencache_empty_cache", ctypes.c_uint64)
+        self._begin_reading = _declare(
+            library,
+            "tencache_begin_reading",
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_uint32,
+        )
+        self.end_reading: Callable[[int], None] = _declare(
+            library, "tencache_end_reading", None, ctypes.c_void_p
+        )
         self.reset_peak_stats: Callable[[], None] = _declare(
             library, "tencache_reset_peak_stats", None
         )
@@ -244,6 +254,15 @@ class Core:
         self._try_file = _declare(library, "tencache_try_file", ctypes.c_int, text, error)
         self._is_shared_output = _declare(library, "tencache_is_shared_output", ctypes.c_int, text)
         self.recorded: Callable[[], int] = _declare(library, "tencache_recorded", ctypes.c_int)
+        self._declare_plans(library)
+        # The same library again, for a call that reads one flag: releasing the GIL would cost more
+        # than the call.
+        self.is_armed: Callable[[], int] = _declare(
+            ctypes.PyDLL(library._name), "tencache_is_armed", ctypes.c_int
+        )
+
+    def _declare_plans(self, library: ctypes.CDLL) -> None:
+        error, size = ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
         self._plan = _declare(
             library,
             "tencache_plan",
@@ -263,11 +282,6 @@ class Core:
             ctypes.c_char_p,
             size,
             error,
-        )
-        # The same library again, for a call that reads one flag: releasing the GIL would cost more
-        # than the call.
-        self.is_armed: Callable[[], int] = _declare(
-            ctypes.PyDLL(library._name), "tencache_is_armed", ctypes.c_int
         )
 
     def version(self) -> str:
@@ -323,6 +337,12 @@ class Core:
 
     def empty_cache(self) -> int:
         return int(self._empty_cache())
+
+    def begin_reading(self, addresses: Sequence[int]) -> int | None:
+        """Announces reads at these addresses, until `end_reading`; None if none can be cold."""
+        count = len(addresses)
+        reading: int | None = self._begin_reading(_address_array(count)(*addresses), count)
+        return reading
 
     def doctor(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(_read_text(self._doctor))

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache import _backend, _gpu_groups, _inductor, _options, _report, _triton
+from tencache import (
+    _backend,
+    _checkpoints,
+    _gpu_groups,
+    _inductor,
+    _options,
+    _report,
+    _triton,
+)
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 from tencache._messages import shortened
 
@@ -246,6 +254,8 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)
         _gpu_groups.install(library, doors, torch._C)
+    else:
+        _checkpoints.install(library, torch)
     atexit.register(_at_exit)
 
 

@@ -106,13 +106,19 @@ COLD_PRELUDE = """
 
 @pytest.fixture
 def run_cold(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
-    """`run_cold(*code, VARIABLE=...)`: runs code under tencache with the helpers of cold.py."""
+    """`run_cold(*code, VARIABLE=...)`: runs code under tencache with the helpers of cold.py.
 
-    def run(*code: str, **variables: str) -> Finished:
+    The program must end with `status`, as for `run_python`.
+    """
+
+    def run(*code: str, status: int | None = 0, **variables: str) -> Finished:
         tests = str(Path(__file__).resolve().parent)
         path = os.pathsep.join(p for p in (tests, os.environ.get("PYTHONPATH")) if p)
         return run_python(
-            COLD_PRELUDE, *code, env={**COLD_VARIABLES, "PYTHONPATH": path, **variables}
+            COLD_PRELUDE,
+            *code,
+            env={**COLD_VARIABLES, "PYTHONPATH": path, **variables},
+            status=status,
         )
 
     return run

@@ -104,21 +104,21 @@ def test_torch_save_and_load(run_cold: Run) -> None:
         half = tensor[: truth.size // 2]
         for arguments in ({}, {"_use_new_zipfile_serialization": False}):
             chill(tensor)
-            with counted(reads=1, writes=0):
+            with counted(reads=0, writes=0):
                 torch.save({"whole": tensor, "half": half}, "file.pt", **arguments)
-                assert is_cold(tensor)
+                assert not is_cold(tensor), "it is announced"
             for mmap in (False, True) if not arguments else (False,):
                 loaded = torch.load("file.pt", mmap=mmap)
                 assert same(loaded["whole"], truth) and same(loaded["half"], truth[: half.numel()])
                 assert loaded["whole"].data_ptr() == loaded["half"].data_ptr()
         chill(tensor)
         stream = io.BytesIO()
-        with counted(reads=1, writes=0):
+        with counted(reads=0, writes=0):
             torch.save(tensor, stream)
         stream.seek(0)
         assert same(torch.load(stream), truth)
         chill(tensor)
-        with counted(reads=1, writes=0):
+        with counted(reads=0, writes=0):
             data = pickle.dumps(tensor)
         assert same(pickle.loads(data), truth)
         """
@@ -152,7 +152,7 @@ def test_safetensors(run_cold: Run) -> None:
             (lambda: save(tensors), load),
         ):
             chill(first, second)
-            with counted(reads=2, writes=0):
+            with counted(reads=0, writes=0):
                 written = write()
             loaded = read(written)
             assert same(loaded["first"], first_truth) and same(loaded["second"], second_truth)

@@ -78,6 +78,11 @@ class Mover {
   /// Where programs may write to cold extents without an op: evicts such extents again until
   /// `bytes` became free or none is left, those of which most was written, or `takes_all`.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
+  /// Where programs may read cold extents without an op: compares what those among the extents
+  /// that are cold show with what was written. A difference ends the process (base/check.h fatal).
+  virtual void check_cold(std::span<Extent* const> /*extents*/) {}
+  /// The same in a forked child.
+  virtual void check_cold_in_child(std::span<Extent* const> /*extents*/) {}
   /// Looks for such writes now, and books them.
   virtual void count_unannounced() {}
   /// Call before the parts end that the heap tells of its needs: it looks for them no more.

@@ -55,14 +55,7 @@ class HashingReader final : public PieceObserver {
 };
 
 void verify(const DiskTier& disk, const Extent& extent, const ContentHash& hash) {
-  if (hash == extent.slot_hash) return;
-  fatal(
-      "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
-      "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
-      "numbers; check the disk or choose another one with --spill-dir",
-      disk.directory().c_str(), static_cast<unsigned long long>(extent.id),
-      static_cast<void*>(extent.address), static_cast<unsigned long long>(extent.bytes),
-      static_cast<unsigned long long>(extent.slot.offset));
+  if (hash != extent.slot_hash) end_for_other_bytes(disk, extent);
 }
 
 }  // namespace
@@ -90,6 +83,16 @@ SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> first_reads,
     result.status = transfer.status;
   }
   return result;
+}
+
+void end_for_other_bytes(const DiskTier& disk, const Extent& extent) {
+  fatal(
+      "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
+      "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
+      "numbers; check the disk or choose another one with --spill-dir",
+      disk.directory().c_str(), static_cast<unsigned long long>(extent.id),
+      static_cast<void*>(extent.address), static_cast<unsigned long long>(extent.bytes),
+      static_cast<unsigned long long>(extent.slot.offset));
 }
 
 void end_for_unreadable_slots(const DiskTier& disk, const Status& reason) {

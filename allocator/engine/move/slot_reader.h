@@ -42,5 +42,7 @@ SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
 
 /// Ends the process: an op needs bytes that cannot be read back.
 [[noreturn]] void end_for_unreadable_slots(const DiskTier& disk, const Status& reason);
+/// Ends the process: the disk gave other bytes than were written.
+[[noreturn]] void end_for_other_bytes(const DiskTier& disk, const Extent& extent);
 
 }  // namespace tencache

@@ -32,6 +32,7 @@
 #include <span>
 
 #include "base/stats.h"
+#include "engine/move/cpu/slot_checks.h"
 #include "engine/move/cpu/slot_evictions.h"
 #include "engine/move/cpu/slot_fetches.h"
 #include "engine/move/cpu/unannounced_writes.h"
@@ -53,6 +54,7 @@ class SlotMover final : public Mover {
       : Mover(stats),
         evictions_(heap, disk, access_barrier, ledger_, fork_latch_),
         fetches_(heap, disk, page_map, ledger_, fork_latch_),
+        checks_(disk, fork_latch_),
         unannounced_(heap, page_map, fetches_, evictions_, look_interval) {}
 
   EvictionResult evict(std::span<Extent* const> extents) override {
@@ -62,6 +64,10 @@ class SlotMover final : public Mover {
   }
   EvictionResult evict_written(uint64_t bytes, bool takes_all) override {
     return unannounced_.evict_again(bytes, takes_all);
+  }
+  void check_cold(std::span<Extent* const> extents) override { checks_.check(extents); }
+  void check_cold_in_child(std::span<Extent* const> extents) override {
+    checks_.check_in_child(extents);
   }
   void count_unannounced() override { (void)unannounced_.count(); }
   void stop_looking() override { unannounced_.stop(); }
@@ -75,6 +81,7 @@ class SlotMover final : public Mover {
  private:
   SlotEvictions evictions_;
   SlotFetches fetches_;
+  SlotChecks checks_;
   UnannouncedWrites unannounced_;
 };
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CachedReader: reads the spill file through the page cache, and so sees the very bytes that a cold
+// mapping shows (Note [Cold mapping] in platform/address_arena.h). A page that the disk does not
+// give is an error, and no SIGBUS. It works in a forked child, too, as long as the child has the
+// descriptor: it makes sure that the descriptor still is the spill file's.
+//
+// Threads: any; constant after construction.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+
+namespace tencache {
+
+class CachedReader {
+ public:
+  /// Does not own the descriptor.
+  explicit CachedReader(int fd);
+
+  /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the file
+  /// cannot be reached any more; another code where it is, and the bytes cannot be read.
+  Status read(uint64_t offset, std::span<char> memory) const;
+
+ private:
+  const int fd_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+}  // namespace tencache

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints are announced: their writers read tensors' memory without the dispatcher.
+
+`torch.save` (both formats), pickle, `torch.package` and DCP come down to two methods that read one
+storage each, and safetensors to one function that collects addresses. We wrap these. Each call
+tells the core which storages it is about to read (tencache_begin_reading): they are fetched and
+compared with their hash, and stay until the call ends. So a disk that lies ends the program with a
+message, and not with a wrong checkpoint. In a forked child, which fetches nothing, what is read is
+compared where it lies.
+
+Nothing here imports safetensors. Not seen are writers in C++ (`torch.jit.save`, `torch::save`) and
+whoever reads through an address or a NumPy view; README says what holds for them.
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from tencache._inductor import when_imported
+
+# A function of safetensors that collects what is written, by age: the newest makes a list that
+# lives as long as the writing takes; the one before reads the bytes of a tensor.
+_SAFETENSORS = "safetensors.torch"
+_COLLECTOR = "_flatten_as_ptr"
+_READER = "_tobytes"
+
+
+class Announcer(Protocol):
+    """The part of the core that this module uses."""
+
+    def begin_reading(self, addresses: Sequence[int]) -> int | None: ...
+    def end_reading(self, reading: int) -> None: ...
+
+
+class Reading:
+    """What is announced stays announced while the object lives, or until `end`."""
+
+    __slots__ = ("_core", "_reading")
+
+    def __init__(self, core: Announcer, addresses: Sequence[int]) -> None:
+        self._core = core
+        self._reading: int | None = None
+        if addresses:
+            self._reading = core.begin_reading(addresses)
+
+    def end(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self._core.end_reading(reading)
+
+    __del__ = end
+
+
+def install(core: Announcer, torch: Any) -> None:
+    """Announces every checkpoint from now on; waits for safetensors if it is not imported yet."""
+    writer = torch._C.PyTorchFileWriter
+    writer.write_record = announced(writer.write_record, core)
+    storage = torch.UntypedStorage
+    storage._write_file = announced(storage._write_file, core)
+    when_imported(_SAFETENSORS, "save_file", lambda module: patch_safetensors(module, core))
+
+
+def patch_safetensors(module: Any, core: Announcer) -> None:
+    """Wraps what `save` and `save_file` call; callers may have imported these before."""
+    collect = getattr(module, _COLLECTOR, None)
+    if collect is None:
+        setattr(module, _READER, announced(getattr(module, _READER), core))
+        return
+
+    @functools.wraps(collect)
+    def collect_announced(tensors: Any, keep_alive: list[Any], *more: Any, **named: Any) -> Any:
+        # Announced before the buffers' list gets it, which drops it when all is written.
+        reading = Reading(core, list(addresses(tensors.values())))
+        keep_alive.append(reading)
+        return collect(tensors, keep_alive, *more, **named)
+
+    setattr(module, _COLLECTOR, collect_announced)
+
+
+def announced(function: Callable[..., Any], core: Announcer) -> Callable[..., Any]:
+    """The function, with the storages and tensors among its arguments announced."""
+
+    @functools.wraps(function)
+    def run_announced(*arguments: Any, **named: Any) -> Any:
+        reading = Reading(core, list(addresses((*arguments, *named.values()))))
+        try:
+            return function(*arguments, **named)
+        finally:
+            reading.end()
+
+    return run_announced
+
+
+def addresses(values: Iterable[Any]) -> Iterator[int]:
+    """Where the storages and tensors among the values lie; others have no `data_ptr`."""
+    for value in values:
+        if not hasattr(value, "data_ptr"):
+            continue
+        try:
+            yield int(value.data_ptr())
+        except (RuntimeError, NotImplementedError):
+            continue  # A fake tensor has no memory.
