@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cpu_device.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "platform/bus_errors.h"
 #include "platform/write_barrier.h"
 
@@ -65,7 +67,11 @@ CpuDevice::~CpuDevice() {
 }
 
 Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
-  Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(config.arena_bytes);
+  // What leaves memory keeps its addresses, so as many again as the budget is the least.
+  const uint64_t least_bytes =
+      round_up(std::min(config.budget_bytes, config.arena_bytes / 2) * 2, kGranuleBytes);
+  Result<std::unique_ptr<AddressArena>> arena =
+      AddressArena::reserve(config.arena_bytes, least_bytes);
   if (!arena.is_ok()) return arena.status();
   arena_ = std::move(arena).value();
   Result<std::unique_ptr<ExtentTable>> table = ExtentTable::create(arena_->base(), arena_->bytes());

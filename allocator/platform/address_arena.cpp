@@ -3,17 +3,19 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <string>
 
 #include "base/check.h"
 #include "base/racy_access.h"
 #include "base/units.h"
+#include "platform/machine.h"
 
 namespace tencache {
 namespace {
 
-constexpr uint64_t kArenaBytesMin = 64 * kGiB;
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP \
   4  // <linux/mman.h>; the C library's own header may be older than the kernel
@@ -53,22 +55,32 @@ bool probe_keeping_the_source() {
 
 }  // namespace
 
-Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes) {
+Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes, uint64_t least_bytes) {
   TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
-  const uint64_t least = bytes < kArenaBytesMin ? bytes : kArenaBytesMin;
-  for (uint64_t wish = bytes; wish >= least; wish = wish / 2 / kGranuleBytes * kGranuleBytes) {
+  const std::optional<uint64_t> left_bytes = address_bytes_left();
+  const uint64_t most_bytes = left_bytes ? std::min(bytes, *left_bytes / 2) : bytes;
+  least_bytes = std::max(std::min(least_bytes, bytes), kGranuleBytes);
+  uint64_t wish = most_bytes / kGranuleBytes * kGranuleBytes;
+  while (wish >= least_bytes) {
     const uint64_t with_slack = wish + kGranuleBytes;
     void* reservation =
         mmap(nullptr, with_slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reservation == MAP_FAILED) continue;
-    char* start = static_cast<char*>(reservation);
-    return std::unique_ptr<AddressArena>(
-        new AddressArena(start, with_slack, align_to_granule(start), wish));
+    if (reservation != MAP_FAILED) {
+      char* start = static_cast<char*>(reservation);
+      return std::unique_ptr<AddressArena>(
+          new AddressArena(start, with_slack, align_to_granule(start), wish));
+    }
+    if (wish == least_bytes) break;
+    wish = std::max(least_bytes, wish / 2 / kGranuleBytes * kGranuleBytes);
   }
+  const std::string left = left_bytes ? ", since the limit leaves " + format_bytes(*left_bytes) +
+                                            " and tencache takes half of it"
+                                      : "";
   return Status(StatusCode::kUnavailable,
-                "could not reserve " + format_bytes(least) +
-                    " of virtual addresses; raise the limit on virtual memory (ulimit -v)");
+                "could not reserve the " + format_bytes(least_bytes) +
+                    " of virtual addresses that the budget needs" + left +
+                    "; raise the limit on virtual memory (ulimit -v) or lower --device-memory");
 }
 
 AddressArena::AddressArena(char* reservation, uint64_t reservation_bytes, char* base,

@@ -31,9 +31,11 @@ inline constexpr uint64_t kGranuleBytes = uint64_t{2} << 20;
 
 class AddressArena {
  public:
-  /// Reserves `bytes` of addresses, no memory. REQUIRES: a multiple of kGranuleBytes. Halves the
-  /// size until the kernel grants it (ulimit -v); kUnavailable below 64 GiB or `bytes`.
-  static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes);
+  /// Reserves `bytes` of addresses, no memory. REQUIRES: multiples of kGranuleBytes. Takes less
+  /// where the process has a limit (ulimit -v): half of what that leaves, since scratch memory and
+  /// the program need addresses, too. Halves the size until the kernel grants it; kUnavailable
+  /// below `least_bytes`.
+  static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes, uint64_t least_bytes);
   ~AddressArena();
   AddressArena(const AddressArena&) = delete;
   AddressArena& operator=(const AddressArena&) = delete;

@@ -2,6 +2,7 @@
 #include "platform/machine.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,10 @@ namespace {
 // stacks, Python's objects, the page cache. A tenth, at least this much where that leaves half.
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
+
+// The arena takes half of the addresses (platform/address_arena.h), and what leaves memory keeps
+// its addresses there. So a budget has to leave as many again.
+constexpr uint64_t kAddressShare = 4;
 
 std::optional<uint64_t> read_number(const std::string& path) {
   std::ifstream file(path);
@@ -194,11 +199,19 @@ MachineMemory probe_memory() {
   memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
   memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
   memory.local_ranks = local_ranks();
+  memory.address_bytes_left = address_bytes_left();
   if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
     memory.cgroup_limit_bytes = cgroup->limit_bytes;
     memory.cgroup_used_bytes = cgroup->used_bytes;
   }
   return memory;
+}
+
+std::optional<uint64_t> address_bytes_left() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  const uint64_t used_bytes = read_field("/proc/self/status", "VmSize:") * kKiB;
+  return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used_bytes);
 }
 
 uint64_t bytes_left(const MachineMemory& memory) {
@@ -211,7 +224,12 @@ DefaultBudget default_device_budget(const MachineMemory& memory) {
   const uint64_t left = bytes_left(memory);
   const uint64_t reserve = std::max(left / 10, std::min(kReserveBytesMin, left / 2));
   const uint64_t share = (left - reserve) / memory.local_ranks;
-  return {std::max(kBudgetBytesMin, round_up(share, kMiB)), budget_reason(memory, reserve)};
+  const uint64_t bytes = std::max(kBudgetBytesMin, round_up(share, kMiB));
+  const uint64_t address_bytes = memory.address_bytes_left.value_or(UINT64_MAX);
+  if (bytes <= address_bytes / kAddressShare) return {bytes, budget_reason(memory, reserve)};
+  return {std::max<uint64_t>(kMiB, address_bytes / kAddressShare / kMiB * kMiB),
+          "a quarter of the " + format_bytes(address_bytes) +
+              " of addresses left under the limit on virtual memory (ulimit -v)"};
 }
 
 DefaultBudget default_host_budget(const MachineMemory& memory) {

@@ -16,6 +16,7 @@ struct MachineMemory {
   uint64_t available_bytes = 0;                // MemAvailable
   std::optional<uint64_t> cgroup_limit_bytes;  // of the cgroup that leaves least, up to the root
   uint64_t cgroup_used_bytes = 0;              // of that cgroup, reclaimable page cache excluded
+  std::optional<uint64_t> address_bytes_left;  // under the limit on virtual memory
   uint64_t swap_bytes = 0;                     // SwapTotal
   uint64_t map_count_max = 65530;              // vm.max_map_count
   std::string huge_pages;                      // "always", "madvise", "never" or "absent"
@@ -41,6 +42,10 @@ DefaultBudget default_device_budget(const MachineMemory& memory);
 /// program's own memory comes and goes (a loaded checkpoint, DataLoader workers). 0 where too
 /// little would be left to be of use.
 DefaultBudget default_host_budget(const MachineMemory& memory);
+
+/// The addresses that the limit on virtual memory (ulimit -v) leaves to this process; none where
+/// there is no limit.
+std::optional<uint64_t> address_bytes_left();
 
 /// The memory that the machine, or the cgroup where that is less, has left now.
 uint64_t bytes_left(const MachineMemory& memory);

@@ -34,7 +34,8 @@ class AccessBarrierTest : public ::testing::Test {
     Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
     if (!barrier.is_ok()) GTEST_SKIP() << barrier.status().message();
     barrier_ = std::move(barrier).value();
-    Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(64 * kGranuleBytes);
+    Result<std::unique_ptr<AddressArena>> arena =
+        AddressArena::reserve(64 * kGranuleBytes, 64 * kGranuleBytes);
     ASSERT_TRUE(arena.is_ok());
     arena_ = std::move(arena).value();
     range_ = arena_->base();

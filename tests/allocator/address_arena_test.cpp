@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ constexpr uint64_t kBytes = 4 * kMiB + 3 * kPageBytes;
 class AddressArenaTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(64 * kMiB);
+    Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(64 * kMiB, 64 * kMiB);
     ASSERT_TRUE(arena.is_ok()) << arena.status().message();
     arena_ = std::move(arena).value();
   }
@@ -59,7 +60,7 @@ TEST_F(AddressArenaTest, ReservesAlignedAddressesWithoutAccess) {
 
 TEST_F(AddressArenaTest, TakesLessThanItWishedWhereTheKernelRefuses) {
   if (kHasThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer's address space ends before that";
-  Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(uint64_t{1} << 47);
+  Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(uint64_t{1} << 47, 64 * kGiB);
   ASSERT_TRUE(arena.is_ok()) << arena.status().message();
   EXPECT_LT(arena.value()->bytes(), uint64_t{1} << 47);
   EXPECT_GE(arena.value()->bytes(), 64 * kGiB);
@@ -70,13 +71,21 @@ TEST_F(AddressArenaTest, SaysWhatToRaiseWhenAddressesAreLimited) {
   const int outcome = run_in_child([] {
     const rlimit limit = {4 * kGiB, 4 * kGiB};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
-    const Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(128 * kGiB);
-    ASSERT_FALSE(arena.is_ok());
-    EXPECT_EQ(arena.status().code(), StatusCode::kUnavailable);
-    EXPECT_NE(arena.status().message().find("ulimit -v"), std::string::npos);
-    EXPECT_NE(arena.status().message().find("64.0 GiB"), std::string::npos);
-    // A size below the minimum is taken as it is.
-    EXPECT_TRUE(AddressArena::reserve(kGiB).is_ok());
+    const Result<std::unique_ptr<AddressArena>> refused =
+        AddressArena::reserve(128 * kGiB, 3 * kGiB);
+    ASSERT_FALSE(refused.is_ok());
+    EXPECT_EQ(refused.status().code(), StatusCode::kUnavailable);
+    for (const char* part : {"ulimit -v", "3.00 GiB", "--device-memory", "takes half of it"}) {
+      EXPECT_NE(refused.status().message().find(part), std::string::npos)
+          << part << " is not in: " << refused.status().message();
+    }
+    // Half of what is left is taken, so that the program has addresses, too.
+    const Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(128 * kGiB, kGiB);
+    ASSERT_TRUE(arena.is_ok()) << arena.status().message();
+    EXPECT_GE(arena.value()->bytes(), kGiB);
+    EXPECT_LE(arena.value()->bytes(), 2 * kGiB);
+    void* other = mmap(nullptr, kGiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(other, MAP_FAILED);
   });
   EXPECT_EQ(outcome, 0);
 }

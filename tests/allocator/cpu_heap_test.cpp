@@ -51,7 +51,7 @@ class HeapTest : public ::testing::Test {
     }
     heap_.reset();
     budget_.emplace(kLimit, kLimit * 7 / 10, stats_.peak_device_bytes);
-    arena_ = std::move(AddressArena::reserve(arena_bytes)).value();
+    arena_ = std::move(AddressArena::reserve(arena_bytes, arena_bytes)).value();
     table_ = std::move(ExtentTable::create(arena_->base(), arena_->bytes())).value();
     heap_ = std::make_unique<CpuHeap>(config, *arena_, *table_, nullptr, nullptr, *budget_, stats_);
     heap_->set_room_maker(&room_maker_);

@@ -15,7 +15,7 @@ namespace {
 class ExtentTableTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    arena_ = std::move(AddressArena::reserve(64 * kMiB)).value();
+    arena_ = std::move(AddressArena::reserve(64 * kMiB, 64 * kMiB)).value();
     table_ = std::move(ExtentTable::create(arena_->base(), arena_->bytes())).value();
   }
   char* granule(uint64_t index) const { return arena_->base() + index * kGranuleBytes; }

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/sysinfo.h>
 
 #include <cstdlib>
@@ -70,6 +71,29 @@ TEST(DefaultBudgetTest, IsSharedByTheRanksOfOneLaunch) {
   const DefaultBudget budget = default_device_budget(memory);
   EXPECT_EQ(budget.bytes, 9 * kGiB);
   EXPECT_EQ(budget.reason, "40.0 GiB available less a reserve of 4.00 GiB, shared by 4 ranks");
+}
+
+TEST(DefaultBudgetTest, LeavesAddressesForWhatLeavesMemory) {
+  MachineMemory memory = machine(40 * kGiB);
+  memory.address_bytes_left = 16 * kGiB;
+  const DefaultBudget budget = default_device_budget(memory);
+  EXPECT_EQ(budget.bytes, 4 * kGiB);
+  EXPECT_NE(budget.reason.find("ulimit -v"), std::string::npos) << budget.reason;
+  memory.address_bytes_left = 1024 * kGiB;
+  EXPECT_EQ(default_device_budget(memory).bytes, 36 * kGiB);
+}
+
+TEST(MachineTest, TellsTheAddressesThatALimitLeaves) {
+  const int outcome = run_in_child([] {
+    EXPECT_EQ(address_bytes_left(), std::nullopt);
+    const rlimit limit = {uint64_t{1} << 50, uint64_t{1} << 50};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    const std::optional<uint64_t> left = address_bytes_left();
+    ASSERT_TRUE(left.has_value());
+    EXPECT_LT(*left, uint64_t{1} << 50);
+    EXPECT_GT(*left, 0u);
+  });
+  EXPECT_EQ(outcome, 0);
 }
 
 TEST(DefaultBudgetTest, RanksAreWhatTorchrunTells) {
