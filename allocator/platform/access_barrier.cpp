@@ -27,6 +27,8 @@ namespace {
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
+constexpr const char* kUserfaultfd = "userfaultfd";
+
 uffdio_range range_of(const char* address, uint64_t bytes) {
   return {reinterpret_cast<uintptr_t>(address), bytes};
 }
@@ -46,36 +48,40 @@ UniqueFd open_userfaultfd(int* error_number) {
 
 Result<std::unique_ptr<AccessBarrier>> AccessBarrier::open() {
   int error_number = 0;
-  UniqueFd fd = open_userfaultfd(&error_number);
-  if (fd.get() < 0) {
+  KeptFd file(open_userfaultfd(&error_number));
+  if (!file.is_valid()) {
+    if (error_number == 0) error_number = errno;
     std::string message = status_from_errno(error_number, "userfaultfd").message();
     if (error_number == EPERM) {
       message += "; sysctl vm.unprivileged_userfaultfd=1 or the capability SYS_PTRACE allows it";
     }
     return Status(StatusCode::kUnavailable, std::move(message));
   }
-  return start(std::move(fd), /*stops_everybody=*/true);
+  return start(std::move(file), /*stops_everybody=*/true);
 }
 
 Result<std::unique_ptr<AccessBarrier>> AccessBarrier::open_unprivileged() {
   constexpr int kFlags = O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY;
-  UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, kFlags)));
-  if (!fd.is_valid()) return status_from_errno(errno, "userfaultfd for user code");
-  return start(std::move(fd), /*stops_everybody=*/false);
+  KeptFd file(UniqueFd(static_cast<int>(syscall(SYS_userfaultfd, kFlags))));
+  if (!file.is_valid()) return status_from_errno(errno, "userfaultfd for user code");
+  return start(std::move(file), /*stops_everybody=*/false);
 }
 
-Result<std::unique_ptr<AccessBarrier>> AccessBarrier::start(UniqueFd fd, bool stops_everybody) {
+Result<std::unique_ptr<AccessBarrier>> AccessBarrier::start(KeptFd file, bool stops_everybody) {
   uffdio_api api = {};
   api.api = UFFD_API;
-  if (ioctl(fd.get(), UFFDIO_API, &api) != 0) return status_from_errno(errno, "userfaultfd's API");
-  return std::unique_ptr<AccessBarrier>(new AccessBarrier(std::move(fd), stops_everybody));
+  if (ioctl(file.get(), UFFDIO_API, &api) != 0) {
+    return status_from_errno(errno, "userfaultfd's API");
+  }
+  return std::unique_ptr<AccessBarrier>(new AccessBarrier(std::move(file), stops_everybody));
 }
 
 Status AccessBarrier::add(char* address, uint64_t bytes, uint64_t mode) const {
   uffdio_register request = {};
   request.range = range_of(address, bytes);
   request.mode = mode;
-  if (ioctl(fd_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
+  if (!file_.is_ours()) return {StatusCode::kUnavailable, "the program has closed userfaultfd"};
+  if (ioctl(file_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
   return status_from_errno(errno, "registering memory with userfaultfd");
 }
 
@@ -98,6 +104,7 @@ Status AccessBarrier::protect(char* address, uint64_t bytes) const {
 
 void AccessBarrier::unprotect(char* address, uint64_t bytes) const {
   const Status status = set_writable(address, bytes, true);
+  if (!status.is_ok()) file_.require_ours(kUserfaultfd);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
   reopen(address, bytes);
 }
@@ -107,20 +114,22 @@ Status AccessBarrier::set_writable(char* address, uint64_t bytes, bool is_writab
   request.range = range_of(address, bytes);
   request.mode = is_writable ? 0 : UFFDIO_WRITEPROTECT_MODE_WP;
   for (;;) {
-    if (ioctl(fd_.get(), UFFDIO_WRITEPROTECT, &request) == 0) return Status::ok();
+    if (ioctl(file_.get(), UFFDIO_WRITEPROTECT, &request) == 0) return Status::ok();
     if (errno != EAGAIN) return status_from_errno(errno, "write-protecting with userfaultfd");
   }
 }
 
 void AccessBarrier::wake(char* address, uint64_t bytes) const {
   uffdio_range range = range_of(address, bytes);
-  const int result = ioctl(fd_.get(), UFFDIO_WAKE, &range);
+  const int result = ioctl(file_.get(), UFFDIO_WAKE, &range);
+  if (result != 0) file_.require_ours(kUserfaultfd);
   TENCACHE_CHECK(result == 0, "errno %d", errno);
 }
 
 void AccessBarrier::reopen(char* address, uint64_t bytes) const {
   uffdio_range range = range_of(address, bytes);
-  const int result = ioctl(fd_.get(), UFFDIO_UNREGISTER, &range);
+  const int result = ioctl(file_.get(), UFFDIO_UNREGISTER, &range);
+  if (result != 0) file_.require_ours(kUserfaultfd);
   TENCACHE_CHECK(result == 0, "errno %d", errno);
   wake(address, bytes);
 }
@@ -131,7 +140,7 @@ Status AccessBarrier::copy_back(const char* source, char* address, uint64_t byte
     request.dst = range_of(address, bytes).start + done;
     request.src = range_of(source, bytes).start + done;
     request.len = bytes - done;
-    if (ioctl(fd_.get(), UFFDIO_COPY, &request) == 0) return Status::ok();
+    if (ioctl(file_.get(), UFFDIO_COPY, &request) == 0) return Status::ok();
     if (errno != EAGAIN) return status_from_errno(errno, "copying memory back");
     if (request.copy > 0) done += static_cast<uint64_t>(request.copy);
   }

@@ -11,6 +11,9 @@
 // enough to make writers wait (protect), as mprotect does, yet without a signal: a thread may block
 // SIGSEGV. A system call that writes gets EFAULT meanwhile.
 //
+// If the program closes the descriptor, no range can be closed any more, and the process ends where
+// one is closed already: the kernel has let the waiting threads go on.
+//
 // In a forked child the ranges are ordinary memory. Threads: any; no locks.
 #pragma once
 
@@ -18,8 +21,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/kept_fd.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 
 namespace tencache {
 
@@ -52,13 +55,13 @@ class AccessBarrier {
   void unprotect(char* address, uint64_t bytes) const;
 
  private:
-  AccessBarrier(UniqueFd fd, bool stops_everybody)
-      : fd_(std::move(fd)), stops_everybody_(stops_everybody) {}
-  static Result<std::unique_ptr<AccessBarrier>> start(UniqueFd fd, bool stops_everybody);
+  AccessBarrier(KeptFd file, bool stops_everybody)
+      : file_(std::move(file)), stops_everybody_(stops_everybody) {}
+  static Result<std::unique_ptr<AccessBarrier>> start(KeptFd file, bool stops_everybody);
   Status add(char* address, uint64_t bytes, uint64_t mode) const;
   Status set_writable(char* address, uint64_t bytes, bool is_writable) const;
 
-  const UniqueFd fd_;
+  const KeptFd file_;
   const bool stops_everybody_;
 };
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string>
+#include <utility>
 
 #include "platform/address_arena.h"
 
@@ -20,9 +22,9 @@ constexpr uint64_t kOfFile = uint64_t{1} << 61;
 }  // namespace
 
 Result<std::unique_ptr<PageMap>> PageMap::open() {
-  const int fd = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return status_from_errno(errno, "opening /proc/self/pagemap");
-  std::unique_ptr<PageMap> page_map(new PageMap(fd));
+  KeptFd file(UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)));
+  if (!file.is_valid()) return status_from_errno(errno, "opening /proc/self/pagemap");
+  std::unique_ptr<PageMap> page_map(new PageMap(std::move(file)));
   // A sandbox may let us open the file and then refuse to read it, so try it on our own stack.
   uint64_t probe = kPresent;
   TouchedPages touched;
@@ -36,15 +38,22 @@ Result<std::unique_ptr<PageMap>> PageMap::open() {
   return page_map;
 }
 
-PageMap::~PageMap() { close(fd_); }
-
+// A look afterwards is enough, because reading does no harm to another file.
 Status PageMap::scan(const char* address, uint64_t bytes, TouchedPages* touched) const {
+  Status status = read(address, bytes, touched);
+  if (file_.is_ours()) return status;
+  return {StatusCode::kUnavailable, "the program has closed descriptor " +
+                                        std::to_string(file_.get()) +
+                                        ", which was /proc/self/pagemap"};
+}
+
+Status PageMap::read(const char* address, uint64_t bytes, TouchedPages* touched) const {
   std::array<uint64_t, 1024> entries;
   const uint64_t first_page = reinterpret_cast<uintptr_t>(address) / kPageBytes;
   const uint64_t page_count = bytes / kPageBytes;
   for (uint64_t page = 0; page < page_count;) {
     const uint64_t wanted = std::min<uint64_t>(entries.size(), page_count - page);
-    const ssize_t got = pread(fd_, entries.data(), wanted * sizeof(uint64_t),
+    const ssize_t got = pread(file_.get(), entries.data(), wanted * sizeof(uint64_t),
                               static_cast<off_t>((first_page + page) * sizeof(uint64_t)));
     if (got < 0 && errno == EINTR) continue;
     if (got < static_cast<ssize_t>(sizeof(uint64_t))) {

@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/kept_fd.h"
 #include "base/status.h"
 
 namespace tencache {
@@ -24,17 +26,18 @@ class PageMap {
  public:
   /// kUnavailable where /proc/self/pagemap cannot be read: then nothing may go cold.
   static Result<std::unique_ptr<PageMap>> open();
-  ~PageMap();
   PageMap(const PageMap&) = delete;
   PageMap& operator=(const PageMap&) = delete;
 
-  /// Scans a cold mapping. REQUIRES: address and bytes are multiples of kPageBytes. The result is
-  /// exact only while the range is write-protected.
+  /// Scans a cold mapping; fails where the program has closed the file. REQUIRES: address and bytes
+  /// are multiples of kPageBytes. The result is exact only while the range is write-protected.
   Status scan(const char* address, uint64_t bytes, TouchedPages* touched) const;
 
  private:
-  explicit PageMap(int fd) : fd_(fd) {}
-  const int fd_;
+  explicit PageMap(KeptFd file) : file_(std::move(file)) {}
+  Status read(const char* address, uint64_t bytes, TouchedPages* touched) const;
+
+  const KeptFd file_;
 };
 
 }  // namespace tencache

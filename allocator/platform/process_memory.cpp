@@ -12,22 +12,22 @@
 namespace tencache {
 
 Result<std::unique_ptr<ProcessMemory>> ProcessMemory::open() {
-  UniqueFd fd(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
-  if (!fd.is_valid()) return status_from_errno(errno, "opening /proc/self/statm");
-  std::unique_ptr<ProcessMemory> memory(new ProcessMemory(std::move(fd)));
+  KeptFd file(UniqueFd(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC)));
+  if (!file.is_valid()) return status_from_errno(errno, "opening /proc/self/statm");
+  std::unique_ptr<ProcessMemory> memory(new ProcessMemory(std::move(file)));
   if (memory->anonymous_bytes() == 0) {
     return Status(StatusCode::kUnavailable, "/proc/self/statm does not tell the process's pages");
   }
   return memory;
 }
 
-ProcessMemory::ProcessMemory(UniqueFd fd) : fd_(std::move(fd)) {}
+ProcessMemory::ProcessMemory(KeptFd file) : file_(std::move(file)) {}
 
 // The line begins with the pages of addresses, of all memory, and of files and shared memory.
 uint64_t ProcessMemory::anonymous_bytes() const {
   std::array<char, 128> line;
-  const ssize_t got = pread(fd_.get(), line.data(), line.size() - 1, 0);
-  if (got <= 0) return 0;
+  const ssize_t got = pread(file_.get(), line.data(), line.size() - 1, 0);
+  if (got <= 0 || !file_.is_ours()) return 0;
   line.at(static_cast<size_t>(got)) = '\0';
   char* next = line.data();
   (void)strtoull(next, &next, 10);

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/kept_fd.h"
 #include "base/status.h"
-#include "base/unique_fd.h"
 
 namespace tencache {
 
@@ -18,13 +18,13 @@ class ProcessMemory {
  public:
   static Result<std::unique_ptr<ProcessMemory>> open();
 
-  /// 0 where it cannot be read.
+  /// 0 where it cannot be read, or where the program has closed the file.
   uint64_t anonymous_bytes() const;
 
  private:
-  explicit ProcessMemory(UniqueFd fd);
+  explicit ProcessMemory(KeptFd file);
 
-  const UniqueFd fd_;
+  const KeptFd file_;
 };
 
 }  // namespace tencache

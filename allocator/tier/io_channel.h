@@ -32,6 +32,9 @@ inline constexpr size_t kWindowPiecesMax = 32;
 /// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
 inline constexpr size_t kIoAlignment = 4096;
 
+/// What the file of a channel is called in messages.
+inline constexpr const char* kSpillFile = "the spill file";
+
 enum class IoDirection : uint8_t { kRead, kWrite };
 
 /// `bytes` bytes between `memory` and the file at `offset`. All three are multiples of
@@ -71,8 +74,9 @@ class IoChannel {
  public:
   virtual ~IoChannel() = default;
   /// Transfers all segments, and those that the observer adds. Continues short transfers, repeats
-  /// EINTR and EAGAIN; end of file in a read is kDataLoss. On return no request is in flight,
-  /// whatever happened. `observer` may be null where every segment has memory.
+  /// EINTR and EAGAIN, and a few times a write that fails otherwise; end of file in a read is
+  /// kDataLoss. On return no request is in flight, whatever happened. `observer` may be null where
+  /// every segment has memory.
   virtual TransferResult transfer(IoDirection direction, std::span<const IoSegment> segments,
                                   PieceObserver* observer) = 0;
   virtual const char* name() const = 0;  // "io_uring" or "threads"

@@ -4,6 +4,11 @@
 // pwrite one request at a time. As in the io_uring channel, the calling thread cuts, judges and
 // reports (tier/piece_sequence.h), and the threads only move bytes, so both channels behave alike.
 //
+// Each request looks whether the descriptor still stands for the file, before it and after it (300
+// ns of some 250 us). What remains: the program closes the number and gets it for a file of its own
+// within the nanoseconds between the look and the call. Then the process ends after that request.
+// (The io_uring channel holds the file itself.)
+//
 // Threads: transfer() on one thread at a time; mutex_ guards the two queues and is never held
 // across I/O. The threads start at the first transfer and leave signals to the program's own
 // threads. In a forked child the threads do not exist, and the channel may only be leaked.
@@ -18,6 +23,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/kept_fd.h"
 #include "base/mutex.h"
 #include "base/service_thread.h"
 #include "tier/bounce_ring.h"
@@ -46,6 +52,7 @@ class ThreadChannel final : public IoChannel {
  public:
   ThreadChannel(int fd, unsigned threads)
       : fd_(fd),
+        file_(FileIdentity::of(fd)),
         thread_count_(threads),
         window_(std::min(size_t{threads} * kWindowPerThread, kWindowPiecesMax)) {}
   ~ThreadChannel() override;
@@ -57,10 +64,12 @@ class ThreadChannel final : public IoChannel {
  private:
   Status start_threads();
   void run_thread() TENCACHE_EXCLUDES(mutex_);
+  int64_t move(const Request& request) const;
   void push(IoDirection direction, Piece& piece) TENCACHE_EXCLUDES(mutex_);
   bool pop(Completion& completion, bool waits) TENCACHE_EXCLUDES(mutex_);
 
   const int fd_;
+  const FileIdentity file_;
   const unsigned thread_count_;
   const size_t window_;               // pieces
   pid_t owner_pid_ = 0;               // process of the threads; written by the first transfer
@@ -155,15 +164,23 @@ void ThreadChannel::run_thread() {
       request = requests_.front();
       requests_.pop_front();
     }
-    const auto offset = static_cast<off_t>(request.offset);
-    const ssize_t moved = request.direction == IoDirection::kRead
-                              ? pread(fd_, request.memory, request.bytes, offset)
-                              : pwrite(fd_, request.memory, request.bytes, offset);
-    const int64_t answer = moved < 0 ? -int64_t{errno} : moved;
+    const int64_t answer = move(request);
     MutexLock lock(mutex_);
     completions_.push_back({request.piece, answer});
     completed_.notify_one();
   }
+}
+
+/// Returns the bytes moved, or -errno.
+int64_t ThreadChannel::move(const Request& request) const {
+  file_.require(fd_, kSpillFile);
+  const auto offset = static_cast<off_t>(request.offset);
+  const ssize_t moved = request.direction == IoDirection::kRead
+                            ? pread(fd_, request.memory, request.bytes, offset)
+                            : pwrite(fd_, request.memory, request.bytes, offset);
+  const int64_t answer = moved < 0 ? -int64_t{errno} : moved;
+  file_.require(fd_, kSpillFile);
+  return answer;
 }
 
 }  // namespace

@@ -19,11 +19,19 @@
 // other programs. Where it is refused (memlock, seccomp) the same writes go as plain requests. It
 // saves the kernel time for each request; the disk writes no faster for it.
 //
+// Note [Descriptors of a ring]: the registered file is a reference of its own, so that a request
+// reaches the spill file whatever became of the descriptor's number. Where registration is refused,
+// each request looks whether the number still stands for the file, as in the other channel. The
+// ring itself has only its number, and each submission looks at that. (Kernels before 5.16 give all
+// rings one inode. There another ring of the program's could be taken for this one.)
+//
 // Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
 // entry stays in the submission queue and would be submitted later, with memory that may be gone by
 // then. So the ring is closed, and the next transfer opens a new one. Threads: see io_channel.h.
+#include <fcntl.h>
 #include <liburing.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -31,6 +39,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/kept_fd.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "tier/bounce_ring.h"
@@ -63,6 +72,15 @@ Status refused(int error_number, const char* call) {
   return {StatusCode::kUnavailable, std::move(message)};
 }
 
+constexpr const char* kRing = "an io_uring";
+
+// liburing 2.2 and newer keep the descriptor twice.
+template <typename Ring>
+void set_ring_fd(Ring& ring, int fd) {
+  ring.ring_fd = fd;
+  if constexpr (requires { ring.enter_ring_fd; }) ring.enter_ring_fd = fd;
+}
+
 size_t window_of(unsigned depth) {
   return std::min(size_t{depth} * kWindowPerDepth, kWindowPiecesMax);
 }
@@ -86,7 +104,10 @@ Status register_memory(io_uring& ring, const BounceRing& bounce_ring) {
 class UringChannel final : public IoChannel {
  public:
   UringChannel(int fd, unsigned depth, bool registers_buffers)
-      : fd_(fd), depth_(depth), registers_buffers_(registers_buffers) {}
+      : fd_(fd),
+        file_(FileIdentity::of(fd)),
+        depth_(depth),
+        registers_buffers_(registers_buffers) {}
   ~UringChannel() override { close_ring(); }
 
   Status open_ring();
@@ -97,6 +118,7 @@ class UringChannel final : public IoChannel {
 
  private:
   void close_ring();
+  Status keep_ring_fd();
   Status make_bounce_ring();
   void register_bounce_ring();
   void request(IoDirection direction, Piece& piece, PieceSequence& sequence);
@@ -104,9 +126,11 @@ class UringChannel final : public IoChannel {
   void reap(IoDirection direction, PieceSequence& sequence, bool waits);
 
   const int fd_;
+  const FileIdentity file_;
   const unsigned depth_;
   const bool registers_buffers_;
   io_uring ring_ = {};
+  FileIdentity ring_identity_;
   std::unique_ptr<BounceRing> bounce_ring_;  // made by the first transfer that needs it
   bool is_open_ = false;
   bool is_file_registered_ = false;
@@ -129,6 +153,7 @@ Status UringChannel::open_ring() {
   is_open_ = true;
   is_spoiled_ = false;
   was_registration_tried_ = is_bounce_ring_registered_ = false;
+  TENCACHE_RETURN_IF_ERROR(keep_ring_fd());
   io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
   const bool has_operations = probe != nullptr &&
                               io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
@@ -139,13 +164,30 @@ Status UringChannel::open_ring() {
     return {StatusCode::kUnavailable,
             "io_uring is not available: the kernel is older than 5.6 and lacks its read and write"};
   }
-  // Saves a reference count on the file per request; where refused, the plain descriptor serves.
+  file_.require(fd_, kSpillFile);
+  // Note [Descriptors of a ring]. It also saves a reference count on the file per request.
   is_file_registered_ = io_uring_register_files(&ring_, &fd_, 1) == 0;
+  file_.require(fd_, kSpillFile);
   return Status::ok();
 }
 
+// The kernel opens it close-on-exec, under the lowest number that is free.
+Status UringChannel::keep_ring_fd() {
+  UniqueFd above = above_standard(UniqueFd(ring_.ring_fd));
+  const int error_number = errno;
+  const bool is_valid = above.is_valid();
+  set_ring_fd(ring_, above.release());
+  ring_identity_ = FileIdentity::of(ring_.ring_fd);
+  if (is_valid) return Status::ok();
+  close_ring();
+  return refused(error_number, "fcntl");
+}
+
 void UringChannel::close_ring() {
-  if (is_open_) io_uring_queue_exit(&ring_);
+  if (!is_open_) return;
+  // What is not ours any more is not ours to close.
+  if (!ring_identity_.is_of(ring_.ring_fd)) set_ring_fd(ring_, -1);
+  io_uring_queue_exit(&ring_);
   is_open_ = false;
 }
 
@@ -217,10 +259,15 @@ void UringChannel::request(IoDirection direction, Piece& piece, PieceSequence& s
 
 /// Submits the one queued entry. Returns 0, or the errno that does not go away.
 int UringChannel::submit() {
+  if (!is_file_registered_) file_.require(fd_, kSpillFile);
+  ring_identity_.require(ring_.ring_fd, kRing);
   int result = 0;
   for (unsigned attempt = 0; attempt < kSubmitAttemptsMax; ++attempt) {
     result = io_uring_submit(&ring_);
-    if (result > 0) return 0;
+    if (result > 0) {
+      if (!is_file_registered_) file_.require(fd_, kSpillFile);
+      return 0;
+    }
     const bool passes = result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY;
     if (!passes) break;
     sched_yield();
@@ -237,6 +284,7 @@ void UringChannel::reap(IoDirection direction, PieceSequence& sequence, bool wai
     if (result == -EAGAIN && !waits) return;
     if (result == -EINTR || result == -EAGAIN) continue;
     if (result < 0) {
+      ring_identity_.require(ring_.ring_fd, kRing);
       // Requests are in flight on memory of the program, and nothing is left to await them with.
       fatal("cannot wait for io_uring: %s", strerrordesc_np(-result));
     }

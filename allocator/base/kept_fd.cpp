@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/kept_fd.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+
+namespace tencache {
+namespace {
+
+using Place = std::pair<dev_t, ino_t>;
+
+/// Nullopt with errno set on failure. Asks no server: a network file system answers from what it
+/// knows.
+std::optional<Place> place_of(int fd) {
+  struct statx known = {};
+  if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &known) == 0) {
+    return Place{makedev(known.stx_dev_major, known.stx_dev_minor), known.stx_ino};
+  }
+  if (errno == EBADF) return std::nullopt;
+  struct stat attributes = {};  // for containers that refuse statx()
+  if (fstat(fd, &attributes) != 0) return std::nullopt;
+  return Place{attributes.st_dev, attributes.st_ino};
+}
+
+}  // namespace
+
+UniqueFd above_standard(UniqueFd fd) {
+  if (!fd.is_valid() || fd.get() > STDERR_FILENO) return fd;
+  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+}
+
+FileIdentity FileIdentity::of(int fd) {
+  FileIdentity identity;
+  if (const std::optional<Place> place = place_of(fd)) {
+    std::tie(identity.device_, identity.inode_) = *place;
+    identity.is_known_ = true;
+  }
+  return identity;
+}
+
+bool FileIdentity::is_of(int fd) const {
+  const std::optional<Place> place = place_of(fd);
+  if (!place) return errno != EBADF;
+  return !is_known_ || *place == Place{device_, inode_};
+}
+
+void FileIdentity::end(int fd, const char* what) {
+  std::array<char, 64> link;
+  std::array<char, 512> now = {};
+  snprintf(link.data(), link.size(), "/proc/self/fd/%d", fd);
+  const bool is_open = readlink(link.data(), now.data(), now.size() - 1) > 0;
+  fatal(
+      "the program has closed descriptor %d, which was %s%s%s. The process is stopped so that "
+      "nothing goes to a file of the program's. A program that closes descriptors it did not open "
+      "(os.closerange) has to do so before tencache starts, or to spare this one",
+      fd, what, is_open ? ", and now has it for " : "", now.data());
+}
+
+}  // namespace tencache

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Descriptors that stay open for long. They share the process's table with the program, which may
+// close any number (daemons do), and then gets it for a file of its own. So a number proves
+// nothing: FileIdentity remembers which file it stood for, and KeptFd, which owns the descriptor,
+// closes it only while it still stands for that file.
+//
+// Numbers 0 to 2 belong to the program even while they are closed: everybody writes to 2. So what
+// is kept has a number above them, and is close-on-exec.
+//
+// The table can change between a look and the use of the number. Where that could do harm, the
+// caller looks again afterwards, or holds the file by other means than a number.
+//
+// Threads: FileIdentity any; KeptFd as UniqueFd.
+#pragma once
+
+#include <sys/types.h>
+
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace tencache {
+
+/// The same file under a number above 2, close-on-exec. Invalid with errno set where `fd` is
+/// invalid or no number is free.
+UniqueFd above_standard(UniqueFd fd);
+
+class FileIdentity {
+ public:
+  FileIdentity() = default;
+  static FileIdentity of(int fd);
+
+  /// False when the number is closed or stands for another file. Where the file system gives no
+  /// answer, nothing speaks for another file.
+  bool is_of(int fd) const;
+  /// Ends the process unless the number stands for this file. `what` names it in the message.
+  void require(int fd, const char* what) const {
+    if (!is_of(fd)) end(fd, what);
+  }
+
+ private:
+  [[noreturn]] static void end(int fd, const char* what);
+
+  bool is_known_ = false;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+class KeptFd {
+ public:
+  KeptFd() = default;
+  /// Invalid with errno set where `fd` is invalid or no number above 2 is free.
+  explicit KeptFd(UniqueFd fd) : fd_(above_standard(std::move(fd))) {
+    if (fd_.is_valid()) identity_ = FileIdentity::of(fd_.get());
+  }
+  ~KeptFd() { reset(); }
+  KeptFd(KeptFd&& other) noexcept = default;
+  KeptFd& operator=(KeptFd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::move(other.fd_);
+      identity_ = other.identity_;
+    }
+    return *this;
+  }
+
+  bool is_valid() const { return fd_.is_valid(); }
+  int get() const { return fd_.get(); }
+  /// Whether the number still stands for what was opened.
+  bool is_ours() const { return fd_.is_valid() && identity_.is_of(fd_.get()); }
+  void require_ours(const char* what) const { identity_.require(fd_.get(), what); }
+  void reset() {
+    if (fd_.is_valid() && !is_ours()) (void)fd_.release();
+    fd_.reset();
+  }
+
+ private:
+  UniqueFd fd_;
+  FileIdentity identity_;
+};
+
+}  // namespace tencache
