@@ -18,6 +18,11 @@ namespace {
 // A request that meets EAGAIN again and again must end in an error, not in a loop.
 constexpr unsigned kRepeatsMax = 1000;
 
+// Any other error of a write may be gone a moment later, too, and a batch of hundreds of pieces
+// would not get through where each of them has one try. (Reads are repeated as a whole,
+// engine/move/slot_reader.cpp.)
+constexpr unsigned kWriteRepeatsMax = 4;
+
 void check_segment(const IoSegment& segment) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0 &&
                           segment.offset % kIoAlignment == 0 && segment.bytes % kIoAlignment == 0;
@@ -96,6 +101,8 @@ bool PieceSequence::settle(Piece& piece, int64_t answer) {
     --in_flight_;
     return false;
   }
+  const bool may_be_repeated = direction_ == IoDirection::kWrite && !is_stopped();
+  if (answer < 0 && may_be_repeated && ++piece.repeats <= kWriteRepeatsMax) return true;
   if (answer < 0) {
     abandon(piece, static_cast<int>(-answer));
     return false;
