@@ -56,9 +56,29 @@ Status refuse(std::string_view text, std::string_view reason) {
   return {StatusCode::kInvalidArgument, std::move(message)};
 }
 
-const Unit* find_unit(std::string_view name) {
+Status refuse_time(std::string_view text, std::string_view reason) {
+  std::string message = "\"";
+  message.append(text).append("\" is not a time: ").append(reason);
+  message += ". Write a number and a unit, for example 30s, 500ms or 5min.";
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+std::string lower_case(std::string_view text) {
   std::string lower;
-  for (char c : name) lower += to_lower(c);
+  for (char c : text) lower += to_lower(c);
+  return lower;
+}
+
+/// Nanoseconds; 0 for an unknown unit.
+double unit_of_time(std::string_view name) {
+  const std::string lower = lower_case(trim(name));
+  if (lower.empty() || lower == "s") return 1e9;
+  if (lower == "ms") return 1e6;
+  return lower == "min" ? 60e9 : 0;
+}
+
+const Unit* find_unit(std::string_view name) {
+  const std::string lower = lower_case(name);
   for (const Unit& unit : kUnits) {
     if (unit.name == lower) return &unit;
   }
@@ -116,6 +136,29 @@ std::string format_bytes(uint64_t bytes) {
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
   snprintf(buffer, sizeof buffer, "%.*f %s", decimals, value, kNames[unit]);
   return buffer;
+}
+
+Result<uint64_t> parse_seconds(std::string_view text) {
+  const std::string_view trimmed = trim(text);
+  double number = 0;
+  const char* const end = trimmed.data() + trimmed.size();
+  const auto [number_end, error] =
+      std::from_chars(trimmed.data(), end, number, std::chars_format::fixed);
+  if (error != std::errc()) return refuse_time(text, "it does not start with a number");
+  if (!std::isfinite(number) || number < 0) return refuse_time(text, "it is negative or no number");
+  const double unit_ns = unit_of_time({number_end, static_cast<size_t>(end - number_end)});
+  if (unit_ns == 0) return refuse_time(text, "its unit is unknown");
+  const double ns = std::round(number * unit_ns);
+  if (ns >= 9e18) return refuse_time(text, "it is too large");
+  return static_cast<uint64_t>(ns);
+}
+
+std::string format_seconds(uint64_t ns) {
+  std::array<char, 64> text;
+  const double seconds = static_cast<double>(ns) / 1e9;
+  const auto [end, error] =
+      std::to_chars(text.data(), text.data() + text.size(), seconds, std::chars_format::fixed);
+  return std::string(text.data(), error == std::errc() ? end : text.data()) + "s";
 }
 
 std::string option_bytes(uint64_t bytes) {

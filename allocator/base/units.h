@@ -30,6 +30,13 @@ Result<uint64_t> parse_bytes(std::string_view text);
 /// "1.50 GiB", "640 MiB", "12 B": powers of 1024, three significant digits.
 std::string format_bytes(uint64_t bytes);
 
+/// Parses "30", "30s", "1.5s", "250ms", "5min"; a number alone means seconds. Nanoseconds;
+/// negative, empty or unknown text is kInvalidArgument with the text in the message.
+Result<uint64_t> parse_seconds(std::string_view text);
+
+/// "30s", "0.25s": text that parse_seconds() reads back.
+std::string format_seconds(uint64_t ns);
+
 /// "1537MiB": a size in the form that an option takes, rounded up to whole MiB.
 std::string option_bytes(uint64_t bytes);
 

@@ -84,6 +84,35 @@ TEST(UnitsTest, FormatsThreeSignificantDigits) {
   EXPECT_EQ(format_bytes(UINT64_MAX), "16.0 EiB");
 }
 
+TEST(UnitsTest, TimesAreReadAndWritten) {
+  const std::pair<std::string_view, uint64_t> cases[] = {{"30s", 30'000'000'000},
+                                                         {"30", 30'000'000'000},
+                                                         {" 1.5 S ", 1'500'000'000},
+                                                         {"250ms", 250'000'000},
+                                                         {"0", 0},
+                                                         {"5min", 300'000'000'000},
+                                                         {"0.000000001", 1}};
+  for (const auto& [text, ns] : cases) {
+    const Result<uint64_t> parsed = parse_seconds(text);
+    ASSERT_TRUE(parsed.is_ok()) << parsed.status().message();
+    EXPECT_EQ(parsed.value(), ns) << text;
+    EXPECT_EQ(parse_seconds(format_seconds(ns)).value(), ns) << text;
+  }
+  EXPECT_EQ(format_seconds(30'000'000'000), "30s");
+  EXPECT_EQ(format_seconds(1'500'000'000), "1.5s");
+  EXPECT_EQ(format_seconds(0), "0s");
+}
+
+TEST(UnitsTest, RefusesWhatIsNoTime) {
+  for (std::string_view text : {"", "s", "-1s", "1h", "1s2", "nan", "inf", "1e400", "soon"}) {
+    const Result<uint64_t> parsed = parse_seconds(text);
+    ASSERT_FALSE(parsed.is_ok()) << text;
+    EXPECT_NE(parsed.status().message().find("\"" + std::string(text) + "\" is not a time"),
+              std::string::npos)
+        << parsed.status().message();
+  }
+}
+
 TEST(UnitsTest, SizesForOptionsAreEnough) {
   EXPECT_EQ(option_bytes(0), "0MiB");
   EXPECT_EQ(option_bytes(1), "1MiB");
