@@ -20,9 +20,6 @@
 namespace tencache {
 namespace {
 
-// Without a quota, a tenth of the free space beside the spill file is left to others.
-constexpr uint64_t kDiskReserveShare = 10;
-
 std::vector<std::string> environment_names() {
   std::vector<std::string> names;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -142,6 +139,7 @@ EngineConfig Runtime::engine_config() {
   EngineConfig config;
   config.arm_at = options_.arm_at;
   config.plans = options_.plan;
+  config.disk_patience.wait_ns = options_.disk_wait_ns;
   if (options_.chaos_seed) {
     config.chaos = ChaosConfig{*options_.chaos_seed, options_.chaos_probability};
   }
@@ -186,8 +184,7 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
     if (!found.is_ok()) return found.status();
     config.disk = disk_config(found.value());
     *origin += "), cold tensors go to " + found.value().directory + " (" +
-               found.value().file_system + ", " + format_bytes(found.value().free_bytes) +
-               " free, at most " + format_bytes(config.disk->quota_bytes) + " used";
+               found.value().file_system + ", " + format_bytes(found.value().free_bytes) + " free";
   }
   return config;
 }
@@ -199,8 +196,7 @@ Result<DiskProbe> Runtime::find_disk() const {
 DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
   DiskTierConfig config;
   config.directory = found.directory;
-  config.quota_bytes =
-      options_.disk_space_bytes.value_or(found.free_bytes - found.free_bytes / kDiskReserveShare);
+  config.quota_bytes = options_.disk_space_bytes;
   config.io_uring = options_.io_uring;
   config.direct_io = options_.direct_io;
   return config;
@@ -219,8 +215,13 @@ void Runtime::record_period(const LearnedPlan& learned, const std::string& path)
 }
 
 void Runtime::announce_start(const std::string& origin) const {
-  TENCACHE_LOG_INFO("%s on the cpu backend: device budget %s (%s)%s", kVersion,
+  std::string used_of_disk;
+  if (const DiskTier* disk = cpu_engine()->device().disk()) {
+    used_of_disk = ", at most " + format_bytes(disk->quota_bytes()) + " used";
+  }
+  TENCACHE_LOG_INFO("%s on the cpu backend: device budget %s (%s%s)%s", kVersion,
                     format_bytes(cpu_engine()->budget().limit()).c_str(), origin.c_str(),
+                    used_of_disk.c_str(),
                     options_.strict ? ", strict: out of memory at the budget, no spilling" : "");
 }
 

@@ -42,6 +42,7 @@ constexpr std::string_view kInternalPrefix = "TENCACHE_INTERNAL_";
 constexpr uint64_t kMemoryBytesMin = kMiB;
 constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
 constexpr uint64_t kExtentMinBytesMax = kGiB;
+constexpr uint64_t kWaitNsMax = uint64_t{24} * 3600 * 1'000'000'000;
 
 char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 char to_upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
@@ -72,6 +73,14 @@ Refusal parse_optional_size(std::string_view text, std::optional<uint64_t>& valu
   Refusal refusal = parse_size(text, kMemoryBytesMin, UINT64_MAX, bytes);
   if (refusal.empty()) value = bytes;
   return refusal;
+}
+
+Refusal parse_wait(std::string_view text, uint64_t& ns) {
+  const Result<uint64_t> parsed = parse_seconds(text);
+  if (!parsed.is_ok()) return parsed.status().message();
+  if (parsed.value() > kWaitNsMax) return "It must be at most 1 day.";
+  ns = parsed.value();
+  return {};
 }
 
 Refusal parse_path(std::string_view text, std::string_view none, std::string& path) {
@@ -175,7 +184,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 22> kRows = {{
+constexpr std::array<Row, 23> kRows = {{
     {{"device_memory", "bytes", "",
       "Budget of the device tier: DRAM for tensors, where auto takes what the cgroup or the "
       "machine leaves, less a reserve; or each GPU's memory, where auto takes 90 %."},
@@ -208,9 +217,14 @@ constexpr std::array<Row, 22> kRows = {{
      [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
     {{"disk_space", "bytes", "",
       "Quota of the disk tier, with GPUs one for each; auto takes a share of the file system's "
-      "free space."},
+      "free space, as it is when the spill file grows."},
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
      [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
+    {{"disk_wait", "number", "",
+      "Seconds to wait for room while the disk is full or fails, before the program gets an "
+      "out-of-memory error; at most 1 day."},
+     [](Options& o, std::string_view t) { return parse_wait(t, o.disk_wait_ns); },
+     [](const Options& o) { return format_seconds(o.disk_wait_ns); }},
     {{"stats", "path", "", "File that receives the stats as JSON when the program ends."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
      [](const Options& o) { return format_path(o.stats_path, kOff); }},

@@ -38,6 +38,7 @@ struct Options {
   bool launch_guard = true;                      // launch_guard: see kernels that no op announces
   std::string spill_dir;                         // spill_dir: empty = found by probing
   std::optional<uint64_t> disk_space_bytes;      // disk_space: quota of the disk tier
+  uint64_t disk_wait_ns = 30'000'000'000;        // disk_wait: for a disk that takes nothing
   std::string stats_path;                        // stats: JSON written at exit; empty = none
   std::string trace_path;                        // trace: events written at exit; empty = none
   std::string record_path;                       // record: the learned period; empty = none

@@ -49,6 +49,7 @@ Engine::~Engine() {
 void Engine::make_parts() {
   parts_.heap = &device_->heap();
   parts_.mover = device_->mover();
+  parts_.disk = device_->disk();
   parts_.recorder = &recorder_;
   parts_.stats = &stats();
   parts_.wait_timer = device_->wait_timer();
@@ -58,7 +59,7 @@ void Engine::make_parts() {
     parts_.chaos = chaos_.get();
   }
   if (mover() != nullptr && config_.plans) make_planning_parts();
-  evictor_ = std::make_unique<Evictor>(parts_);
+  evictor_ = std::make_unique<Evictor>(parts_, config_.disk_patience);
   parts_.evictor = evictor_.get();
   heap().set_room_maker(evictor_.get());
   gate_ = std::make_unique<Gate>(parts_);

@@ -22,6 +22,7 @@
 #include "engine/gate/gate.h"
 #include "engine/parts.h"
 #include "engine/plan/chaos.h"
+#include "engine/plan/disk_patience.h"
 #include "engine/plan/evictor.h"
 #include "engine/plan/learner.h"
 #include "engine/plan/machine_meter.h"
@@ -37,6 +38,7 @@ struct EngineConfig {
   double arm_at = kDefaultArmAt;  // share of the budget
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // learn what repeats and move by plan; else by last use alone
+  DiskPatienceConfig disk_patience;
   EngineHooks hooks;
 };
 

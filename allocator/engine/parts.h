@@ -2,9 +2,9 @@
 //
 // Parts: the objects of one engine, so that each of them can call the others by name. The engine
 // fills this in while it is made; once the first thread runs, it does not change. A null part does
-// not exist in this engine: there is no mover in strict mode; no op_timer, prefetcher, cursor,
-// learner and machine where nothing is planned; no timers where the host's clock tells an op's
-// time.
+// not exist in this engine: there is no mover and no disk in strict mode; no op_timer, prefetcher,
+// cursor, learner and machine where nothing is planned; no timers where the host's clock tells an
+// op's time.
 //
 // EngineHooks: what an engine asks of the process around it. Each may be empty.
 //
@@ -16,6 +16,7 @@
 namespace tencache {
 
 class Chaos;
+class DiskTier;
 class Gate;
 class Heap;
 class Learner;
@@ -43,6 +44,7 @@ struct EngineHooks {
 struct Parts {
   Heap* heap = nullptr;
   Mover* mover = nullptr;
+  const DiskTier* disk = nullptr;
   Recorder* recorder = nullptr;
   Stats* stats = nullptr;
   OpTimer* op_timer = nullptr;

@@ -17,14 +17,48 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   const RoomWait wait(*this, streams);
-  return climb({.bytes = bytes, .requested_bytes = requested_bytes});
+  Status reason;
+  return climb({.bytes = bytes, .requested_bytes = requested_bytes}, &reason);
 }
 
 void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
   if (budget_.try_reserve(bytes)) return;
   const WantedRoom wanted = {.bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes};
-  if (climb(wanted).is_ok()) return;
-  count_over_budget(bytes, budget_.force_reserve(bytes));
+  Status reason;
+  if (climb(wanted, &reason).is_ok()) return;
+  const uint64_t excess_bytes = budget_.force_reserve(bytes);
+  const bool is_full = reason.code() == StatusCode::kNoSpace;
+  const bool is_to_blame = is_full || (!reason.is_ok() && room_maker_->is_disk_failing());
+  if (excess_bytes > 0 && is_to_blame) note_debt(bytes, excess_bytes, reason);
+  count_over_budget(bytes, excess_bytes);
+}
+
+// The op must not run without its bytes, and the gate cannot refuse it.
+void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason) {
+  is_in_debt_.store(true, std::memory_order_relaxed);
+  if (warned_debt_.exchange(true)) return;
+  warned_over_budget_.store(true);  // with another cause
+  const std::string op = room_maker_->current_op();
+  TENCACHE_LOG_WARNING(
+      "%s needs %s back in memory, nothing can leave for it, and the budget of %s is exceeded by "
+      "%s (counted as over_budget): %s. As long as this is so, nothing is allocated: whatever asks "
+      "for memory gets an out-of-memory error",
+      op.empty() ? "the program" : op.c_str(), format_bytes(bytes).c_str(),
+      format_bytes(budget_.limit()).c_str(), format_bytes(excess_bytes).c_str(),
+      reason.clause().c_str());
+}
+
+Status Heap::pay_debt_slow(uint64_t requested_bytes) {
+  constexpr uint64_t kLeast = 1;  // the last byte that must fit, too
+  drop_cached_above_budget();
+  if (budget_.used() > budget_.limit()) {
+    const RoomWait wait(*this, kNoStreams);
+    Status reason;
+    TENCACHE_RETURN_IF_ERROR(climb({.bytes = kLeast, .requested_bytes = requested_bytes}, &reason));
+    budget_.release(kLeast);
+  }
+  is_in_debt_.store(false, std::memory_order_relaxed);
+  return Status::ok();
 }
 
 uint64_t Heap::excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees) {
@@ -51,22 +85,21 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 // The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
 // failing disk is to blame -> evict also what no op has named, oldest first -> an error if the
 // program has set a bound -> go over the budget.
-Status Heap::climb(const WantedRoom& wanted) {
+Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (config_.strict) return out_of_memory(wanted, Status::ok());
-  Status reason;
-  if (await_room(wanted, &reason)) return Status::ok();
+  if (await_room(wanted, reason)) return Status::ok();
   // Other threads may have freed something meanwhile.
   if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
   // killing the process, so the program gets an error that it can handle.
-  if (!reason.is_ok()) return out_of_memory(wanted, reason);
+  if (!reason->is_ok()) return out_of_memory(wanted, *reason);
   while (let_unnamed_leave(bytes + wanted.soon_bytes)) {
-    if (await_room(wanted, &reason)) return Status::ok();
-    if (!reason.is_ok()) return out_of_memory(wanted, reason);
+    if (await_room(wanted, reason)) return Status::ok();
+    if (!reason->is_ok()) return out_of_memory(wanted, *reason);
   }
   if (is_bounded_.load(std::memory_order_relaxed)) {
     return out_of_memory(wanted, {StatusCode::kOutOfMemory,

@@ -56,6 +56,8 @@ class RoomMaker {
   /// Called before and after the calling thread waits for room that work in `streams` will fill.
   virtual void begin_wait(StreamSet streams) = 0;
   virtual void end_wait() = 0;
+  /// Whether the disk takes nothing now.
+  virtual bool is_disk_failing() const { return false; }
 };
 
 struct Allocation {
@@ -115,8 +117,16 @@ class Heap {
   Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
   /// The same for what cannot be refused (a fetch): it goes over the budget instead, and counts
   /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
-  /// `soon_bytes` next.
+  /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
+
+  /// While the heap is in debt, nothing is allocated: so the budget is exceeded by what one op
+  /// needs, and not by what the program needs in the end. The debt is paid when what is used fits
+  /// the budget again.
+  Status pay_debt(uint64_t requested_bytes) {
+    return is_in_debt_.load(std::memory_order_relaxed) ? pay_debt_slow(requested_bytes)
+                                                       : Status::ok();
+  }
 
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
   /// that a pass makes besides. False when none is left, or cold bytes are not usable.
@@ -203,7 +213,10 @@ class Heap {
     uint64_t soon_bytes = 0;       // what the caller asks for next
   };
 
-  Status climb(const WantedRoom& wanted);
+  /// `reason`: why nothing could leave, if a lower tier is to blame.
+  Status climb(const WantedRoom& wanted, Status* reason);
+  Status pay_debt_slow(uint64_t requested_bytes);
+  void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
 
@@ -213,7 +226,9 @@ class Heap {
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> is_bounded_{false};
+  std::atomic<bool> is_in_debt_{false};
   std::atomic<bool> warned_over_budget_{false};
+  std::atomic<bool> warned_debt_{false};
 };
 
 }  // namespace tencache

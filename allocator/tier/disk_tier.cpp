@@ -13,7 +13,7 @@
 #include "tier/disk_tier.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,27 +30,34 @@ namespace {
 
 constexpr uint64_t kGrowthStepBytes = 64 * kMiB;
 
+// Without a quota, this share of the disk is left to others.
+constexpr uint64_t kReserveShare = 10;
+
+// A call that signals interrupt again and again must end in an error, not in a loop.
+constexpr int kTriesMax = 1000;
+
+// More than any file; so that sums do not overflow.
+constexpr uint64_t kSlotBytesMax = uint64_t{1} << 62;
+
 // At 1 MiB a request, more threads than this add context switches and no bandwidth.
 constexpr unsigned kThreadsMax = 8;
 
-/// The size beyond which the kernel does not only refuse but also sends SIGXFSZ.
-uint64_t file_size_limit_bytes() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
-  return limit.rlim_cur;
+/// Whether the file system, or a container's seccomp profile, has no fallocate.
+bool lacks_fallocate(int error_number) {
+  return error_number == EOPNOTSUPP || error_number == ENOSYS || error_number == EPERM ||
+         error_number == EINVAL;
 }
 
 /// Extends the file. Returns 0 or the errno.
 int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
-  int error_number = 0;
-  do {
+  int error_number = EINTR;
+  for (int tries = 0; error_number == EINTR && tries < kTriesMax; ++tries) {
     const int result =
         fallocate(fd, 0, static_cast<off_t>(file_bytes), static_cast<off_t>(grown_bytes));
     error_number = result == 0 ? 0 : errno;
-  } while (error_number == EINTR);
-  if (error_number != EOPNOTSUPP) return error_number;
-  // On file systems without fallocate (some network and user-space ones) the file only gets its
-  // length, and a full disk shows in the write after all.
+  }
+  if (!lacks_fallocate(error_number)) return error_number;
+  // Then the file only gets its length, and a full disk shows in the write after all.
   return ftruncate(fd, static_cast<off_t>(file_bytes + grown_bytes)) == 0 ? 0 : errno;
 }
 
@@ -60,9 +67,9 @@ DiskTier::DiskTier(DiskTierConfig config) : config_(std::move(config)), ranges_(
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
   TENCACHE_CHECK(config.depth > 0);
-  if (config.quota_bytes < kIoAlignment) {
+  if (config.quota_bytes && *config.quota_bytes < kIoAlignment) {
     return Status(StatusCode::kInvalidArgument,
-                  "The quota of the disk tier is " + format_bytes(config.quota_bytes) +
+                  "The quota of the disk tier is " + format_bytes(*config.quota_bytes) +
                       ", which holds nothing. Raise --disk-space or TENCACHE_DISK_SPACE.");
   }
   Result<SpillDirectory> directory = open_spill_directory(config.directory);
@@ -71,8 +78,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
   if (!file.is_ok()) return file.status();
 
   std::unique_ptr<DiskTier> tier(new DiskTier(config));
-  tier->config_.quota_bytes -= tier->config_.quota_bytes % kIoAlignment;
-  tier->fd_ = file.value().fd.release();
+  tier->file_ = KeptFd(std::move(file.value().fd));
   tier->owner_pid_ = getpid();
   tier->direct_io_ = file.value().direct_io;
   Result<std::unique_ptr<IoChannel>> channel = tier->make_channel();
@@ -90,10 +96,6 @@ DiskTier::~DiskTier() {
   }
   idle_channels_.clear();
   idle_buffered_channels_.clear();
-  for (const ForkEpoch& fork : fork_epochs_) {
-    if (fork.token_fd >= 0) close(fork.token_fd);
-  }
-  if (fd_ >= 0) close(fd_);
 }
 
 // ---- Slots ---------------------------------------------------------------------------------
@@ -107,30 +109,36 @@ Slot DiskTier::take_slot(uint64_t bytes) {
 
 Result<Slot> DiskTier::allocate(uint64_t bytes) {
   TENCACHE_CHECK(bytes > 0, "a slot of 0 bytes was requested");
+  const uint64_t rounded = round_up(std::min(bytes, kSlotBytesMax), kIoAlignment);
   {
     MutexLock lock(mutex_);
-    if (bytes > config_.quota_bytes) return quota_exhausted(bytes);
     reclaim_childless_epochs();
-    if (const Slot slot = take_slot(round_up(bytes, kIoAlignment)); slot.is_valid()) return slot;
+    if (const Slot slot = take_slot(rounded); slot.is_valid()) return slot;
   }
-  return grow_and_take(round_up(bytes, kIoAlignment));
+  return grow_and_take(rounded);
 }
 
 Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
+  require_own_file();
   MutexLock grow_lock(grow_mutex_);
   // Other threads may take the free space at the end of the file while it grows; then try again.
   for (;;) {
-    uint64_t file_bytes = 0;
+    const uint64_t file_bytes = this->file_bytes();  // changes only with grow_mutex_ held
+    const Quota quota = quota_of(file_bytes);
     uint64_t wanted_bytes = 0;
     uint64_t enough_bytes = 0;
+    Status refused;
     {
       MutexLock lock(mutex_);
       if (const Slot slot = take_slot(bytes); slot.is_valid()) return slot;
-      file_bytes = ranges_.limit() * kIoAlignment;
       enough_bytes = bytes - ranges_.free_at_end() * kIoAlignment;
-      const uint64_t room_bytes = config_.quota_bytes - file_bytes;
-      if (enough_bytes > room_bytes) return quota_exhausted(bytes);
+      const uint64_t room_bytes = quota.bytes - std::min(quota.bytes, file_bytes);
+      if (enough_bytes > room_bytes) refused = quota_exhausted(bytes, quota);
       wanted_bytes = std::min(std::max(enough_bytes, kGrowthStepBytes), room_bytes);
+    }
+    if (!refused.is_ok()) {
+      if (quota.follows_disk) note_outcome(refused);
+      return refused;
     }
     uint64_t grown_bytes = 0;
     TENCACHE_RETURN_IF_ERROR(grow_file(file_bytes, wanted_bytes, enough_bytes, grown_bytes));
@@ -141,12 +149,11 @@ Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
 }
 
 Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
-                           uint64_t& grown_bytes) const {
-  const uint64_t limit_bytes = file_size_limit_bytes();
-  int error_number = EFBIG;
+                           uint64_t& grown_bytes) {
+  int error_number = 0;
   for (const uint64_t bytes : {wanted_bytes, enough_bytes}) {
-    if (file_bytes + bytes > limit_bytes) continue;
-    error_number = extend_file(fd_, file_bytes, bytes);
+    require_own_file();
+    error_number = extend_file(file_.get(), file_bytes, bytes);
     grown_bytes = bytes;
     if (error_number == 0) return Status::ok();
   }
@@ -154,26 +161,65 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
                               format_bytes(file_bytes) + " by " + format_bytes(enough_bytes);
   const Status failed = status_from_errno(error_number, attempt);
   if (error_number == EFBIG) {
-    return {StatusCode::kNoSpace,
-            failed.message() +
-                ". The file system or the limit on file sizes of this process "
-                "(ulimit -f) allows no more."};
+    return {StatusCode::kNoSpace, failed.message() + ". The file system allows no more."};
   }
-  return {failed.code(), failed.message() +
-                             ". Free space there, or choose another directory with --spill-dir or "
-                             "TENCACHE_SPILL_DIR."};
+  Status status(failed.code(),
+                failed.message() +
+                    ". Free space there, or choose another directory with --spill-dir or "
+                    "TENCACHE_SPILL_DIR.");
+  note_outcome(status);
+  return status;
 }
 
-Status DiskTier::quota_exhausted(uint64_t bytes) const {
+DiskTier::Quota DiskTier::quota_of(uint64_t file_bytes) const {
+  Quota quota;
+  if (config_.quota_bytes) {
+    quota = {*config_.quota_bytes, "Raise --disk-space or TENCACHE_DISK_SPACE.", false};
+  } else {
+    const uint64_t all_bytes = file_bytes + free_bytes();
+    quota = {all_bytes - all_bytes / kReserveShare,
+             "It leaves a tenth of the disk to others: free space there, or set --disk-space or "
+             "TENCACHE_DISK_SPACE.",
+             true};
+  }
+  if (const uint64_t limit_bytes = file_size_limit_bytes(); limit_bytes < quota.bytes) {
+    quota = {limit_bytes, "The limit on file sizes of this process (ulimit -f) allows no more.",
+             false};
+  }
+  quota.bytes -= quota.bytes % kIoAlignment;
+  return quota;
+}
+
+uint64_t DiskTier::quota_bytes() const { return quota_of(file_bytes()).bytes; }
+
+uint64_t DiskTier::free_bytes() const {
+  if (config_.free_bytes) return config_.free_bytes();
+  struct statvfs space = {};
+  if (fstatvfs(file_.get(), &space) != 0) return 0;
+  return uint64_t{space.f_bavail} * uint64_t{space.f_frsize};
+}
+
+Status DiskTier::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+void DiskTier::note_outcome(const Status& status) {
+  if (status.is_ok() && !is_failing()) return;
+  MutexLock lock(mutex_);
+  failure_ = status;
+  is_failing_.store(!status.is_ok(), std::memory_order_relaxed);
+}
+
+Status DiskTier::quota_exhausted(uint64_t bytes, const Quota& quota) const {
   std::string message = "The disk tier in " + config_.directory + " has no room for " +
                         format_bytes(bytes) + ": " + format_bytes(ranges_.used() * kIoAlignment) +
-                        " of its quota of " + format_bytes(config_.quota_bytes) + " are in use";
+                        " of its quota of " + format_bytes(quota.bytes) + " are in use";
   if (const uint64_t frozen = frozen_bytes(); frozen > 0) {
     message += " (" + format_bytes(frozen) + " of them held for forked processes)";
   }
   message += " and the largest free piece is " +
-             format_bytes(ranges_.largest_free() * kIoAlignment) +
-             ". Raise --disk-space or TENCACHE_DISK_SPACE.";
+             format_bytes(ranges_.largest_free() * kIoAlignment) + ". " + quota.remedy;
   return {StatusCode::kNoSpace, std::move(message)};
 }
 
@@ -187,7 +233,8 @@ uint64_t DiskTier::frozen_bytes() const {
 
 void DiskTier::drop_page_cache(const Slot& slot) const {
   // Only advice: a refusal leaves the pages to the kernel's own reclaim.
-  (void)posix_fadvise(fd_, static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
+  require_own_file();
+  (void)posix_fadvise(file_.get(), static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
                       POSIX_FADV_DONTNEED);
 }
 
@@ -264,6 +311,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
                        std::to_string(owner_pid_) + "."),
             false, 0};
   }
+  require_own_file();
   for (const IoSegment& segment : segments) check_range(segment);
   AddedSegments added(*this, observer);
   const bool with_buffers = has_segment_without_memory(segments);
@@ -281,16 +329,20 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
     result.status = Status(result.status.code(), "Spill file in " + config_.directory + ": " +
                                                      result.status.message() + ".");
   }
+  const bool tells = !result.status.is_ok() || !result.cancelled;
+  if (direction == IoDirection::kWrite && tells) note_outcome(result.status);
   return result;
 }
 
 Status DiskTier::drop_after_buffered(IoDirection direction,
                                      std::span<const IoSegment> segments) const {
+  require_own_file();
+  const int fd = file_.get();
   if (direction == IoDirection::kWrite) {
     // Starts all of them first, so that the disk has a queue; a failure shows in the wait below.
     for (const IoSegment& segment : segments) {
       if (segment.bytes == 0) continue;
-      (void)sync_file_range(fd_, static_cast<off_t>(segment.offset),
+      (void)sync_file_range(fd, static_cast<off_t>(segment.offset),
                             static_cast<off_t>(segment.bytes), SYNC_FILE_RANGE_WRITE);
     }
   }
@@ -301,21 +353,22 @@ Status DiskTier::drop_after_buffered(IoDirection direction,
     constexpr unsigned kWriteAndWait =
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
     if (direction == IoDirection::kWrite &&
-        sync_file_range(fd_, offset, bytes, kWriteAndWait) != 0) {
+        sync_file_range(fd, offset, bytes, kWriteAndWait) != 0) {
       return status_from_errno(errno, "cannot bring " + format_bytes(segment.bytes) +
                                           " at file offset " + std::to_string(segment.offset) +
                                           " to the disk");
     }
-    (void)posix_fadvise(fd_, offset, bytes, POSIX_FADV_DONTNEED);
+    (void)posix_fadvise(fd, offset, bytes, POSIX_FADV_DONTNEED);
   }
   return Status::ok();
 }
 
 Result<std::unique_ptr<IoChannel>> DiskTier::make_channel() const {
-  if (config_.channel_factory) return config_.channel_factory(fd_);
+  require_own_file();
+  if (config_.channel_factory) return config_.channel_factory(file_.get());
   if (config_.io_uring != Choice::kOff) {
     Result<std::unique_ptr<IoChannel>> channel =
-        make_uring_channel(fd_, config_.depth, config_.registers_buffers);
+        make_uring_channel(file_.get(), config_.depth, config_.registers_buffers);
     if (channel.is_ok()) return channel;
     if (config_.io_uring == Choice::kOn) {
       return Status(channel.status().code(),
@@ -323,7 +376,7 @@ Result<std::unique_ptr<IoChannel>> DiskTier::make_channel() const {
     }
     TENCACHE_LOG_DEBUG("%s; the disk tier uses threads", channel.status().message().c_str());
   }
-  return make_thread_channel(fd_, std::min(config_.depth, kThreadsMax));
+  return make_thread_channel(file_.get(), std::min(config_.depth, kThreadsMax));
 }
 
 Result<std::unique_ptr<IoChannel>> DiskTier::borrow_channel(bool with_buffers) {

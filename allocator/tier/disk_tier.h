@@ -12,6 +12,13 @@
 // fork are gone. Each child inherits the mapping of a token that tells (Note [Fork epochs] in
 // fork_epochs.cpp).
 //
+// Before the file grows, and before and after it is read, written or mapped, the tier looks whether
+// its descriptor still stands for the file (base/kept_fd.h). If not, the process ends.
+//
+// The disk may take nothing for a while: it is full, fails, or has become read-only. is_failing()
+// tells, from the first write or growth that fails until a write succeeds. The tier itself never
+// waits; engine/plan/disk_patience.h does.
+//
 // Threads: every method may be called from any thread. mutex_ is held only for bookkeeping, never
 // across I/O; grow_mutex_ alone serialises growing the file. A transfer runs on the caller's thread
 // over a channel that is lent for it. In a forked child every transfer is refused.
@@ -19,13 +26,16 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/kept_fd.h"
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/range_allocator.h"
@@ -43,14 +53,18 @@ struct Slot {
 };
 
 struct DiskTierConfig {
-  std::string directory;     // must exist
-  uint64_t quota_bytes = 0;  // the file never grows beyond this
+  std::string directory;  // must exist
+  /// The file never grows beyond this. None: a tenth of what the file and the free space come to is
+  /// left to others, as it stands when the file grows.
+  std::optional<uint64_t> quota_bytes;
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;
   bool registers_buffers = true;  // where the kernel allows it (Note [Registered buffers])
   unsigned depth = 16;            // requests in flight per channel
   /// Makes a channel for `fd`; empty = io_uring, else threads. Tests inject faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
+  /// Free space beside the file; empty = what the file system says.
+  std::function<uint64_t()> free_bytes = {};
 };
 
 /// The abilities of a directory, found by trying them; `tencache doctor` prints them.
@@ -104,11 +118,18 @@ class DiskTier {
   /// After fork() in the parent: unmaps the parent's own mapping of the token.
   void after_fork_in_parent() TENCACHE_EXCLUDES(mutex_);
 
-  int fd() const { return fd_; }
+  int fd() const { return file_.get(); }
+  /// Ends the process if fd() does not stand for the spill file any more.
+  void require_own_file() const { file_.require_ours(kSpillFile); }
+  /// Whether the last growth or write failed in a way that may pass.
+  bool is_failing() const { return is_failing_.load(std::memory_order_relaxed); }
+  /// How it failed; ok when it did not.
+  Status failure() const TENCACHE_EXCLUDES(mutex_);
   const std::string& directory() const { return config_.directory; }
   const char* channel_name() const { return channel_name_.c_str(); }
   bool uses_direct_io() const { return direct_io_; }
-  uint64_t quota_bytes() const { return config_.quota_bytes; }
+  /// As it stands now, the limit on file sizes (ulimit -f) included.
+  uint64_t quota_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t peak_used_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// The peak begins anew with what is used now.
@@ -119,10 +140,15 @@ class DiskTier {
   /// A fork that froze every slot with an epoch up to its own, and the slots released since then.
   struct ForkEpoch {
     uint64_t epoch = 0;
-    int token_fd = -1;  // tells whether children live; -1 = assume that they live for ever
+    KeptFd token;  // tells whether children live; none = assume that they live for ever
     std::vector<Slot> waiting;
   };
 
+  struct Quota {
+    uint64_t bytes = 0;
+    const char* remedy = "";
+    bool follows_disk = false;  // so that it may grow again
+  };
   class AddedSegments;
 
   explicit DiskTier(DiskTierConfig config);
@@ -135,17 +161,20 @@ class DiskTier {
       TENCACHE_EXCLUDES(mutex_);
   Status drop_after_buffered(IoDirection direction, std::span<const IoSegment> segments) const;
   Slot take_slot(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
-  Result<Slot> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Result<Slot> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+  Quota quota_of(uint64_t file_bytes) const;
+  uint64_t free_bytes() const;
+  void note_outcome(const Status& status) TENCACHE_EXCLUDES(mutex_);
   Status grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
-                   uint64_t& grown_bytes) const TENCACHE_REQUIRES(grow_mutex_);
+                   uint64_t& grown_bytes) TENCACHE_REQUIRES(grow_mutex_);
   uint64_t frozen_bytes() const TENCACHE_REQUIRES(mutex_);
-  Status quota_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+  Status quota_exhausted(uint64_t bytes, const Quota& quota) const TENCACHE_REQUIRES(mutex_);
   void reclaim_childless_epochs() TENCACHE_REQUIRES(mutex_);
   void forget_epoch(size_t index) TENCACHE_REQUIRES(mutex_);
 
   // Constant after open().
   DiskTierConfig config_;
-  int fd_ = -1;
+  KeptFd file_;
   pid_t owner_pid_ = -1;  // a forked child is another process and owns nothing here
   bool direct_io_ = false;
   std::string channel_name_;
@@ -153,6 +182,8 @@ class DiskTier {
   Mutex grow_mutex_ TENCACHE_ACQUIRED_BEFORE(mutex_);  // held across fallocate
   mutable Mutex mutex_;
   RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);  // in units of kIoAlignment
+  std::atomic<bool> is_failing_{false};
+  Status failure_ TENCACHE_GUARDED_BY(mutex_);  // ok unless is_failing_
   uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;  // grows with each fork that freezes slots
   std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);  // ascending

@@ -21,10 +21,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "base/check.h"
+#include "base/kept_fd.h"
 #include "base/log.h"
-#include "base/unique_fd.h"
 #include "tier/disk_tier.h"
 
 namespace tencache {
@@ -33,8 +34,8 @@ namespace {
 constexpr size_t kTokenBytes = 4096;
 
 /// Maps a token at `address`; invalid with errno set on failure.
-UniqueFd make_token(void*& address) {
-  UniqueFd token(memfd_create("tencache-fork", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+KeptFd make_token(void*& address) {
+  KeptFd token(UniqueFd(memfd_create("tencache-fork", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!token.is_valid() || ftruncate(token.get(), kTokenBytes) != 0) return {};
   address = mmap(nullptr, kTokenBytes, PROT_READ | PROT_WRITE, MAP_SHARED, token.get(), 0);
   if (address == MAP_FAILED) {
@@ -44,7 +45,10 @@ UniqueFd make_token(void*& address) {
   return token;
 }
 
-bool is_mapped_by_anybody(int token_fd) { return fcntl(token_fd, F_ADD_SEALS, F_SEAL_WRITE) != 0; }
+/// Also true when the program has closed the token's descriptor: nobody can tell any more.
+bool may_be_mapped(const KeptFd& token) {
+  return !token.is_ours() || fcntl(token.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0;
+}
 
 }  // namespace
 
@@ -72,9 +76,9 @@ void DiskTier::freeze_before_fork() {
   // This also stops the descriptors of a program that forks for ever from piling up.
   reclaim_childless_epochs();
   if (ranges_.used() == 0) return;
-  UniqueFd token = make_token(fork_token_);
+  KeptFd token = make_token(fork_token_);
   if (!token.is_valid()) {
-    if (!fork_epochs_.empty() && fork_epochs_.back().token_fd < 0) {
+    if (!fork_epochs_.empty() && !fork_epochs_.back().token.is_valid()) {
       fork_epochs_.back().epoch = epoch_++;
       return;
     }
@@ -83,7 +87,7 @@ void DiskTier::freeze_before_fork() {
         "%llu bytes, are not reused until this program ends",
         errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
   }
-  fork_epochs_.push_back({epoch_++, token.release(), {}});
+  fork_epochs_.push_back({epoch_++, std::move(token), {}});
 }
 
 void DiskTier::after_fork_in_parent() {
@@ -96,13 +100,12 @@ void DiskTier::after_fork_in_parent() {
 void DiskTier::reclaim_childless_epochs() {
   // Newest first, so that a waiting slot passes through all forks that have ended.
   for (size_t i = fork_epochs_.size(); i-- > 0;) {
-    const int token_fd = fork_epochs_[i].token_fd;
-    if (token_fd >= 0 && !is_mapped_by_anybody(token_fd)) forget_epoch(i);
+    const KeptFd& token = fork_epochs_[i].token;
+    if (token.is_valid() && !may_be_mapped(token)) forget_epoch(i);
   }
 }
 
 void DiskTier::forget_epoch(size_t index) {
-  close(fork_epochs_[index].token_fd);
   const std::vector<Slot> waiting = std::move(fork_epochs_[index].waiting);
   fork_epochs_.erase(fork_epochs_.begin() + static_cast<std::ptrdiff_t>(index));
   for (const Slot& slot : waiting) {

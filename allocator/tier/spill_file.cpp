@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
@@ -20,9 +21,13 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 
+#include "base/kept_fd.h"
 #include "base/shown_text.h"
 #include "base/units.h"
+#include "platform/mounts.h"
 #include "tier/io_channel.h"
 
 namespace tencache {
@@ -56,16 +61,54 @@ constexpr std::array<FileSystemName, 16> kFileSystems = {{
     {0xca451a4e, "bcachefs", false},
 }};
 
-std::string file_system_name(uint64_t magic, bool& is_in_memory) {
-  is_in_memory = false;
+// Overlays may lie on overlays; the kernel allows two.
+constexpr int kOverlaysMax = 4;
+
+struct FileSystem {
+  std::string name;
+  bool is_in_memory = false;
+};
+
+FileSystem file_system_of_type(uint64_t magic) {
   for (const FileSystemName& known : kFileSystems) {
     if (known.magic != magic) continue;
-    is_in_memory = known.is_in_memory;
-    return known.name;
+    return {known.name, known.is_in_memory};
   }
   char text[32];
   snprintf(text, sizeof text, "type 0x%llx", static_cast<unsigned long long>(magic));
-  return text;
+  return {text, false};
+}
+
+/// Where an overlay writes; invalid where that cannot be seen from here. The kernel gives the sizes
+/// of that file system as those of the overlay, so they tell it from a directory that only has the
+/// same name here.
+UniqueFd open_upper(int fd, const struct statfs& overlay) {
+  struct stat attributes = {};
+  if (fstat(fd, &attributes) != 0) return {};
+  const std::optional<std::string> path = overlay_upper_directory(read_mounts(), attributes.st_dev);
+  if (!path) return {};
+  UniqueFd upper(open(path->c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  struct statfs found = {};
+  if (!upper.is_valid() || fstatfs(upper.get(), &found) != 0) return {};
+  const bool is_same = found.f_blocks == overlay.f_blocks && found.f_bsize == overlay.f_bsize;
+  return is_same ? std::move(upper) : UniqueFd();
+}
+
+/// The file system that stores what is written to the directory, also below overlays.
+FileSystem file_system_of(int fd, const struct statfs& top) {
+  FileSystem found = file_system_of_type(static_cast<uint32_t>(top.f_type));
+  struct statfs overlay = top;
+  UniqueFd upper;
+  for (int depth = 0; depth < kOverlaysMax && overlay.f_type == OVERLAYFS_SUPER_MAGIC; ++depth) {
+    upper = open_upper(upper.is_valid() ? upper.get() : fd, overlay);
+    if (!upper.is_valid() || fstatfs(upper.get(), &overlay) != 0) {
+      found.name += " over a file system that cannot be seen from here";
+      break;
+    }
+    const FileSystem below = file_system_of_type(static_cast<uint32_t>(overlay.f_type));
+    found = {found.name + " over " + below.name, below.is_in_memory};
+  }
+  return found;
 }
 
 Status refused(StatusCode code, const std::string& path, const std::string& reason) {
@@ -119,9 +162,9 @@ Result<SpillDirectory> open_spill_directory(const std::string& path) {
                    "it belongs to user " + std::to_string(attributes.st_uid) + ", not to user " +
                        std::to_string(geteuid()) + ", and is not sticky as /var/tmp is.");
   }
-  bool is_in_memory = false;
-  directory.file_system = file_system_name(static_cast<uint32_t>(file_system.f_type), is_in_memory);
-  if (is_in_memory) {
+  const FileSystem found = file_system_of(directory.fd.get(), file_system);
+  directory.file_system = found.name;
+  if (found.is_in_memory) {
     return refused(StatusCode::kInvalidArgument, path,
                    "it is in memory (" + directory.file_system +
                        "), so spilled data would take the memory that spilling should free.");
@@ -132,7 +175,19 @@ Result<SpillDirectory> open_spill_directory(const std::string& path) {
                    "only " + format_bytes(directory.free_bytes) + " are free there and at least " +
                        format_bytes(kFreeBytesMin) + " are needed.");
   }
+  if (const uint64_t limit_bytes = file_size_limit_bytes(); limit_bytes < kFreeBytesMin) {
+    return refused(StatusCode::kNoSpace, path,
+                   "the limit on file sizes of this process (ulimit -f) is " +
+                       format_bytes(limit_bytes) + " and at least " + format_bytes(kFreeBytesMin) +
+                       " are needed, whatever the directory.");
+  }
   return directory;
+}
+
+uint64_t file_size_limit_bytes() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
 }
 
 int open_and_unlink(int directory_fd) {
@@ -159,11 +214,14 @@ int open_and_unlink(int directory_fd) {
 Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::string& path,
                                   Choice direct_io) {
   SpillFile file;
-  file.fd =
-      UniqueFd(openat(directory.fd.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  // What others write to a standard descriptor that was closed must not reach the file.
+  file.fd = above_standard(
+      UniqueFd(openat(directory.fd.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600)));
   // EISDIR and EINVAL: kernels and file systems that do not know the flag read it as O_DIRECTORY.
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL;
-  if (!file.fd.is_valid() && is_unknown) file.fd = UniqueFd(open_and_unlink(directory.fd.get()));
+  if (!file.fd.is_valid() && is_unknown) {
+    file.fd = above_standard(UniqueFd(open_and_unlink(directory.fd.get())));
+  }
   if (!file.fd.is_valid()) {
     const bool is_full = errno == ENOSPC || errno == EDQUOT;
     return refused(is_full ? StatusCode::kNoSpace : StatusCode::kInvalidArgument, path,

@@ -17,7 +17,7 @@ namespace tencache {
 /// A directory that is fit for a spill file.
 struct SpillDirectory {
   UniqueFd fd;
-  std::string file_system;  // "ext4"
+  std::string file_system;  // "ext4", "overlayfs over xfs"
   uint64_t free_bytes = 0;  // for this user
 };
 
@@ -34,6 +34,10 @@ Result<SpillDirectory> open_spill_directory(const std::string& path);
 /// Makes an empty file of mode 0600 without a name, and tries O_DIRECT unless `direct_io` is kOff.
 Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::string& path,
                                   Choice direct_io);
+
+/// The size beyond which the kernel refuses to let a file of this process grow, and sends SIGXFSZ
+/// besides (ulimit -f).
+uint64_t file_size_limit_bytes();
 
 /// For file systems without O_TMPFILE: makes a file under a new random name and unlinks it at once.
 /// -1 with errno set on failure.

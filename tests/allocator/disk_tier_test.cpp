@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DiskTier: slots and their limits, transfers over each channel and without O_DIRECT, and every way
-// in which the disk, the quota or the kernel can refuse. disk_tier_fork_test.cpp has forks.
+// DiskTier: slots, transfers over each channel and without O_DIRECT, and every way in which a
+// transfer can fail. disk_tier_growth_test.cpp has growth and its limits, disk_tier_fork_test.cpp
+// forks.
 #include "tier/disk_tier.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -25,7 +24,6 @@
 #include "support/child_process.h"
 #include "support/faulty_channel.h"
 #include "support/random.h"
-#include "support/small_file_system.h"
 #include "support/test_directory.h"
 #include "tier/content_hash.h"
 
@@ -182,98 +180,6 @@ TEST_F(DiskTierTest, TheFileGrowsInStepsAndIsReused) {
       << "the blocks are reserved, not promised";
 }
 
-TEST_F(DiskTierTest, TheQuotaIsHard) {
-  constexpr uint64_t kQuota = 100 * kMiB;
-  const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path(), kQuota + 1000));
-  EXPECT_EQ(tier->quota_bytes(), kQuota);
-  const Slot slot = take(*tier, 60 * kMiB);
-  Result<Slot> refused = tier->allocate(41 * kMiB);
-  ASSERT_FALSE(refused.is_ok());
-  expect_message(
-      refused.status(), StatusCode::kNoSpace,
-      {directory_.path(), "41.0 MiB", "60.0 MiB of its quota of 100 MiB", "--disk-space"});
-  expect_message(tier->allocate(200 * kMiB).status(), StatusCode::kNoSpace, {"200 MiB"});
-  expect_message(tier->allocate(UINT64_MAX).status(), StatusCode::kNoSpace, {"quota"});
-  const Slot rest = take(*tier, 40 * kMiB);
-  EXPECT_EQ(tier->file_bytes(), kQuota);
-  EXPECT_EQ(tier->used_bytes(), kQuota);
-  EXPECT_FALSE(tier->allocate(1).is_ok());
-  tier->release(rest);
-  tier->release(slot);
-  EXPECT_TRUE(tier->allocate(kQuota).is_ok()) << "all of it can be one slot again";
-  EXPECT_EQ(tier->peak_used_bytes(), kQuota);
-}
-
-TEST_F(DiskTierTest, AFullDiskIsNoticedWhenASlotIsTaken) {
-  const SmallFileSystem disk(96 * kMiB);
-  if (!disk.is_mounted()) GTEST_SKIP() << "needs root, mkfs.ext4 and a loop device";
-  const std::unique_ptr<DiskTier> tier = open_tier(config_in(disk.path()));
-  std::vector<Slot> slots;
-  Status status;
-  for (;;) {
-    Result<Slot> slot = tier->allocate(4 * kMiB);
-    if (!slot.is_ok()) {
-      status = slot.status();
-      break;
-    }
-    slots.push_back(slot.value());
-  }
-  expect_message(status, StatusCode::kNoSpace,
-                 {disk.path(), "4.00 MiB", "No space left on device", "--spill-dir"});
-  EXPECT_GE(slots.size(), 18U) << "more than the first step of 64 MiB: smaller steps were tried";
-  // Every slot handed out can be written, to the last one.
-  AlignedBuffer buffer(4 * kMiB);
-  Random().fill(buffer.data(), buffer.bytes());
-  for (const Slot& slot : slots) {
-    const TransferResult result = tier->write(segment_of(buffer, slot), nullptr);
-    ASSERT_TRUE(result.status.is_ok()) << result.status.message();
-  }
-  tier->release(slots.back());
-  EXPECT_TRUE(tier->allocate(4 * kMiB).is_ok());
-}
-
-TEST_F(DiskTierTest, TheLimitOnFileSizesIsNoSpaceAndNoSignal) {
-  const int result = run_in_child([&] {
-    signal(SIGXFSZ, SIG_DFL);
-    const rlimit limit = {80 * kMiB, 80 * kMiB};
-    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
-    take(*tier, 60 * kMiB);
-    take(*tier, 16 * kMiB);
-    expect_message(tier->allocate(16 * kMiB).status(), StatusCode::kNoSpace, {"ulimit -f"});
-  });
-  EXPECT_EQ(result, 0);
-}
-
-TEST_F(DiskTierTest, WithoutFallocateTheFileGrowsByItsLength) {
-  const int result = run_in_child([&] {
-    if (!deny_syscall(SYS_fallocate, EOPNOTSUPP)) _exit(kSkipped);
-    const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
-    AlignedBuffer buffer(5 * kMiB);
-    const Slot slot = take(*tier, buffer.bytes());
-    EXPECT_TRUE(tier->write(segment_of(buffer, slot), nullptr).status.is_ok());
-  });
-  if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
-  EXPECT_EQ(result, 0);
-}
-
-TEST_F(DiskTierTest, GrowthThatFailsSaysWhy) {
-  const std::pair<int, StatusCode> cases[] = {{EIO, StatusCode::kIoError},
-                                              {EDQUOT, StatusCode::kNoSpace}};
-  for (const auto& [error_number, code] : cases) {
-    const int result = run_in_child([&, error = error_number, expected = code] {
-      const std::unique_ptr<DiskTier> tier = open_tier(config_in(directory_.path()));
-      if (!deny_syscall(SYS_fallocate, error)) _exit(kSkipped);
-      expect_message(tier->allocate(kMiB).status(), expected,
-                     {"Cannot grow the spill file", "1.00 MiB", "--spill-dir"});
-      EXPECT_EQ(tier->used_bytes(), 0U);
-      EXPECT_EQ(tier->file_bytes(), 0U);
-    });
-    if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
-    EXPECT_EQ(result, 0) << error_number;
-  }
-}
-
 // ---- Transfers -------------------------------------------------------------------------------
 
 TEST_F(DiskTierTest, BytesComeBackOverEveryChannel) {
@@ -418,6 +324,24 @@ TEST_F(FaultyDiskTest, AFailedPieceNamesDirectoryPlaceAndReason) {
       const TransferResult again = direction == IoDirection::kWrite ? write() : read();
       EXPECT_TRUE(again.status.is_ok()) << "the tier goes on: " << again.status.message();
     }
+  }
+}
+
+TEST_F(FaultyDiskTest, FailsUntilAWriteSucceeds) {
+  EXPECT_FALSE(tier_->is_failing());
+  EXPECT_TRUE(tier_->failure().is_ok());
+  for (const int error_number : {ENOSPC, EDQUOT, EIO, EROFS, EINTR, EAGAIN}) {
+    plan_->clear();
+    plan_->add({.count = 1, .error_number = error_number});
+    EXPECT_FALSE(write().status.is_ok());
+    EXPECT_TRUE(tier_->is_failing()) << error_number;
+    expect_message(tier_->failure(), status_from_errno(error_number, "").code(),
+                   {directory_.path(), status_from_errno(error_number, "").message()});
+    EXPECT_TRUE(read().status.is_ok());
+    EXPECT_TRUE(tier_->is_failing()) << "reading says nothing about that";
+    EXPECT_TRUE(write().status.is_ok());
+    EXPECT_FALSE(tier_->is_failing());
+    EXPECT_TRUE(tier_->failure().is_ok());
   }
 }
 

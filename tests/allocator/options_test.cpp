@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, EveryRowIsDescribed) {
-  ASSERT_EQ(option_table().size(), 22U);
+  ASSERT_EQ(option_table().size(), 23U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
     EXPECT_EQ(row.kind == "choice", !row.choices.empty()) << row.name;
@@ -55,6 +55,7 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
   const std::map<std::string_view, std::string> others = {{"device_memory", "3GiB"},
                                                           {"spill_dir", "/var/tmp"},
                                                           {"disk_space", "1050625"},
+                                                          {"disk_wait", "1.5s"},
                                                           {"stats", "s.json"},
                                                           {"trace", "t.jsonl"},
                                                           {"strict", "on"},
@@ -89,6 +90,8 @@ TEST(OptionsTest, SetsTheMembers) {
   EXPECT_EQ(options_with("device_memory", "1.5GiB").device_memory_bytes, kGiB + kGiB / 2);
   EXPECT_EQ(options_with("device_memory", "AUTO").device_memory_bytes, std::nullopt);
   EXPECT_EQ(options_with("disk_space", "1MiB").disk_space_bytes, kMiB);
+  EXPECT_EQ(options_with("disk_wait", "2").disk_wait_ns, 2'000'000'000U);
+  EXPECT_EQ(options_with("disk_wait", "0").disk_wait_ns, 0U);
   EXPECT_EQ(options_with("spill_dir", "/mnt/nvme").spill_dir, "/mnt/nvme");
   EXPECT_EQ(options_with("spill_dir", "auto").spill_dir, "");
   EXPECT_EQ(options_with("stats", "run.json").stats_path, "run.json");
@@ -127,6 +130,10 @@ TEST(OptionsTest, BoundsHold) {
   expect_refused("device_memory", "lots");
   expect_refused("device_memory", "");
   expect_refused("disk_space", "0");
+  expect_refused("disk_wait", "-1s");
+  expect_refused("disk_wait", "2days");
+  expect_refused("disk_wait", "25000min");
+  expect_refused("disk_wait", "nan");
   for (std::string_view name : {"arm_at", "chunk_share"}) {
     for (std::string_view text : {"0", "-0.1", "1.01", "nan", "inf", "0.5x", "", "70%"}) {
       expect_refused(name, text);

@@ -72,6 +72,54 @@ TEST(ProbeDirectoryTest, RefusesMemory) {
   expect_refused("/dev/shm", StatusCode::kInvalidArgument, "in memory (tmpfs)");
 }
 
+/// Mounts an overlay at `folder`/merged that writes into `folder`/below/upper. False where that is
+/// not allowed.
+bool mount_overlay(const std::string& folder) {
+  const std::string below = folder + "/below";
+  for (const char* name : {"/lower", "/upper", "/work"}) mkdir((below + name).c_str(), 0700);
+  mkdir((folder + "/merged").c_str(), 0700);
+  const std::string options =
+      "lowerdir=" + below + "/lower,upperdir=" + below + "/upper,workdir=" + below + "/work";
+  return mount("overlay", (folder + "/merged").c_str(), "overlay", 0, options.c_str()) == 0;
+}
+
+bool has_own_mounts() {
+  return unshare(CLONE_NEWNS) == 0 &&
+         mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+}
+
+// In a view of the mounts of its own, which ends with it.
+TEST(ProbeDirectoryTest, LooksBelowAnOverlay) {
+  const TestDirectory directory;
+  const std::string below = directory.path() + "/below";
+  const std::string merged = directory.path() + "/merged";
+  ASSERT_EQ(mkdir(below.c_str(), 0700), 0);
+  int result = run_in_child([&] {
+    if (!has_own_mounts() || !mount_overlay(directory.path())) _exit(kSkipped);
+    const Result<DiskProbe> probe = probe_directory(merged);
+    ASSERT_TRUE(probe.is_ok()) << probe.status().message();
+    EXPECT_EQ(probe.value().file_system,
+              "overlayfs over " + probe_directory(below).value().file_system);
+  });
+  if (result == kSkipped) GTEST_SKIP() << "needs root to mount an overlay";
+  EXPECT_EQ(result, 0);
+  result = run_in_child([&] {
+    if (!has_own_mounts() || mount("tmpfs", below.c_str(), "tmpfs", 0, "size=256m") != 0 ||
+        !mount_overlay(directory.path())) {
+      _exit(kSkipped);
+    }
+    expect_refused(merged, StatusCode::kInvalidArgument, "in memory (overlayfs over tmpfs)");
+    // As in a container, whose view of the machine does not include it.
+    ASSERT_EQ(umount2(below.c_str(), MNT_DETACH), 0);
+    const Result<DiskProbe> probe = probe_directory(merged);
+    ASSERT_TRUE(probe.is_ok()) << probe.status().message();
+    EXPECT_EQ(probe.value().file_system,
+              "overlayfs over a file system that cannot be seen from here");
+  });
+  if (result == kSkipped) GTEST_SKIP() << "needs root to mount";
+  EXPECT_EQ(result, 0);
+}
+
 TEST(ProbeDirectoryTest, RefusesADirectoryOfSomebodyElse) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to give a directory away";
   const TestDirectory directory;

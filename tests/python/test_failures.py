@@ -244,11 +244,50 @@ def test_quota_used_up_in_the_middle(run_python: Run) -> None:
 
 def test_disk_full_in_the_middle(run_python: Run, mount: Mount) -> None:
     directory = mount.ext4()
-    environment = {**ON, "TENCACHE_SPILL_DIR": str(directory), "TENCACHE_DISK_SPACE": "10GiB"}
+    environment = {
+        **ON,
+        "TENCACHE_SPILL_DIR": str(directory),
+        "TENCACHE_DISK_SPACE": "10GiB",
+        "TENCACHE_DISK_WAIT": "0",
+    }
     done = run_python(TENSORS, OUTGROW, env=environment)
     assert " out of memory." in done.stdout
     assert "No space left on device" in done.stdout or "full" in done.stdout, done.stdout
     assert len(lines_of(done, "warning:")) == 1, done.stderr
+
+
+def test_disk_full_for_a_moment_is_waited_for(run_python: Run, mount: Mount) -> None:
+    directory = mount.ext4(megabytes=160)
+    done = run_python(
+        TENSORS,
+        f"""
+        import os, threading
+
+        filler = "{directory}/filler"
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                while True: file.write(bytes(1 << 16))
+            except OSError as error:
+                assert "No space" in str(error)
+
+        def make_room():
+            while tencache.stats()["eviction_failures"] == 0: pass
+            os.unlink(filler)
+
+        others = threading.Thread(target=make_room)
+        others.start()
+        tensors = make()
+        for t in tensors: t.add_(1)
+        others.join()
+        check(tensors, added=1)
+        stats = tencache.stats()
+        assert stats["over_budget"]["events"] == 0, stats
+        assert stats["peak"]["device"] <= stats["budget"]["device"], stats
+        """,
+        # The disk has room at the start, and none when the program fills it.
+        env={**ON, "TENCACHE_SPILL_DIR": str(directory), "TENCACHE_DISK_WAIT": "10min"},
+    )
+    assert any("--disk-wait" in line for line in lines_of(done, "warning:")), done.stderr
 
 
 def test_quota_that_just_suffices_is_enough(run_python: Run) -> None:
@@ -287,6 +326,91 @@ def test_op_that_needs_more_than_the_budget_goes_over_it_and_says_so(run_python:
     assert "10.0 MiB" in warning and "over_budget" in warning and "--device-memory" in warning, (
         warning
     )
+
+
+# ---- Descriptors and limits of the process ------------------------------------------------------
+
+
+@pytest.mark.parametrize("redirections", ["0<&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_standard_descriptors_are_not_taken(tmp_path: Path, redirections: str) -> None:
+    program, result = tmp_path / "program.py", tmp_path / "result"
+    body = f"""
+        import os
+        tensors = make()
+        for t in tensors: t.add_(1)
+        links = []
+        for number in (0, 1, 2):
+            try: links.append(os.readlink(f"/proc/self/fd/{{number}}"))
+            except OSError: links.append("closed")
+        for number in (1, 2):
+            try: os.write(number, b"what a C library prints " * 1000)
+            except OSError: pass
+        for t in tensors: t.add_(1)
+        check(tensors, added=2)
+        with open({str(result)!r}, "w") as file: print(links, file=file)
+    """
+    program.write_text(textwrap.dedent(TENSORS) + textwrap.dedent(body))
+    subprocess.run(
+        ["bash", "-c", f'exec "$0" "$1" {redirections}', sys.executable, str(program)],
+        env=clean_environment({**ON, "TENCACHE_SPILL_DIR": str(tmp_path), "TENCACHE_QUIET": "1"}),
+        check=True,
+    )
+    text = result.read_text()
+    for ours in (str(tmp_path), "io_uring", "userfaultfd", "/pagemap", "/statm", "tencache"):
+        assert ours not in text, text
+
+
+@pytest.mark.parametrize("io_uring", ["auto", "off"])
+def test_program_that_closes_all_descriptors_loses_no_file(
+    run_python: Run, tmp_path: Path, io_uring: str
+) -> None:
+    done = run_python(
+        TENSORS,
+        f"""
+        import os
+        tensors = make()
+        for t in tensors: t.add_(1)
+        os.closerange(3, 256)
+        for k in range(14):
+            path = f"{tmp_path}/precious{{k}}"
+            with open(path, "wb") as file: file.write(bytes([65 + k]) * (1 << 20))
+            os.open(path, os.O_RDWR)
+        print("opened", flush=True)
+        more = make(24)
+        print("allocated", flush=True)
+        """,
+        env={**ON, "TENCACHE_IO_URING": io_uring, "TENCACHE_SPILL_DIR": str(tmp_path)},
+        status=None,
+    )
+    assert done.stdout == "opened\n" and done.returncode < 0, done
+    (message,) = lines_of(done, "fatal:")
+    assert "the spill file" in message and "precious" in message, message
+    for k in range(14):
+        assert (tmp_path / f"precious{k}").read_bytes() == bytes([65 + k]) * (1 << 20), k
+
+
+def test_limit_on_addresses_leaves_a_smaller_arena(run_python: Run) -> None:
+    limited = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (24_000_000 << 10, 24_000_000 << 10))
+    """
+    body = "for t in (tensors := make()): t.add_(1)\ncheck(tensors, added=1)"
+    enable = 'tencache.enable(device_memory="32MiB")'
+    run_python(limited, TENSORS, enable, body)
+    refused = run_python(limited, TENSORS, 'tencache.enable(device_memory="20GiB")', status=None)
+    assert refused.returncode == 1 and "ulimit -v" in refused.stderr, refused.stderr
+
+
+def test_limit_on_file_sizes_is_known_at_the_start(run_python: Run) -> None:
+    limited = """
+        import resource, tencache
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({0} << 20, {0} << 20))
+        tencache.enable(device_memory="32MiB")
+        print(tencache.stats()["budget"]["disk"] >> 20)
+    """
+    assert run_python(limited.format(100)).stdout == "100\n"
+    refused = run_python(limited.format(1), status=None)
+    assert refused.returncode == 1 and "ulimit -f" in refused.stderr, refused.stderr
 
 
 # ---- Calls at the wrong time --------------------------------------------------------------------

@@ -49,11 +49,12 @@ std::vector<MoveRequest> first_of(std::span<const ListedExtent> victims, uint64_
 
 }  // namespace
 
-Evictor::Evictor(const Parts& parts)
+Evictor::Evictor(const Parts& parts, const DiskPatienceConfig& patience)
     : parts_(parts),
       heap_(*parts.heap),
       mover_(parts.mover),
-      headroom_bytes_(headroom_of(heap_.budget().limit())) {}
+      headroom_bytes_(headroom_of(heap_.budget().limit())),
+      patience_(parts.disk, patience) {}
 
 Evictor::~Evictor() {
   {
@@ -73,6 +74,10 @@ std::string Evictor::current_op() const { return parts_.gate->current_op(); }
 void Evictor::begin_wait(StreamSet streams) { parts_.gate->begin_wait_for_room(streams); }
 
 void Evictor::end_wait() { parts_.gate->end_wait_for_room(); }
+
+bool Evictor::is_disk_failing() const {
+  return parts_.disk != nullptr && parts_.disk->is_failing();
+}
 
 void Evictor::watch_budget() {
   Budget& budget = heap_.budget();
@@ -163,11 +168,13 @@ void Evictor::work() {
     // Extents that are being fetched ahead of use can be evicted in a moment, so a pass during
     // which there are any proves nothing.
     const bool is_proof = !was_anything_ahead && !is_anything_ahead();
+    const bool is_fruitless = result && result->bytes == 0 && is_proof;
+    const bool goes_on = result && patience_.goes_on_after(*result, has_demand());
     {
       MutexLock lock(mutex_);
-      if (result && result->bytes == 0 && is_proof) {
+      if (is_fruitless && !goes_on) {
         last_fruitless_ = pass;
-        fruitless_reason_ = result->failure;
+        fruitless_reason_ = patience_.reason_of(*result);
       }
       room_changed_.notify_all();
     }
@@ -177,7 +184,15 @@ void Evictor::work() {
     if (result && result->bytes == 0 && !is_proof) {
       std::this_thread::sleep_for(kAheadPoll);
     }
+    if (is_fruitless && goes_on) pause_for_disk();
   }
+}
+
+// Ends early for whoever else wants something of the worker.
+void Evictor::pause_for_disk() {
+  MutexLock lock(mutex_);
+  if (is_stopping_ || !requests_.empty()) return;
+  work_arrived_.wait_for(mutex_, patience_.next_pause());
 }
 
 void Evictor::request(std::span<const MoveRequest> evictions) {

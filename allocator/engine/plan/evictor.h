@@ -10,6 +10,10 @@
 // If such a pass freed nothing, and no fetch ahead of use was under way meanwhile, then nothing may
 // be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp).
 //
+// Where that is because the disk takes nothing now, passes are tried again for a while
+// (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
+// is resident.
+//
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
 // chooses by it, too: first what the plan does not know, then what it needs last.
 //
@@ -33,6 +37,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/mover.h"
 #include "engine/parts.h"
+#include "engine/plan/disk_patience.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -41,7 +46,7 @@ class Evictor final : public RoomMaker {
  public:
   /// Without a mover (strict mode) nothing is ever evicted. The gate may be made later, but before
   /// the first call.
-  explicit Evictor(const Parts& parts);
+  explicit Evictor(const Parts& parts, const DiskPatienceConfig& patience = {});
   /// Stops the worker after the pass under way.
   ~Evictor() override;
 
@@ -55,6 +60,7 @@ class Evictor final : public RoomMaker {
   std::string current_op() const override;
   void begin_wait(StreamSet streams) override;
   void end_wait() override;
+  bool is_disk_failing() const override;
 
   /// Evicts these soon, in the given order.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
@@ -76,6 +82,7 @@ class Evictor final : public RoomMaker {
   std::optional<EvictionResult> run_pass();
   void evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total);
   void shrink_to_budget();
+  void pause_for_disk() TENCACHE_EXCLUDES(mutex_);
   void watch_budget();
   bool may_evict() const { return mover_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
@@ -96,6 +103,8 @@ class Evictor final : public RoomMaker {
   // Set by allocating threads, cleared by the worker; keeps on_attention() free of locks.
   std::atomic<bool> is_nudged_{false};
   std::atomic<bool> has_spilled_{false};
+
+  DiskPatience patience_;  // the worker's
 
   Mutex mutex_;
   CondVar work_arrived_;

@@ -150,8 +150,12 @@ Status Seal::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
   TENCACHE_RETURN_IF_ERROR(BusErrors::ensure_installed());
-  TENCACHE_RETURN_IF_ERROR(
-      heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset));
+  // Looked at again before anybody can take the bytes of another file for those of the extent.
+  disk_.require_own_file();
+  const Status mapped =
+      heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
+  disk_.require_own_file();
+  TENCACHE_RETURN_IF_ERROR(mapped);
   heap_.set_mapping_count(extent, 1);
   return Status::ok();
 }

@@ -9,6 +9,7 @@ namespace tencache {
 Status DirectReads::read(const CudaExtent& extent, CopyStream& stream) {
   DirectStorage* const storage = storage_.load();
   if (storage == nullptr) return {StatusCode::kUnavailable, "It has failed before."};
+  spill_->disk().require_own_file();  // cuFile knows the file by its descriptor
   const uint64_t begin_ns = now_ns();
   TENCACHE_RETURN_IF_ERROR(
       storage->read(stream.handle(), extent.device_address(), extent.bytes, extent.slot.offset));

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/disk_patience.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+// Short enough for a thread that waits.
+constexpr std::chrono::nanoseconds kFirstPause = std::chrono::milliseconds(5);
+
+}  // namespace
+
+bool DiskPatience::goes_on_after(const EvictionResult& pass, bool is_demanded) {
+  if (disk_ == nullptr || !disk_->is_failing()) {
+    if (begin_ns_) TENCACHE_LOG_INFO("the disk takes tensors again");
+    begin_ns_.reset();
+    has_given_up_ = false;
+    return false;
+  }
+  if (!is_demanded || pass.bytes > 0 || pass.failure.is_ok()) {
+    begin_ns_.reset();
+    return false;
+  }
+  if (has_given_up_) return false;
+  const uint64_t now = config_.clock();
+  if (!begin_ns_) {
+    begin_ns_ = now;
+    pause_ = std::min(kFirstPause, config_.longest_pause);
+  }
+  if (now - *begin_ns_ >= config_.wait_ns) {
+    begin_ns_.reset();
+    has_given_up_ = true;
+    return false;
+  }
+  if (!std::exchange(has_warned_, true)) {
+    TENCACHE_LOG_WARNING(
+        "the program waits for room until the disk takes tensors again, for %s at most "
+        "(--disk-wait): %s",
+        format_seconds(config_.wait_ns).c_str(), disk_->failure().clause().c_str());
+  }
+  return true;
+}
+
+std::chrono::nanoseconds DiskPatience::next_pause() {
+  const std::chrono::nanoseconds pause = pause_;
+  pause_ = std::min(2 * pause_, config_.longest_pause);
+  return pause;
+}
+
+// With GPUs the pass failed because host memory is full, and that is full because of the disk.
+Status DiskPatience::reason_of(const EvictionResult& pass) const {
+  if (pass.failure.is_ok() || !has_given_up_) return pass.failure;
+  const Status failure = disk_->failure();
+  if (failure.is_ok()) return pass.failure;  // it takes something since a moment
+  if (config_.wait_ns == 0) return failure;
+  return {failure.code(), failure.clause() + " (and it was no better " +
+                              format_seconds(config_.wait_ns) + " later, --disk-wait)"};
+}
+
+}  // namespace tencache
