@@ -15,6 +15,7 @@
 #include <ctime>
 #include <utility>
 
+#include "base/kept_fd.h"
 #include "base/shown_text.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
@@ -62,13 +63,6 @@ class PipeSignalBlock {
   sigset_t before_;
   bool was_pending_ = false;
 };
-
-/// A process that was started without 0, 1 or 2 gets one of these numbers from open(), and all that
-/// is printed would go into the file; so it takes a higher one.
-UniqueFd above_standard(UniqueFd fd) {
-  if (!fd.is_valid() || fd.get() > STDERR_FILENO) return fd;
-  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-}
 
 /// A path as its folder and the name in it.
 struct Place {

@@ -5,7 +5,6 @@
 #include "tier/cached_reader.h"
 
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -37,16 +36,8 @@ int copy_from_mapping(const void* mapping, std::span<char> memory) {
 
 }  // namespace
 
-CachedReader::CachedReader(int fd) : fd_(fd) {
-  struct stat found = {};
-  if (fstat(fd_, &found) != 0) return;
-  device_ = found.st_dev;
-  inode_ = found.st_ino;
-}
-
 Status CachedReader::read(uint64_t offset, std::span<char> memory) const {
-  struct stat found = {};
-  if (fstat(fd_, &found) != 0 || found.st_dev != device_ || found.st_ino != inode_) {
+  if (!identity_.is_of(fd_)) {
     return {StatusCode::kUnavailable, "the program has closed the spill file's descriptor"};
   }
   void* const mapping =

@@ -8,11 +8,10 @@
 // Threads: any; constant after construction.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <span>
 
+#include "base/kept_fd.h"
 #include "base/status.h"
 
 namespace tencache {
@@ -20,7 +19,7 @@ namespace tencache {
 class CachedReader {
  public:
   /// Does not own the descriptor.
-  explicit CachedReader(int fd);
+  explicit CachedReader(int fd) : fd_(fd), identity_(FileIdentity::of(fd)) {}
 
   /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the file
   /// cannot be reached any more; another code where it is, and the bytes cannot be read.
@@ -28,8 +27,7 @@ class CachedReader {
 
  private:
   const int fd_;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  const FileIdentity identity_;
 };
 
 }  // namespace tencache
