@@ -49,10 +49,10 @@ def test_what_is_no_regular_file_is_written_to_and_stays(run_python, tmp_path):
     reader.start()
     outputs = {"TENCACHE_STATS": link, "TENCACHE_TRACE": pipe, "TENCACHE_RECORD": device}
     done = run_python(PROGRAM, env={**ON, **{name: str(path) for name, path in outputs.items()}})
-    reader.join(timeout=60)
     assert stat.S_ISCHR(device.stat().st_mode)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert link.is_symlink()
+    reader.join(timeout=60)
     assert json.loads((tmp_path / "file").read_text())["extents"] == 1
     assert json.loads(received[0].splitlines()[0])["format"] == "tencache-events"
     # The program does not repeat anything.
@@ -60,7 +60,8 @@ def test_what_is_no_regular_file_is_written_to_and_stays(run_python, tmp_path):
 
 
 def test_stdout_gets_the_stats_after_what_the_program_printed(run_python, tmp_path):
-    done = run_python(PROGRAM, "print('printed')", env={**ON, "TENCACHE_STATS": "/dev/stdout"})
+    # Not by the name /dev/stdout: a mistake in what is tested could replace it on this machine.
+    done = run_python(PROGRAM, "print('printed')", env={**ON, "TENCACHE_STATS": "/dev/fd/1"})
     printed, content = done.stdout.split("\n", 1)
     assert printed == "printed"
     assert json.loads(content)["extents"] == 1
@@ -69,7 +70,7 @@ def test_stdout_gets_the_stats_after_what_the_program_printed(run_python, tmp_pa
         subprocess.run(
             [sys.executable, "program.py"],
             cwd=tmp_path,
-            env=clean_environment({**ON, "TENCACHE_STATS": "/dev/stdout"}),
+            env=clean_environment({**ON, "TENCACHE_STATS": "/dev/fd/1"}),
             stdout=log,
             check=True,
         )
