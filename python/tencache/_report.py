@@ -61,9 +61,14 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
     rank = rank_of(environment)
     if rank is not None:
         path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-    if multiprocessing.parent_process() is not None:
+    if is_spawned():
         path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
     return path
+
+
+def is_spawned() -> bool:
+    """Whether multiprocessing started this process, as a worker of another one."""
+    return multiprocessing.parent_process() is not None
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

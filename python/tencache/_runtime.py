@@ -34,7 +34,7 @@ from tencache import (
     _triton,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
-from tencache._messages import shortened
+from tencache._messages import say, shortened
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
@@ -178,7 +178,9 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 def check_output_files(library: Core) -> None:
     """Makes the paths of files written at exit absolute, since the program may change its folder.
 
-    Tries each; OptionError if one could not be written: after hours of training it is too late.
+    Tries each; OptionError if one could not be written: after hours of training it is too late. A
+    worker of multiprocessing, whose names are longer than its parent's, goes without the file
+    instead: its end could end the training.
     """
     for name in OUTPUT_OPTIONS:
         text = library.option_text(name)
@@ -186,13 +188,18 @@ def check_output_files(library: Core) -> None:
             continue
         path = _output_path(text)
         reason = library.why_not_writable(_report.ranked_path(path, os.environ))
-        if reason is not None:
-            option = _options.find(name)
-            raise OptionError(
-                f"Option {name} does not take the value '{shortened(text)}': {reason}. Give a file "
-                f"in an existing, writable directory with {option.flag} or {option.environment}."
-            )
-        library.set_option(name, str(path))
+        if reason is None:
+            library.set_option(name, str(path))
+            continue
+        option = _options.find(name)
+        message = (
+            f"Option {name} does not take the value '{shortened(text)}': {reason}. Give a file in "
+            f"an existing, writable directory with {option.flag} or {option.environment}."
+        )
+        if not _report.is_spawned():
+            raise OptionError(message)
+        say(f"warning: {message}")
+        library.set_option(name, _NO_FILE)
 
 
 def _output_path(text: str) -> Path:

@@ -146,6 +146,18 @@ def test_name_is_tried_as_the_rank_will_write_it(run_python):
     assert "The program ends here" in second
 
 
+def test_worker_goes_without_a_file_that_has_no_room_for_its_number(tmp_path, monkeypatch, capsys):
+    name = str(tmp_path / ("x" * 245 + ".json"))
+    core().set_option("stats", name)
+    _runtime.check_output_files(core())
+    assert core().option_text("stats") == name
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    _runtime.check_output_files(core())
+    assert core().option_text("stats") == "off"
+    assert "tencache: warning: Option stats" in capsys.readouterr().err
+    assert tencache.options()  # forgets the value
+
+
 def test_working_directory_that_is_gone_is_a_refusal(run_python):
     run_python(
         """
