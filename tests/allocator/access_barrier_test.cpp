@@ -129,7 +129,8 @@ class WriteProtectionTest : public ::testing::TestWithParam<bool> {
     if (!barrier.is_ok()) GTEST_SKIP() << barrier.status().message();
     barrier_ = std::move(barrier).value();
     EXPECT_EQ(barrier_->stops_everybody(), GetParam());
-    Result<std::unique_ptr<AddressArena>> arena = AddressArena::reserve(64 * kGranuleBytes);
+    Result<std::unique_ptr<AddressArena>> arena =
+        AddressArena::reserve(64 * kGranuleBytes, 64 * kGranuleBytes);
     ASSERT_TRUE(arena.is_ok());
     arena_ = std::move(arena).value();
     range_ = arena_->base();
