@@ -47,7 +47,7 @@ def main() -> None:
         for target in (run, doctor):
             target.params.extend(_option_parameters())
         record.params.extend(_option_parameters(without="record"))
-        sys.exit(command.main(prog_name="tencache", standalone_mode=False))
+        sys.exit(command.main(prog_name="tencache", standalone_mode=False) or 0)
     except TencacheError as error:
         _fail(str(error), _USAGE_STATUS)
     except click.ClickException as error:
