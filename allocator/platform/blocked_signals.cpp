@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "base/unique_fd.h"
 
@@ -20,6 +22,9 @@ namespace {
 
 constexpr std::string_view kKernelsOwn = "Name:\tiou-";
 constexpr std::string_view kBlocked = "\nSigBlk:\t";
+// glibc's own, below SIGRTMIN.
+constexpr int kInternalSignal = 32;
+constexpr int kLooksMax = 50;
 
 struct CloseDirectory {
   void operator()(DIR* directory) const { closedir(directory); }
@@ -36,12 +41,27 @@ std::string_view read_status(int tasks_fd, const char* thread, std::span<char> b
   return {buffer.data(), static_cast<size_t>(bytes)};
 }
 
-bool blocks(std::string_view status, int signal_number) {
-  if (status.starts_with(kKernelsOwn)) return false;
+enum class Answer : uint8_t { kNo, kYes, kForAMoment };
+
+// glibc blocks everything while a thread begins or ends, and so does the kernel for a thread of its
+// own that has no name yet. Such a mask holds a signal that pthread_sigmask() never blocks.
+Answer blocks(std::string_view status, int signal_number) {
+  if (status.starts_with(kKernelsOwn)) return Answer::kNo;
   const size_t begin = status.find(kBlocked);
-  if (begin == std::string_view::npos) return !status.empty();
+  if (begin == std::string_view::npos) return status.empty() ? Answer::kNo : Answer::kYes;
   const uint64_t mask = strtoull(status.data() + begin + kBlocked.size(), nullptr, 16);
-  return (mask >> (signal_number - 1) & 1) != 0;
+  if ((mask >> (signal_number - 1) & 1) == 0) return Answer::kNo;
+  return (mask >> (kInternalSignal - 1) & 1) == 0 ? Answer::kYes : Answer::kForAMoment;
+}
+
+bool is_blocked_by(int tasks_fd, const char* thread, int signal_number) {
+  std::array<char, 4096> buffer;
+  for (int look = 0; look < kLooksMax; ++look) {
+    const Answer answer = blocks(read_status(tasks_fd, thread, buffer), signal_number);
+    if (answer != Answer::kForAMoment) return answer == Answer::kYes;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;  // a program that asks the kernel without its C library
 }
 
 }  // namespace
@@ -49,10 +69,9 @@ bool blocks(std::string_view status, int signal_number) {
 bool is_blocked_by_any_thread(int signal_number) {
   const std::unique_ptr<DIR, CloseDirectory> tasks(opendir("/proc/self/task"));
   if (tasks == nullptr) return true;
-  std::array<char, 4096> buffer;
   while (const dirent* entry = readdir(tasks.get())) {
     if (entry->d_name[0] == '.') continue;
-    if (blocks(read_status(dirfd(tasks.get()), entry->d_name, buffer), signal_number)) return true;
+    if (is_blocked_by(dirfd(tasks.get()), entry->d_name, signal_number)) return true;
   }
   return false;
 }

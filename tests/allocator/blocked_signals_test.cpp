@@ -5,7 +5,11 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <thread>
 
 #include "base/service_thread.h"
@@ -42,6 +46,26 @@ TEST(BlockedSignalsTest, LastSignalIsFound) {
     EXPECT_TRUE(is_blocked_by_any_thread(SIGRTMAX));
     EXPECT_FALSE(is_blocked_by_any_thread(SIGHUP));
   });
+}
+
+// The C library blocks every signal while a thread begins or ends.
+TEST(BlockedSignalsTest, ThreadsThatComeAndGoDoNotCount) {
+  std::atomic<bool> is_over{false};
+  std::thread coming([&] {
+    while (!is_over.load()) std::thread([] {}).join();
+  });
+  for (int look = 0; look < 2000; ++look) EXPECT_FALSE(is_blocked_by_any_thread(SIGSEGV)) << look;
+  is_over.store(true);
+  coming.join();
+}
+
+// Without the C library, a thread can block its internal signals, too.
+TEST(BlockedSignalsTest, ThreadThatBlocksEverythingIsFound) {
+  std::thread([] {
+    const uint64_t all = ~uint64_t{0};
+    ASSERT_EQ(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, nullptr, sizeof all), 0);
+    EXPECT_TRUE(is_blocked_by_any_thread(SIGSEGV));
+  }).join();
 }
 
 TEST(BlockedSignalsTest, OurOwnThreadsBlockNoFault) {

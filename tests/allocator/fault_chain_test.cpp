@@ -59,9 +59,6 @@ class FaultChainDeathTest : public ::testing::TestWithParam<bool> {
     if (GetParam()) go_in_front();
   }
 };
-using FaultChainDeathTest = FaultChainTest;
-INSTANTIATE_TEST_SUITE_P(Chain, FaultChainTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "OursInFront" : "Stock"; });
 INSTANTIATE_TEST_SUITE_P(Chain, FaultChainDeathTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "OursInFront" : "Stock"; });
 
