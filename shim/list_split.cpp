@@ -265,6 +265,17 @@ torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t 
   return run;
 }
 
+// While it lives, the runtime knows what the runs of a call access.
+class Expectation {
+ public:
+  explicit Expectation(const AccessList& accesses) {
+    tencache_expect(accesses.data(), accesses.count());
+  }
+  ~Expectation() { tencache_expect(nullptr, 0); }
+  Expectation(const Expectation&) = delete;
+  Expectation& operator=(const Expectation&) = delete;
+};
+
 // The kernel of one split operator.
 class ListSplitKernel final : public c10::OperatorKernel {
  public:
@@ -302,6 +313,7 @@ class ListSplitKernel final : public c10::OperatorKernel {
     calls_cut.fetch_add(1, std::memory_order_relaxed);
     runs_made.fetch_add(ends.size(), std::memory_order_relaxed);
     std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
+    const Expectation expectation(accesses_by_position(arguments));
     size_t begin = 0;
     for (const size_t end : ends) {
       torch::jit::Stack run = cut_arguments(plan_, arguments, begin, end);
@@ -319,6 +331,20 @@ class ListSplitKernel final : public c10::OperatorKernel {
       results->push_back(role.is_list ? c10::IValue(std::move(joined[index]))
                                       : arguments[role.threaded_argument]);
     }
+  }
+
+  // The lists' tensors in the order in which runs name them.
+  const AccessList& accesses_by_position(Values arguments) const {
+    AccessList& accesses = cleared_thread_accesses();
+    const size_t length = arguments[plan_.leading_argument].toListRef().size();
+    for (size_t position = 0; position < length; ++position) {
+      for (size_t index = 0; index < arguments.size(); ++index) {
+        if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+        const auto list = arguments[index].toListRef();
+        if (!list.empty()) add_value(list[position], TENCACHE_READ, accesses);
+      }
+    }
+    return accesses;
   }
 
   void take_results(const torch::jit::Stack& run, std::vector<c10::IValue>* arguments,

@@ -154,6 +154,12 @@ void Engines::on_step() const {
   for (const EngineEntry& entry : all()) entry.engine->gate().on_step();
 }
 
+void Engines::expect(std::span<const Access> accesses) const {
+  for (const EngineEntry& entry : all()) {
+    if (!entry.engine->is_passive()) entry.engine->expect(accesses);
+  }
+}
+
 Extent* Engines::find(const void* address) const {
   for (size_t index = 0; index < count(); ++index) {
     Engine* const engine = entries_[index].engine;

@@ -76,6 +76,8 @@ class Engines {
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
   void on_step() const;
+  /// As Engine::expect().
+  void expect(std::span<const Access> accesses) const;
   /// Null if no engine has an extent with this address.
   Extent* find(const void* address) const;
   /// Whether the gate of any engine must be told of ops.

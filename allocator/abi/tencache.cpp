@@ -164,6 +164,10 @@ uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count
 
 uint64_t tencache_chunk_bytes(void) { return Runtime::instance().chunk_bytes(); }
 
+void tencache_expect(const tencache_access* accesses, uint32_t count) {
+  engines().expect(as_accesses(accesses, count));
+}
+
 uint64_t tencache_extent_bytes(const void* address) {
   const Extent* extent = engines().find(address);
   return extent != nullptr ? extent->bytes : 0;

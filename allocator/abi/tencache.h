@@ -164,6 +164,11 @@ TENCACHE_API void tencache_set_stream_callback(void* (*current_stream)(int ordin
  * chunk of a list op should name (a share of the budget). */
 TENCACHE_API uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count);
 TENCACHE_API uint64_t tencache_chunk_bytes(void);
+/* The calling thread is about to open ops that access these extents, in this order: the chunks of
+ * one list op. What the next one accesses is then fetched while the one before computes. The list
+ * takes the place of the one given before; call with a count of 0 when the op ends, also if it
+ * fails. */
+TENCACHE_API void tencache_expect(const tencache_access* accesses, uint32_t count);
 /* Size of the extent that contains the address; 0 if there is none. */
 TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
 /* Where that extent begins; NULL if there is none. Several small tensors may lie in one. */

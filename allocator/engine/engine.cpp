@@ -7,6 +7,7 @@
 #include <array>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -79,9 +80,22 @@ void Engine::make_planning_parts() {
   cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
   parts_.cursor = cursor_.get();
   mover()->set_next_uses(cursor_.get());
+  upcoming_ = std::make_unique<UpcomingUses>(parts_);
+  parts_.upcoming = upcoming_.get();
   const uint64_t budget_bytes = budget().limit();
   learner_ = std::make_unique<Learner>(parts_, LearnerConfig{budget_bytes, budget_bytes / 2});
   parts_.learner = learner_.get();
+}
+
+void Engine::expect(std::span<const Access> accesses) {
+  if (upcoming_ == nullptr) return;
+  std::vector<Extent*> extents;
+  extents.reserve(accesses.size());
+  for (const Access& access : accesses) {
+    Extent* extent = heap().find(access.address);
+    if (extent != nullptr && !extent->is_slab) extents.push_back(extent);
+  }
+  upcoming_->expect(extents);
 }
 
 void Engine::reset_peaks() {

@@ -28,6 +28,7 @@
 #include "engine/plan/machine_meter.h"
 #include "engine/plan/plan_cursor.h"
 #include "engine/plan/prefetcher.h"
+#include "engine/plan/upcoming_uses.h"
 #include "learn/recorder.h"
 #include "memory/budget.h"
 
@@ -72,6 +73,10 @@ class Engine final : private PlanSink {
   void open_op(uint32_t op, std::span<const Access> accesses, void* stream) {
     gate_->open(op, accesses, device_->set_of(stream));
   }
+
+  /// The calling thread is about to name these, op by op, in this order: the runs of one call. An
+  /// empty row takes back its last one.
+  void expect(std::span<const Access> accesses);
 
   Device& device() { return *device_; }
   Heap& heap() const { return *parts_.heap; }
@@ -126,6 +131,7 @@ class Engine final : private PlanSink {
   // Their threads use what stands above them.
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
+  std::unique_ptr<UpcomingUses> upcoming_;
   std::unique_ptr<Evictor> evictor_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;

@@ -111,6 +111,8 @@ TEST_F(AbiTest, MemoryGateAndFiguresWorkTogether) {
     tencache_mark_step();
     const tencache_access twice[] = {{address, TENCACHE_READ}, {address + 8, TENCACHE_READ}};
     EXPECT_EQ(tencache_distinct_bytes(twice, 2), kMiB);
+    tencache_expect(twice, 2);
+    tencache_expect(nullptr, 0);
     const Json stats = json_of(&tencache_stats_json);
     EXPECT_EQ(stats["schema"], 1);
     EXPECT_EQ(stats["budget"]["device"], 32 * kMiB);

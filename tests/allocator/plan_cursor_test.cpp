@@ -233,6 +233,7 @@ class PlanSizesTest : public PlanCursorTest {
       period->trace.ops.push_back(op);
       period->digests.push_back(sizes_digest(tick));
     }
+    period->born_bytes = kLayers * activation_bytes;
     Machine machine;
     machine.budget_bytes = 12 * kBytes;
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
@@ -302,10 +303,12 @@ TEST_F(PlanSizesTest, ThePlanThatFitsTodaysSizesIsFollowed) {
     evicted_.clear();
     play_with(kBytes / 4);
     EXPECT_TRUE(evicted_.empty()) << "round " << round;
+    EXPECT_EQ(cursor_->following().last_period_born_bytes, kind.plans[0]->period->born_bytes);
     play_with(4 * kBytes);
     evicted_.clear();
     play_with(4 * kBytes);
     EXPECT_FALSE(evicted_.empty()) << "round " << round;
+    EXPECT_EQ(cursor_->following().last_period_born_bytes, kind.plans[1]->period->born_bytes);
   }
   EXPECT_EQ(cursor_->following().lost, 0u);
 }
@@ -367,6 +370,86 @@ TEST_F(PlanLoopTest, PassesMayBeMoreOrFewer) {
     EXPECT_GE(followed_in_step(passes) + 16, ticks) << passes << " passes";
   }
   EXPECT_EQ(cursor_->following().lost, 0u);
+}
+
+/// A step whose list op updates four tensors a chunk, after which an op reads each.
+class PlanChunkTest : public PlanCursorTest {
+ protected:
+  static constexpr size_t kTensors = 40;
+
+  PlanChunkTest() {
+    for (size_t index = 0; index < kTensors; ++index) {
+      tensors_[index].id = index + 1;
+      tensors_[index].bytes = kBytes;
+    }
+  }
+  static uint64_t digest_of(uint32_t op, size_t count) {
+    TickDigest value(op);
+    while (count-- > 0) value.add(false);
+    return value.value();
+  }
+  std::shared_ptr<const LearnedPlan> chunked() const {
+    auto period = std::make_shared<Period>();
+    period->trace.op_names = {"update", "read"};
+    const auto add = [&](uint32_t name, uint32_t first, uint32_t count) {
+      TraceOp op{name, 1'000'000, {}};
+      for (uint32_t tensor = first; tensor < first + count; ++tensor) {
+        op.accesses.push_back({tensor, false});
+      }
+      period->trace.ops.push_back(std::move(op));
+      period->digests.push_back(digest_of(name + 1, count));
+    };
+    for (uint32_t first = 0; first < kTensors; first += 4) add(0, first, 4);
+    for (uint32_t tensor = 0; tensor < kTensors; ++tensor) add(1, tensor, 1);
+    for (size_t index = 0; index < kTensors; ++index) {
+      period->trace.tensors.push_back({kBytes, kNoTick, kNoTick});
+      period->extent_ids.push_back(index + 1);
+    }
+    Machine machine;
+    machine.budget_bytes = kTensors / 2 * kBytes;
+    machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
+    return make_learned_plan(1, std::move(period), machine);
+  }
+  void play_tick(uint32_t op, const std::vector<size_t>& named, bool is_chunk) {
+    std::vector<Extent*> extents;
+    for (const size_t index : named) extents.push_back(&tensors_[index]);
+    cursor_->on_tick(digest_of(op, named.size()), extents, is_chunk);
+    cursor_->on_outermost_close();
+  }
+  /// Without the tensor `left_out`, so that all later chunks begin one tensor later.
+  void play_update(size_t left_out) {
+    std::vector<size_t> chunk;
+    for (size_t index = 0; index < kTensors; ++index) {
+      if (index != left_out) chunk.push_back(index);
+      if (chunk.size() < 4 && index + 1 < kTensors) continue;
+      play_tick(1, chunk, true);
+      chunk.clear();
+    }
+  }
+  void play_reads() {
+    for (size_t index = 0; index < kTensors; ++index) play_tick(2, {index}, false);
+  }
+
+  std::array<Extent, kTensors> tensors_;
+};
+
+TEST_F(PlanChunkTest, ChunksMayBeCutElsewhere) {
+  cursor_->install({chunked()});
+  for (int step = 0; step < 2; ++step) {
+    play_update(kTensors);
+    play_reads();
+  }
+  for (const size_t left_out : {size_t{1}, size_t{17}, size_t{0}}) {
+    const Following before = cursor_->following();
+    play_update(left_out);
+    // Nearly all chunks were foreseen, and the cursor has come to the last.
+    EXPECT_LE(cursor_->next_uses().at(&tensors_[0]), 2u) << "without " << left_out;
+    play_reads();
+    const Following after = cursor_->following();
+    EXPECT_EQ(after.ticks_followed - before.ticks_followed, kTensors / 4 + kTensors);
+    EXPECT_EQ(after.lost, 0u);
+    EXPECT_EQ(after.periods, before.periods + 1);
+  }
 }
 
 TEST_F(PlanCursorTest, ARowOfMissingTicksIsPassedOver) {

@@ -11,6 +11,7 @@
 #include "engine/plan/chaos.h"
 #include "engine/plan/learner.h"
 #include "engine/plan/prefetcher.h"
+#include "engine/plan/upcoming_uses.h"
 #include "learn/tick_digest.h"
 
 namespace tencache {
@@ -114,6 +115,7 @@ Gate::Gate(const Parts& parts)
       mover_(parts.mover),
       cursor_(parts.cursor),
       prefetcher_(parts.prefetcher),
+      upcoming_(parts.upcoming),
       learner_(parts.learner),
       chaos_(parts.chaos),
       recorder_(*parts.recorder),
@@ -176,6 +178,13 @@ Gate::ThreadOps* Gate::make_thread_ops() {
   return ops.release();
 }
 
+// Returns whether a plan expected this op.
+inline bool Gate::tell_cursor(const ThreadOps& thread, size_t first_pin, uint64_t digest,
+                              bool is_chunk) {
+  if (cursor_ == nullptr || !cursor_->is_active()) return false;
+  return cursor_->on_tick(digest, std::span(thread.pins).subspan(first_pin), is_chunk);
+}
+
 void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
@@ -217,15 +226,17 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   }
   const bool is_tick = thread.pins.size() > first_pin;
   if (is_tick) timing_.on_tick(thread.timing, streams);
-  if (cursor_ != nullptr && cursor_->is_active() && is_tick) {
-    cursor_->on_tick(digest.value(), std::span(thread.pins).subspan(first_pin));
-  }
+  const bool is_chunk = is_tick && upcoming_ != nullptr && upcoming_->is_active();
+  const bool is_foreseen = is_tick && tell_cursor(thread, first_pin, digest.value(), is_chunk);
   if (!thread.slabs.empty()) [[unlikely]] {
     thread.pins.insert(thread.pins.end(), thread.slabs.begin(), thread.slabs.end());
     thread.slabs.clear();
   }
   if (!all_usable) [[unlikely]] {
     fetch_slow(thread, first_pin, streams);
+  }
+  if (is_chunk) [[unlikely]] {
+    upcoming_->on_tick(std::span(thread.pins).subspan(first_pin), is_foreseen);
   }
   if (is_tick) {
     timing_.begin_if_wanted(thread.timing, TickDigest::with_size(digest.value(), named_bytes), now,

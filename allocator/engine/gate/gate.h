@@ -127,6 +127,7 @@ class Gate {
   ThreadOps& thread_ops();
   ThreadOps& thread_ops_slow();
   ThreadOps* make_thread_ops();
+  bool tell_cursor(const ThreadOps& thread, size_t first_pin, uint64_t digest, bool is_chunk);
   void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   Wait begin_wait(StreamSet streams);
@@ -139,6 +140,7 @@ class Gate {
   Mover* const mover_;
   PlanCursor* const cursor_;
   Prefetcher* const prefetcher_;
+  UpcomingUses* const upcoming_;
   Learner* const learner_;
   Chaos* const chaos_;
   Recorder& recorder_;

@@ -10,6 +10,7 @@
 #include "engine/move/fork_latch.h"
 #include "engine/plan/plan_cursor.h"
 #include "engine/plan/prefetcher.h"
+#include "engine/plan/upcoming_uses.h"
 #include "memory/budget.h"
 
 namespace tencache {
@@ -280,11 +281,14 @@ uint64_t Evictor::wanted_bytes() {
   return wanted_bytes_for(demand_bytes_);
 }
 
-// Cached memory counts as headroom where it can serve every request.
+// Cached memory counts as headroom where it can serve every request. What was requested ahead of
+// use comes on top.
 uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
-  const uint64_t headroom_bytes = headroom_bytes_ - std::min(cached_bytes, headroom_bytes_);
+  const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
+  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes;
+  const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
   const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
   return used_then > budget.limit() ? used_then - budget.limit() : 0;
 }
@@ -297,6 +301,7 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes) const {
   };
   std::unordered_map<const Extent*, uint64_t> next_uses;
   if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
+  if (next_uses.empty() && parts_.upcoming != nullptr) next_uses = parts_.upcoming->next_uses();
   std::vector<Candidate> candidates;
   for (const ListedExtent& listed : heap_.extents()) {
     if (!listed.extent->may_be_evicted()) continue;

@@ -15,7 +15,8 @@
 // is resident.
 //
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
-// chooses by it, too: first what the plan does not know, then what it needs last.
+// chooses by it, too: first what the plan does not know, then what it needs last. Without one it
+// does the same with what the program is about to name (engine/plan/upcoming_uses.h).
 //
 // The evictor also arms: when live memory passes the attention mark for the first time, or a thread
 // finds no room, the shim is told to report ops. Before that no gate has seen anything, so nothing

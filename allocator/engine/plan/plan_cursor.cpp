@@ -33,16 +33,17 @@ constexpr size_t kPlacesMax = 1024;
 
 }  // namespace
 
-void PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents) {
+bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
   MutexLock lock(mutex_);
   ++following_.ticks_seen;
   remember(digest);
-  if (current_ != nullptr && !follow(digest, extents)) get_lost();
+  if (current_ != nullptr && !follow(digest, extents, is_chunk)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
   if (!fetches_.empty()) {
     sink_.fetch(fetches_);
     fetches_.clear();
   }
+  return current_ != nullptr && !is_surprised_;
 }
 
 bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
@@ -52,25 +53,27 @@ bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
 }
 
 // Returns false for another program.
-bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
+bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
   if (agrees(*current_, position_, digest, extents)) {
     if (doubt_ > 0) --doubt_;
     is_surprised_ = false;
     step_on(position_, extents);
     return true;
   }
-  doubt_ += is_surprised_ ? kDoubtPerNextSurprise : kDoubtPerSurprise;
+  if (!is_chunk) doubt_ += is_surprised_ ? kDoubtPerNextSurprise : kDoubtPerSurprise;
   std::optional<Place> other = place_of(digest, extents);
   if (other && &bound_plans_[other->bound_plan] != current_) return false;
   if (doubt_ > kDoubtMax && !other) return false;
   if (const std::optional<Tick> tick = other ? std::nullopt : tick_ahead(digest, extents)) {
     const Tick count = current_->plan().tick_count();
-    for (Tick missing = position_; missing != *tick; missing = (missing + 1) % count) {
-      append_requests_of(missing);
-    }
-    if (*tick < position_) end_period();
+    pass_over((*tick + count - position_) % count);
     is_surprised_ = false;
     step_on(*tick, extents);
+    return true;
+  }
+  if (is_chunk && !other) {
+    is_surprised_ = true;
+    follow_chunk(extents);
     return true;
   }
   if (!other) other = place_in_loop(digest, extents);
@@ -79,6 +82,33 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents) {
   if (&bound_plans_[other->bound_plan] != current_) get_lost();
   take_place(*other, extents);
   return true;
+}
+
+// Ticks of the plan that the program left out.
+void PlanCursor::pass_over(Tick count) {
+  for (; count > 0; --count) {
+    append_requests_of(position_);
+    position_ = (position_ + 1) % current_->plan().tick_count();
+    if (position_ == 0) end_period();
+  }
+}
+
+// The plan has the same list op here, in other chunks. Goes on to the last of those whose extents
+// this chunk names. What that chunk names besides is still to come.
+void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
+  ++following_.ticks_followed;
+  const LearnedPlan& plan = current_->plan();
+  const std::vector<TraceOp>& ops = plan.period->trace.ops;
+  Tick ahead = 0;
+  for (const Extent* extent : extents) {
+    const auto known = current_->known_tensors.find(extent->id);
+    if (known == current_->known_tensors.end()) continue;
+    const uint64_t ticks = plan.ticks_to_next_use(known->second, position_);
+    const Tick use = static_cast<Tick>((position_ + ticks) % plan.tick_count());
+    if (ticks > kSkippedToKnownMax || ops[use].name != ops[position_].name) continue;
+    ahead = std::max(ahead, static_cast<Tick>(ticks));
+  }
+  pass_over(ahead);
 }
 
 // The next tick of the plan that agrees, if not too many are missing before it.
@@ -159,6 +189,7 @@ void PlanCursor::end_period() {
     ++following_.periods_ever;
     following_.last_period_ns = now - period_begin_ns_;
     following_.last_period_plan = current_->plan().number;
+    following_.last_period_born_bytes = current_->plan().period->born_bytes;
     sink_.on_period();
   }
   is_whole_ = true;
@@ -168,6 +199,10 @@ void PlanCursor::end_period() {
 
 void PlanCursor::get_lost() {
   ++following_.lost;
+  give_up_place();
+}
+
+void PlanCursor::give_up_place() {
   current_ = nullptr;
   following_.plan_number = 0;
   following_.periods = 0;
@@ -386,8 +421,10 @@ PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind, const ExtentsByI
   bound_plan.bindings.resize(count);
   bound_plan.has_own_size.resize(count);
   for (size_t tensor = 0; tensor < count; ++tensor) {
-    const auto extent = extents.find(kind.period().extent_ids[tensor]);
+    const uint64_t extent_id = kind.period().extent_ids[tensor];
+    const auto extent = extents.find(extent_id);
     if (extent != extents.end()) bound_plan.bindings[tensor] = extent->second;
+    if (extent_id != 0) bound_plan.known_tensors[extent_id] = static_cast<uint32_t>(tensor);
     const uint64_t bytes = kind.period().trace.tensors[tensor].bytes;
     bound_plan.has_own_size[tensor] = std::ranges::any_of(kind.plans, [&](const auto& plan) {
       return plan->period->trace.tensors[tensor].bytes != bytes;
@@ -426,7 +463,7 @@ void PlanCursor::install(const std::vector<LearnedKind>& kinds,
   for (BoundPlan& bound_plan : bound_plans_) {
     if (has_same_ops && bound_plan.kind.number() == followed) current_ = &bound_plan;
   }
-  if (current_ == nullptr && followed != 0) get_lost();
+  if (current_ == nullptr && followed != 0) give_up_place();
   is_active_.store(!bound_plans_.empty(), std::memory_order_relaxed);
 }
 

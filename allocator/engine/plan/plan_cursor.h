@@ -11,12 +11,13 @@
 // one that fits.
 //
 // Missing and extra ticks are passed over: an expert without tokens, a branch that is not taken.
-// When the last ticks fit exactly one other place of the plan, the cursor goes on there. When ticks
-// differ too often, or fit a place of another kind, it gives up its place: it requests nothing and
-// the engine is reactive. It then looks the last ticks up in all plans until exactly one place
-// fits. Where several places of one plan fit for longer, the program goes round
-// in a loop within the plan, more or less often than when it was recorded. Then the last of them is
-// taken that the program had reached.
+// The chunks of a list op may be cut at other places, because such an expert has no gradient. Then
+// what they name tells the place. When the last ticks fit exactly one other place of the plan, the
+// cursor goes on there. When ticks differ too often, or fit a place of another kind, it gives up
+// its place: it requests nothing and the engine is reactive. It then looks the last ticks up in all
+// plans until exactly one place fits. Where several places of one plan fit for longer, the program
+// goes round in a loop within the plan, more or less often than when it was recorded. Then the last
+// of them is taken that the program had reached.
 //
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in order; it is
 // taken before the locks of whoever receives them. Evictions are requested without it, because each
@@ -46,8 +47,9 @@ struct Following {
   uint64_t periods = 0;       // whole ones in a row
   uint64_t periods_ever = 0;  // whole ones of all plans
   uint64_t last_period_ns = 0;
-  uint64_t last_period_plan = 0;  // the plan of that period
-  uint64_t ticks_followed = 0;    // of all plans, since the start
+  uint64_t last_period_plan = 0;        // the plan of that period
+  uint64_t last_period_born_bytes = 0;  // and the sizes that it was made for
+  uint64_t ticks_followed = 0;          // of all plans, since the start
   uint64_t ticks_seen = 0;
   uint64_t lost = 0;  // how often the place in a plan was given up
 };
@@ -73,8 +75,11 @@ class PlanCursor final : public NextUses {
   /// Whether there is a plan to follow. If not, the calls below may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
 
-  /// An op opened and pinned these extents, in order. `digest` covers the op and them.
-  void on_tick(uint64_t digest, std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
+  /// An op opened and pinned these extents, in order. `digest` covers the op and them. It may be
+  /// one chunk of a list op (engine/plan/upcoming_uses.h). Returns whether it is the op that a plan
+  /// expected.
+  bool on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk = false)
+      TENCACHE_EXCLUDES(mutex_);
   /// Call when no op is open on the calling thread any more.
   void on_outermost_close() {
     if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
@@ -110,6 +115,7 @@ class PlanCursor final : public NextUses {
     size_t chosen = 0;  // among the kind's plans
     std::vector<Binding> bindings;
     std::vector<bool> has_own_size;  // by tensor: whether its size tells the plans apart
+    std::unordered_map<uint64_t, uint32_t> known_tensors;  // what is always there, by extent
     // The newest accesses to such tensors, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};
     size_t sized_access_count = 0;
@@ -123,7 +129,10 @@ class PlanCursor final : public NextUses {
 
   bool agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
               std::span<Extent* const> extents) const TENCACHE_REQUIRES(mutex_);
-  bool follow(uint64_t digest, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  bool follow(uint64_t digest, std::span<Extent* const> extents, bool is_chunk)
+      TENCACHE_REQUIRES(mutex_);
+  void follow_chunk(std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void pass_over(Tick count) TENCACHE_REQUIRES(mutex_);
   std::optional<Place> place_of(uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);
   std::vector<Place> places_of(uint64_t digest, std::span<Extent* const> extents) const
@@ -142,6 +151,7 @@ class PlanCursor final : public NextUses {
   void catch_up_evictions() TENCACHE_REQUIRES(mutex_);
   void end_period() TENCACHE_REQUIRES(mutex_);
   void get_lost() TENCACHE_REQUIRES(mutex_);
+  void give_up_place() TENCACHE_REQUIRES(mutex_);
   using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
   static Places index_places(const std::vector<LearnedKind>& kinds);
   using ExtentsById = std::unordered_map<uint64_t, Binding>;
