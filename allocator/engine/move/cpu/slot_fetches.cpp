@@ -36,11 +36,9 @@ std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, L
   std::vector<const Extent*> left_cold;
   std::vector<Fetch> fetches = claim(extents, &left_cold);
   if (!fetches.empty()) {
-    // Phase 2: room. No permit is held: room comes from the evictor, which needs one itself.
-    take_room(fetches);
     for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
     late->count += fetches.size();
-    move_in(fetches, &left_cold);
+    move_in_as_room_appears(fetches, &left_cold);
   }
   // Phase 5: others' work.
   std::vector<Extent*> cold_again;
@@ -51,6 +49,26 @@ std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, L
     if (!is_left) cold_again.push_back(extent);
   }
   return cold_again;
+}
+
+// What an op names may need more room than there is at once. Reading begins with the first that has
+// room, while the evictor makes room for the others.
+void SlotFetches::move_in_as_room_appears(std::span<Fetch> fetches,
+                                          std::vector<const Extent*>* left_cold) {
+  while (!fetches.empty()) {
+    // Phase 2: room. No permit is held: room comes from the evictor, which needs one itself.
+    await_room(fetches);
+    std::vector<Fetch> begun = {fetches.front()};
+    const NextRead next_read = [&](SlotRead* read) {
+      if (begun.size() == fetches.size() || fork_latch_.is_closed()) return false;
+      if (!try_take_room(&fetches[begun.size()])) return false;
+      begun.push_back(fetches[begun.size()]);
+      *read = {begun.back().extent, begun.back().scratch};
+      return true;
+    };
+    move_in(begun, left_cold, next_read);
+    fetches = fetches.subspan(begun.size());
+  }
 }
 
 // Waits until nobody moves the extent any more; false when it is cold then.
@@ -128,12 +146,7 @@ SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch) {
   } else if (!make_scratch(fetch)) {
     outcome = AheadOutcome::kLeftCold;
   } else {
-    furnish(fetch);
-    const uint64_t lacking_bytes = bytes - fetch->room_bytes;
-    if (lacking_bytes == 0 || heap_.budget().try_reserve(lacking_bytes)) {
-      fetch->room_bytes = bytes;
-      return AheadOutcome::kBegun;
-    }
+    if (try_take_room(fetch)) return AheadOutcome::kBegun;
     heap_.arena().drop_scratch(fetch->scratch, bytes);
     heap_.budget().release(fetch->room_bytes);
     fetch->extent->abandon_fetch();
@@ -244,14 +257,23 @@ void SlotFetches::furnish(Fetch* fetch) {
   fetch->mapping_count = frames.mapping_count;
 }
 
-void SlotFetches::take_room(std::span<Fetch> fetches) {
-  uint64_t lacking_bytes = 0;
-  for (Fetch& fetch : fetches) {
-    furnish(&fetch);
-    lacking_bytes += fetch.extent->bytes - fetch.room_bytes;
-  }
-  if (lacking_bytes > 0) heap_.reserve_or_exceed(lacking_bytes);
-  for (Fetch& fetch : fetches) fetch.room_bytes = fetch.extent->bytes;
+// Waits for the room of the first, or exceeds the budget. The others will need theirs soon.
+void SlotFetches::await_room(std::span<Fetch> fetches) {
+  Fetch& first = fetches.front();
+  if (try_take_room(&first)) return;
+  uint64_t soon_bytes = 0;
+  for (const Fetch& fetch : fetches.subspan(1))
+    soon_bytes += fetch.extent->bytes - fetch.room_bytes;
+  heap_.reserve_or_exceed(first.extent->bytes - first.room_bytes, soon_bytes);
+  first.room_bytes = first.extent->bytes;
+}
+
+bool SlotFetches::try_take_room(Fetch* fetch) {
+  if (fetch->room_bytes == 0) furnish(fetch);
+  const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
+  if (lacking_bytes > 0 && !heap_.budget().try_reserve(lacking_bytes)) return false;
+  fetch->room_bytes = fetch->extent->bytes;
+  return true;
 }
 
 void SlotFetches::read_back(const std::vector<Fetch>& fetches,

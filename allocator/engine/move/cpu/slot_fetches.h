@@ -59,7 +59,9 @@ class SlotFetches {
   std::vector<Extent*> fetch_once(std::span<Extent* const> extents, LateFetches* late);
   bool await_others(Extent* extent, LateFetches* late);
   std::vector<Fetch> claim(std::span<Extent* const> extents, std::vector<const Extent*>* left_cold);
-  void take_room(std::span<Fetch> fetches);
+  void move_in_as_room_appears(std::span<Fetch> fetches, std::vector<const Extent*>* left_cold);
+  void await_room(std::span<Fetch> fetches);
+  bool try_take_room(Fetch* fetch);
   bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
   AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);
