@@ -85,6 +85,7 @@ Json plan_json(Learner* learner) {
                {"replans", summary.replans},
                {"lost", following.lost},
                {"dropped", summary.dropped},
+               {"passed_over", summary.passed_over},
                {"events_lost", summary.events_lost},
                {"planning_s", seconds(summary.planning_ns)},
                {"step_s", 0.0}};

@@ -19,6 +19,19 @@ std::vector<uint64_t> known_extents(const Period& period) {
   return ids;
 }
 
+size_t common_count(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+  std::vector<uint64_t> common;
+  std::ranges::set_intersection(a, b, std::back_inserter(common));
+  return common.size();
+}
+
+/// Whether at least half of the extents that are always there are the same.
+bool share_extents(const Period& a, const Period& b) {
+  const std::vector<uint64_t> ids = known_extents(a);
+  const std::vector<uint64_t> others = known_extents(b);
+  return 2 * common_count(ids, others) >= std::max(ids.size(), others.size());
+}
+
 /// Whether a row of digests is part of the endless repetition of another one.
 bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& whole) {
   if (part.size() > whole.size()) return false;
@@ -44,12 +57,14 @@ bool Period::is_same_loop(const Period& other) const {
 }
 
 bool Period::is_like(const Period& other) const {
-  if (digests.size() != other.digests.size() || !is_within(other.digests, digests)) return false;
-  const std::vector<uint64_t> own = known_extents(*this);
-  const std::vector<uint64_t> others = known_extents(other);
-  std::vector<uint64_t> common;
-  std::ranges::set_intersection(own, others, std::back_inserter(common));
-  return 2 * common.size() >= std::max(own.size(), others.size());
+  return digests.size() == other.digests.size() && is_within(other.digests, digests) &&
+         share_extents(*this, other);
+}
+
+bool Period::has_same_ops(const Period& other) const {
+  const size_t common = common_count(sorted(digests), sorted(other.digests));
+  return 10 * common >= 9 * std::max(digests.size(), other.digests.size()) &&
+         share_extents(*this, other);
 }
 
 bool Period::contains(const Period& other) const {

@@ -29,19 +29,22 @@ bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
   return true;
 }
 
-/// Whether the `agreed` ticks before `end` are enough of a second copy of `length` ticks.
-bool is_enough(const TickStream& stream, uint64_t since, uint64_t end, uint64_t agreed,
-               uint64_t length) {
-  if (agreed >= length) return true;
-  if (agreed < std::max(kAgreedTicksMin, length / kAgreedPart)) return false;
+/// How many of the ticks before `end` name enough old extents; more than there are if none do.
+uint64_t ticks_with_old_extents(const TickStream& stream, uint64_t since, uint64_t end,
+                                uint64_t old_before) {
   std::unordered_set<uint64_t> extents;
-  for (uint64_t number = end - agreed; number < end; ++number) {
-    for (const StreamAccess& access : stream.tick(number).accesses) {
-      if (stream.is_older(access.extent_id, since)) extents.insert(access.extent_id);
+  for (uint64_t number = end; number > since; --number) {
+    for (const StreamAccess& access : stream.tick(number - 1).accesses) {
+      if (stream.is_older(access.extent_id, old_before)) extents.insert(access.extent_id);
     }
-    if (extents.size() >= kAgreedExtentsMin) return true;
+    if (extents.size() >= kAgreedExtentsMin) return end - number + 1;
   }
-  return false;
+  return end - since + 1;
+}
+
+/// The fewest ticks that are enough of a second copy of `length` ticks.
+uint64_t enough_ticks(uint64_t length, uint64_t with_old_extents) {
+  return std::min(length, std::max({kAgreedTicksMin, length / kAgreedPart, with_old_extents}));
 }
 
 /// The digests of a period, mixed with the extents that are always there.
@@ -97,13 +100,15 @@ std::optional<PeriodPlace> last_segment(const TickStream& stream) {
 }
 
 // z[p] tells how many of the newest identities, counted backwards, equal those p ticks before them.
-std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end) {
+std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end,
+                                      uint64_t old_before) {
   std::vector<PeriodPlace> places;
   const uint64_t begin = std::max(since, stream.begin());
   if (end <= begin) return places;
   const uint64_t count = end - begin;
-  std::vector<uint64_t> identities = stream.identities(begin, end, begin);
+  std::vector<uint64_t> identities = stream.identities(begin, end, old_before);
   std::ranges::reverse(identities);
+  const uint64_t with_old_extents = ticks_with_old_extents(stream, begin, end, old_before);
   std::vector<uint64_t> z(count, 0);
   uint64_t left = 0;
   uint64_t right = 0;
@@ -114,7 +119,7 @@ std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, 
       left = at;
       right = at + z[at];
     }
-    if (is_enough(stream, begin, end, z[at], at)) places.push_back({end - at, at});
+    if (z[at] >= enough_ticks(at, with_old_extents)) places.push_back({end - at, at});
   }
   return places;
 }

@@ -9,6 +9,7 @@
 // Pure functions of the stream.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -27,11 +28,17 @@ std::optional<PeriodPlace> last_segment(const TickStream& stream);
 
 /// The repetitions that end at `end`, shortest first, not reaching back before `since`. Each place
 /// is the last copy. Of the copy before it at least a good part was seen, with extents that both
-/// name: half of a program's second pass tells as much as all of it.
+/// name: half of a program's second pass tells as much as all of it. Extents that existed before
+/// tick `old_before` tell places apart.
 ///
 /// The last tick of a stream may still be running, and may not have allocated everything yet. So
 /// `end` should be before it, unless it is a mark, which comes after its step's last op.
-std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end);
+std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end,
+                                      uint64_t old_before);
+inline std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since,
+                                             uint64_t end) {
+  return find_repeats(stream, since, end, std::max(since, stream.begin()));
+}
 
 /// The newest place before the last tick at which the stream holds one copy of the period, at most
 /// one copy back. It must have the same ops and, of the extents that are always there, the same

@@ -213,6 +213,23 @@ TEST_F(PeriodTest, ALoopIsTheSameFromAnyOfItsTicks) {
   EXPECT_FALSE(build()->is_same_loop(*from_first));
 }
 
+TEST_F(PeriodTest, ALoopThatDiffersALittleHasTheSameOps) {
+  std::vector<uint64_t> parameters;
+  for (uint64_t parameter = 1; parameter <= 20; ++parameter) parameters.push_back(parameter);
+  train_step(parameters);
+  train_step(parameters);
+  const std::optional<Period> whole = build_from_one();
+  op(99, {{1}});  // only once
+  train_step(parameters);
+  const std::optional<Period> differing = build_from_one();
+  ASSERT_TRUE(whole && differing);
+  EXPECT_FALSE(differing->is_like(*whole));
+  EXPECT_TRUE(differing->has_same_ops(*whole));
+  for (uint64_t& parameter : parameters) parameter += 50;
+  train_step(parameters);
+  EXPECT_FALSE(build_from_one()->has_same_ops(*whole)) << "another model";
+}
+
 TEST_F(PeriodTest, WhatIsUsedForMoreThanAPeriodIsAnotherOneEachTime) {
   uint64_t older = allocate();
   uint64_t newer = allocate();

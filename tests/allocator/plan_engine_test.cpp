@@ -44,14 +44,20 @@ class PlanEngineTest : public ::testing::Test {
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 
-  // Forward and backward with an activation for each layer, then an update of all.
-  void train_step(uint64_t activation_bytes = kBytes / 4) {
+  // Each layer makes an activation. Without a backward pass it is freed at once.
+  std::vector<char*> forward(uint64_t activation_bytes, bool is_evaluation = false) {
     std::vector<char*> activations;
     for (char* parameter : parameters_) {
       op(1, parameter);
       activations.push_back(engine_.allocate(activation_bytes));
       op(2, activations.back(), AccessMode::kWrite);
+      if (is_evaluation) engine_.free(activations.back());
     }
+    return activations;
+  }
+  // Forward and backward with an activation for each layer, then an update of all.
+  void train_step(uint64_t activation_bytes = kBytes / 4) {
+    std::vector<char*> activations = forward(activation_bytes);
     while (!activations.empty()) {
       op(3, activations.back());
       engine_.free(activations.back());
@@ -153,6 +159,71 @@ TEST_F(PlanEngineTest, WhatComesBetweenStepsIsAKindOfItsOwn) {
   EXPECT_GE(following().ticks_followed - before.ticks_followed, (5 + 8) * kLayers - 16);
   EXPECT_EQ(engine_->learner()->summary().kinds, 2u);
   EXPECT_EQ(engine_->learner()->summary().dropped, 0u);
+  expect_bytes();
+}
+
+// An evaluation may compute just what the forward pass does. It comes again and again without what
+// follows the forward pass in a step, so it is a kind of its own all the same.
+TEST_F(PlanEngineTest, AnEvaluationThatLooksLikeTheForwardPassIsToldApart) {
+  const auto evaluate_like_forward = [&] {
+    for (int batch = 0; batch < 8; ++batch) forward(kBytes / 4, true);
+  };
+  train_step();
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
+  evaluate_like_forward();
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 2; }));
+  const uint64_t training = following().plan_number;
+  evaluate_like_forward();
+  EXPECT_NE(following().plan_number, training);
+  EXPECT_GE(following().periods, 5u);
+  train_step();
+  EXPECT_EQ(following().plan_number, training);
+  EXPECT_EQ(engine_->learner()->summary().kinds, 2u);
+  expect_bytes();
+}
+
+// The second step is planned before it has ended: a part of it shows that it repeats the first,
+// wherever hooks armed in that.
+TEST_F(PlanEngineTest, ALoopIsPlannedInItsSecondPass) {
+  constexpr uint32_t kPasses = 16;
+  constexpr uint32_t kPassesBefore = 14;
+  const auto passes = [&](uint32_t first, uint32_t end) {
+    for (uint32_t pass = first; pass < end; ++pass) {
+      for (char* parameter : parameters_) op(10 + pass, parameter);
+    }
+  };
+  const auto step = [&] {
+    passes(0, kPasses);
+    engine_->gate().on_step();
+  };
+  step();
+  passes(0, kPassesBefore);
+  engine_->learner()->nudge();
+  EXPECT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
+  const uint64_t followed = following().ticks_followed;
+  passes(kPassesBefore, kPasses);
+  EXPECT_GE(following().ticks_followed - followed, 2 * kLayers - 8);
+  engine_->gate().on_step();
+  step();
+  EXPECT_TRUE(eventually([&] { return engine_->learner()->summary().replans > 0; }));
+  step();
+  EXPECT_EQ(engine_->learner()->summary().kinds, 1u) << "seen from its mark, it is the same loop";
+  EXPECT_EQ(following().lost, 0u);
+  expect_bytes();
+}
+
+// Each step is another row of ops.
+TEST_F(PlanEngineTest, AProgramThatNeverRepeatsIsPlannedLessAndLess) {
+  uint32_t number = 100;
+  ASSERT_TRUE(repeat_until(
+      [&] {
+        for (char* parameter : parameters_) op(number++, parameter);
+        engine_->gate().on_step();
+      },
+      [&] { return engine_->learner()->summary().passed_over >= 6; }));
+  EXPECT_LE(engine_->learner()->summary().kinds, 4u);
   expect_bytes();
 }
 

@@ -2,6 +2,7 @@
 #include "engine/plan/learned_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "learn/bound.h"
@@ -9,6 +10,32 @@
 
 namespace tencache {
 namespace {
+
+// Plans of one kind are for sizes that differ by more than this.
+constexpr double kSimilarSizes = 1.08;
+
+bool is_similar(uint64_t a, uint64_t b) {
+  const auto [less, more] = std::minmax({static_cast<double>(a), static_cast<double>(b)});
+  return more <= kSimilarSizes * less;
+}
+
+uint64_t bytes_of(const std::shared_ptr<const LearnedPlan>& plan) {
+  return plan->period->born_bytes;
+}
+
+/// Drops the plan whose sizes the next larger one serves best.
+void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
+  size_t nearest = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t index = 0; index + 1 < plans->size(); ++index) {
+    const double ratio = static_cast<double>(bytes_of((*plans)[index + 1])) /
+                         static_cast<double>(std::max<uint64_t>(bytes_of((*plans)[index]), 1));
+    if (ratio >= least) continue;
+    least = ratio;
+    nearest = index;
+  }
+  plans->erase(plans->begin() + static_cast<ptrdiff_t>(nearest));
+}
 
 // Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
 Machine with_headroom(Machine machine) {
@@ -60,6 +87,21 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
   learned->period = std::move(period);
   index_moves(learned.get());
   return learned;
+}
+
+std::shared_ptr<const LearnedPlan> LearnedKind::plan_for(uint64_t born_bytes) const {
+  const auto found = std::ranges::find_if(
+      plans, [born_bytes](const auto& plan) { return is_similar(bytes_of(plan), born_bytes); });
+  return found != plans.end() ? *found : nullptr;
+}
+
+void LearnedKind::take(const std::shared_ptr<const LearnedPlan>& learned) {
+  if (!plans.empty() && !period().is_same_kind(*learned->period)) plans.clear();
+  std::erase_if(plans, [&learned](const auto& plan) {
+    return is_similar(bytes_of(plan), bytes_of(learned));
+  });
+  if (is_full()) drop_nearest(&plans);
+  plans.insert(std::ranges::upper_bound(plans, bytes_of(learned), {}, bytes_of), learned);
 }
 
 uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {

@@ -59,6 +59,8 @@ struct LearnedPlan {
 };
 
 struct LearnedKind {
+  static constexpr size_t kSizesMax = 6;
+
   LearnedKind() = default;
   /// A kind with one plan.
   LearnedKind(std::shared_ptr<const LearnedPlan> plan)  // NOLINT(google-explicit-constructor)
@@ -66,6 +68,12 @@ struct LearnedKind {
 
   uint64_t number() const { return plans.front()->number; }
   const Period& period() const { return *plans.front()->period; }
+  /// The plan for sizes like these; null when there is none.
+  std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
+  /// Takes in a plan: in place of one for similar sizes; of the least useful one where there is no
+  /// room; of all where those were made for another period, a worse guess.
+  void take(const std::shared_ptr<const LearnedPlan>& learned);
+  bool is_full() const { return plans.size() == kSizesMax; }
 
   /// Of the same kind of period (Period::is_same_kind), the smallest first; never empty.
   std::vector<std::shared_ptr<const LearnedPlan>> plans;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
-#include <limits>
 #include <utility>
 
 #include "base/clock.h"
@@ -21,8 +20,10 @@ namespace {
 
 constexpr size_t kKindsMax = 16;
 // A search for repetitions takes time in proportion to the ticks it looks at. So the next one waits
-// until there are half as many again.
+// until there are half as many again; in the second step, where one is near, for fewer.
 constexpr uint64_t kFirstSearchTicks = 64;
+constexpr uint64_t kSearchPart = 2;
+constexpr uint64_t kSearchPartInSecondStep = 16;
 // In a program that marks its steps, a search without marks waits until this many times the last
 // step's ticks have passed.
 constexpr uint64_t kSegmentsBeforeSearch = 2;
@@ -36,44 +37,14 @@ constexpr double kSameShare = 0.9;
 // A step that has this part of the only known copy of a kind is a better copy of it: the first step
 // creates what later ones use.
 constexpr double kBetterShare = 0.5;
-// The loop that a row of additional ticks holds may end so many ticks before the row.
+// The loop that a row of additional ticks holds may end so many ticks before the row. It is looked
+// for in at most so many ticks, all searches together, and at most so many are tried out.
 constexpr uint64_t kTrailingTicksMax = 16;
+constexpr uint64_t kLoopSearchTicks = uint64_t{1} << 16;
+constexpr int kLoopsTriedMax = 16;
 // The search for a stall-free budget makes some more plans, so it runs only where planning is
 // quick.
 constexpr uint64_t kQuickPlanningNs = 200'000'000;
-
-// Plans of one kind are for sizes that differ by more than this.
-constexpr double kSimilarSizes = 1.08;
-constexpr size_t kSizesMax = 6;
-
-bool is_similar(uint64_t a, uint64_t b) {
-  const auto [less, more] = std::minmax({static_cast<double>(a), static_cast<double>(b)});
-  return more <= kSimilarSizes * less;
-}
-
-uint64_t bytes_of(const std::shared_ptr<const LearnedPlan>& plan) {
-  return plan->period->born_bytes;
-}
-
-/// Drops the plan whose sizes the next larger one serves best.
-void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
-  size_t nearest = 0;
-  double least = std::numeric_limits<double>::infinity();
-  for (size_t index = 0; index + 1 < plans->size(); ++index) {
-    const double ratio = static_cast<double>(bytes_of((*plans)[index + 1])) /
-                         static_cast<double>(std::max<uint64_t>(bytes_of((*plans)[index]), 1));
-    if (ratio >= least) continue;
-    least = ratio;
-    nearest = index;
-  }
-  plans->erase(plans->begin() + static_cast<ptrdiff_t>(nearest));
-}
-
-bool has_similar_plan(const LearnedKind& kind, uint64_t bytes) {
-  return std::ranges::any_of(kind.plans, [bytes](const std::shared_ptr<const LearnedPlan>& plan) {
-    return is_similar(bytes_of(plan), bytes);
-  });
-}
 
 }  // namespace
 
@@ -104,10 +75,13 @@ LearnerSummary Learner::summary() const {
   LearnerSummary summary = summary_;
   summary.following = following;
   for (const Kind& kind : published_) {
-    if (summary.learned == nullptr || kind.number == following.last_period_plan) {
-      summary.learned = kind.learned;
-      summary.stall_free_budget_bytes = kind.stall_free_budget_bytes;
-    }
+    const bool was_followed = kind.number == following.last_period_plan;
+    if (summary.learned != nullptr && !was_followed) continue;
+    summary.learned =
+        was_followed ? kind.plans.plan_for(following.last_period_born_bytes) : kind.learned;
+    if (summary.learned == nullptr) summary.learned = kind.learned;
+    const bool is_newest = summary.learned == kind.learned;
+    summary.stall_free_budget_bytes = is_newest ? kind.stall_free_budget_bytes : 0;
   }
   return summary;
 }
@@ -147,11 +121,14 @@ void Learner::look() {
   Kind* followed = count_periods(following);
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
   if (followed != nullptr && following.periods > 0) {
+    guesses_in_vain_ = 0;
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
-    // A followed kind may also be only a part of what the marks enclose.
+    // A followed kind may also be only a part of what the marks enclose, or not begin at a mark
+    // yet.
     const std::optional<PeriodPlace> segment = last_segment(stream_);
-    if (segment && followed->learned->tick_count() >= segment->length) {
+    const bool has_begin = followed->is_marked || !followed->is_guess;
+    if (segment && has_begin && followed->learned->tick_count() >= segment->length) {
       mark_seen_ = stream_.marks().back();
     } else {
       look_at_marks();
@@ -166,10 +143,12 @@ void Learner::look() {
 void Learner::look_at_marks() {
   if (stream_.marks().empty() || stream_.marks().back() == mark_seen_) return;
   mark_seen_ = stream_.marks().back();
+  // The first mark shows no whole step. What was recorded before it shows, as soon as it repeats.
+  if (stream_.marks().size() == 1) return;
   repeats_from_ = mark_seen_;
   next_search_at_ = mark_seen_ + kFirstSearchTicks;
   if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) {
-    learn({*place, 0, true, false});
+    learn({.place = *place, .is_marked = true});
   } else if (const std::optional<PeriodPlace> segment = last_segment(stream_)) {
     learn_segment(*segment);
   }
@@ -181,11 +160,21 @@ void Learner::look_for_repeats() {
   const uint64_t ticks = segment ? segment->length : 0;
   next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * ticks);
   if (stream_.end() < next_search_at_) return;
-  for (const PeriodPlace& place : find_repeats(stream_, repeats_from_, stream_.end() - 1)) {
-    if (learn({place, config_.peak_bytes_min, false, false})) break;
+  // Between the first two marks the second step is under way, and a part of it is enough.
+  const bool is_second_step = stream_.marks().size() == 1;
+  const uint64_t old_before = std::max(repeats_from_, mark_seen_);
+  for (const PeriodPlace& place :
+       find_repeats(stream_, repeats_from_, stream_.end() - 1, old_before)) {
+    if (learn({.place = place,
+               .peak_bytes_min = config_.peak_bytes_min,
+               .is_guess = is_second_step,
+               .is_second_step = is_second_step})) {
+      break;
+    }
   }
   const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
-  next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / 2);
+  const uint64_t part = is_second_step ? kSearchPartInSecondStep : kSearchPart;
+  next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / part);
 }
 
 // A segment is a step of a known kind, perhaps with something between its ops, or a new kind.
@@ -195,6 +184,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
     look_at_size(known, segment);
     return;
   }
+  if (begin_at_mark(segment)) return;
   Kind* nearest = nullptr;
   Comparison comparison;
   for (Kind& kind : kinds_) {
@@ -213,19 +203,59 @@ void Learner::learn_segment(const PeriodPlace& segment) {
     if (std::optional<Period> period = build_period(stream_, segment, recorder_)) {
       correct(nearest, std::move(*period));
     }
-  } else if (comparison.of_period < kSameShare) {
-    learn({segment, 0, true, true});
+  } else if (!is_alike && is_worth_a_guess(++guesses_in_vain_)) {
+    learn({.place = segment, .is_marked = true, .is_guess = true});
   }
 }
 
+// A loop that was found in the second step, before that had ended, from now on begins at its mark.
+bool Learner::begin_at_mark(const PeriodPlace& segment) {
+  std::optional<Period> period = build_period(stream_, segment, recorder_);
+  if (!period) return false;
+  for (Kind& kind : kinds_) {
+    if (kind.is_marked || !kind.is_guess || !kind.learned->period->has_same_ops(*period)) continue;
+    kind.is_marked = true;
+    plan_period(&kind, std::move(*period));
+    return true;
+  }
+  return false;
+}
+
+// What comes between the ops of a step is a loop, such as the batches of an evaluation, or else it
+// is taken as it is.
 void Learner::learn_addition(const PeriodPlace& addition) {
+  if (is_known_loop(addition)) return;
+  uint64_t ticks_left = kLoopSearchTicks;
+  int loops_left = kLoopsTriedMax;
   for (uint64_t trailing = 0; trailing < kTrailingTicksMax; ++trailing) {
-    for (const PeriodPlace& place :
-         find_repeats(stream_, addition.begin, addition.end() - trailing)) {
-      if (learn({place, config_.peak_bytes_min, false, false})) return;
+    const uint64_t end = addition.end() - trailing;
+    const uint64_t ticks = std::min(end - addition.begin, kLoopSearchTicks);
+    if (ticks > ticks_left) break;
+    ticks_left -= ticks;
+    for (const PeriodPlace& place : find_repeats(stream_, end - ticks, end)) {
+      if (loops_left-- == 0) return;
+      if (learn({.place = place, .peak_bytes_min = config_.peak_bytes_min, .is_addition = true})) {
+        return;
+      }
     }
   }
-  learn({addition, config_.peak_bytes_min, false, true});
+  learn({.place = addition, .peak_bytes_min = config_.peak_bytes_min, .is_guess = true});
+}
+
+// An evaluation that was learned comes again and again, and need not be searched each time.
+bool Learner::is_known_loop(const PeriodPlace& addition) {
+  for (Kind& kind : kinds_) {
+    const uint64_t length = kind.learned->period->digests.size();
+    for (uint64_t trailing = 0; trailing < kTrailingTicksMax; ++trailing) {
+      if (length + trailing > addition.length) break;
+      const PeriodPlace place = {addition.end() - trailing - length, length};
+      if (!is_copy(stream_, place, *kind.learned->period)) continue;
+      confirm(&kind, place);
+      look_at_size(&kind, place);
+      return true;
+    }
+  }
+  return false;
 }
 
 // True when the place holds a period worth planning, including one that is known.
@@ -247,6 +277,11 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
     return kind.learned->period->is_same_loop(period);
   };
   if (std::ranges::any_of(kinds_, is_known)) return true;
+  // While the second step is under way, each search finds another copy, of which one is enough.
+  const auto is_found = [&period](const Kind& kind) {
+    return kind.is_guess && kind.learned->period->has_same_ops(period);
+  };
+  if (candidate.is_second_step && std::ranges::any_of(kinds_, is_found)) return true;
   // A guess may take for always there what was only never seen to end. So it seems to hold the
   // better period.
   for (Kind& kind : kinds_) {
@@ -259,6 +294,9 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
     }
     return true;
   }
+  // A loop between the ops of a step may look like a part of the step: an evaluation computes what
+  // the forward pass does. Unlike that part it repeats, and needs other tensors next.
+  if (candidate.is_addition) return false;
   return std::ranges::any_of(
       kinds_, [&period](const Kind& kind) { return kind.learned->period->contains(period); });
 }
@@ -288,6 +326,7 @@ Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
 
 // The second copy shows what was a guess after the first.
 void Learner::confirm(Kind* kind, const PeriodPlace& place) {
+  guesses_in_vain_ = 0;
   if (!kind->is_guess) return;
   kind->is_guess = false;
   std::optional<Period> period = build_period(stream_, place, recorder_);
@@ -296,12 +335,17 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   }
 }
 
-// A program that never repeats itself exactly would be planned at each step, so only every copy
-// whose number is a power of two takes the place of the guess.
 void Learner::correct(Kind* kind, Period period) {
-  ++kind->others_seen;
-  if (!std::has_single_bit(kind->others_seen)) return;
-  plan_period(kind, std::move(period));
+  if (is_worth_a_guess(++kind->others_seen)) plan_period(kind, std::move(period));
+}
+
+// A program that never repeats itself would be planned at each step, each time in vain. So only
+// those guesses are made whose number is a power of two.
+bool Learner::is_worth_a_guess(uint64_t count) {
+  if (std::has_single_bit(count)) return true;
+  MutexLock lock(mutex_);
+  ++summary_.passed_over;
+  return false;
 }
 
 void Learner::drop_least_used() {
@@ -347,24 +391,11 @@ void Learner::plan_again(uint64_t number) {
 // Plans the kind for the sizes of this copy unless it has a plan for similar ones. It is the cost
 // of a plan, not of following it, that forbids one for each size.
 void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  if (has_similar_plan(kind->plans, born_bytes(stream_, place))) return;
+  if (kind->plans.plan_for(born_bytes(stream_, place)) != nullptr) return;
   // More sizes than there is room for would be planned again and again.
-  if (kind->plans.plans.size() == kSizesMax && !std::has_single_bit(++kind->further_sizes)) return;
+  if (kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) return;
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
-}
-
-// A plan takes the place of the one for similar sizes. A better guess takes the place of all.
-void Learner::take_plan(Kind* kind, const std::shared_ptr<const LearnedPlan>& learned) {
-  auto& plans = kind->plans.plans;
-  if (!plans.empty() && !plans.front()->period->is_same_kind(*learned->period)) plans.clear();
-  std::erase_if(plans, [&](const std::shared_ptr<const LearnedPlan>& plan) {
-    return is_similar(bytes_of(plan), bytes_of(learned));
-  });
-  if (plans.size() == kSizesMax) drop_nearest(&plans);
-  plans.insert(std::ranges::upper_bound(plans, bytes_of(learned), {}, bytes_of), learned);
-  kind->learned = learned;
-  kind->stall_free_budget_bytes = 0;
 }
 
 // Returns the processor time that planning took. That is what it costs the program, however long
@@ -375,7 +406,9 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   const std::shared_ptr<const LearnedPlan> learned =
       make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
   const bool is_replan = kind->learned != nullptr;
-  take_plan(kind, learned);
+  kind->plans.take(learned);
+  kind->learned = learned;
+  kind->stall_free_budget_bytes = 0;
   std::vector<LearnedKind> plans;
   plans.reserve(kinds_.size());
   for (const Kind& planned : kinds_) plans.push_back(planned.plans);

@@ -2,11 +2,12 @@
 //
 // Learner: reads what the recorder saw, finds what repeats, and makes plans for it. It owns the
 // library of plans, for each kind of period (training step, evaluation step, prefill, decode), and
-// gives it to the cursor to follow. A kind is planned as soon as one whole copy of it was seen.
-// That plan is a guess until a second copy confirms it, or takes its place. What comes between two
-// steps and is long enough, like an evaluation, is a kind of its own. A step with other sizes of
-// what is allocated anew is of the same kind. If the sizes differ much from those that are planned,
-// the kind gets another plan. A kind that was followed for some periods is planned again with newer
+// gives it to the cursor to follow. A kind is planned as soon as one whole copy of it was seen,
+// which need not begin at a mark. Such a plan is a guess until a second copy confirms it, or takes
+// its place. After guesses in vain, fewer and fewer steps are planned. What comes between two steps
+// and is long enough, like an evaluation, is a kind of its own. A step with other sizes of what is
+// allocated anew is of the same kind. If the sizes differ much from those that are planned, the
+// kind gets another plan. A kind that was followed for some periods is planned again with newer
 // measurements, at ever longer intervals. After that, where planning is quick, the learner works
 // out the budget with which the kind would hardly wait.
 //
@@ -45,10 +46,12 @@ struct LearnerSummary {
   uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
   uint64_t replans = 0;      // plans for a kind that already had one
   uint64_t dropped = 0;      // kinds that made place for others
+  uint64_t passed_over = 0;  // steps that were not planned, because plans before were in vain
   uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
   uint64_t planning_ns = 0;  // of processor time
   Following following;
-  /// The plan of the period that was followed last, else the first that was learned, else null.
+  /// The plan of the period that was followed last, for its sizes; else the first that was learned,
+  /// else null.
   std::shared_ptr<const LearnedPlan> learned;
   /// The smallest known budget with which that plan's period would hardly wait, headroom included;
   /// 0: not known.
@@ -87,6 +90,8 @@ class Learner {
     uint64_t peak_bytes_min = 0;
     bool is_marked = false;
     bool is_guess = false;
+    bool is_addition = false;     // between ops of a step
+    bool is_second_step = false;  // found before the second step has ended
   };
 
   void work();
@@ -95,17 +100,19 @@ class Learner {
   void look_at_marks();
   void look_for_repeats();
   void learn_segment(const PeriodPlace& segment);
+  bool begin_at_mark(const PeriodPlace& segment);
   void learn_addition(const PeriodPlace& addition);
+  bool is_known_loop(const PeriodPlace& addition);
   bool learn(const Candidate& candidate);
   bool recognise(const Candidate& candidate, const Period& period);
   void add_kind(const Candidate& candidate, Period period);
   Kind* kind_at(const PeriodPlace& place);
   void confirm(Kind* kind, const PeriodPlace& place);
   void correct(Kind* kind, Period period);
+  bool is_worth_a_guess(uint64_t count);
   void plan_again(uint64_t number);
   void look_at_size(Kind* kind, const PeriodPlace& place);
   uint64_t plan_period(Kind* kind, Period period);
-  static void take_plan(Kind* kind, const std::shared_ptr<const LearnedPlan>& learned);
   void find_stall_free_budget(Kind& kind);
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();
@@ -126,6 +133,7 @@ class Learner {
   uint64_t look_count_ = 0;
   uint64_t periods_seen_ = 0;  // whole periods of all kinds
   uint64_t dropped_ = 0;
+  uint64_t guesses_in_vain_ = 0;  // new kinds since one was followed or confirmed
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;
