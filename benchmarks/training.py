@@ -222,11 +222,11 @@ def _train_step(program: Program, number: int) -> float:
     return loss.item()
 
 
-def _counted(before: Any, after: Any) -> Any:
+def counted(before: Any, after: Any) -> Any:
     """after - before for every number of two stats of the same form."""
     if isinstance(after, Mapping):
         before = before if isinstance(before, Mapping) else {}  # it was not there yet
-        return {name: _counted(before.get(name, 0), value) for name, value in after.items()}
+        return {name: counted(before.get(name, 0), value) for name, value in after.items()}
     if isinstance(after, bool) or not isinstance(after, (int, float)):
         return after
     return after - before
@@ -297,7 +297,7 @@ def train(request: Mapping[str, Any]) -> None:
             "baseline_usage_bytes": baseline_usage_bytes,
             "peak_bytes": memory_bytes("VmHWM"),
             "stats": stats,
-            "measured": None if stats is None else _counted(stats_before, stats),
+            "measured": None if stats is None else counted(stats_before, stats),
             "digest": state_digest(program) if request["digest"] else None,
         }
     )
