@@ -124,6 +124,10 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
     return allocate_small(requested_bytes);
   }
   Extent* extent = made.value();
+  if (!may_have_room(bytes)) {
+    const RoomWait wait(*this, kNoStreams);
+    await_any_room(bytes);
+  }
   const Frames frames = gather_frames(extent->address, bytes);
   if (frames.bytes < bytes) {
     bound_cache(bytes - frames.bytes);

@@ -61,6 +61,11 @@ Status Heap::pay_debt_slow(uint64_t requested_bytes) {
   return Status::ok();
 }
 
+void Heap::await_any_room(uint64_t bytes, uint64_t soon_bytes) {
+  if (!can_use_any_cached() || budget_.free() + cached_bytes() >= bytes) return;
+  room_maker_->await_any_room(bytes, soon_bytes);
+}
+
 uint64_t Heap::excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees) {
   look_at_time(frees);
   live_peak_.note(live_bytes() + fresh_bytes);

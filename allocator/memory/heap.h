@@ -51,6 +51,8 @@ class RoomMaker {
   /// The budget's attention mark was passed. Called often, so it must be cheap when there is
   /// nothing to do.
   virtual void on_attention() = 0;
+  /// As Heap::await_any_room().
+  virtual void await_any_room(uint64_t /*bytes*/, uint64_t /*soon_bytes*/) {}
   /// The op this thread is in, for messages; "" when unknown.
   virtual std::string current_op() const = 0;
   /// Called before and after the calling thread waits for room that work in `streams` will fill.
@@ -119,6 +121,10 @@ class Heap {
   /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
   /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
+  /// Waits until so much is free or cached, where cached memory is as good as free. Then what
+  /// leaves need not give its pages back to the kernel first. A guess: another thread may take
+  /// them.
+  void await_any_room(uint64_t bytes, uint64_t soon_bytes = 0);
 
   /// While the heap is in debt, nothing is allocated: so the budget is exceeded by what one op
   /// needs, and not by what the program needs in the end. The debt is paid when what is used fits

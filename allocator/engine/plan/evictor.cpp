@@ -98,7 +98,7 @@ void Evictor::on_attention() {
     if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
-  const bool is_short = wanted_bytes_for(0) > headroom_bytes_ / 2 || heap_.needs_free_room();
+  const bool is_short = wanted_bytes_for(0, 0) > headroom_bytes_ / 2 || heap_.needs_free_room();
   if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
@@ -134,6 +134,20 @@ bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   return has_room;
 }
 
+void Evictor::await_any_room(uint64_t bytes, uint64_t soon_bytes) {
+  if (!may_evict()) return;
+  arm();
+  const Demand demand(mover_->ledger());
+  MutexLock lock(mutex_);
+  any_room_bytes_ += bytes + soon_bytes;
+  const uint64_t ticket = passes_begun_ + 1;  // the first pass that knows of this demand
+  work_arrived_.notify_one();
+  while (last_fruitless_ < ticket && heap_.budget().free() + heap_.cached_bytes() < bytes) {
+    room_changed_.wait(mutex_);
+  }
+  any_room_bytes_ -= bytes + soon_bytes;
+}
+
 uint64_t Evictor::evict_all() {
   if (!may_evict()) return 0;
   mover_->settle(true);
@@ -151,7 +165,8 @@ void Evictor::work() {
     std::vector<MoveRequest> requests;
     {
       MutexLock lock(mutex_);
-      while (!is_stopping_ && demand_bytes_ == 0 && requests_.empty() && !is_nudged_.load()) {
+      while (!is_stopping_ && demand_bytes_ + any_room_bytes_ == 0 && requests_.empty() &&
+             !is_nudged_.load()) {
         work_arrived_.wait(mutex_);
       }
       if (is_stopping_) return;
@@ -278,16 +293,16 @@ bool Evictor::has_demand() {
 
 uint64_t Evictor::wanted_bytes() {
   MutexLock lock(mutex_);
-  return wanted_bytes_for(demand_bytes_);
+  return wanted_bytes_for(demand_bytes_, any_room_bytes_);
 }
 
 // Cached memory counts as headroom where it can serve every request. What was requested ahead of
 // use comes on top.
-uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes) const {
+uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
-  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes;
+  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes + any_room_bytes;
   const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
   const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
   return used_then > budget.limit() ? used_then - budget.limit() : 0;

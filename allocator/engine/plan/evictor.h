@@ -55,6 +55,7 @@ class Evictor final : public RoomMaker {
 
   bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) override
       TENCACHE_EXCLUDES(mutex_);
+  void await_any_room(uint64_t bytes, uint64_t soon_bytes) override TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
   /// Call after setting another limit of the budget.
   void on_budget_change();
@@ -88,7 +89,7 @@ class Evictor final : public RoomMaker {
   bool may_evict() const { return mover_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
-  uint64_t wanted_bytes_for(uint64_t demand_bytes) const;
+  uint64_t wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes) const;
   std::vector<ListedExtent> victims(uint64_t wanted_bytes) const;
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);
@@ -110,7 +111,8 @@ class Evictor final : public RoomMaker {
   Mutex mutex_;
   CondVar work_arrived_;
   CondVar room_changed_;
-  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of all who wait, now and soon
+  uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;    // of all who wait, now and soon
+  uint64_t any_room_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of those whom cached memory serves
   uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the last pass that freed nothing
   Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);

@@ -264,12 +264,17 @@ void SlotFetches::await_room(std::span<Fetch> fetches) {
   uint64_t soon_bytes = 0;
   for (const Fetch& fetch : fetches.subspan(1))
     soon_bytes += fetch.extent->bytes - fetch.room_bytes;
+  if (first.room_bytes == 0) {
+    heap_.await_any_room(first.extent->bytes, soon_bytes);
+    if (try_take_room(&first)) return;
+  }
   heap_.reserve_or_exceed(first.extent->bytes - first.room_bytes, soon_bytes);
   first.room_bytes = first.extent->bytes;
 }
 
 bool SlotFetches::try_take_room(Fetch* fetch) {
-  if (fetch->room_bytes == 0) furnish(fetch);
+  // Pages that are cached later could not be added.
+  if (fetch->room_bytes == 0 && heap_.may_have_room(fetch->extent->bytes)) furnish(fetch);
   const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
   if (lacking_bytes > 0 && !heap_.budget().try_reserve(lacking_bytes)) return false;
   fetch->room_bytes = fetch->extent->bytes;
