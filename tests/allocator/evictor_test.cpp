@@ -62,6 +62,31 @@ TEST(EvictorTest, HeadroomIsRestoredWithoutAnyDemand) {
   }
 }
 
+// Where cached pages serve any request, it is enough that they are cached.
+TEST(EvictorTest, ThoseWhomCachedPagesServeWaitForThem) {
+  TestEngine engine(small_budget());
+  const std::vector<char*> addresses = used_extents(engine, 30);
+  Heap& heap = engine->heap();
+  if (!heap.can_use_any_cached()) GTEST_SKIP() << "the kernel does not move pages here";
+  ASSERT_LT(engine->budget().free() + heap.cached_bytes(), 8 * kMiB);
+  heap.await_any_room(8 * kMiB);
+  EXPECT_GE(engine->budget().free() + heap.cached_bytes(), 8 * kMiB);
+  EXPECT_TRUE(engine.is_cold(addresses.front()));
+  EXPECT_TRUE(engine.is_resident(addresses.back()));
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+TEST(EvictorTest, NobodyWaitsForRoomThatNothingCanMake) {
+  TestEngine engine(small_budget());
+  const std::vector<char*> addresses = used_extents(engine, 30);
+  std::vector<Access> accesses;
+  for (const char* address : addresses) accesses.push_back({address, AccessMode::kRead});
+  const GateScope op(engine, accesses);
+  engine->heap().await_any_room(8 * kMiB);
+  EXPECT_EQ(engine.read(engine.stats().evicted_bytes), 0u);
+  EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u) << "it only waits";
+}
+
 TEST(EvictorTest, LeastRecentlyUsedGoFirst) {
   TestEngine engine(small_budget());
   const std::vector<char*> addresses = used_extents(engine, 20);
