@@ -168,6 +168,7 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
                     "the address arena of " + format_bytes(arena_.bytes()) + " is used up");
     }
     extent = pool_.take(*address, bytes);
+    extent->is_rest = false;
   }
   Status status = arena_.commit(extent->address, bytes);
   if (!status.is_ok()) {

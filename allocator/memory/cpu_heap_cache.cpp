@@ -18,6 +18,7 @@ Extent* CpuHeap::pop_cached(uint64_t bytes) {
     if (found == cached_by_size_.end() || found->second.is_empty()) return nullptr;
     extent = found->second.front();
     unlink_cached(extent);
+    extent->is_rest = false;  // its size is in use now
     if (!extent->has(kFlagBusy)) stale_slot = take_slot_of(extent);
   }
   if (stale_slot.is_valid()) disk_->release(stale_slot);

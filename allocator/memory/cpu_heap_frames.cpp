@@ -15,6 +15,12 @@
 // They remain separate mappings, because the kernel joins only what was made side by side. So later
 // moves go granule by granule, too (invariant 3 of memory/cpu_heap.h), and the number of such
 // mappings is limited.
+//
+// A program that repeats itself soon asks for the same sizes again. A donor that only gave its tail
+// would fit no more; the request that misses it would break the next one, and so on for dozens of
+// steps. So while there is plenty of room, a tail comes from a donor that gives granules as well,
+// or has been broken before. Else the kernel gives the tail, and the bound of the cache drops as
+// much of the oldest extent.
 #include <algorithm>
 #include <utility>
 
@@ -27,6 +33,9 @@ namespace {
 
 // Unsuitable donors are passed over, but at most this many are looked at.
 constexpr int kDonorsLookedAtMax = 256;
+
+// Room is plentiful while this part of the budget is free.
+constexpr uint64_t kPlentifulShare = 8;
 
 constexpr uint64_t tail_of(uint64_t bytes) { return bytes % kGranuleBytes; }
 constexpr uint64_t without_tail(uint64_t bytes) { return bytes - tail_of(bytes); }
@@ -87,6 +96,7 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   std::vector<Donation> donations;
   uint64_t furnished_bytes = 0;          // granules that donors give
   uint64_t tail_bytes = tail_of(bytes);  // still to be given
+  const bool spares_tails = budget_.free() >= budget_.limit() / kPlentifulShare;
   MutexLock lock(mutex_);
   if (extent_count() + further_mappings_.load() >= config_.extent_count_max) return donations;
   Extent* extent = cached_by_age_.back();
@@ -96,7 +106,9 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
     Donation donation = {extent, furnished_bytes, 0, 0};
     donation.front_bytes =
         std::min(without_tail(bytes) - furnished_bytes, without_tail(extent->bytes));
-    if (tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
+    const bool may_give_tail = !spares_tails || donation.front_bytes > 0 || extent->is_rest ||
+                               extent->bytes < kGranuleBytes;
+    if (may_give_tail && tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
     // Fails while an op pins the extent or an eviction still reads its bytes.
     if (donation.bytes() > 0 && extent->claim_for_trim()) {
       unlink_cached(extent);
@@ -150,6 +162,7 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   pool_.give_back_addresses(left_end, static_cast<uint64_t>(old_end - left_end));
   extent->address = left;
   extent->bytes = left_bytes;
+  extent->is_rest = true;
   link_cached(extent);
   extent->cancel_trim();
 }

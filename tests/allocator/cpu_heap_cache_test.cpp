@@ -137,6 +137,23 @@ TEST(HeapCacheTest, ATailThatIsTooShortIsNotTaken) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
+// The next step asks for the same sizes again. If a request broke one of them for its tail, that
+// one would break the next.
+TEST(HeapCacheTest, SizesInUseKeepTheirTailsWhileThereIsRoom) {
+  TestEngine engine;
+  engine.free(engine.allocate(64 * kMiB));  // the oldest donor, which has no tail
+  const std::vector<uint64_t> sizes = {3 * kMiB, 5 * kMiB + kPageBytes, 7 * kMiB / 2};
+  std::vector<char*> blocks;
+  for (const uint64_t bytes : sizes) blocks.push_back(engine.allocate(bytes));
+  for (char* block : blocks) engine.free(block);
+  char* other = engine.allocate(2 * kMiB + kMiB / 2);
+  for (size_t index = 0; index < sizes.size(); ++index) {
+    EXPECT_EQ(engine.allocate(sizes[index]), blocks[index]) << sizes[index];
+  }
+  engine.free(other);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
 TEST(HeapCacheTest, WhatIsNotFoundIsTakenFromTheBudget) {
   TestEngine engine(small_budget());
   char* donor = engine.allocate(2 * kMiB);
