@@ -55,7 +55,7 @@ std::chrono::nanoseconds DiskPatience::next_pause() {
 // With GPUs the pass failed because host memory is full, and that is full because of the disk.
 Status DiskPatience::reason_of(const EvictionResult& pass) const {
   if (pass.failure.is_ok() || !has_given_up_) return pass.failure;
-  const Status failure = disk_->failure();
+  Status failure = disk_->failure();
   if (failure.is_ok()) return pass.failure;  // it takes something since a moment
   if (config_.wait_ns == 0) return failure;
   return {failure.code(), failure.clause() + " (and it was no better " +
