@@ -15,6 +15,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/sanitizers.h"
 #include "base/unique_fd.h"
 
 namespace tencache {
@@ -25,6 +26,8 @@ constexpr std::string_view kBlocked = "\nSigBlk:\t";
 // glibc's own, below SIGRTMIN.
 constexpr int kInternalSignal = 32;
 constexpr int kLooksMax = 50;
+// The sanitizer has a thread of its own, which writes to no tensor. It blocks all but SIGSYS.
+constexpr uint64_t kOfThreadSanitizer = 0xfffffffe3ffbfeff;
 
 struct CloseDirectory {
   void operator()(DIR* directory) const { closedir(directory); }
@@ -51,6 +54,7 @@ Answer blocks(std::string_view status, int signal_number) {
   if (begin == std::string_view::npos) return status.empty() ? Answer::kNo : Answer::kYes;
   const uint64_t mask = strtoull(status.data() + begin + kBlocked.size(), nullptr, 16);
   if ((mask >> (signal_number - 1) & 1) == 0) return Answer::kNo;
+  if (kHasThreadSanitizer && mask == kOfThreadSanitizer) return Answer::kNo;
   return (mask >> (kInternalSignal - 1) & 1) == 0 ? Answer::kYes : Answer::kForAMoment;
 }
 
