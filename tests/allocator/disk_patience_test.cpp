@@ -166,8 +166,8 @@ TEST_F(DiskPatienceTest, AQuotaThatWasGivenIsNoReasonToWait) {
 
 TEST_F(DiskPatienceTest, WhileAThreadWaitsOthersGoOn) {
   start(kForEver, 0);
+  plan_->add({.error_number = ENOSPC});  // from the start, so that nothing has left before
   const std::vector<char*> addresses = use_extents(31);
-  plan_->add({.error_number = ENOSPC});
   std::atomic<bool> has_room{false};
   std::thread waiter([&] { has_room = engine()->allocate(8 * kMiB).is_ok(); });
   ASSERT_TRUE(eventually([] { return g_looks.load() > 3; }));

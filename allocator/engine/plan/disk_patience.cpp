@@ -16,17 +16,20 @@ constexpr std::chrono::nanoseconds kFirstPause = std::chrono::milliseconds(5);
 }  // namespace
 
 bool DiskPatience::goes_on_after(const EvictionResult& pass, bool is_demanded) {
+  has_just_given_up_ = false;
   if (disk_ == nullptr || !disk_->is_failing()) {
     if (begin_ns_) TENCACHE_LOG_INFO("the disk takes tensors again");
     begin_ns_.reset();
     has_given_up_ = false;
     return false;
   }
-  if (!is_demanded || pass.bytes > 0 || pass.failure.is_ok()) {
+  if (!is_demanded || pass.bytes > 0) {
     begin_ns_.reset();
     return false;
   }
   if (has_given_up_) return false;
+  // A pass that could try nothing is no reason to go over the budget: another thread may be trying
+  // the same extents.
   const uint64_t now = config_.clock();
   if (!begin_ns_) {
     begin_ns_ = now;
@@ -35,6 +38,7 @@ bool DiskPatience::goes_on_after(const EvictionResult& pass, bool is_demanded) {
   if (now - *begin_ns_ >= config_.wait_ns) {
     begin_ns_.reset();
     has_given_up_ = true;
+    has_just_given_up_ = true;
     return false;
   }
   if (!std::exchange(has_warned_, true)) {
@@ -54,7 +58,8 @@ std::chrono::nanoseconds DiskPatience::next_pause() {
 
 // With GPUs the pass failed because host memory is full, and that is full because of the disk.
 Status DiskPatience::reason_of(const EvictionResult& pass) const {
-  if (pass.failure.is_ok() || !has_given_up_) return pass.failure;
+  const bool is_disks_fault = has_just_given_up_ || (has_given_up_ && !pass.failure.is_ok());
+  if (!is_disks_fault) return pass.failure;
   Status failure = disk_->failure();
   if (failure.is_ok()) return pass.failure;  // it takes something since a moment
   if (config_.wait_ns == 0) return failure;

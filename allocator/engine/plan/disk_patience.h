@@ -45,6 +45,7 @@ class DiskPatience {
   const DiskPatienceConfig config_;
   std::optional<uint64_t> begin_ns_;  // while threads wait for the disk
   bool has_given_up_ = false;
+  bool has_just_given_up_ = false;  // after the last pass
   bool has_warned_ = false;
   std::chrono::nanoseconds pause_{0};
 };
