@@ -22,6 +22,7 @@
 #include "support/aligned_buffer.h"
 #include "support/cached_pages.h"
 #include "support/child_process.h"
+#include "support/disk_tiers.h"
 #include "support/faulty_channel.h"
 #include "support/random.h"
 #include "support/test_directory.h"
@@ -29,37 +30,6 @@
 
 namespace tencache {
 namespace {
-
-DiskTierConfig config_in(const std::string& directory, uint64_t quota_bytes = kGiB) {
-  DiskTierConfig config;
-  config.directory = directory;
-  config.quota_bytes = quota_bytes;
-  return config;
-}
-
-std::unique_ptr<DiskTier> open_tier(const DiskTierConfig& config) {
-  Result<std::unique_ptr<DiskTier>> tier = DiskTier::open(config);
-  TENCACHE_CHECK(tier.is_ok(), "%s", tier.status().message().c_str());
-  return std::move(tier).value();
-}
-
-Slot take(DiskTier& tier, uint64_t bytes) {
-  Result<Slot> slot = tier.allocate(bytes);
-  EXPECT_TRUE(slot.is_ok()) << slot.status().message();
-  return slot.is_ok() ? slot.value() : Slot{};
-}
-
-std::vector<IoSegment> segment_of(const AlignedBuffer& buffer, const Slot& slot) {
-  return {{buffer.data(), slot.offset, slot.bytes}};
-}
-
-void expect_message(const Status& status, StatusCode code, std::vector<std::string> parts) {
-  EXPECT_EQ(status.code(), code) << status.message();
-  for (const std::string& part : parts) {
-    EXPECT_NE(status.message().find(part), std::string::npos)
-        << "\"" << part << "\" is not in: " << status.message();
-  }
-}
 
 class DiskTierTest : public ::testing::Test {
  protected:
