@@ -36,7 +36,9 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
 Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
   TENCACHE_DCHECK(bytes > 0);
   if (is_passive()) return allocate_small(bytes);
-  TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  if (is_in_debt()) [[unlikely]] {
+    TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  }
   if (bytes < config_.extent_min_bytes) {
     return is_crowded_by_small(bytes) ? allocate_movable(bytes) : allocate_small(bytes);
   }

@@ -48,7 +48,7 @@ void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason
       reason.clause().c_str());
 }
 
-Status Heap::pay_debt_slow(uint64_t requested_bytes) {
+Status Heap::pay_debt(uint64_t requested_bytes) {
   constexpr uint64_t kLeast = 1;  // the last byte that must fit, too
   drop_cached_above_budget();
   if (budget_.used() > budget_.limit()) {

@@ -129,10 +129,8 @@ class Heap {
   /// While the heap is in debt, nothing is allocated: so the budget is exceeded by what one op
   /// needs, and not by what the program needs in the end. The debt is paid when what is used fits
   /// the budget again.
-  Status pay_debt(uint64_t requested_bytes) {
-    return is_in_debt_.load(std::memory_order_relaxed) ? pay_debt_slow(requested_bytes)
-                                                       : Status::ok();
-  }
+  bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
+  Status pay_debt(uint64_t requested_bytes);
 
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
   /// that a pass makes besides. False when none is left, or cold bytes are not usable.
@@ -221,7 +219,6 @@ class Heap {
 
   /// `reason`: why nothing could leave, if a lower tier is to blame.
   Status climb(const WantedRoom& wanted, Status* reason);
-  Status pay_debt_slow(uint64_t requested_bytes);
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;

@@ -74,7 +74,9 @@ CudaHeap::~CudaHeap() {
 Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_DCHECK(bytes > 0);
   if (is_passive()) return driver_use_status();
-  TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  if (is_in_debt()) [[unlikely]] {
+    TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  }
   if (bytes < extent_min_bytes_) return allocate_small(bytes, stream);
   const uint64_t rounded = round_up(bytes, granularity_);
   if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);
@@ -89,7 +91,9 @@ Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
 
 Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream) {
   if (is_passive()) return driver_use_status();
-  TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  if (is_in_debt()) [[unlikely]] {
+    TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
+  }
   const uint64_t bytes_max =
       std::min({config_.request_bytes_max, total_bytes_, arena_.bytes(), kBlockBytesMax});
   if (bytes > bytes_max) return never_fits(bytes, bytes_max);
