@@ -65,6 +65,7 @@ class Harness:
         self._base = dict(base or {})
         self._is_on_gpu = self._base.get("PROGRAM_DEVICE", "cpu") != "cpu"
         self._server: subprocess.Popen[str] | None = None
+        self._can_fork = True  # known once the server has started
         self._stock: dict[str, dict[str, Any]] = {}
         self._peaks: dict[str, int] = {}
 
@@ -169,6 +170,9 @@ class Harness:
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
+        if not self._can_fork:
+            self._server = None
+            return self._status_of(server)
         answer = server.stdout.readline().strip()
         if not answer:
             self._server = None
@@ -177,8 +181,12 @@ class Harness:
 
     def _started_server(self) -> subprocess.Popen[str]:
         if self._server is None:
-            # NumPy's OpenBLAS would start threads at import, which children do not inherit.
-            environment = environment_for({"OPENBLAS_NUM_THREADS": "1", **self._base})
+            # Some libraries start threads when they are imported; forked children lack them.
+            no_threads = {
+                "OPENBLAS_NUM_THREADS": "1",  # NumPy's and SciPy's
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's
+            }
+            environment = environment_for({**no_threads, **self._base})
             self._server = subprocess.Popen(
                 [sys.executable, str(TESTS / "prefork.py")],
                 stdin=subprocess.PIPE,
@@ -187,9 +195,21 @@ class Harness:
                 text=True,
             )
             assert self._server.stdout is not None
-            if self._server.stdout.readline().strip() != "ready":
+            first_line = self._server.stdout.readline().strip()
+            if first_line not in ("ready", "once"):
                 raise RuntimeError("the preforked server did not start")
+            self._can_fork = first_line == "ready"
         return self._server
+
+    @staticmethod
+    def _status_of(server: subprocess.Popen[str]) -> str:
+        """The exit status of a server that became its program."""
+        with server:
+            try:
+                return str(server.wait(TIMEOUT_S))
+            except subprocess.TimeoutExpired:
+                server.kill()
+                return "timeout"
 
 
 def switch() -> dict[str, str]:

@@ -11,6 +11,10 @@ timeout_s, profile}. The answer on stdout is the child's exit status: negative i
 it, "timeout" if we killed it for its time, after the stacks of its threads went into its output. If
 `profile` is a file name, the program runs under torch's memory profiler and its peak goes into that
 file. The end of stdin ends the server. One program runs at a time.
+
+The server's first line is "ready". If a library that it imported has started a thread, which forked
+children would lack, the line is "once": then the server itself becomes the first program that it is
+given, and its exit status is that program's.
 """
 
 import faulthandler
@@ -102,7 +106,9 @@ def main():
         raise SystemExit("the server must not have tencache enabled: unset the TENCACHE variables")
     import_everything()
     if len(os.listdir("/proc/self/task")) != 1:
-        raise SystemExit("the server has more than one thread, which its children would lack")
+        print("once", flush=True)
+        become(json.loads(sys.stdin.readline()))
+        return
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
