@@ -186,8 +186,10 @@ class OpTimesTest : public ::testing::Test {
     engine_.emplace([this](CudaEngineConfig& config) {
       config.arm_at = 0.01;
       config.hooks.on_learned_plan = [this](const LearnedPlan& learned) {
-        for (const TraceOp& op : learned.period->trace.ops) compute_ns_.push_back(op.compute_ns);
-        has_plan_ = true;
+        std::vector<uint64_t> compute_ns;
+        for (const TraceOp& op : learned.period->trace.ops) compute_ns.push_back(op.compute_ns);
+        MutexLock lock(mutex_);
+        compute_ns_ = std::move(compute_ns);
       };
     });
     stream_ = engine_->make_stream();
@@ -200,15 +202,31 @@ class OpTimesTest : public ::testing::Test {
     for (char* tensor : tensors_) engine_->free(tensor);
   }
 
-  std::vector<uint64_t> compute_ns_;  // of the first plan, before has_plan_
-  std::atomic<bool> has_plan_ = false;
+  std::vector<uint64_t> planned_ns() {
+    MutexLock lock(mutex_);
+    return compute_ns_;
+  }
+
+  Mutex mutex_;
+  std::vector<uint64_t> compute_ns_ TENCACHE_GUARDED_BY(mutex_);  // of the last plan
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
   std::vector<char*> tensors_;
 };
 
+// By the host's clock all but the last would have a millisecond.
+bool are_times_of_the_device(const std::vector<uint64_t>& compute_ns) {
+  for (size_t index = 0; index < compute_ns.size(); ++index) {
+    const double expected_ns = 1e6 * static_cast<double>(2 + 3 * index);
+    if (static_cast<double>(compute_ns[index]) < 0.99 * expected_ns) return false;
+  }
+  return !compute_ns.empty();
+}
+
+// A plan that is made before all ops have been timed takes means for the others; a thread may spend
+// only so much of its time on timing.
 TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
-  for (int step = 0; step < 30 && !has_plan_; ++step) {
+  for (int step = 0; step < 500 && !are_times_of_the_device(planned_ns()); ++step) {
     for (size_t index = 0; index < kTensors; ++index) {
       engine_->op(stream_, {{tensors_[index], bytes(index), index, index == 0}},
                   milliseconds(2 + 3 * index));
@@ -217,13 +235,9 @@ TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
     (*engine_)->gate().on_step();
     engine_->wait_until_idle();
   }
-  ASSERT_TRUE(has_plan_);
-  ASSERT_EQ(compute_ns_.size(), kTensors);
-  for (size_t index = 0; index < kTensors; ++index) {
-    // By the host's clock all but the last would have a millisecond.
-    const double expected_ns = 1e6 * static_cast<double>(2 + 3 * index);
-    EXPECT_GE(static_cast<double>(compute_ns_[index]), 0.99 * expected_ns) << index;
-  }
+  const std::vector<uint64_t> compute_ns = planned_ns();
+  ASSERT_EQ(compute_ns.size(), kTensors);
+  EXPECT_TRUE(are_times_of_the_device(compute_ns)) << ::testing::PrintToString(compute_ns);
   EXPECT_GT((*engine_).driver().calls("cuEventElapsedTime"), 0u);
 }
 
