@@ -104,11 +104,12 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
   config.probe_bytes = 0;
   Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_, config);
   ASSERT_TRUE(device.is_ok()) << device.status().message();
-  Result<std::unique_ptr<Engine>> engine = Engine::create({}, std::move(device).value());
-  ASSERT_TRUE(engine.is_ok()) << engine.status().message();
+  Result<std::unique_ptr<Engine>> created = Engine::create({}, std::move(device).value());
+  ASSERT_TRUE(created.is_ok()) << created.status().message();
+  std::unique_ptr<Engine> engine = std::move(created).value();
   CUstream stream = make_stream();
   constexpr uint64_t kBytes = 64 * kMiB;
-  const Result<void*> memory = engine.value()->allocate(kBytes, stream);
+  const Result<void*> memory = engine->allocate(kBytes, stream);
   ASSERT_TRUE(memory.is_ok()) << memory.status().message();
   const auto address = reinterpret_cast<CUdeviceptr>(memory.value());
   std::vector<char> data(kBytes);
@@ -121,7 +122,8 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
     ASSERT_TRUE(mark.is_ok() && mark.value().wait().is_ok());
     EXPECT_EQ(pending.value().value(), hash_on_host(seeds.value(), data, bytes)) << bytes;
   }
-  engine.value()->free(memory.value());
+  engine->free(memory.value());
+  engine.reset();  // it may ask about the streams it has seen
   expect_success(driver_.cuStreamDestroy(stream), "a stream");
 }
 
@@ -163,9 +165,9 @@ class GpuEngineTest : public GpuCoreTest {
   void TearDown() override {
     if (engine_ == nullptr) return;
     for (const CUdeviceptr tensor : tensors_) engine_->free(reinterpret_cast<void*>(tensor));
+    engine_.reset();  // it may ask about the streams it has seen
     for (CUstream stream : streams_) expect_success(driver_.cuStreamDestroy(stream), "a stream");
     expect_success(driver_.cuModuleUnload(module_), "a module");
-    engine_.reset();
   }
 
   // A tensor's parity chooses its stream, once all are made on the first.
