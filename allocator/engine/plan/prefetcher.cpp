@@ -14,7 +14,8 @@ namespace {
 // Behind this many requests, the oldest is not worth fetching any more.
 constexpr size_t kRequestsMax = 4096;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
-constexpr std::chrono::microseconds kRoomPoll{500};
+// The link of a fast GPU moves 5 MB in this time.
+constexpr std::chrono::microseconds kRoomPoll{100};
 constexpr std::chrono::microseconds kDemandPoll{50};
 
 }  // namespace

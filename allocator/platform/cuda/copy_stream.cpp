@@ -5,6 +5,14 @@
 #include "platform/cuda/call_scope.h"
 
 namespace tencache {
+namespace {
+
+// The driver takes the highest priority that it has for this one. Hashes are short and everything
+// waits for them. At the priority of the program's own kernels, the blocks of a hash would run only
+// after all blocks of a long kernel that began before.
+constexpr int kHighestPriority = -1000;
+
+}  // namespace
 
 Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMarks& marks) {
   const DriverApi& driver = gpu.driver();
@@ -12,9 +20,9 @@ Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMar
   TENCACHE_RETURN_IF_ERROR(scope.status());
   CUstream stream = nullptr;
   // Not ordered after the NULL stream: marks state every wait.
-  TENCACHE_RETURN_IF_ERROR(
-      cuda_status(driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
-                  "Cannot make a stream for copies"));
+  TENCACHE_RETURN_IF_ERROR(cuda_status(
+      driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority),
+      "Cannot make a stream for copies"));
   return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream));
 }
 

@@ -36,12 +36,12 @@ using MomentPtr = std::shared_ptr<const Moment>;
 
 class Moments {
  public:
-  /// `copies` is the stream of the copies out, which are no use of what they copy.
-  Moments(StreamNumbers& numbers, StreamSet copies) : numbers_(numbers), copies_(copies) {}
+  /// `evictions` are the streams that read what leaves, which is no use of it.
+  Moments(StreamNumbers& numbers, StreamSet evictions) : numbers_(numbers), evictions_(evictions) {}
 
   /// The streams that have used an extent of the program's.
   StreamSet users_of(const Extent& extent) const {
-    return extent.used_by.load(std::memory_order_relaxed) & ~copies_;
+    return extent.used_by.load(std::memory_order_relaxed) & ~evictions_;
   }
   /// Marks the streams that have used what is requested to leave. Null when they cannot be marked
   /// now; then they are when the request is carried out.
@@ -52,7 +52,7 @@ class Moments {
 
  private:
   StreamNumbers& numbers_;
-  const StreamSet copies_;
+  const StreamSet evictions_;
 
   Mutex mutex_;
   std::deque<MomentPtr> moments_ TENCACHE_GUARDED_BY(mutex_);  // oldest first

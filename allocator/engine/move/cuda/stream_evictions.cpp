@@ -106,7 +106,7 @@ void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status done = eviction.done.wait();
     if (done.is_ok()) return false;
-    (void)out_.wait_until_idle();  // before the block is used again
+    wait_until_idle();  // before the block is used again
     fail(eviction, done, run);
     return true;
   });
@@ -174,45 +174,69 @@ Status StreamEvictions::ensure_block(CudaExtent* extent) {
 
 // Evictions that could be queued stay in the part.
 void StreamEvictions::queue(Part& part, Run* run) {
-  // A thread that frees one from now on waits for the copy before the memory is used again.
+  // A thread that frees one from now on waits for hash and copy before the memory is used again.
   std::erase_if(part.dirty, [&](const Eviction& eviction) {
-    eviction.extent->note_streams(out_number_);
+    eviction.extent->note_streams(own_numbers_);
     if (eviction.extent->reaffirm_eviction()) return false;
     abandon(eviction);
     return true;
   });
-  for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
-    let_wait_for_users(out_, *evictions, run);
-    queue_copies(*evictions, run);
+  let_wait_for_users(out_, part.clean, run);
+  queue_copies(part.clean, run);
+  if (hasher_ != nullptr) {
+    queue_hashes(part.dirty, run);
+  } else {
+    let_wait_for_users(out_, part.dirty, run);
   }
+  queue_copies(part.dirty, run);
+}
+
+// The copies wait for all hashes of the part, and so for the users.
+void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
+  let_wait_for_users(hash_, evictions, run);
+  for (size_t index = 0; index < evictions.size(); ++index) {
+    const Status status = queue_hash(evictions[index]);
+    if (!status.is_ok()) fail_from(index, status, evictions, run);
+  }
+  if (evictions.empty()) return;
+  const Result<StreamMark> mark = hash_.mark();
+  const Status status = mark.is_ok() ? out_.wait_for(mark.value()) : mark.status();
+  if (!status.is_ok()) fail_from(0, status, evictions, run);
+}
+
+Status StreamEvictions::queue_hash(Eviction& eviction) {
+  const CudaExtent* extent = eviction.extent;
+  Result<PendingHash> hash = hasher_->hash(hash_.handle(), extent->device_address(), extent->bytes);
+  if (hash.is_ok()) eviction.before = std::move(hash).value();
+  return hash.status();
 }
 
 void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
-  Status status;
-  size_t queued = 0;
-  while (status.is_ok() && queued < evictions.size()) {
-    status = queue_copy(evictions[queued]);
-    if (status.is_ok()) ++queued;
+  for (size_t index = 0; index < evictions.size(); ++index) {
+    const Status status = queue_copy(evictions[index]);
+    if (!status.is_ok()) return fail_from(index, status, evictions, run);
   }
-  if (queued == evictions.size()) return;
-  // A part of the refused copy may be under way; the block must be nobody else's until it has
-  // ended.
+}
+
+// Gives up the evictions from that one on. A part of what was refused may be under way; block and
+// hash must be nobody else's until it has ended.
+void StreamEvictions::fail_from(size_t first, const Status& failure,
+                                std::vector<Eviction>& evictions, Run* run) {
+  wait_until_idle();
+  for (size_t index = first; index < evictions.size(); ++index) {
+    fail(evictions[index], failure, run);
+  }
+  evictions.erase(evictions.begin() + static_cast<std::ptrdiff_t>(first), evictions.end());
+}
+
+void StreamEvictions::wait_until_idle() {
+  (void)hash_.wait_until_idle();
   (void)out_.wait_until_idle();
-  for (size_t index = queued; index < evictions.size(); ++index) {
-    fail(evictions[index], status, run);
-  }
-  evictions.erase(evictions.begin() + static_cast<std::ptrdiff_t>(queued), evictions.end());
 }
 
 // An extent that is presumed clean waits for its users only.
 Status StreamEvictions::queue_copy(Eviction& eviction) {
   const CudaExtent* extent = eviction.extent;
-  if (eviction.needs_copy && hasher_ != nullptr) {
-    Result<PendingHash> hash =
-        hasher_->hash(out_.handle(), extent->device_address(), extent->bytes);
-    if (!hash.is_ok()) return hash.status();
-    eviction.before = std::move(hash).value();
-  }
   if (eviction.needs_copy) {
     TENCACHE_RETURN_IF_ERROR(link_.queue_out(extent->host_block, extent->device_address()));
   }
@@ -256,8 +280,8 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
 
 Status StreamEvictions::let_wait(CopyStream& stream, StreamSet users) {
   std::vector<StreamMark> marks;
-  // Copies of other extents do not use this one.
-  const Status marked = heap_.streams().mark_all(users & ~out_number_, &marks);
+  // Hashes and copies of other extents do not use this one.
+  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, &marks);
   // Whatever the reason, the tier below is not to blame.
   if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
   for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
@@ -337,7 +361,7 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   if (!status.is_ok()) return fail(eviction, status, run);
   if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
   extent->has_copy_below = true;
-  extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
+  extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
   extent->become_cold();
   heap_.budget().release(departure.bytes);
   if (!eviction.needs_copy) add(ledger_.stats.clean_dropped_bytes, departure.bytes);
@@ -347,7 +371,7 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
 // A copy that was begun is worth nothing once the extent may be written again.
 void StreamEvictions::abandon(const Eviction& eviction) {
   if (eviction.needs_copy) heap_.release_copy(eviction.extent);
-  eviction.extent->used_by.fetch_and(~out_number_, std::memory_order_relaxed);
+  eviction.extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
   eviction.extent->abandon_eviction();
 }
 

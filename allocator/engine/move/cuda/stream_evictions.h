@@ -2,11 +2,12 @@
 //
 // StreamEvictions: evicts extents from a GPU to host memory. An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins),
-//   2. takes a block of host memory and queues the copy, on the stream of that direction: behind
-//      the streams that have used E, for whose marks it waits on the device, the stream hashes E
-//      and copies its bytes. The streams are marked now, unless a moment from before covers all
-//      uses of E (engine/move/cuda/moments.h). E is not copied when the block that it still has
-//      from the last time is presumed to hold its bytes,
+//   2. takes a block of host memory and queues two things behind the streams that have used E, for
+//      whose marks the device waits: E is hashed, on a stream of its own, so that the hashes of one
+//      part are made while the part before it is copied; then its bytes are copied, on the stream
+//      of that direction. The streams are marked now, unless a moment from before covers all uses
+//      of E (engine/move/cuda/moments.h). E is neither hashed nor copied when the block that it
+//      still has from the last time is presumed to hold its bytes,
 //   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. E is hashed
 //      again and compared, which finds what was written meanwhile without a gate, unless the write
@@ -65,9 +66,10 @@ class StreamEvictions {
         ledger_(parts.ledger),
         fork_latch_(parts.fork_latch),
         out_(*parts.streams.out),
-        out_number_(parts.streams.out_number),
+        hash_(*parts.streams.hash),
         proof_(*parts.streams.proof),
-        moments_(parts.heap.streams(), parts.streams.out_number) {}
+        own_numbers_(parts.streams.eviction_numbers),
+        moments_(parts.heap.streams(), parts.streams.eviction_numbers) {}
 
   using OnEvicted = std::function<void(const EvictionResult& part)>;
 
@@ -113,13 +115,17 @@ class StreamEvictions {
   void await_arrival(std::span<const MoveRequest> requests);
   // Phase 1.
   Part claim(std::span<const MoveRequest> requests);
-  // Phase 2: blocks, then copies.
+  // Phase 2: blocks, then hashes and copies.
   bool take_blocks_at_once(const std::vector<Eviction>& evictions);
   void take_blocks(std::vector<Eviction>& evictions, Run* run);
   Status ensure_block(CudaExtent* extent);
   void queue(Part& part, Run* run);
+  void queue_hashes(std::vector<Eviction>& evictions, Run* run);
   void queue_copies(std::vector<Eviction>& evictions, Run* run);
+  Status queue_hash(Eviction& eviction);
   Status queue_copy(Eviction& eviction);
+  void fail_from(size_t first, const Status& failure, std::vector<Eviction>& evictions, Run* run);
+  void wait_until_idle();
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
   Status let_wait(CopyStream& stream, StreamSet users);
@@ -145,8 +151,9 @@ class StreamEvictions {
   MoveLedger& ledger_;
   ForkLatch& fork_latch_;
   CopyStream& out_;
-  const StreamSet out_number_;
+  CopyStream& hash_;
   CopyStream& proof_;
+  const StreamSet own_numbers_;  // of out_ and hash_
   Moments moments_;
 };
 

@@ -21,14 +21,14 @@ constexpr std::chrono::microseconds kAheadPoll{50};
 Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks,
                                         StreamNumbers& numbers) {
   CopyStreams made;
-  for (auto* stream : {&made.out, &made.proof, &made.in_on_demand, &made.in_ahead}) {
+  for (auto* stream : {&made.out, &made.hash, &made.proof, &made.in_on_demand, &made.in_ahead}) {
     Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
     if (!created.is_ok()) return created.status();
     *stream = std::move(created).value();
     const StreamSet number = numbers.set_of((*stream)->handle());
     TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
   }
-  made.out_number = numbers.set_of(made.out->handle());
+  made.eviction_numbers = numbers.set_of(made.out->handle()) | numbers.set_of(made.hash->handle());
   return made;
 }
 
@@ -83,7 +83,8 @@ Status StreamMover::measure_link(uint64_t bytes) {
   const Result<HostBlock> block = host_.allocate(bytes);
   // Evictions will say so, should it come to any.
   if (!block.is_ok()) return Status::ok();
-  const Result<Allocation> probe = heap_.allocate(bytes, streams_.out_number);
+  const Result<Allocation> probe =
+      heap_.allocate(bytes, heap_.streams().set_of(streams_.out->handle()));
   Status status = probe.status();
   if (probe.is_ok()) {
     status = link_.measure(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());

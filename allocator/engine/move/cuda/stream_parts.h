@@ -23,10 +23,11 @@ namespace tencache {
 
 struct CopyStreams {
   std::unique_ptr<CopyStream> out;
-  std::unique_ptr<CopyStream> proof;
+  std::unique_ptr<CopyStream> hash;   // of what is about to be copied
+  std::unique_ptr<CopyStream> proof;  // hashes again what was copied
   std::unique_ptr<CopyStream> in_on_demand;
   std::unique_ptr<CopyStream> in_ahead;
-  StreamSet out_number = kNoStreams;
+  StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
   /// REQUIRES: before the program's streams, so that each gets a bit of its own.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers);
