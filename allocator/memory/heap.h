@@ -56,8 +56,11 @@ class RoomMaker {
   /// The op this thread is in, for messages; "" when unknown.
   virtual std::string current_op() const = 0;
   /// Called before and after the calling thread waits for room that work in `streams` will fill.
+  /// A wait within another one belongs to it.
   virtual void begin_wait(StreamSet streams) = 0;
   virtual void end_wait() = 0;
+  /// Whether tensors may leave by now.
+  virtual bool is_armed() const { return false; }
   /// Whether the disk takes nothing now.
   virtual bool is_disk_failing() const { return false; }
 };
@@ -168,6 +171,8 @@ class Heap {
     RoomMaker& room_maker_;
   };
 
+  /// Whether tensors may leave by now.
+  bool is_armed() const { return room_maker_->is_armed(); }
   /// Whether cold bytes stay usable for code that passes no gate.
   virtual bool is_cold_usable() const = 0;
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }

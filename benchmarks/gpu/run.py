@@ -295,6 +295,7 @@ def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
         "moved_bytes": moved // STEPS,
         "late": late,
         "losses": result["losses"],
+        "thread_seconds": result["thread_seconds"],
         "parameters": result["parameters"],
         "stats": after,
     }

@@ -2,19 +2,21 @@
 """Training steps to measure on a GPU, run as a worker (support.run_worker).
 
 Answers with the time of each step, the losses to the last bit, the peak that PyTorch's allocator
-reports, and tencache's counts after the warm-up. The loop is plain PyTorch and does not know
-whether tencache is there. A job may ask for an alternative that a user would pick: `instead`
-"checkpoint" (activations are computed again) or "save_on_cpu" (activations wait in pinned host
-memory).
+reports, and tencache's counts and the processor time of each thread after the warm-up. The loop is
+plain PyTorch and does not know whether tencache is there. A job may ask for an alternative that a
+user would pick: `instead` "checkpoint" (activations are computed again) or "save_on_cpu"
+(activations wait in pinned host memory).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +65,23 @@ def make_model(shape: dict[str, int], device: str, instead: str | None) -> Any:
     return model.train()
 
 
+def thread_seconds() -> Counter[str]:
+    """Seconds of processor time so far of this process's threads, by name."""
+    seconds: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        name, words = (task / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        user, system = words.split()[11:13]
+        seconds[name] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
 def main(job: dict[str, Any]) -> None:
     import torch
 
     device, shape, instead = job["device"], SHAPES[job["shape"]], job.get("instead")
-    # Otherwise sums without a fixed order would differ between two runs of one program.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise sums without a fixed order would differ between two runs of one program. Where ops
+    # without a fixed order only warned, attention would still choose a backward pass without one.
+    torch.use_deterministic_algorithms(True)
     model = make_model(shape, device, instead)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(SEED)
@@ -87,10 +100,10 @@ def main(job: dict[str, Any]) -> None:
         optimizer.zero_grad()
         return loss.detach()
 
-    seconds, losses, before = [], [], None
+    seconds, losses, before, threads_before = [], [], None, Counter[str]()
     for number in range(job["warmup"] + job["steps"]):
         if number == job["warmup"]:
-            before = support.tencache_stats()
+            before, threads_before = support.tencache_stats(), thread_seconds()
         begin = time.perf_counter()
         # Reading the loss waits for the device.
         losses.append(struct.pack("<f", step().item()).hex())
@@ -103,6 +116,7 @@ def main(job: dict[str, Any]) -> None:
             "parameters": sum(p.numel() for p in model.parameters()),
             "allocated_peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
             "reserved_peak_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
+            "thread_seconds": dict(thread_seconds() - threads_before),
             "stats_before": before,
             "stats": support.tencache_stats(),
         }

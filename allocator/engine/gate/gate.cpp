@@ -67,7 +67,8 @@ struct Gate::ThreadOps {
   StreamSet open_streams = kNoStreams;
   const OpTiming* op_timing = nullptr;
   OpTiming::ThreadState timing;
-  Wait wait_for_room;  // while it is going on
+  Wait wait_for_room;       // while it is going on
+  uint32_t room_waits = 0;  // how many of them are open, each within the one before
 
   void record(EventKind kind, uint64_t at, uint32_t op, const Extent* extent) const {
     ring->append({at, extent != nullptr ? extent->id.load() : 0,
@@ -361,12 +362,14 @@ void Gate::on_step() {
 
 void Gate::begin_wait_for_room(StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  thread_ops().wait_for_room = begin_wait(streams);
+  ThreadOps& thread = thread_ops();
+  if (thread.room_waits++ == 0) thread.wait_for_room = begin_wait(streams);
 }
 
 void Gate::end_wait_for_room() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  end_wait(thread_ops().wait_for_room, {});
+  ThreadOps& thread = thread_ops();
+  if (--thread.room_waits == 0) end_wait(thread.wait_for_room, {});
 }
 
 void Gate::let_fetches_go_first() {

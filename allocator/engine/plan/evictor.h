@@ -69,7 +69,7 @@ class Evictor final : public RoomMaker {
 
   /// Has ops reported from now on.
   void arm();
-  bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
+  bool is_armed() const override { return is_armed_.load(std::memory_order_relaxed); }
 
   /// Evicts whatever may be evicted, on the calling thread. Returns how many extents went cold.
   uint64_t evict_all();

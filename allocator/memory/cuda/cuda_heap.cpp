@@ -135,6 +135,9 @@ Result<Allocation> CudaHeap::allocate_slow(uint64_t requested_bytes, uint64_t by
   if (CudaExtent* extent = adopt_cached(bytes, stream)) {
     return hand_out(extent, requested_bytes, stream);
   }
+  // The driver may take its time: while a copy leaves the GPU, a mapping takes a millisecond.
+  std::optional<RoomWait> wait;
+  if (is_armed()) wait.emplace(*this, stream);
   TENCACHE_RETURN_IF_ERROR(reserve(bytes, requested_bytes, stream));
   const Result<CudaExtent*> made = make_extent(requested_bytes, bytes, stream);
   if (!made.is_ok()) {

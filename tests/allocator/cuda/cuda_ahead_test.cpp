@@ -388,5 +388,18 @@ TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   engine_->check(stream_, large, kLargeBytes, 2);
 }
 
+// What the driver takes to map memory is no computing, whatever the op that it is for.
+TEST_F(CudaAheadTest, MappingMemoryForAnOpIsAWaitOnceTensorsLeave) {
+  engine_.emplace([](CudaEngineConfig& config) { config.arm_at = 0.5; });
+  stream_ = engine_->make_stream();
+  engine_->driver().set_latency("cuMemSetAccess", milliseconds(20));
+  allocate(16 * kMiB);
+  allocate(20 * kMiB);
+  EXPECT_EQ(engine_->stats().thread_wait_ns.load(), 0u) << "nothing leaves yet";
+  ASSERT_TRUE((*engine_)->evictor().is_armed());
+  allocate(8 * kMiB);
+  EXPECT_GE(engine_->stats().thread_wait_ns.load(), 20'000'000u);
+}
+
 }  // namespace
 }  // namespace tencache
