@@ -2,19 +2,17 @@
 #include "learn/bound.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "learn/window_bound.h"
+
 namespace tencache {
 namespace {
 
-// At most this many borders of windows, so that looking at all windows stays cheap.
-constexpr uint32_t kWindowBordersMax = 256;
-// How many repetitions are played. Those after the warm-up show the steady state.
-constexpr uint32_t kPeriods = 4;
-constexpr uint32_t kWarmUpPeriods = 2;
+// How many repetitions are played at most. Mostly the third one is like the second.
+constexpr uint32_t kPeriodsMax = 64;
 
 class FractionalBelady {
  public:
@@ -29,18 +27,29 @@ class FractionalBelady {
     }
   }
 
+  // The rule reads least in the long run. Once a repetition ends as an earlier one did, what was
+  // read between the two is the long run. If none does, any schedule could have begun with the
+  // budget full of other bytes, and so have read less by that much.
   uint64_t bytes_read_per_period() {
-    const uint64_t count = trace_.tick_count();
-    for (uint64_t tick = 0; tick < count * kPeriods; ++tick) {
-      end_gaps(tick);
-      for (const uint32_t index : starting_[tick % count]) begin_gap(tick, index);
-      const uint64_t bytes = bytes_by_tick_[tick % count];
-      if (bytes > budget_bytes_ + away_bytes_) push_out(bytes - budget_bytes_ - away_bytes_);
+    std::vector<State> states;
+    std::vector<uint64_t> read_bytes;  // until the end of each
+    for (uint32_t period = 0; period < kPeriodsMax; ++period) {
+      play(period);
+      State state = this->state();
+      for (uint32_t earlier = period; earlier-- > 0;) {
+        if (states[earlier] != state) continue;
+        return (read_bytes_ - read_bytes[earlier]) / (period - earlier);
+      }
+      states.push_back(std::move(state));
+      read_bytes.push_back(read_bytes_);
     }
-    return read_bytes_ / (kPeriods - kWarmUpPeriods);
+    return (read_bytes_ - std::min(read_bytes_, budget_bytes_)) / kPeriodsMax;
   }
 
  private:
+  /// Each gap that has begun, in the order of their ends, with the bytes that are gone.
+  using State = std::vector<std::pair<uint32_t, uint64_t>>;
+
   /// A gap that has begun, sorted by its last tick, unrolled.
   struct Running {
     uint64_t end_tick;
@@ -50,6 +59,24 @@ class FractionalBelady {
       return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
     }
   };
+
+  void play(uint64_t period) {
+    const uint64_t count = trace_.tick_count();
+    for (uint64_t tick = period * count; tick < (period + 1) * count; ++tick) {
+      end_gaps(tick);
+      for (const uint32_t index : starting_[tick % count]) begin_gap(tick, index);
+      const uint64_t bytes = bytes_by_tick_[tick % count];
+      if (bytes > budget_bytes_ + away_bytes_) push_out(bytes - budget_bytes_ - away_bytes_);
+    }
+  }
+
+  State state() const {
+    State state;
+    state.reserve(all_.size());
+    for (const Running& running : all_)
+      state.emplace_back(running.gap, gone_bytes_[running.number]);
+    return state;
+  }
 
   void begin_gap(uint64_t tick, uint32_t index) {
     const Gap& gap = gaps_[index];
@@ -72,8 +99,7 @@ class FractionalBelady {
       with_room_.erase(running);
       const uint64_t bytes = gone_bytes_[running.number];
       away_bytes_ -= bytes;
-      const bool counts = tick >= uint64_t{trace_.tick_count()} * kWarmUpPeriods;
-      if (counts && gaps_[running.gap].comes_back()) read_bytes_ += bytes;
+      if (gaps_[running.gap].comes_back()) read_bytes_ += bytes;
     }
   }
 
@@ -106,121 +132,6 @@ class FractionalBelady {
   uint64_t read_bytes_ = 0;
 };
 
-/// The longest time that consecutive windows of a period take. A window is a row of ticks. Whatever
-/// its ticks name must be present in it, but when it began, no more than the budget was present,
-/// including what the op before it named. The period is read from one of its ticks round to the
-/// same tick of the next one; no window reaches across that place.
-class Bursts {
- public:
-  Bursts(const Trace& trace, const Machine& machine, Tick begin)
-      : trace_(trace),
-        begin_(begin),
-        // An op that names more than the budget exceeds it, and what it named may stay.
-        budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
-        read_bytes_per_s_(machine.read_bytes_per_s),
-        seen_in_(trace.tensors.size(), 0),
-        held_by_(trace.tensors.size(), 0) {
-    choose_borders();
-  }
-
-  uint64_t step_ns() {
-    std::vector<uint64_t> least_ns(borders_.size(), 0);  // the least time to each border
-    for (size_t first = 0; first + 1 < borders_.size(); ++first) {
-      begin_window(borders_[first]);
-      for (size_t last = first; last + 1 < borders_.size(); ++last) {
-        extend_window(borders_[last], borders_[last + 1]);
-        least_ns[last + 1] = std::max(least_ns[last + 1], least_ns[first] + window_ns());
-      }
-    }
-    return least_ns.back();
-  }
-
- private:
-  // Half of the borders stand at equal distances, the others after the ops that name most.
-  void choose_borders() {
-    const uint32_t count = trace_.tick_count();
-    std::vector<std::pair<uint64_t, uint32_t>> ends;  // bytes that an op names, place of its end
-    ends.reserve(count);
-    for (uint32_t place = 0; place < count; ++place) {
-      uint64_t bytes = 0;
-      for (const TraceAccess& access : op_at(place).accesses) {
-        bytes += trace_.tensors[access.tensor].bytes;
-      }
-      ends.emplace_back(bytes, place + 1);
-    }
-    const uint32_t largest = std::min(count, kWindowBordersMax / 2);
-    std::partial_sort(ends.begin(), ends.begin() + largest, ends.end(), std::greater<>());
-    for (uint32_t index = 0; index < largest; ++index) borders_.push_back(ends[index].second);
-    const uint32_t distance = count / (kWindowBordersMax / 2) + 1;
-    for (uint32_t place = 0; place < count; place += distance) borders_.push_back(place);
-    borders_.push_back(count);
-    std::sort(borders_.begin(), borders_.end());
-    borders_.erase(std::unique(borders_.begin(), borders_.end()), borders_.end());
-  }
-
-  const TraceOp& op_at(uint32_t place) const {
-    return trace_.ops[(begin_ + place) % trace_.tick_count()];
-  }
-
-  void begin_window(uint32_t first_place) {
-    ++window_;
-    first_place_ = first_place;
-    compute_ns_ = 0;
-    named_bytes_ = trace_.fixed_bytes;
-    held_bytes_ = 0;
-    for (const TraceAccess& access : op_at(first_place + trace_.tick_count() - 1).accesses) {
-      if (held_by_[access.tensor] == window_) continue;
-      held_by_[access.tensor] = window_;
-      held_bytes_ += trace_.tensors[access.tensor].bytes;
-    }
-  }
-
-  void extend_window(uint32_t from_place, uint32_t to_place) {
-    for (uint32_t place = from_place; place < to_place; ++place) {
-      const TraceOp& op = op_at(place);
-      compute_ns_ += op.compute_ns;
-      for (const TraceAccess& access : op.accesses) name(access.tensor, place);
-    }
-  }
-
-  // What is allocated in the window is not read in it.
-  void name(uint32_t tensor, uint32_t place) {
-    if (seen_in_[tensor] == window_) return;
-    seen_in_[tensor] = window_;
-    const TraceTensor& life = trace_.tensors[tensor];
-    const bool is_born_in_it = !life.is_persistent() &&
-                               place_of(life.allocated_at) >= first_place_ &&
-                               place_of(life.allocated_at) <= place;
-    if (is_born_in_it) return;
-    named_bytes_ += life.bytes;
-    if (held_by_[tensor] == window_) held_bytes_ -= life.bytes;
-  }
-
-  uint32_t place_of(Tick tick) const {
-    return (tick + trace_.tick_count() - begin_) % trace_.tick_count();
-  }
-
-  uint64_t window_ns() const {
-    const uint64_t there_bytes = budget_bytes_ - std::min(held_bytes_, budget_bytes_);
-    if (named_bytes_ <= there_bytes) return compute_ns_;
-    const auto bytes = static_cast<double>(named_bytes_ - there_bytes);
-    return std::max(compute_ns_, static_cast<uint64_t>(bytes / read_bytes_per_s_ * 1e9));
-  }
-
-  const Trace& trace_;
-  const Tick begin_;  // places count from here
-  const uint64_t budget_bytes_;
-  const double read_bytes_per_s_;
-  std::vector<uint32_t> borders_;  // places where a window may begin or end, in order
-  std::vector<uint32_t> seen_in_;  // the last window that named each tensor
-  std::vector<uint32_t> held_by_;  // the last window that a naming op directly precedes
-  uint32_t window_ = 0;
-  uint32_t first_place_ = 0;  // of the window
-  uint64_t compute_ns_ = 0;   // of the window
-  uint64_t named_bytes_ = 0;  // named in it, not allocated in it
-  uint64_t held_bytes_ = 0;   // named by the op before it, but not in it
-};
-
 }  // namespace
 
 uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
@@ -228,12 +139,22 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes) {
 }
 
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
-  const double read_ns = static_cast<double>(bound_bytes_read(trace, machine.budget_bytes)) /
-                         machine.read_bytes_per_s * 1e9;
+  const uint64_t read_ns =
+      transfer_ns(bound_bytes_read(trace, machine.budget_bytes), machine.read_bytes_per_s);
   // A burst may lie across the border of the period, where an optimizer's step follows the end of
   // the backward pass.
-  return std::max({static_cast<uint64_t>(read_ns), Bursts(trace, machine, 0).step_ns(),
-                   Bursts(trace, machine, trace.tick_count() / 2).step_ns()});
+  const WindowTimes from_begin = longest_windows(trace, machine, 0);
+  const WindowTimes from_middle = longest_windows(trace, machine, trace.tick_count() / 2);
+  uint64_t step_ns = std::max({read_ns, from_begin.step_ns, from_middle.step_ns});
+  if (machine.is_half_duplex) {
+    step_ns = std::max(step_ns, read_ns + std::max(from_begin.write_ns, from_middle.write_ns));
+  }
+  if (machine.host_bytes > 0) {
+    const uint64_t room_bytes = machine.budget_bytes + machine.host_bytes;
+    step_ns = std::max(
+        step_ns, transfer_ns(bound_bytes_read(trace, room_bytes), machine.disk_read_bytes_per_s));
+  }
+  return step_ns;
 }
 
 }  // namespace tencache

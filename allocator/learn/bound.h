@@ -16,9 +16,32 @@ namespace tencache {
 /// its next use leaves first, because it never comes back.
 uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 
-/// No schedule is faster than this. Computing takes its time, and so does reading those bytes. So
-/// does each part of the period that names more bytes than the budget holds; an optimizer's step
-/// computes little and names everything. Writes are not counted.
+/// No schedule is faster than this, in the long run and within the budget. `machine` may have one
+/// tier below the device or two, and links that carry both directions at once or in turn.
+///
+/// A schedule keeps what was written: bytes may be dropped from the device only if a tier below has
+/// them. An op's tensors are on the device while it computes. Let B be the budget and H the host
+/// memory, or 0. The proof takes each limit by itself.
+///
+/// Whole period. Device and host memory together are a cache of B + H bytes in front of the disk,
+/// and the device is one of B bytes in front of what lies below it. No cache of that size reads
+/// less than bound_bytes_read().
+///
+/// Window. It lasts from the moment at which the op before it ends to the moment at which its last
+/// op ends.
+///  - Reads. At its begin at most B bytes are on the device, and those that the op before it names
+///    are among them. So of the bytes that the window names and does not allocate, only what fits
+///    beside those is there. The others are read, before the last op computes.
+///  - Writes. Take the tensors that the window writes or allocates and that exist when its last op
+///    ends. At that moment at most B bytes are on the device, and those that the last op names are
+///    among them. What does not fit beside those is below. A copy that was made before the window
+///    is stale, so it was written in the window, after its first op.
+///  - Disk. Both counts, with B + H bytes for what need not be on the disk.
+/// A link takes the bytes over its speed; one that is half duplex takes the sum for reads and
+/// writes. Nothing that moves in one window moves in the next, so the times of consecutive windows
+/// add up. The bound is the longest chain of windows (learn/window_bound.h), or the whole period.
+///
+/// What it leaves out: that a link idles while there is no room, costs per move, processor time.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);
 
 }  // namespace tencache

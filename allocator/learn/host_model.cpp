@@ -10,7 +10,7 @@ namespace tencache {
 HostModel::HostModel(const Trace& trace, const Machine& machine)
     : trace_(trace),
       machine_(machine),
-      window_bytes_(bytes_needed_next(machine.host_bytes)),
+      window_bytes_(bytes_needed_next(machine.host_bytes, machine.host_headroom_bytes)),
       copies_(trace.tensors.size()),
       fetched_bytes_(machine.host_bytes) {
   TENCACHE_CHECK(machine.host_bytes > machine.host_headroom_bytes);
@@ -29,6 +29,8 @@ void HostModel::become_cold(uint32_t tensor, uint64_t next_use) {
   copy.is_cold = true;
   copy.next_use = next_use;
   cold_list_of(copy).emplace(next_use, tensor);
+  // Room was promised to those that were still leaving; now one of the cold ones can give it.
+  make_room(0, now_ns_);
 }
 
 uint64_t HostModel::fetch(uint32_t tensor, uint64_t now_ns) {

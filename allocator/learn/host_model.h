@@ -27,9 +27,12 @@ namespace tencache {
 /// The part of host memory that is kept free for evictions where there is a disk below it.
 inline constexpr double kHostHeadroomShare = 1.0 / 8;
 
-/// How much of what is needed next is to be in host memory. A disk is so much slower than the link
-/// that reads must begin long before. The other half holds what is needed later and makes room.
-constexpr uint64_t bytes_needed_next(uint64_t host_bytes) { return host_bytes / 2; }
+/// How much of what is needed next is to be in host memory: all that fits beside the headroom. A
+/// disk is so much slower than the link that reads must begin as soon as there is room. What makes
+/// room is needed later than what is read, since the tensors needed last leave first.
+constexpr uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes) {
+  return host_bytes - headroom_bytes;
+}
 
 class HostModel {
  public:
@@ -55,6 +58,9 @@ class HostModel {
   void advance(uint64_t until_ns);
 
   uint64_t used_bytes() const { return used_bytes_; }
+  /// Until when the disk is busy with what it was given.
+  uint64_t read_free_ns() const { return read_free_ns_; }
+  uint64_t write_free_ns() const { return write_free_ns_; }
   uint64_t bytes_read() const { return bytes_read_; }
   uint64_t bytes_written() const { return bytes_written_; }
   void forget_traffic() { bytes_read_ = bytes_written_ = 0; }

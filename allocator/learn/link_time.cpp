@@ -55,13 +55,25 @@ std::optional<uint32_t> LinkTime::bins_backward(const BinTimeline::Range& range,
 
 void LinkTime::take_forward(const BinTimeline::Range& range, uint64_t ns) {
   for (const BinTimeline::Span& span : timeline_->spans(range)) {
-    for (uint32_t bin = span.begin; bin < span.end && ns > 0; ++bin) ns -= take(bin, ns);
+    for (uint32_t bin = span.begin; bin < span.end && ns > 0;) {
+      if (block_ns_[bin / kBlockBins] == 0) {
+        bin = (bin / kBlockBins + 1) * kBlockBins;
+      } else {
+        ns -= take(bin++, ns);
+      }
+    }
   }
 }
 
 void LinkTime::take_backward(const BinTimeline::Range& range, uint64_t ns) {
   for (const BinTimeline::Span& span : timeline_->spans_backward(range)) {
-    for (uint32_t end = span.end; end > span.begin && ns > 0; --end) ns -= take(end - 1, ns);
+    for (uint32_t end = span.end; end > span.begin && ns > 0;) {
+      if (block_ns_[(end - 1) / kBlockBins] == 0) {
+        end = (end - 1) / kBlockBins * kBlockBins;
+      } else {
+        ns -= take(--end, ns);
+      }
+    }
   }
 }
 

@@ -3,15 +3,14 @@
 // Planner: makes a plan from a trace and a machine. It is a pure function. It makes several plans,
 // lets the simulator play each, and returns the one that takes the least time.
 //
-//   1. Which gaps to use. Greedy by benefit over cost, on a timeline of link time that is reserved
-//      pick by pick (TERAIO, section 3.2). The benefit of a gap is the excess of bytes over the
-//      budget that it removes, times how long. Its cost is the time on the links. What computing
-//      cannot hide is picked only when nothing else is left. Alternatively by Belady's rule: the
-//      tensor that is needed last leaves. Or no gap is planned, and tensors leave when room is
-//      short.
+//   1. Which gaps to use. Greedy by benefit over cost, with two ways to charge writes
+//      (learn/gap_choice.h). Alternatively by Belady's rule: the tensor that is needed last leaves.
+//      Or no gap is planned, and tensors leave when room is short.
 //   2. When to fetch. As late as the links allow, from the last deadline backwards, then earlier by
 //      a margin where there is room.
 //   3. Feedback (Capuchin, section 5): what came late in the simulation is fetched earlier.
+//   4. Where the program waits all the same, fetches that are only a little ahead of their use
+//      (learn/near_fetches.h).
 //
 // A call takes time about linear in ticks and gaps, because gaps are looked at through at most
 // kBinsMax bins of time, mostly kBlockBins at once. Memory is linear.

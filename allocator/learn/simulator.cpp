@@ -2,7 +2,9 @@
 #include "learn/simulator.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <queue>
 #include <utility>
@@ -82,6 +84,7 @@ class Replay {
   Tick last_use_of(uint32_t tensor) const;
   void stay(uint32_t tensor);
   bool has_copy(uint32_t tensor) const;
+  std::array<uint64_t, 4> backlogs_ns() const;
   void become_cold(uint32_t tensor);
   void arrive(uint32_t tensor);
   void lose_copy(uint32_t tensor);
@@ -152,9 +155,11 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
 Simulation Replay::run() {
   begin_life();
   std::vector<TensorState> begin_states;
+  std::array<uint64_t, 4> begin_backlogs_ns = {};
   for (int period = 0; period <= kWarmUpPeriods; ++period) {
     const uint64_t begin_ns = now_ns_;
     begin_states = states_;
+    begin_backlogs_ns = backlogs_ns();
     begin_period();
     for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
     result_.step_ns = now_ns_ - begin_ns;
@@ -176,7 +181,17 @@ Simulation Replay::run() {
   result_.is_steady = std::ranges::equal(states_, begin_states, [](const auto& a, const auto& b) {
     return a.place == b.place && a.has_copy == b.has_copy;
   });
+  result_.is_steady &= std::ranges::equal(backlogs_ns(), begin_backlogs_ns, std::less_equal<>());
   return result_;
+}
+
+// How far each link is behind the program: what it carries for this period after its end.
+std::array<uint64_t, 4> Replay::backlogs_ns() const {
+  std::array<uint64_t, 4> free_ns = {read_free_ns_, write_free_ns_, 0, 0};
+  if (host_)
+    free_ns = {read_free_ns_, write_free_ns_, host_->read_free_ns(), host_->write_free_ns()};
+  for (uint64_t& ns : free_ns) ns -= std::min(ns, now_ns_);
+  return free_ns;
 }
 
 // Before the first period, persistent tensors are on the device while they fit, else have a copy.

@@ -41,7 +41,8 @@ struct Simulation {
   uint64_t disk_bytes_read = 0;  // below host memory
   uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
-  bool is_steady = false;          // every tensor ended the period where it began it
+  /// Every tensor ended the period where it began it, and no link is further behind than then.
+  bool is_steady = false;
   std::vector<uint64_t> begin_ns;  // when each op began to compute; since the begin of the period
   std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
   /// The most on the device from the end of an op to the next one's.

@@ -14,6 +14,7 @@
 #include "base/sanitizers.h"
 #include "learn/bin_timeline.h"
 #include "learn/bound.h"
+#include "support/every_plan.h"
 #include "support/random_trace.h"
 
 namespace tencache {
@@ -219,58 +220,6 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
   }
 }
 
-/// Tries every plan that uses any of the gaps, with every op at which a fetch may start.
-class Exhaustive {
- public:
-  Exhaustive(const Trace& trace, const Machine& limits)
-      : trace_(trace), limits_(limits), gaps_(gaps_of(trace)) {}
-
-  uint64_t plan_count() const {
-    uint64_t count = 1;
-    for (const Gap& gap : gaps_) count *= 1 + choices(gap);
-    return count;
-  }
-  Simulation best() {
-    best_ = simulate(trace_, {}, limits_);
-    extend(0);
-    return best_;
-  }
-
- private:
-  uint64_t choices(const Gap& gap) const {
-    if (!gap.comes_back()) return 1;
-    const Tick count = trace_.tick_count();
-    return (gap.before + count - gap.after - 1) % count + 1;
-  }
-  void extend(size_t index) {
-    if (index == gaps_.size()) {
-      const Simulation simulation = simulate(trace_, plan_, limits_);
-      if (std::pair(simulation.over_budget_bytes, simulation.step_ns) <
-          std::pair(best_.over_budget_bytes, best_.step_ns)) {
-        best_ = simulation;
-      }
-      return;
-    }
-    extend(index + 1);
-    const Gap& gap = gaps_[index];
-    for (uint64_t choice = 1; choice <= choices(gap); ++choice) {
-      PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
-      if (gap.comes_back()) {
-        move.fetch_at = (gap.after + static_cast<Tick>(choice)) % trace_.tick_count();
-      }
-      plan_.moves.push_back(move);
-      extend(index + 1);
-      plan_.moves.pop_back();
-    }
-  }
-
-  const Trace& trace_;
-  const Machine& limits_;
-  const std::vector<Gap> gaps_;
-  Plan plan_;
-  Simulation best_;
-};
-
 TEST(PlannerTest, CloseToTheBestOfAllPlans) {
   Random random;
   double ratio_sum = 0;
@@ -281,9 +230,9 @@ TEST(PlannerTest, CloseToTheBestOfAllPlans) {
         random_trace(random, {.ops = 8, .tensors = 5, .bytes_max = 8, .compute_ns_max = 20});
     const Machine limits = byte_per_ns(
         random.between(trace.peak_bytes() * 2 / 3, trace.peak_bytes() - 1), random.chance(0.5));
-    Exhaustive exhaustive(trace, limits);
-    if (exhaustive.plan_count() > 5000) continue;
-    const Simulation best = exhaustive.best();
+    EveryPlan every(trace, limits);
+    if (every.count() > 5000) continue;
+    const Simulation best = every.best();
     const Planned planned = make_plan(trace, limits);
     if (planned.simulation.over_budget_bytes != best.over_budget_bytes || best.step_ns == 0)
       continue;

@@ -325,7 +325,7 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   std::erase_if(needed_first,
                 [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
   std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
-  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes());
+  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes(), headroom_bytes_);
   const uint64_t enough_bytes = batch_bytes(read_speed_);
   std::vector<Reading> readings;
   uint64_t next_bytes = 0;

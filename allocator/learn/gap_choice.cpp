@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/gap_choice.h"
+
+#include <algorithm>
+#include <queue>
+
+#include "learn/excess_bytes.h"
+#include "learn/link_time.h"
+#include "learn/write_chains.h"
+
+namespace tencache {
+namespace {
+
+// How many earlier gaps of a chain are looked at. Weights have two a micro-batch.
+constexpr int kEarlierMax = 16;
+
+/// Keeps how far each bin is over the budget, and the time of the links.
+class GapChoice {
+ public:
+  GapChoice(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
+            const std::vector<Gap>& gaps, WriteCharge charge)
+      : trace_(trace),
+        machine_(machine),
+        timeline_(timeline),
+        gaps_(gaps),
+        charge_(charge),
+        chains_(gaps),
+        excess_(timeline, trace, machine.budget_bytes),
+        chosen_(gaps.size(), false),
+        away_(gaps.size()),
+        read_link_(timeline),
+        write_link_(timeline) {}
+
+  /// First what the links can hide, then whatever removes most excess for its cost.
+  std::vector<Gap> choose() {
+    choose_by_value(true);
+    choose_by_value(false);
+    give_up_needless();
+    std::vector<Gap> result;
+    for (size_t index = 0; index < gaps_.size(); ++index) {
+      if (chosen_[index]) result.push_back(gaps_[index]);
+    }
+    return result;
+  }
+
+ private:
+  /// The bins in which the tensor is away, and what its moves take.
+  struct Candidate {
+    BinTimeline::Range away;
+    uint64_t write_ns = 0;
+    uint64_t read_ns = 0;
+    uint64_t work_ns = 0;
+    double benefit = 0;
+
+    uint64_t cost_ns() const { return write_ns + read_ns + work_ns; }
+    double value() const { return benefit / static_cast<double>(cost_ns() + 1); }
+  };
+  /// A gap, perhaps with an earlier one of its chain, in which its tensor is written.
+  struct Pick {
+    Candidate own;
+    uint32_t earlier = WriteChains::kNone;
+    Candidate with;  // of the earlier gap
+    double value = 0;
+  };
+  struct Entry {
+    double value;
+    uint32_t gap;
+    bool operator<(const Entry& other) const { return value < other.value; }
+  };
+  using Queue = std::priority_queue<Entry>;
+
+  LinkTime& link_for_writes() { return machine_.is_half_duplex ? read_link_ : write_link_; }
+
+  // Values fall while other gaps are chosen. So a gap that still has the largest value after it was
+  // worked out anew has the largest of all. Only those whose write has become free rise; they are
+  // queued once more.
+  void choose_by_value(bool only_hidden) {
+    Queue queue;
+    for (uint32_t index = 0; index < gaps_.size(); ++index) queue_up(index, only_hidden, &queue);
+    while (!queue.empty() && !excess_.is_zero()) {
+      const Entry top = queue.top();
+      queue.pop();
+      if (chosen_[top.gap]) continue;
+      const Pick pick = evaluate(top.gap, only_hidden);
+      if (pick.value <= 0) continue;
+      if (!queue.empty() && pick.value < queue.top().value) {
+        queue.push({pick.value, top.gap});
+        continue;
+      }
+      take(top.gap, pick.own);
+      if (pick.earlier != WriteChains::kNone) take(pick.earlier, pick.with);
+      if (charge_ == WriteCharge::kChain) queue_up_chain(top.gap, only_hidden, &queue);
+    }
+  }
+
+  void queue_up(uint32_t index, bool only_hidden, Queue* queue) {
+    if (chosen_[index]) return;
+    const double value = evaluate(index, only_hidden).value;
+    if (value > 0) queue->push({value, index});
+  }
+
+  void queue_up_chain(uint32_t taken, bool only_hidden, Queue* queue) {
+    uint32_t later = chains_.after(taken);
+    for (int walked = 0; later != WriteChains::kNone && walked < kEarlierMax; ++walked) {
+      queue_up(later, only_hidden, queue);
+      later = chains_.after(later);
+    }
+  }
+
+  Pick evaluate(uint32_t index, bool only_hidden) {
+    const bool is_first = gaps_[index].was_written;
+    const bool writes =
+        charge_ == WriteCharge::kOwnGap ? is_first : chains_.needs_write(index, chosen_);
+    Pick pick;
+    pick.own = weigh(index, writes, only_hidden);
+    pick.value = pick.own.value();
+    if (writes && !is_first) take_along(index, only_hidden, &pick);
+    return pick;
+  }
+
+  // Looks for the nearest earlier gap of the chain in which the tensor can be written without a
+  // wait. With it the gap itself needs no write.
+  void take_along(uint32_t index, bool only_hidden, Pick* pick) {
+    const Candidate own = weigh(index, false, only_hidden);
+    if (own.benefit <= 0) return;
+    uint32_t earlier = chains_.before(index);
+    for (int walked = 0; earlier != WriteChains::kNone && walked < kEarlierMax; ++walked) {
+      const Candidate with = weigh(earlier, true, true);
+      if (with.away.count > 0) {
+        const double value =
+            (own.benefit + with.benefit) / static_cast<double>(own.cost_ns() + with.cost_ns() + 1);
+        if (value > pick->value) *pick = {own, earlier, with, value};
+        return;
+      }
+      earlier = chains_.before(earlier);
+    }
+  }
+
+  Candidate weigh(uint32_t index, bool writes, bool only_hidden) {
+    const Gap& gap = gaps_[index];
+    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+    const bool reads = gap.comes_back();
+    Candidate candidate;
+    candidate.write_ns = writes ? machine_.write_ns(bytes) : 0;
+    candidate.read_ns = reads ? machine_.read_ns(bytes) : 0;
+    candidate.work_ns = machine_.work_ns(reads ? bytes : 0, writes ? bytes : 0, bytes);
+    candidate.away = timeline_.inside(gap);
+    if (only_hidden && !shrink_to_hidden(&candidate)) {
+      candidate.away = {};
+      return candidate;
+    }
+    candidate.benefit = excess_.benefit(candidate.away, bytes);
+    return candidate;
+  }
+
+  // Takes off the bins in which the tensor is still leaving or already coming back. False when the
+  // links do not have the time.
+  bool shrink_to_hidden(Candidate* candidate) {
+    BinTimeline::Range& away = candidate->away;
+    if (away.count == 0) return false;
+    if (candidate->write_ns > 0) {
+      const auto leaving = link_for_writes().bins_forward(away, candidate->write_ns);
+      if (!leaving || *leaving >= away.count) return false;
+      away.first = (away.first + *leaving) % timeline_.count();
+      away.count -= *leaving;
+    }
+    if (candidate->read_ns > 0) {
+      const auto coming = read_link_.bins_backward(away, candidate->read_ns);
+      if (!coming || *coming >= away.count) return false;
+      away.count -= *coming;
+    }
+    return true;
+  }
+
+  void take(uint32_t index, const Candidate& candidate) {
+    const Gap& gap = gaps_[index];
+    chosen_[index] = true;
+    away_[index] = candidate.away;
+    excess_.take(candidate.away, trace_.tensors[gap.tensor].bytes);
+    const BinTimeline::Range idle = timeline_.inside(gap);
+    link_for_writes().take_forward(idle, candidate.write_ns);
+    read_link_.take_backward(idle, candidate.read_ns);
+  }
+
+  // A later choice may have made an earlier one needless. Short gaps are given up first: they free
+  // their room for the least time.
+  void give_up_needless() {
+    std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
+    std::vector<uint32_t> chosen;
+    for (uint32_t index = 0; index < gaps_.size(); ++index) {
+      if (!chosen_[index]) continue;
+      chosen.push_back(index);
+      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= bytes; });
+    }
+    std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
+      return away_[left].count < away_[right].count;
+    });
+    for (const uint32_t index : chosen) {
+      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
+      bool is_needless = !writes_for_others(index);
+      timeline_.for_each(away_[index], [&](uint32_t bin) {
+        is_needless &= used[bin] + bytes <= machine_.budget_bytes;
+      });
+      if (!is_needless) continue;
+      chosen_[index] = false;
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += bytes; });
+    }
+  }
+
+  // Whether a chosen gap counts on the copy that is made in this one.
+  bool writes_for_others(uint32_t index) const {
+    return charge_ == WriteCharge::kChain && chains_.needs_write(index, chosen_) &&
+           chains_.serves_later(index, chosen_);
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const BinTimeline& timeline_;
+  const std::vector<Gap>& gaps_;
+  const WriteCharge charge_;
+  const WriteChains chains_;
+  ExcessBytes excess_;
+  std::vector<bool> chosen_;
+  std::vector<BinTimeline::Range> away_;  // of chosen gaps: where their room counts as free
+  LinkTime read_link_;
+  LinkTime write_link_;
+};
+
+}  // namespace
+
+std::vector<Gap> choose_gaps(const Trace& trace, const Machine& machine,
+                             const BinTimeline& timeline, const std::vector<Gap>& gaps,
+                             WriteCharge charge) {
+  return GapChoice(trace, machine, timeline, gaps, charge).choose();
+}
+
+}  // namespace tencache

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/near_fetches.h"
+
+#include <algorithm>
+
+namespace tencache {
+
+Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_bytes) {
+  const Tick count = trace.tick_count();
+  const auto bytes_of = [&](const Gap& gap) { return trace.tensors[gap.tensor].bytes; };
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [](const Gap& left, const Gap& right) { return left.before < right.before; });
+  Plan plan;
+  plan.moves.reserve(chosen.size());
+  for (const Gap& gap : chosen) {
+    plan.moves.push_back({gap.tensor, gap.after, kNoTick, gap.before});
+  }
+  const auto first_without =
+      std::find_if(chosen.begin(), chosen.end(), [](const Gap& gap) { return !gap.comes_back(); });
+  const size_t returning = static_cast<size_t>(first_without - chosen.begin());
+  // The fetches of two repetitions in a row; the first of those that count as ahead is `first`.
+  size_t first = 0;
+  uint64_t bytes = 0;
+  for (size_t number = 0; number < 2 * returning; ++number) {
+    const Gap& gap = chosen[number % returning];
+    bytes += bytes_of(gap);
+    while (bytes > ahead_bytes && first < number &&
+           chosen[(first + 1) % returning].before != gap.before) {
+      bytes -= bytes_of(chosen[first++ % returning]);
+    }
+    if (number < returning) continue;
+    const Tick since_first = (gap.before + count - chosen[first % returning].before) % count;
+    const Tick ahead = number - first < returning ? since_first : count;
+    const Tick length = (gap.before + count - gap.after - 1) % count + 1;
+    plan.moves[number % returning].fetch_at =
+        (gap.before + count - std::min(ahead, length - 1)) % count;
+  }
+  // Of the evictions after one op, that of the tensor that is needed last goes first.
+  std::reverse(plan.moves.begin(), plan.moves.end());
+  return plan;
+}
+
+}  // namespace tencache

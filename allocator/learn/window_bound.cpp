@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/window_bound.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace tencache {
+namespace {
+
+// At most this many borders of windows, so that looking at all windows stays cheap.
+constexpr uint32_t kBordersMax = 256;
+
+uint64_t rest(uint64_t bytes, uint64_t taken) { return bytes - std::min(bytes, taken); }
+
+// A tensor that no op names cannot leave, because the gate does not know it.
+uint64_t bytes_that_never_leave(const Trace& trace) {
+  uint64_t bytes = trace.fixed_bytes;
+  const std::vector<std::vector<Tick>> uses = uses_by_tensor(trace);
+  for (size_t index = 0; index < uses.size(); ++index) {
+    if (uses[index].empty()) bytes += trace.tensors[index].bytes;
+  }
+  return bytes;
+}
+
+/// One window at a time: it begins, and is then extended from border to border.
+class Windows {
+ public:
+  Windows(const Trace& trace, const Machine& machine, Tick begin)
+      : trace_(trace),
+        machine_(machine),
+        begin_(begin),
+        // An op that names more than the budget exceeds it, and what it named may stay.
+        budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
+        fixed_bytes_(bytes_that_never_leave(trace)),
+        born_at_(trace.tick_count()),
+        freed_at_(trace.tick_count()),
+        seen_in_(trace.tensors.size(), 0),
+        held_by_(trace.tensors.size(), 0),
+        written_in_(trace.tensors.size(), 0),
+        counted_by_(trace.tensors.size(), 0) {
+    for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
+      const TraceTensor& life = trace.tensors[tensor];
+      if (life.is_persistent()) continue;
+      born_at_[place_of(life.allocated_at)].push_back(tensor);
+      freed_at_[place_of(life.freed_at)].push_back(tensor);
+    }
+    choose_borders();
+  }
+
+  WindowTimes longest() {
+    std::vector<WindowTimes> least(borders_.size());  // the least times to each border
+    for (size_t first = 0; first + 1 < borders_.size(); ++first) {
+      begin_window(borders_[first]);
+      for (size_t last = first; last + 1 < borders_.size(); ++last) {
+        extend_window(borders_[last], borders_[last + 1]);
+        const WindowTimes window = times();
+        WindowTimes& there = least[last + 1];
+        there.step_ns = std::max(there.step_ns, least[first].step_ns + window.step_ns);
+        there.write_ns = std::max(there.write_ns, least[first].write_ns + window.write_ns);
+      }
+    }
+    return least.back();
+  }
+
+ private:
+  // Half of the borders stand at equal distances, the others after the ops that name most.
+  void choose_borders() {
+    const uint32_t count = trace_.tick_count();
+    std::vector<std::pair<uint64_t, uint32_t>> ends;  // bytes that an op names, place of its end
+    ends.reserve(count);
+    for (uint32_t place = 0; place < count; ++place) {
+      uint64_t bytes = 0;
+      for (const TraceAccess& access : op_at(place).accesses) {
+        bytes += trace_.tensors[access.tensor].bytes;
+      }
+      ends.emplace_back(bytes, place + 1);
+    }
+    const uint32_t largest = std::min(count, kBordersMax / 2);
+    std::partial_sort(ends.begin(), ends.begin() + largest, ends.end(), std::greater<>());
+    for (uint32_t index = 0; index < largest; ++index) borders_.push_back(ends[index].second);
+    const uint32_t distance = count / (kBordersMax / 2) + 1;
+    for (uint32_t place = 0; place < count; place += distance) borders_.push_back(place);
+    borders_.push_back(count);
+    std::sort(borders_.begin(), borders_.end());
+    borders_.erase(std::unique(borders_.begin(), borders_.end()), borders_.end());
+  }
+
+  const TraceOp& op_at(uint32_t place) const {
+    return trace_.ops[(begin_ + place) % trace_.tick_count()];
+  }
+
+  uint32_t place_of(Tick tick) const {
+    return (tick + trace_.tick_count() - begin_) % trace_.tick_count();
+  }
+
+  void begin_window(uint32_t first_place) {
+    ++window_;
+    first_place_ = last_place_ = first_place;
+    compute_ns_ = named_bytes_ = held_bytes_ = written_bytes_ = 0;
+    for (const TraceAccess& access : op_at(first_place + trace_.tick_count() - 1).accesses) {
+      if (std::exchange(held_by_[access.tensor], window_) == window_) continue;
+      held_bytes_ += trace_.tensors[access.tensor].bytes;
+    }
+  }
+
+  void extend_window(uint32_t from_place, uint32_t to_place) {
+    for (uint32_t place = from_place; place < to_place; ++place) {
+      if (place > first_place_) forget_freed(place - 1);
+      for (const uint32_t tensor : born_at_[place]) write(tensor);
+      const TraceOp& op = op_at(place);
+      compute_ns_ += op.compute_ns;
+      for (const TraceAccess& access : op.accesses) {
+        name(access.tensor, place);
+        if (access.is_write) write(access.tensor);
+      }
+    }
+    last_place_ = to_place - 1;
+  }
+
+  // What was freed after an op of the window is nowhere when it ends.
+  void forget_freed(uint32_t place) {
+    for (const uint32_t tensor : freed_at_[place]) {
+      if (written_in_[tensor] != window_) continue;
+      written_in_[tensor] = 0;
+      written_bytes_ -= trace_.tensors[tensor].bytes;
+    }
+  }
+
+  void write(uint32_t tensor) {
+    if (std::exchange(written_in_[tensor], window_) == window_) return;
+    written_bytes_ += trace_.tensors[tensor].bytes;
+  }
+
+  // What is allocated in the window is not read in it.
+  void name(uint32_t tensor, uint32_t place) {
+    if (std::exchange(seen_in_[tensor], window_) == window_) return;
+    const TraceTensor& life = trace_.tensors[tensor];
+    const bool is_born_in_it = !life.is_persistent() &&
+                               place_of(life.allocated_at) >= first_place_ &&
+                               place_of(life.allocated_at) <= place;
+    if (is_born_in_it) return;
+    named_bytes_ += life.bytes;
+    if (held_by_[tensor] == window_) held_bytes_ -= life.bytes;
+  }
+
+  // What the last op names and the window did not write.
+  uint64_t held_at_end() {
+    ++count_;
+    uint64_t bytes = 0;
+    for (const TraceAccess& access : op_at(last_place_).accesses) {
+      if (written_in_[access.tensor] == window_) continue;
+      if (std::exchange(counted_by_[access.tensor], count_) == count_) continue;
+      bytes += trace_.tensors[access.tensor].bytes;
+    }
+    return bytes;
+  }
+
+  WindowTimes times() {
+    const uint64_t in_the_way = fixed_bytes_ + held_bytes_;
+    const uint64_t in_the_way_at_end = fixed_bytes_ + held_at_end();
+    const auto read_bytes = [&](uint64_t room_bytes) {
+      return rest(named_bytes_, rest(room_bytes, in_the_way));
+    };
+    const auto written_bytes = [&](uint64_t room_bytes) {
+      return rest(written_bytes_, rest(room_bytes, in_the_way_at_end));
+    };
+    const uint64_t read_ns = transfer_ns(read_bytes(budget_bytes_), machine_.read_bytes_per_s);
+    const uint64_t write_ns = transfer_ns(written_bytes(budget_bytes_), machine_.write_bytes_per_s);
+    uint64_t step_ns = std::max(compute_ns_, with_computing(read_ns, write_ns));
+    if (machine_.is_half_duplex) step_ns = std::max(step_ns, read_ns + write_ns);
+    if (machine_.host_bytes > 0) {
+      const uint64_t room_bytes = budget_bytes_ + machine_.host_bytes;
+      const uint64_t disk_read_ns =
+          transfer_ns(read_bytes(room_bytes), machine_.disk_read_bytes_per_s);
+      const uint64_t disk_write_ns =
+          transfer_ns(written_bytes(room_bytes), machine_.disk_write_bytes_per_s);
+      step_ns = std::max(step_ns, with_computing(disk_read_ns, disk_write_ns));
+    }
+    return {step_ns, write_ns};
+  }
+
+  // The last op computes when all is read; nothing that the window writes leaves before its first
+  // op ends.
+  uint64_t with_computing(uint64_t read_ns, uint64_t write_ns) const {
+    return std::max(read_ns == 0 ? 0 : read_ns + op_at(last_place_).compute_ns,
+                    write_ns == 0 ? 0 : write_ns + op_at(first_place_).compute_ns);
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const Tick begin_;  // places count from here
+  const uint64_t budget_bytes_;
+  const uint64_t fixed_bytes_;
+  std::vector<uint32_t> borders_;               // where a window may begin or end, in order
+  std::vector<std::vector<uint32_t>> born_at_;  // by place
+  std::vector<std::vector<uint32_t>> freed_at_;
+  std::vector<uint32_t> seen_in_;     // the last window that named each tensor
+  std::vector<uint32_t> held_by_;     // the last window that a naming op directly precedes
+  std::vector<uint32_t> written_in_;  // the last window that wrote it; 0 once it is freed
+  std::vector<uint32_t> counted_by_;  // the last count that met it
+  uint32_t window_ = 0;
+  uint32_t count_ = 0;
+  uint32_t first_place_ = 0;  // of the window
+  uint32_t last_place_ = 0;
+  uint64_t compute_ns_ = 0;     // of the window
+  uint64_t named_bytes_ = 0;    // named in it, not allocated in it
+  uint64_t held_bytes_ = 0;     // named by the op before it, but not in it
+  uint64_t written_bytes_ = 0;  // written or allocated in it, and there when its last op ends
+};
+
+}  // namespace
+
+WindowTimes longest_windows(const Trace& trace, const Machine& machine, Tick begin) {
+  return Windows(trace, machine, begin).longest();
+}
+
+}  // namespace tencache

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WindowBound: how long consecutive windows of a period take under any schedule. A window is a row
+// of ticks. It lasts from the end of the op before its first tick to the end of its last op. What
+// it names and what it writes decide how many bytes must pass each link in it (bound.h has the
+// proof). Windows that follow each other do not overlap, so their times add up, and the longest
+// chain of them is found by dynamic programming over at most kBordersMax borders.
+//
+// The period is read from one of its ticks round to the same tick of the next one; no window
+// reaches across that place.
+//
+// A pure function; its time is linear in the accesses of the trace times kBordersMax.
+#pragma once
+
+#include <cstdint>
+
+#include "learn/plan.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// Of the chain for which each is longest.
+struct WindowTimes {
+  uint64_t step_ns = 0;   // computing, or whichever link has most to carry, window by window
+  uint64_t write_ns = 0;  // writing from the device alone
+};
+
+/// The period is read from tick `begin` on. REQUIRES: as make_plan.
+WindowTimes longest_windows(const Trace& trace, const Machine& machine, Tick begin);
+
+}  // namespace tencache

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EveryPlan: the best of all plans of a small trace, found by playing each. A plan uses any of the
+// gaps, and each fetch may start at any op of its gap. Moves at one op have one order only, so a
+// plan that orders them otherwise can be a little better.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "learn/plan.h"
+#include "learn/simulator.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+class EveryPlan {
+ public:
+  EveryPlan(const Trace& trace, const Machine& machine)
+      : trace_(trace), machine_(machine), gaps_(gaps_of(trace)) {}
+
+  uint64_t count() const {
+    uint64_t count = 1;
+    for (const Gap& gap : gaps_) count *= 1 + choices(gap);
+    return count;
+  }
+  /// The plan that exceeds the budget least, and of those the one that takes least time.
+  Simulation best() {
+    best_ = simulate(trace_, {}, machine_);
+    extend(0);
+    return best_;
+  }
+
+ private:
+  uint64_t choices(const Gap& gap) const {
+    if (!gap.comes_back()) return 1;
+    const Tick count = trace_.tick_count();
+    return (gap.before + count - gap.after - 1) % count + 1;
+  }
+
+  void extend(size_t index) {
+    if (index == gaps_.size()) {
+      const Simulation simulation = simulate(trace_, plan_, machine_);
+      if (std::pair(simulation.over_budget_bytes, simulation.step_ns) <
+          std::pair(best_.over_budget_bytes, best_.step_ns)) {
+        best_ = simulation;
+      }
+      return;
+    }
+    extend(index + 1);
+    const Gap& gap = gaps_[index];
+    for (uint64_t choice = 1; choice <= choices(gap); ++choice) {
+      PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
+      if (gap.comes_back()) {
+        move.fetch_at = (gap.after + static_cast<Tick>(choice)) % trace_.tick_count();
+      }
+      plan_.moves.push_back(move);
+      extend(index + 1);
+      plan_.moves.pop_back();
+    }
+  }
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const std::vector<Gap> gaps_;
+  Plan plan_;
+  Simulation best_;
+};
+
+}  // namespace tencache
