@@ -29,7 +29,9 @@
 // Then one line per op, in order. `compute_ns` is the time from its begin to the begin of the next
 // op without waiting for memory. `reads` and `writes` list ids, and may be absent when empty. What
 // an op writes must be on the device, too, and must be written out before it leaves again. It need
-// not be in `reads` as well.
+// not be in `reads` as well. `overwrites`, absent when empty, lists those of `writes` of whose old
+// bytes the op leaves and uses nothing: they need not be kept after the last op that names the
+// tensor before. tencache does not record it, since it does not know it of an op.
 //
 // The period repeats for ever: after the last op comes the first. Readers must ignore fields that
 // are not named here; a change that readers could not ignore gets a new version.

@@ -49,11 +49,14 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
 @click.option("--disk-read", **_SPEED, help="How fast it reads; wins over --disk.")
 @click.option("--disk-write", **_SPEED, help="How fast it writes; wins over --disk.")
 @click.option("--link", **_SPEED, help="How fast the link to the device is in each direction.")
+@click.option("--link-read", **_SPEED, help="How fast it is to the device; wins over --link.")
+@click.option("--link-write", **_SPEED, help="How fast it is from the device; wins over --link.")
 @click.option(
     "--host-memory",
     callback=_parsed_by(_plan.parse_size),
     metavar="SIZE",
-    help="Host memory between the link and the disk; needs --link and --disk.",
+    default="0",
+    help="Host memory between the link and the disk; needs --link and --disk. 0: none.",
 )
 @click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
 @click.option(
@@ -74,7 +77,9 @@ def plan(
     disk_read: float | None,
     disk_write: float | None,
     link: float | None,
-    host_memory: int | None,
+    link_read: float | None,
+    link_write: float | None,
+    host_memory: int,
     half_duplex: bool,
     plot: Path | None,
     timeline: Path | None,
@@ -91,7 +96,8 @@ def plan(
         period,
         disk_read=disk_read or disk,
         disk_write=disk_write or disk,
-        link=link,
+        link_read=link_read or link,
+        link_write=link_write or link,
         is_half_duplex=half_duplex,
         host_bytes=host_memory,
     )

@@ -67,6 +67,7 @@ class _Reader:
         self._access_tensors = array("I")
         self._access_writes = array("B")
         self._indices: dict[int, int] = {}  # index of each tensor, by id
+        self._overwritten_at: dict[int, list[int]] = {}  # ticks, by index of the tensor
 
     def read(self) -> Period:
         lines = self._lines()
@@ -82,10 +83,11 @@ class _Reader:
                 )
         self._check_counts(header)
         self._check_lives()
+        self._end_lives_before_overwriting()
         return Period(
             struct=self._struct(self._whole(1, header, "fixed_bytes", 0)),
             op_count=len(self._compute_ns),
-            tensor_count=len(self._tensor_bytes),
+            tensor_count=len(self._indices),
             read_bytes_per_s=self._rate(header, "read_bytes_per_s"),
             write_bytes_per_s=self._rate(header, "write_bytes_per_s"),
             read_work_ns_per_byte=self._work(header, "read_work_ns_per_byte"),
@@ -163,6 +165,60 @@ class _Reader:
                 self._access_writes.append(is_write)
             count += len(ids)
         self._access_counts.append(count)
+        self._add_overwrites(number, tick, line)
+
+    def _add_overwrites(self, number: int, tick: int, line: dict[str, Any]) -> None:
+        ids = line.get("overwrites", [])
+        if not isinstance(ids, list):
+            raise self._refusal(number, f"overwrites is {ids!r}", "Give a list of tensors' ids.")
+        for tensor in ids:
+            if tensor not in line.get("writes", []) or tensor in line.get("reads", []):
+                raise self._refusal(
+                    number,
+                    f"op {tick} overwrites tensor {tensor!r}, but does not name it in writes alone",
+                    "What is overwritten is written and not read: list it in writes, not in reads.",
+                )
+            self._overwritten_at.setdefault(self._indices[tensor], []).append(tick)
+
+    def _end_lives_before_overwriting(self) -> None:
+        """Makes a tensor of its own of what an overwritten tensor holds from one such op to the
+        next: it ends with the last op that needs it, so that it need not be kept after that."""
+        places: dict[int, list[tuple[int, int]]] = {index: [] for index in self._overwritten_at}
+        place = 0
+        for tick, count in enumerate(self._access_counts):
+            for index in self._access_tensors[place : place + count]:
+                if index in places:
+                    places[index].append((tick, place))
+                place += 1
+        for index, ticks in self._overwritten_at.items():
+            self._split(index, ticks, places[index])
+
+    def _split(self, index: int, overwritten_at: list[int], uses: list[tuple[int, int]]) -> None:
+        """`uses`: the ticks at which the tensor is named, and where in the array of accesses."""
+        count = len(self._compute_ns)
+        is_persistent = self._allocated_at[index] == _NO_TICK
+        begin = overwritten_at[0] if is_persistent else self._allocated_at[index]
+        end = None if is_persistent else self._freed_at[index]
+
+        def since_begin(tick: int) -> int:
+            return (tick - begin) % count
+
+        births = sorted({begin, *overwritten_at}, key=since_begin)
+        for number, birth in enumerate(births):
+            is_last = number + 1 == len(births)
+            until = count if is_last else since_begin(births[number + 1])
+            own = [use for use in uses if since_begin(birth) <= since_begin(use[0]) < until]
+            freed_at = max((tick for tick, _ in own), key=since_begin, default=birth)
+            if is_last and end is not None:
+                freed_at = end
+            life = index if number == 0 else len(self._tensor_bytes)
+            if number > 0:
+                self._tensor_bytes.append(self._tensor_bytes[index])
+                self._allocated_at.append(birth)
+                self._freed_at.append(freed_at)
+            self._allocated_at[life], self._freed_at[life] = birth, freed_at
+            for _, place in own:
+                self._access_tensors[place] = life
 
     def _living(self, number: int, tick: int, tensor: object) -> int:
         """The index of a tensor that exists at that tick."""

@@ -35,6 +35,7 @@ NEAR_IDEAL = 1.05
 # How close the search comes to the cheapest budget, as a share of the peak.
 _SEARCH_SHARE = 0.01
 _ANY_BUDGET = 2**64 - 1
+_HOST_HEADROOM = "1/8"  # kHostHeadroomShare of the core
 _COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", "read", "written")
 
 
@@ -68,11 +69,8 @@ def _parse_budget(text: str) -> Budget:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "32GiB"; OptionError if the text is not a size, or is 0."""
-    size = core().parse_bytes(text)
-    if size == 0:
-        raise OptionError(f"{text!r} holds nothing: write a size, as in 32GiB, or leave it out.")
-    return size
+    """Bytes of "32GiB"; OptionError if the text is not a size."""
+    return core().parse_bytes(text)
 
 
 def parse_rate(text: str) -> float:
@@ -107,16 +105,19 @@ class Pipe:
         *,
         disk_read: float | None,
         disk_write: float | None,
-        link: float | None,
+        link_read: float | None,
+        link_write: float | None,
         is_half_duplex: bool,
-        host_bytes: int | None,
+        host_bytes: int,
     ) -> Pipe:
         """The given disk, else the recording's, behind the link if one is given.
 
         With host memory all speeds must be given: a recording knows only one tier's.
         """
-        if host_bytes is not None:
-            return Pipe._with_host(disk_read, disk_write, link, is_half_duplex, host_bytes)
+        if host_bytes:
+            return Pipe._with_host(
+                disk_read, disk_write, link_read, link_write, is_half_duplex, host_bytes
+            )
         read = disk_read or period.read_bytes_per_s
         write = disk_write or period.write_bytes_per_s
         if not read or not write:
@@ -127,19 +128,18 @@ class Pipe:
                 f"the period file does not say how fast the disk {missing}. "
                 "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
             )
-        if link is not None:
-            read, write = min(read, link), min(write, link)
-        return Pipe(read, write, is_half_duplex)
+        return Pipe(min(read, link_read or read), min(write, link_write or write), is_half_duplex)
 
     @staticmethod
     def _with_host(
         disk_read: float | None,
         disk_write: float | None,
-        link: float | None,
+        link_read: float | None,
+        link_write: float | None,
         is_half_duplex: bool,
         host_bytes: int,
     ) -> Pipe:
-        if link is None or disk_read is None or disk_write is None:
+        if link_read is None or link_write is None or disk_read is None or disk_write is None:
             raise TencacheError(
                 "--host-memory stands between a link and a disk, and a recording knows the speed "
                 "of one of them at most: give both, as in --link 50GB/s --disk 5GB/s."
@@ -150,8 +150,8 @@ class Pipe:
                 "and written at the same time. Leave one of them out."
             )
         return Pipe(
-            link,
-            link,
+            link_read,
+            link_write,
             host_bytes=host_bytes,
             disk_read_bytes_per_s=disk_read,
             disk_write_bytes_per_s=disk_write,
@@ -368,9 +368,12 @@ def speeds(pipe: Pipe) -> str:
     """ "reads 2.10 GB/s, writes 4.30 GB/s"."""
     if pipe.host_bytes:
         disk = _rates(pipe.disk_read_bytes_per_s, pipe.disk_write_bytes_per_s)
+        link = format_rate(pipe.read_bytes_per_s)
+        if pipe.write_bytes_per_s != pipe.read_bytes_per_s:
+            link = _rates(pipe.read_bytes_per_s, pipe.write_bytes_per_s)
         return (
-            f"link {format_rate(pipe.read_bytes_per_s)}, {format_bytes(pipe.host_bytes)} of host "
-            f"memory, disk {disk}"
+            f"link {link}, {format_bytes(pipe.host_bytes)} of host memory, of which "
+            f"{_HOST_HEADROOM} is kept free for what leaves the device, disk {disk}"
         )
     text = _rates(pipe.read_bytes_per_s, pipe.write_bytes_per_s)
     return f"{text}, in turn" if pipe.is_half_duplex else text
