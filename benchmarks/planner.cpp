@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long does planning take, and how good is the plan? One measurement a process: makes the trace
-// of a training step of a Llama-like model and plans it once on this thread. Prints the time, the
-// peak memory of planning, and what the simulator says of the plan and of evicting without one, as
-// one line of JSON. benchmarks/planner.py runs this for several models and budgets.
+// of a training step of a Llama-like model, or reads a period file, and plans it once on this
+// thread. Prints the time, the peak memory of planning, and what the simulator says of the plan and
+// of evicting without one, as one line of JSON. benchmarks/planner.py runs this for several models,
+// traces and budgets.
 //
-// The trace is synthetic. Layers have Llama's weights and activations in bf16 and fp32 states. Op
-// times are those of a GPU with 400 Tflop/s, whose optimizer reads and writes memory at 3.3 TB/s.
+// The trace that it makes is synthetic. Layers have Llama's weights and activations in bf16 and
+// fp32 states. Op times are those of a GPU with 400 Tflop/s, whose optimizer reads and writes
+// memory at 3.3 TB/s.
 #include "learn/planner.h"
 
 #include <malloc.h>
@@ -20,10 +22,13 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
 #include "learn/bound.h"
+#include "learn/host_model.h"
+#include "support/period_file.h"
 #include "support/random_trace.h"
 
 namespace tencache {
@@ -37,22 +42,41 @@ constexpr double kFlopsPerNs = 4e5;
 constexpr double kUpdateBytesPerNs = 3300;
 
 struct Job {
-  uint32_t layers = 32;
+  std::string period;  // a period file; empty: a model of this shape
+  uint64_t layers = 32;
   uint64_t hidden = 4096;
   uint64_t key_value = 1024;
   uint64_t feed_forward = 14336;
-  uint32_t micro_batches = 2;
+  uint64_t micro_batches = 2;
+  uint64_t budget_bytes = 0;     // 0: a share of the peak
   uint64_t budget_percent = 50;  // of the most bytes that exist at once
   uint64_t link_bytes_per_s = 10'000'000'000;
+  uint64_t host_bytes = 0;  // 0: all that is needed
+  uint64_t disk_bytes_per_s = 0;
 };
+
+struct Flag {
+  std::string_view name;
+  uint64_t Job::*number;
+};
+constexpr Flag kFlags[] = {{"--layers", &Job::layers},
+                           {"--hidden", &Job::hidden},
+                           {"--key-value", &Job::key_value},
+                           {"--feed-forward", &Job::feed_forward},
+                           {"--micro-batches", &Job::micro_batches},
+                           {"--budget-bytes", &Job::budget_bytes},
+                           {"--budget-percent", &Job::budget_percent},
+                           {"--link-bytes-per-s", &Job::link_bytes_per_s},
+                           {"--host-bytes", &Job::host_bytes},
+                           {"--disk-bytes-per-s", &Job::disk_bytes_per_s}};
 
 TransformerShape shape_of(const Job& job) {
   const uint64_t hidden = job.hidden;
   const uint64_t narrow = job.key_value;
   const uint64_t wide = job.feed_forward;
-  TransformerShape shape{.layers = job.layers,
+  TransformerShape shape{.layers = static_cast<uint32_t>(job.layers),
                          .state_bytes_per_weight_byte = 2,
-                         .micro_batches = job.micro_batches,
+                         .micro_batches = static_cast<uint32_t>(job.micro_batches),
                          .ops_per_activation = 5,
                          .has_activation_gradients = true,
                          .weights_per_update = 16};
@@ -95,14 +119,31 @@ double processor_s() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
-void run(const Job& job) {
-  const Trace trace = transformer_trace(shape_of(job));
-  const std::vector<uint64_t> bytes = trace.bytes_by_tick();
-  const uint64_t peak_bytes = *std::max_element(bytes.begin(), bytes.end());
+Trace trace_of(const Job& job) {
+  if (job.period.empty()) return transformer_trace(shape_of(job));
+  Result<Trace> trace = read_period(job.period);
+  TENCACHE_CHECK(trace.is_ok(), "%s", trace.status().message().c_str());
+  return std::move(trace).value();
+}
+
+Machine machine_of(const Job& job, uint64_t peak_bytes) {
   const double bytes_per_s = static_cast<double>(job.link_bytes_per_s);
-  const Machine machine{.budget_bytes = peak_bytes / 100 * job.budget_percent,
-                        .read_bytes_per_s = bytes_per_s,
-                        .write_bytes_per_s = bytes_per_s};
+  const double disk_bytes_per_s = static_cast<double>(job.disk_bytes_per_s);
+  const double headroom_bytes = static_cast<double>(job.host_bytes) * kHostHeadroomShare;
+  return {.budget_bytes =
+              job.budget_bytes > 0 ? job.budget_bytes : peak_bytes / 100 * job.budget_percent,
+          .read_bytes_per_s = bytes_per_s,
+          .write_bytes_per_s = bytes_per_s,
+          .host_bytes = job.host_bytes,
+          .host_headroom_bytes = static_cast<uint64_t>(headroom_bytes),
+          .disk_read_bytes_per_s = disk_bytes_per_s,
+          .disk_write_bytes_per_s = disk_bytes_per_s};
+}
+
+void run(const Job& job) {
+  const Trace trace = trace_of(job);
+  const uint64_t peak_bytes = trace.peak_bytes();
+  const Machine machine = machine_of(job, peak_bytes);
 
   malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak to the current size
@@ -132,9 +173,21 @@ void run(const Job& job) {
   print("step_ns", planned.simulation.step_ns);
   print("read_ns", machine.read_ns(planned.simulation.bytes_read));
   print("write_ns", machine.write_ns(planned.simulation.bytes_written));
+  print("disk_bytes_read", planned.simulation.disk_bytes_read);
+  print("disk_bytes_written", planned.simulation.disk_bytes_written);
   print("belady_step_ns", without_plan(Victim::kFarthestNextUse).step_ns);
   print("lru_step_ns", without_plan(Victim::kLeastRecentlyUsed).step_ns);
   std::printf("\"planning_s\": %.6f, \"elapsed_s\": %.6f}\n", planning_s, elapsed.count());
+}
+
+bool parse_number(std::string_view name, std::string_view text, Job& job) {
+  for (const Flag& flag : kFlags) {
+    if (flag.name != name) continue;
+    uint64_t& number = job.*flag.number;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+    return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && number > 0;
+  }
+  return false;
 }
 
 bool parse(int count, char** words, Job& job) {
@@ -142,30 +195,15 @@ bool parse(int count, char** words, Job& job) {
     const std::string_view word = words[i];
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos) return false;
-    uint64_t number = 0;
-    const auto parsed =
-        std::from_chars(word.data() + equals + 1, word.data() + word.size(), number);
-    if (parsed.ptr != word.data() + word.size() || number == 0) return false;
     const std::string_view name = word.substr(0, equals);
-    if (name == "--layers") {
-      job.layers = static_cast<uint32_t>(number);
-    } else if (name == "--hidden") {
-      job.hidden = number;
-    } else if (name == "--key-value") {
-      job.key_value = number;
-    } else if (name == "--feed-forward") {
-      job.feed_forward = number;
-    } else if (name == "--micro-batches") {
-      job.micro_batches = static_cast<uint32_t>(number);
-    } else if (name == "--budget-percent") {
-      job.budget_percent = number;
-    } else if (name == "--link-bytes-per-s") {
-      job.link_bytes_per_s = number;
-    } else {
+    const std::string_view text = word.substr(equals + 1);
+    if (name == "--period") {
+      job.period = text;
+    } else if (!parse_number(name, text, job)) {
       return false;
     }
   }
-  return true;
+  return (job.host_bytes > 0) == (job.disk_bytes_per_s > 0);
 }
 
 }  // namespace
@@ -174,10 +212,11 @@ bool parse(int count, char** words, Job& job) {
 int main(int count, char** words) {
   tencache::Job job;
   if (!tencache::parse(count, words, job)) {
-    std::fprintf(stderr,
-                 "usage: planner [--layers=32] [--hidden=4096] [--key-value=1024] "
-                 "[--feed-forward=14336] [--micro-batches=2] [--budget-percent=50] "
-                 "[--link-bytes-per-s=10000000000]\n");
+    std::fprintf(stderr, "usage: planner [--period=FILE] [FLAG=NUMBER]...; the flags are");
+    for (const tencache::Flag& flag : tencache::kFlags) {
+      std::fprintf(stderr, " %.*s", static_cast<int>(flag.name.size()), flag.name.data());
+    }
+    std::fprintf(stderr, "; host memory needs a disk\n");
     return 2;
   }
   tencache::run(job);

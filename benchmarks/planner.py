@@ -6,7 +6,10 @@ multi-tensor optimizer) for budgets of 75, 50 and 25 % of the most bytes that ex
 links of 10 GB/s each way. Beside the time it shows how long the planned step would take by the
 simulator: against computing alone, against a bound that no schedule can beat, and against the same
 machine without a plan, which evicts the tensor needed last or used longest ago. A plan slower than
-one of those two ends the benchmark with an error.
+one of those two ends the benchmark with an error. So does a plan that is faster than the bound.
+
+Then it plans published traces for a published machine, and shows the published schedules' steps
+beside ours (benchmarks/traces).
 
 Every measurement is a process of its own that plans once, on one core. The program is built on the
 first run, in build/benchmarks.
@@ -17,7 +20,9 @@ first run, in build/benchmarks.
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,36 +57,83 @@ MODELS = (
     Model("8B, 8 micro-batches", (*SMALL_FLAGS, "--micro-batches=8")),
 )
 
+TRACES = Path(__file__).parent / "traces"
+# The machine of G10 (MICRO 2023): 40 GiB on the device, PCIe 3.0 x16, a disk of 3.2 GB/s.
+G10_FLAGS = (
+    f"--budget-bytes={40 << 30}",
+    "--link-bytes-per-s=15754000000",
+    "--disk-bytes-per-s=3151000000",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A trace, the host memory below its device, and published steps over computing alone."""
+
+    trace: str
+    host_gib: int
+    published: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.trace}, host {self.host_gib} GiB"
+
+
+SCHEDULES = ("LRU", "FlashNeuron", "DeepUM", "G10-host", "G10")
+WORKLOADS = tuple(
+    Workload(trace, host_gib, dict(zip(schedules, steps.split(), strict=True)))
+    for trace, host_gib, schedules, steps in (
+        ("BERT_Base-256", 128, SCHEDULES, "2.697 1.402 1.257 1.097 1.004"),
+        ("Inceptionv3-1536", 128, SCHEDULES, "4.707 fails 1.485 1.095 1.023"),
+        ("Inceptionv3-1536", 64, ("G10",), "1.023"),
+        ("Inceptionv3-1536", 32, ("G10",), "1.178"),
+        ("ResNet152-1280", 128, SCHEDULES, "4.165 1.557 1.173 1.028 1.016"),
+        ("ResNet152-1280", 64, ("G10",), "1.278"),
+    )
+)
+
 Runs = list[dict[str, Any]]
 
 
 # ---- Measurements ------------------------------------------------------------------------------
 
 
-def measure(program: Path, model: Model, budget: int, options: Any) -> Runs:
+def measure(program: Path, name: str, flags: Sequence[str], options: Any) -> Runs:
     runs: Runs = []
     for number in range(options.rounds):
         support.wait_for_quiet(options.quiet_wait)
-        command = [program, *model.flags, f"--budget-percent={budget}"]
         load = os.getloadavg()[0]
         with support.ForeignShare() as foreign:
-            run = json.loads(support.run_program(command))
-        check(model, budget, run)
+            run = json.loads(support.run_program([program, *flags]))
+        check(name, run)
         runs.append({**run, "foreign_share": foreign.share, "load_before": load})
         support.progress(
-            f"{model.name}, {budget} %  round {number + 1}/{options.rounds}: "
+            f"{name}  round {number + 1}/{options.rounds}: "
             f"{run['planning_s']:.3f} s, load before {load:.1f}"
         )
     return runs
 
 
-def check(model: Model, budget: int, run: Mapping[str, int]) -> None:
-    """A plan must fit the budget and be no slower than having none."""
+def measure_traces(program: Path, options: Any) -> dict[str, Runs]:
+    results: dict[str, Runs] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for workload in WORKLOADS:
+            period = Path(directory) / f"{workload.trace}.jsonl"
+            period.write_bytes(lzma.decompress((TRACES / f"{period.name}.xz").read_bytes()))
+            flags = (f"--period={period}", f"--host-bytes={workload.host_gib << 30}", *G10_FLAGS)
+            results[workload.name] = measure(program, workload.name, flags, options)
+    return results
+
+
+def check(name: str, run: Mapping[str, int]) -> None:
+    """A plan must fit the budget and be no slower than having none; no plan beats the bound."""
     if run["over_budget_bytes"] > 0:
-        raise support.BenchmarkFailed(f"{model.name}, {budget} %: the plan exceeds the budget")
+        raise support.BenchmarkFailed(f"{name}: the plan exceeds the budget")
     for rule in ("belady", "lru"):
         if run["step_ns"] > run[f"{rule}_step_ns"]:
-            raise support.BenchmarkFailed(f"{model.name}, {budget} %: the plan loses to {rule}")
+            raise support.BenchmarkFailed(f"{name}: the plan loses to {rule}")
+    if run["step_ns"] < run["bound_ns"]:
+        raise support.BenchmarkFailed(f"{name}: the plan beats the bound, which is wrong then")
 
 
 # ---- The report --------------------------------------------------------------------------------
@@ -140,6 +192,27 @@ def quality_table(results: Mapping[str, Mapping[int, Runs]]) -> Table:
     return table
 
 
+def trace_table(results: Mapping[str, Runs]) -> Table:
+    table = Table(
+        "Published traces on G10's machine: steps over computing alone",
+        ["trace", "host GiB", *SCHEDULES, "tencache", "/ bound", "disk read", "written", "seconds"],
+    )
+    for workload in WORKLOADS:
+        run = results[workload.name][0]
+        table.rows.append(
+            [
+                workload.trace,
+                str(workload.host_gib),
+                *(workload.published.get(schedule, "-") for schedule in SCHEDULES),
+                f"{run['step_ns'] / run['compute_ns']:.3f}",
+                f"{run['step_ns'] / run['bound_ns']:.3f}",
+                *(support.format_bytes(run[f"disk_bytes_{way}"]) for way in ("read", "written")),
+                f"{planning_s(results[workload.name]).median:.2f}",
+            ]
+        )
+    return table
+
+
 def verdicts(results: Mapping[str, Mapping[int, Runs]]) -> list[str]:
     lines = []
     for model in MODELS:
@@ -160,35 +233,44 @@ def main() -> None:
     # Use one core for every measurement; child processes inherit it.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = {
-        model.name: {budget: measure(program, model, budget, options) for budget in BUDGETS}
+        model.name: {
+            budget: measure(
+                program,
+                f"{model.name}, {budget} %",
+                (*model.flags, f"--budget-percent={budget}"),
+                options,
+            )
+            for budget in BUDGETS
+        }
         for model in MODELS
     }
+    by_trace = measure_traces(program, options)
     by_case = {
         f"{name}, {budget} %": runs
         for name, by_budget in results.items()
         for budget, runs in by_budget.items()
-    }
+    } | by_trace
     loads = [run["load_before"] for runs in by_case.values() for run in runs]
     report = Report(
         "planner",
         "How long does planning take, and how good is the plan? Synthetic training steps of "
         "Llama-like models, budgets in percent of the most bytes that exist at once, links of "
-        "10 GB/s each way.",
+        "10 GB/s each way. And published traces, on the machine that they were published for.",
         "python benchmarks/planner.py",
         facts,
         verdicts=verdicts(results),
-        tables=[time_table(results), quality_table(results)],
+        tables=[time_table(results), quality_table(results), trace_table(by_trace)],
         notes=[
             f"Seconds of processor time on one core, median of {options.rounds}: planning has one "
             "thread and never waits. Memory is the growth of the "
             "resident set while planning, the plan included.",
             "Published planning times of TERAIO, on its authors' machine and traces: 31.2 s for "
             "Llama3-8B, 396.6 s for a 70B model.",
-            "Reading and writing: how long each link is busy. The bound is the larger of "
-            "computing and reading the fewest bytes; it takes writing for free, and lets "
-            "reading begin before there is room. Going forward a step mostly writes, going back "
-            "it mostly reads, so where moving takes longer than computing the step comes near "
-            "the sum of both.",
+            "Reading and writing: how long each link is busy. The bound counts what has to be "
+            "read and written in each part of the step (allocator/learn/bound.h). It lets reading "
+            "begin before there is room.",
+            "Published steps: those of the schedules that the paper of G10 compares, on the same "
+            "traces.",
             f"Load of the machine before a measurement: median {Spread.of(loads).median:.1f}, at "
             f"most {max(loads):.1f}.",
             support.foreign_note(by_case),
