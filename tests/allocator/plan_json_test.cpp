@@ -142,8 +142,8 @@ TEST_F(PlanJsonTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
   EXPECT_GT(with["step_ns"], without["step_ns"]);
   EXPECT_GT(with["disk_bytes_read"], 0);
   EXPECT_GT(with["disk_bytes_written"], 0);
-  EXPECT_EQ(without["bound_step_ns"], 330) << "each op waits 10 ns for its tensor";
-  EXPECT_EQ(with["bound_step_ns"], 330) << "the disk, at 10 ns a byte, reads 15 bytes a period";
+  EXPECT_EQ(without["bound_step_ns"], 330) << "no tensor fits beside the one before: 10 ns each";
+  EXPECT_EQ(with["bound_step_ns"], 330) << "the disk reads 15 bytes a period, in 150 ns";
   // All tensors fit, so the disk is not used.
   machine.host_bytes = 30;
   machine.disk_read_bytes_per_s = machine.disk_write_bytes_per_s = 0;
