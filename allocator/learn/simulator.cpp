@@ -187,9 +187,9 @@ Simulation Replay::run() {
 
 // How far each link is behind the program: what it carries for this period after its end.
 std::array<uint64_t, 4> Replay::backlogs_ns() const {
-  std::array<uint64_t, 4> free_ns = {read_free_ns_, write_free_ns_, 0, 0};
-  if (host_)
-    free_ns = {read_free_ns_, write_free_ns_, host_->read_free_ns(), host_->write_free_ns()};
+  std::array<uint64_t, 4> free_ns = {read_free_ns_, write_free_ns_,
+                                     host_ ? host_->read_free_ns() : 0,
+                                     host_ ? host_->write_free_ns() : 0};
   for (uint64_t& ns : free_ns) ns -= std::min(ns, now_ns_);
   return free_ns;
 }
