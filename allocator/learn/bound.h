@@ -39,7 +39,7 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 ///  - Disk. Both counts, with B + H bytes for what need not be on the disk.
 /// A link takes the bytes over its speed; one that is half duplex takes the sum for reads and
 /// writes. Nothing that moves in one window moves in the next, so the times of consecutive windows
-/// add up. The bound is the longest chain of windows (learn/window_bound.h), or the whole period.
+/// add up. The bound is the longest row of windows (learn/window_bound.h), or the whole period.
 ///
 /// What it leaves out: that a link idles while there is no room, costs per move, processor time.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);

@@ -23,6 +23,7 @@ constexpr int kTimedRounds = 2;
 // The same for plans that fetch only a little ahead; and how much that is, in shares of the budget.
 constexpr int kNearRounds = 2;
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
+constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
 // Steps are compared in units of this part of the computing time.
 constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 3;
@@ -154,13 +155,8 @@ class Search {
     if (best_.simulation.moves.empty()) return std::move(best_);  // everything fits
     gaps_ = gaps_of(trace_);
     const std::vector<Gap> belady = gaps_used(gaps_, best_.simulation.moves);
-    try_timeline(BinTimeline(trace_));
+    search_each_charge();
     keep_better(by_last_use);
-    // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
-    // helped, a plan for the time that it really takes is better.
-    for (int round = 0; round < kTimedRounds && has_stalls(best_.simulation); ++round) {
-      if (!try_timeline(BinTimeline(trace_, best_.simulation.stall_ns))) break;
-    }
     for (int round = 0; round < kNearRounds && has_stalls(best_.simulation); ++round) {
       if (!try_near(BinTimeline(trace_, best_.simulation.stall_ns), belady)) break;
     }
@@ -168,20 +164,34 @@ class Search {
   }
 
  private:
-  /// Both ways to charge writes, and the choice of the best plan so far.
-  std::vector<std::vector<Gap>> choices(const BinTimeline& timeline) const {
-    std::vector<std::vector<Gap>> choices;
-    for (const WriteCharge charge : {WriteCharge::kOwnGap, WriteCharge::kChain}) {
-      choices.push_back(choose_gaps(trace_, machine_, timeline, gaps_, charge));
+  // Apart from each other: the rounds begin with the best plan so far, and what is best without
+  // them need not be best after them.
+  void search_each_charge() {
+    const Planned unplanned = best_;
+    Planned best = best_;
+    for (const WriteCharge charge : kCharges) {
+      best_ = unplanned;
+      search(charge);
+      if (is_better(best_.simulation, best.simulation)) best = std::move(best_);
     }
-    choices.push_back(gaps_used(gaps_, best_.simulation.moves));
-    return choices;
+    best_ = std::move(best);
   }
 
-  /// Makes plans with each choice of gaps. Returns whether there is a new best.
-  bool try_timeline(const BinTimeline& timeline) {
+  // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
+  // helped, a plan for the time that it really takes is better.
+  void search(WriteCharge charge) {
+    try_timeline(BinTimeline(trace_), charge);
+    for (int round = 0; round < kTimedRounds && has_stalls(best_.simulation); ++round) {
+      if (!try_timeline(BinTimeline(trace_, best_.simulation.stall_ns), charge)) break;
+    }
+  }
+
+  /// Makes plans with that choice of gaps and with the best plan's. Returns whether there is a new
+  /// best.
+  bool try_timeline(const BinTimeline& timeline, WriteCharge charge) {
     bool is_improved = false;
-    for (const std::vector<Gap>& chosen : choices(timeline)) {
+    for (const std::vector<Gap>& chosen : {choose_gaps(trace_, machine_, timeline, gaps_, charge),
+                                           gaps_used(gaps_, best_.simulation.moves)}) {
       for (const double lead : kLeads) {
         FetchSchedule schedule(trace_, machine_, timeline, chosen);
         is_improved |= try_schedule(trace_, machine_, std::move(schedule), lead, &best_);
@@ -190,12 +200,14 @@ class Search {
     return is_improved;
   }
 
-  /// The same with plans that fetch only a little ahead, and Belady's choice besides.
+  /// The same with plans that fetch only a little ahead, all choices of gaps, and Belady's besides.
   bool try_near(const BinTimeline& timeline, const std::vector<Gap>& belady) {
-    std::vector<std::vector<Gap>> all = choices(timeline);
-    all.push_back(belady);
+    std::vector<std::vector<Gap>> choices = {belady, gaps_used(gaps_, best_.simulation.moves)};
+    for (const WriteCharge charge : kCharges) {
+      choices.push_back(choose_gaps(trace_, machine_, timeline, gaps_, charge));
+    }
     bool is_improved = false;
-    for (const std::vector<Gap>& chosen : all) {
+    for (const std::vector<Gap>& chosen : choices) {
       for (const double share : kAheadShares) {
         const double ahead_bytes = share * static_cast<double>(machine_.budget_bytes);
         is_improved |=
