@@ -5,10 +5,10 @@
 // their own; all later ones share the last bit. A question about that bit is about all of these
 // streams: the answer comes late for some, and is never wrong.
 //
-// A stream keeps its number. So its handle must stay valid while sets with it are in question, or
-// its destruction must be harmless, as for record_stream of PyTorch, whose own streams are never
-// destroyed. The driver finishes the work of a destroyed stream but can no longer say when: it
-// refuses the handle, which is a Status here. A new stream of the same handle has the same bit.
+// A stream keeps its number. So its handle must stay valid while sets with it are in question, as
+// for record_stream of PyTorch, whose own streams are never destroyed. The driver finishes the work
+// of a destroyed stream but can no longer say when. Some drivers refuse the handle, which is a
+// Status here; 580 ends the process. A new stream of the same handle has the same bit.
 //
 // Invariants:
 //   1. An entry of the table is written once, its number before its key, so that readers see both
