@@ -11,8 +11,9 @@ hangs costs only its own time, and all results so far are on disk at any moment:
     DIR/results.md     the same as tables
     DIR/logs.txt       what the parts printed, one after the other
 
-For a machine without a network, `benchmarks/gpu/carry.sh .carried` collects beforehand what the
-build needs. Without a GPU nothing runs, and the script says why (status 77).
+`benchmarks/gpu/carry.sh .carried` collects and builds beforehand, on a machine without a GPU, what
+a machine with one needs: so its time goes into the measurements, and it needs no network. Without a
+GPU nothing runs, and the script says why (status 77).
 
 `--small` does the same with a tiny model and one program, on any GPU, even an emulated one
 (tests/emulated_gpu/run): to try the script before spending a GPU's time on it. Its figures say
@@ -23,6 +24,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -43,11 +46,14 @@ from process_group import run_group
 
 ROOT = support.ROOT
 BUILD = ROOT / "build" / "gpu"
+# The programs that no Python starts, by the part that runs them, as folder and name of a target.
+PROGRAMS = {"suites": "tests/gpu_core_test", "mappings": "benchmarks/mapping_times"}
 SKIPPED = 77
 SHARES = (75, 50, 25)
 WARMUP, STEPS = 4, 6
 SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
 PROGRAMS_S = 240.0  # for programs x budgets, of which there could be any number
+PROCESSES_MAX = 12  # of these programs at once
 LOG_BYTES_MAX = 4 << 20
 # Less is not worth a start: importing torch and transformers takes ten seconds.
 PART_S_MIN = 15.0
@@ -121,7 +127,11 @@ class Run:
             question="Is it right on a GPU, and how fast?",
             command="python benchmarks/gpu/run.py",
             facts={**support.machine_facts(("torch", "transformers")), "gpu": gpu_name()},
-            tables=[parts_table(self.parts), *step_tables(self.parts)],
+            tables=[
+                parts_table(self.parts),
+                *step_tables(self.parts),
+                *mapping_tables(self.parts),
+            ],
             data={"parts": [asdict(part) for part in self.parts]},
         )
         report.write(self._out)
@@ -170,6 +180,26 @@ def step_tables(parts: list[Part]) -> list[Table]:
     return tables
 
 
+def mapping_tables(parts: list[Part]) -> list[Table]:
+    """What access to a mapping takes while copies keep the link busy."""
+    columns = ("copies", "of MiB", "high priority", "handles", "of MiB each", "access", "unmap")
+    table = Table("Mappings while the link is busy, median", columns)
+    for part in parts:
+        for row in part.figures.get("mappings", []):
+            table.rows.append(
+                (
+                    row["copies"],
+                    str(row["copy_mib"]),
+                    "yes" if row["high_priority"] else "no",
+                    str(row["handles"]),
+                    str(row["handle_mib"]),
+                    f"{row['access_median_us']:.1f} us",
+                    f"{row['unmap_median_us']:.1f} us",
+                )
+            )
+    return [table] if table.rows else []
+
+
 @functools.cache
 def gpu_name() -> str:
     program = shutil.which("nvidia-smi")
@@ -191,7 +221,10 @@ def gpu_name() -> str:
 
 
 def install(run: Run, part: Part, carried: Path | None) -> None:
-    """Installs the carried packages, then this package, into the Python that runs this."""
+    """Installs the carried packages into the Python that runs this.
+
+    This package is built here where it was not carried.
+    """
     if carried is not None:
         for package in sorted(carried.glob("*.deb")):
             run.command(["dpkg", "-x", package, "/"], 60)
@@ -199,36 +232,63 @@ def install(run: Run, part: Part, carried: Path | None) -> None:
         if wheels:
             pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
             run.command([*pip, "--break-system-packages", *wheels], 120)
+        if any(wheel.name.startswith("tencache-") for wheel in wheels):
+            part.figures["summary"] = "carried"
+            return
     pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
     output = run.command([*pip, "--no-index", "--break-system-packages", "."], 300)
     part.figures["summary"] = output.strip().splitlines()[-1]
 
 
-def suites(run: Run, part: Part) -> None:
-    """The core on the real driver, and the driver's own figures."""
-    configure = ["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
-    configure += [f"-DPython3_EXECUTABLE={sys.executable}"]
-    options = ["-DTENCACHE_BUILD_TORCH=OFF", "-DTENCACHE_BUILD_TESTS=ON"]
-    run.command([*configure, *options], 60)
-    run.command(["cmake", "--build", BUILD, "--target", "gpu_core_test"], 240)
-    output = run.command([BUILD / "tests" / "gpu_core_test"], 120)
+def program(run: Run, part: Part, carried: Path | None) -> str:
+    """The output of the program of this part, which is built here where it was not carried."""
+    target = PROGRAMS[part.name]
+    path = carried / Path(target).name if carried is not None else None
+    if path is None or not path.exists():
+        configure = ["cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        configure += [f"-DPython3_EXECUTABLE={sys.executable}"]
+        options = ["-DTENCACHE_BUILD_TORCH=OFF", "-DTENCACHE_BUILD_TESTS=ON"]
+        options += ["-DTENCACHE_BUILD_BENCHMARKS=ON"] if target.startswith("benchmarks/") else []
+        run.command([*configure, *options], 60)
+        run.command(["cmake", "--build", BUILD, "--target", Path(target).name], 240)
+        path = BUILD / target
+    # A carried program finds the NVRTC that torch brings along.
+    folders = [*nvidia_folders(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return run.command([path], 120, LD_LIBRARY_PATH=os.pathsep.join(map(str, folders)))
+
+
+def nvidia_folders() -> list[Path]:
+    """The folders with libraries of NVIDIA's that pip has installed."""
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec is not None else None
+    return sorted(path for place in places or () for path in Path(place).glob("*/lib"))
+
+
+def suites(run: Run, part: Part, carried: Path | None) -> None:
+    """The core on the real driver."""
+    output = program(run, part, carried)
     if "SKIPPED" in output:
         raise Failed("skipped on a machine that has a GPU: see logs.txt")
     part.figures["summary"] = output.strip().splitlines()[-1]
 
 
+def mappings(run: Run, part: Part, carried: Path | None) -> None:
+    """What the driver's mappings take while the link is busy."""
+    lines = program(run, part, carried).splitlines()
+    part.figures["mappings"] = [json.loads(line) for line in lines if line.startswith("{")]
+
+
 def programs(run: Run, part: Part) -> None:
     """All programs x budgets x chaos."""
     pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-ra", "--no-header"]
-    parallel = ["--numprocesses", "8", "--dist", "loadgroup"] if has_module("xdist") else []
+    processes = str(min(PROCESSES_MAX, os.cpu_count() or 1))
+    parallel = ["--numprocesses", processes, "--dist", "loadgroup"] if has_module("xdist") else []
     chosen = ["-k", SMALL_PROGRAM] if run.is_small else []
     output = run.command([*pytest, *parallel, *chosen], PROGRAMS_S, HF_HUB_OFFLINE="1")
     part.figures["summary"] = output.strip().splitlines()[-1]
 
 
 def has_module(name: str) -> bool:
-    import importlib.util
-
     return importlib.util.find_spec(name) is not None
 
 
@@ -326,7 +386,8 @@ def main() -> int:
     run = Run(arguments.out, arguments.limit, arguments.small)
     parts: dict[str, Callable[[Part], None]] = {
         "install": lambda part: install(run, part, arguments.carried),
-        "suites": lambda part: suites(run, part),
+        "suites": lambda part: suites(run, part, arguments.carried),
+        "mappings": lambda part: mappings(run, part, arguments.carried),
         "gpt-1.3b": lambda part: training(run, part, "gpt-1.3b", with_others=True),
         "programs": lambda part: programs(run, part),
         "gpt-1.3b-small-batch": lambda part: training(
