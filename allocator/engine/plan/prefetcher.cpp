@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/plan/prefetcher.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <utility>
 
 #include "base/service_thread.h"
@@ -14,9 +16,16 @@ namespace {
 // Behind this many requests, the oldest is not worth fetching any more.
 constexpr size_t kRequestsMax = 4096;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
-// The link of a fast GPU moves 5 MB in this time.
-constexpr std::chrono::microseconds kRoomPoll{100};
+// It is noticed within the time in which the link moves so many bytes, or at the latest after that.
+constexpr double kRoomPollBytes = 5e6;
+constexpr std::chrono::microseconds kRoomPollMax{500};
 constexpr std::chrono::microseconds kDemandPoll{50};
+
+std::chrono::nanoseconds room_poll(Mover& mover) {
+  const double ns_per_byte = mover.ledger().read_speed.ns_per_byte(1e9);
+  return std::min<std::chrono::nanoseconds>(
+      kRoomPollMax, std::chrono::nanoseconds(static_cast<int64_t>(kRoomPollBytes * ns_per_byte)));
+}
 
 }  // namespace
 
@@ -92,7 +101,7 @@ void Prefetcher::work() {
     MutexLock lock(mutex_);
     is_at_work_ = false;
     const bool is_short = lacking_bytes > 0 && !has_dropped && !requests_.empty();
-    if (is_short && !is_stopping_) changed_.wait_for(mutex_, kRoomPoll);
+    if (is_short && !is_stopping_) changed_.wait_for(mutex_, room_poll(mover_));
   }
 }
 
