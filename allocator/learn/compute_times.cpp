@@ -11,7 +11,7 @@
 namespace tencache {
 namespace {
 
-// Enough for a median that no single repetition decides; older ones may have taken other times.
+// Enough that no single repetition decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsMax = 16;
 
 uint64_t bytes_named(const StreamTick& tick) {
@@ -64,9 +64,9 @@ std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace&
     if (tick.device_ns && is_alike(tick, stream.tick(number))) times.push_back(*tick.device_ns);
   }
   if (times.empty()) return std::nullopt;
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
-  std::ranges::nth_element(times, middle);
-  return *middle;
+  const auto quartile = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 4);
+  std::ranges::nth_element(times, quartile);
+  return *quartile;
 }
 
 struct Measured {
