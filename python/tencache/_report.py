@@ -68,7 +68,9 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
 
 def is_spawned() -> bool:
     """Whether multiprocessing started this process, as a worker of another one."""
-    return multiprocessing.parent_process() is not None
+    # While a worker imports the program's main module it has no parent yet; only this tells.
+    is_importing_main = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return is_importing_main or multiprocessing.parent_process() is not None
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

@@ -158,6 +158,29 @@ def test_worker_goes_without_a_file_that_has_no_room_for_its_number(tmp_path, mo
     assert tencache.options()  # forgets the value
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_worker_that_starts_while_it_imports_the_program_records_under_its_own_name(
+    run_python, method
+):
+    done = run_python(
+        f"""
+        import multiprocessing, os
+        import torch, tencache
+
+        def show():
+            assert f".pid{{os.getpid()}}." in tencache.options()["record"]
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("{method}").Process(target=show)
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+        """,
+        env={**ON, "TENCACHE_RECORD": "run.jsonl"},
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_working_directory_that_is_gone_is_a_refusal(run_python):
     run_python(
         """
