@@ -27,6 +27,10 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
   std::unique_ptr<Engine> engine(new Engine(std::move(config), std::move(device)));
   engine->make_parts();  // threads may throw; the destructor then takes it off the list
   TENCACHE_RETURN_IF_ERROR(engine->device().measure());
+  // It plans a stored period, now that the speeds are known.
+  if (engine->learner() != nullptr && engine->config_.stored_period != nullptr) {
+    engine->learner()->nudge();
+  }
   return engine;
 }
 
@@ -83,8 +87,14 @@ void Engine::make_planning_parts() {
   upcoming_ = std::make_unique<UpcomingUses>(parts_);
   parts_.upcoming = upcoming_.get();
   const uint64_t budget_bytes = budget().limit();
-  learner_ = std::make_unique<Learner>(parts_, LearnerConfig{budget_bytes, budget_bytes / 2});
+  learner_ = std::make_unique<Learner>(
+      parts_, LearnerConfig{budget_bytes, budget_bytes / 2, config_.stored_period});
   parts_.learner = learner_.get();
+  if (config_.stored_period == nullptr) return;
+  cursor_->expect_plan();
+  // A program that will arm sooner or later is watched from its first op on.
+  const uint64_t peak_bytes = config_.stored_period->trace.peak_bytes();
+  if (peak_bytes > budget().attention()) budget().set_attention(0);
 }
 
 void Engine::expect(std::span<const Access> accesses) {

@@ -40,6 +40,8 @@ struct EngineConfig {
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // learn what repeats and move by plan; else by last use alone
   DiskPatienceConfig disk_patience;
+  /// With plans: of an earlier run, to be followed from the first step; null: there is none.
+  std::shared_ptr<const Period> stored_period = {};
   EngineHooks hooks;
 };
 

@@ -13,10 +13,18 @@ std::vector<uint64_t> sorted(std::vector<uint64_t> ids) {
 }
 
 /// The extents that are always there, sorted.
-std::vector<uint64_t> known_extents(const Period& period) {
+std::vector<uint64_t> always_there(const Period& period) {
   std::vector<uint64_t> ids = sorted(period.extent_ids);
   std::erase(ids, uint64_t{0});
   return ids;
+}
+
+size_t count_unknown(const Period& period) {
+  return static_cast<size_t>(std::ranges::count(period.extent_ids, kUnknownExtent));
+}
+
+bool may_be_same(uint64_t id, uint64_t other_id) {
+  return id == other_id || id == kUnknownExtent || other_id == kUnknownExtent;
 }
 
 size_t common_count(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
@@ -25,11 +33,12 @@ size_t common_count(const std::vector<uint64_t>& a, const std::vector<uint64_t>&
   return common.size();
 }
 
-/// Whether at least half of the extents that are always there are the same.
-bool share_extents(const Period& a, const Period& b) {
-  const std::vector<uint64_t> ids = known_extents(a);
-  const std::vector<uint64_t> others = known_extents(b);
-  return 2 * common_count(ids, others) >= std::max(ids.size(), others.size());
+/// Whether at least half of the extents that are always there are the same. `may_be_common` further
+/// ones count as such.
+bool share_extents(const Period& a, const Period& b, size_t may_be_common = 0) {
+  const std::vector<uint64_t> ids = always_there(a);
+  const std::vector<uint64_t> others = always_there(b);
+  return 2 * (common_count(ids, others) + may_be_common) >= std::max(ids.size(), others.size());
 }
 
 /// Whether a row of digests is part of the endless repetition of another one.
@@ -42,8 +51,13 @@ bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& w
 
 }  // namespace
 
+bool Period::has_unknown_extents() const {
+  return std::ranges::find(extent_ids, kUnknownExtent) != extent_ids.end();
+}
+
 bool Period::is_same_kind(const Period& other) const {
-  if (digests != other.digests || extent_ids != other.extent_ids) return false;
+  if (digests != other.digests) return false;
+  if (!std::ranges::equal(extent_ids, other.extent_ids, may_be_same)) return false;
   const auto names_the_same = [](const TraceOp& op, const TraceOp& other_op) {
     return std::ranges::equal(op.accesses, other_op.accesses, {}, &TraceAccess::tensor,
                               &TraceAccess::tensor);
@@ -57,8 +71,9 @@ bool Period::is_same_loop(const Period& other) const {
 }
 
 bool Period::is_like(const Period& other) const {
+  const size_t may_be_common = std::max(count_unknown(*this), count_unknown(other));
   return digests.size() == other.digests.size() && is_within(other.digests, digests) &&
-         share_extents(*this, other);
+         share_extents(*this, other, may_be_common);
 }
 
 bool Period::has_same_ops(const Period& other) const {

@@ -6,6 +6,9 @@
 //
 // A period is made from one copy (learn/period_builder.h), so part of it is a guess until the
 // program repeats it. Whoever follows it compares every tick.
+//
+// A period of an earlier run is stored: its ops and sizes are known, but its extents lived in that
+// run. Which ones stand for the tensors that are always there has to be found out anew.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +27,19 @@ struct PeriodPlace {
   uint64_t end() const { return begin + length; }
 };
 
+/// The extent of a tensor that is always there, in a stored period before the program has named it.
+inline constexpr uint64_t kUnknownExtent = ~uint64_t{0};
+
 struct Period {
   Trace trace;                       // accesses in the order in which the gate sees them
   std::vector<uint64_t> digests;     // by tick
   std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
   uint64_t born_bytes = 0;           // allocated in the copy from which it was made
 
-  /// Whether both are the same ops on the same extents, and tensors have the same numbers.
+  /// Whether it is stored, and part of its extents are not known yet.
+  bool has_unknown_extents() const;
+  /// Whether both are the same ops on the same extents, and tensors have the same numbers. An
+  /// extent that is not known yet may be any.
   bool is_same_kind(const Period& other) const;
   /// Whether an op is the one at `tick`, by its digest and by the extents that are always there.
   /// `id_at(index)` is the id of the extent at that place among the op's accesses.
@@ -47,7 +56,7 @@ struct Period {
   /// Whether it is of the same kind, or the same loop seen from another of its ticks.
   bool is_same_loop(const Period& other) const;
   /// Whether both are the same row of ops, perhaps from another tick on, and mostly on the same
-  /// extents. They are two guesses about one program.
+  /// extents, where one that is not known yet may be any. They are two guesses about one program.
   bool is_like(const Period& other) const;
   /// Whether nine in ten ops are the same, in whatever order, and mostly on the same extents. They
   /// are one loop, seen from different ticks, in passes that differ a little.

@@ -54,7 +54,7 @@ std::vector<uint64_t> known_identities(const Period& period) {
     uint64_t value = period.digests[tick];
     for (const TraceAccess& access : period.trace.ops[tick].accesses) {
       const uint64_t id = period.extent_ids[access.tensor];
-      if (id != 0) value = TickDigest::mix(value ^ id);
+      if (id != 0 && id != kUnknownExtent) value = TickDigest::mix(value ^ id);
     }
     row.push_back(value);
   }

@@ -18,6 +18,7 @@
 #include "support/cuda/cuda_driver.h"
 #include "support/eventually.h"
 #include "support/listed_requests.h"
+#include "support/stored_period.h"
 
 namespace tencache {
 namespace {
@@ -346,6 +347,31 @@ TYPED_TEST(BackendsTest, PlansFetchEarly) {
                            << this->stats().late_fetches << " late, "
                            << this->stats().wasted_fetches << " in vain";
   EXPECT_LE(this->stats().peak_device_bytes, this->budget_bytes());
+}
+
+TYPED_TEST(BackendsTest, AStoredPeriodIsFollowedFromTheFirstStep) {
+  const auto step = [this](const std::vector<char*>& tensors) {
+    for (uint64_t seed = 0; seed < tensors.size(); ++seed) this->check(tensors[seed], seed);
+    this->engine().gate().on_step();
+  };
+  const auto summary = [this] { return this->engine().learner()->summary(); };
+  this->start({.budget_tensors = 7});
+  this->engine().evictor().arm();
+  const std::vector<char*> earlier = this->written(12);
+  ASSERT_TRUE(eventually([&] {
+    step(earlier);
+    return summary().kinds > 0;
+  }));
+  const auto stored = std::make_shared<const Period>(as_stored(*summary().learned->period));
+  this->finish();
+  this->start({.budget_tensors = 7, .stored_period = stored});
+  ASSERT_TRUE(eventually([&] { return summary().kinds == 1; })) << "planned before any op";
+  EXPECT_FALSE(this->engine().evictor().is_armed());
+  const std::vector<char*> tensors = this->written(12);
+  EXPECT_TRUE(this->engine().evictor().is_armed());
+  step(tensors);
+  EXPECT_EQ(summary().following.stored_ticks_followed, tensors.size() - 3);
+  EXPECT_EQ(summary().following.lost, 0u);
 }
 
 TYPED_TEST(BackendsTest, ThreadsShareTheRoom) {

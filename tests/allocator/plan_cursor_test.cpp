@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "learn/tick_digest.h"
+#include "support/stored_period.h"
 
 namespace tencache {
 namespace {
@@ -381,6 +382,7 @@ class PlanChunkTest : public PlanCursorTest {
     for (size_t index = 0; index < kTensors; ++index) {
       tensors_[index].id = index + 1;
       tensors_[index].bytes = kBytes;
+      tensors_[index].commit();
     }
   }
   static uint64_t digest_of(uint32_t op, size_t count) {
@@ -388,27 +390,30 @@ class PlanChunkTest : public PlanCursorTest {
     while (count-- > 0) value.add(false);
     return value.value();
   }
-  std::shared_ptr<const LearnedPlan> chunked() const {
-    auto period = std::make_shared<Period>();
-    period->trace.op_names = {"update", "read"};
+  static Period chunked() {
+    Period period;
+    period.trace.op_names = {"update", "read"};
     const auto add = [&](uint32_t name, uint32_t first, uint32_t count) {
       TraceOp op{name, 1'000'000, {}};
       for (uint32_t tensor = first; tensor < first + count; ++tensor) {
         op.accesses.push_back({tensor, false});
       }
-      period->trace.ops.push_back(std::move(op));
-      period->digests.push_back(digest_of(name + 1, count));
+      period.trace.ops.push_back(std::move(op));
+      period.digests.push_back(digest_of(name + 1, count));
     };
     for (uint32_t first = 0; first < kTensors; first += 4) add(0, first, 4);
     for (uint32_t tensor = 0; tensor < kTensors; ++tensor) add(1, tensor, 1);
     for (size_t index = 0; index < kTensors; ++index) {
-      period->trace.tensors.push_back({kBytes, kNoTick, kNoTick});
-      period->extent_ids.push_back(index + 1);
+      period.trace.tensors.push_back({kBytes, kNoTick, kNoTick});
+      period.extent_ids.push_back(index + 1);
     }
+    return period;
+  }
+  static std::shared_ptr<const LearnedPlan> plan_of(Period period) {
     Machine machine;
     machine.budget_bytes = kTensors / 2 * kBytes;
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
-    return make_learned_plan(1, std::move(period), machine);
+    return make_learned_plan(1, std::make_shared<const Period>(std::move(period)), machine);
   }
   void play_tick(uint32_t op, const std::vector<size_t>& named, bool is_chunk) {
     std::vector<Extent*> extents;
@@ -430,26 +435,34 @@ class PlanChunkTest : public PlanCursorTest {
     for (size_t index = 0; index < kTensors; ++index) play_tick(2, {index}, false);
   }
 
+  void expect_that_chunks_may_be_cut_elsewhere(Period period) {
+    cursor_->install({plan_of(std::move(period))});
+    for (int step = 0; step < 2; ++step) {
+      play_update(kTensors);
+      play_reads();
+    }
+    for (const size_t left_out : {size_t{1}, size_t{17}, size_t{0}}) {
+      const Following before = cursor_->following();
+      play_update(left_out);
+      // Nearly all chunks were foreseen, and the cursor has come to the last.
+      EXPECT_LE(cursor_->next_uses().at(&tensors_[0]), 2u) << "without " << left_out;
+      play_reads();
+      const Following after = cursor_->following();
+      EXPECT_EQ(after.ticks_followed - before.ticks_followed, kTensors / 4 + kTensors);
+      EXPECT_EQ(after.lost, 0u);
+      EXPECT_EQ(after.periods, before.periods + 1);
+    }
+  }
+
   std::array<Extent, kTensors> tensors_;
 };
 
 TEST_F(PlanChunkTest, ChunksMayBeCutElsewhere) {
-  cursor_->install({chunked()});
-  for (int step = 0; step < 2; ++step) {
-    play_update(kTensors);
-    play_reads();
-  }
-  for (const size_t left_out : {size_t{1}, size_t{17}, size_t{0}}) {
-    const Following before = cursor_->following();
-    play_update(left_out);
-    // Nearly all chunks were foreseen, and the cursor has come to the last.
-    EXPECT_LE(cursor_->next_uses().at(&tensors_[0]), 2u) << "without " << left_out;
-    play_reads();
-    const Following after = cursor_->following();
-    EXPECT_EQ(after.ticks_followed - before.ticks_followed, kTensors / 4 + kTensors);
-    EXPECT_EQ(after.lost, 0u);
-    EXPECT_EQ(after.periods, before.periods + 1);
-  }
+  expect_that_chunks_may_be_cut_elsewhere(chunked());
+}
+
+TEST_F(PlanChunkTest, ChunksOfAStoredPeriodMayBeCutElsewhere) {
+  expect_that_chunks_may_be_cut_elsewhere(as_stored(chunked()));
 }
 
 TEST_F(PlanCursorTest, ARowOfMissingTicksIsPassedOver) {

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct DriverSetup {
   uint64_t budget_tensors = 16;
   bool strict = false;
   std::optional<ChaosConfig> chaos = {};
+  std::shared_ptr<const Period> stored_period = {};
 };
 
 class CpuDriver {
@@ -34,6 +36,7 @@ class CpuDriver {
       : engine_([&](CpuEngineConfig& config) {
           config.budget_bytes = setup.budget_tensors * kTensorBytes;
           config.chaos = setup.chaos;
+          config.stored_period = setup.stored_period;
           config.heap.strict = setup.strict;
           if (setup.strict) config.disk.reset();
         }) {}

@@ -98,7 +98,7 @@ std::shared_ptr<const LearnedPlan> LearnedKind::plan_for(uint64_t born_bytes) co
 void LearnedKind::take(const std::shared_ptr<const LearnedPlan>& learned) {
   if (!plans.empty() && !period().is_same_kind(*learned->period)) plans.clear();
   std::erase_if(plans, [&learned](const auto& plan) {
-    return is_similar(bytes_of(plan), bytes_of(learned));
+    return plan->period->has_unknown_extents() || is_similar(bytes_of(plan), bytes_of(learned));
   });
   if (is_full()) drop_nearest(&plans);
   plans.insert(std::ranges::upper_bound(plans, bytes_of(learned), {}, bytes_of), learned);

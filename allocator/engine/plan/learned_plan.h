@@ -70,8 +70,8 @@ struct LearnedKind {
   const Period& period() const { return *plans.front()->period; }
   /// The plan for sizes like these; null when there is none.
   std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
-  /// Takes in a plan: in place of one for similar sizes; of the least useful one where there is no
-  /// room; of all where those were made for another period, a worse guess.
+  /// Takes in a plan: in place of one for similar sizes, and of a stored one; of the least useful
+  /// one where there is no room; of all where those were made for another period, a worse guess.
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 

@@ -74,6 +74,7 @@ LearnerSummary Learner::summary() const {
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
   summary.following = following;
+  if (config_.stored != nullptr) summary.stored_ticks = config_.stored->digests.size();
   for (const Kind& kind : published_) {
     const bool was_followed = kind.number == following.last_period_plan;
     if (summary.learned != nullptr && !was_followed) continue;
@@ -107,7 +108,10 @@ void Learner::work() {
 }
 
 void Learner::look() {
-  ++look_count_;
+  if (look_count_++ == 0 && config_.stored != nullptr) {
+    add_kind({.place = {}, .is_marked = true, .is_guess = true}, *config_.stored);
+  }
+  take_over_extents();
   // Taken before the events, so that the events of these ops are among those drained next.
   const std::vector<OpTime> op_times =
       parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
@@ -138,6 +142,22 @@ void Learner::look() {
   }
   look_at_marks();
   look_for_repeats();
+}
+
+// What the cursor has found of a stored period. With these extents it is as good as a period that
+// was seen in this run.
+void Learner::take_over_extents() {
+  for (Kind& kind : kinds_) {
+    if (!kind.learned->period->has_unknown_extents()) continue;
+    std::vector<uint64_t> found = cursor_.found_extents(kind.number);
+    if (found.empty() || found == kind.learned->period->extent_ids) continue;
+    auto period = std::make_shared<Period>(*kind.learned->period);
+    period->extent_ids = std::move(found);
+    auto learned = std::make_shared<LearnedPlan>(*kind.learned);
+    learned->period = std::move(period);
+    kind.learned = learned;
+    kind.plans = LearnedKind(std::move(learned));
+  }
 }
 
 void Learner::look_at_marks() {
@@ -402,7 +422,11 @@ void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
 // this thread has to wait for a core.
 uint64_t Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
-  const Machine machine = parts_.machine->measure(&period.trace.fixed_bytes);
+  const bool is_stored = period.has_unknown_extents();
+  uint64_t fixed_bytes = 0;
+  const Machine machine = parts_.machine->measure(&fixed_bytes);
+  // Before the first step, what will be fixed does not exist yet.
+  period.trace.fixed_bytes = std::max(period.trace.fixed_bytes, fixed_bytes);
   const std::shared_ptr<const LearnedPlan> learned =
       make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
   const bool is_replan = kind->learned != nullptr;
@@ -428,7 +452,7 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
       static_cast<double>(learned->planned.simulation.bytes_read) / 1048576.0,
       static_cast<double>(learned->planned.simulation.bytes_written) / 1048576.0,
       static_cast<double>(planning_ns) / 1e6);
-  if (parts_.hooks->on_learned_plan) parts_.hooks->on_learned_plan(*learned);
+  if (parts_.hooks->on_learned_plan && !is_stored) parts_.hooks->on_learned_plan(*learned);
   cursor_.install(plans, parts_.heap->extents());
   MutexLock lock(mutex_);
   summary_.kinds = kinds_.size();

@@ -11,6 +11,9 @@
 // measurements, at ever longer intervals. After that, where planning is quick, the learner works
 // out the budget with which the kind would hardly wait.
 //
+// A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
+// cursor finds its extents; from then on the learner recognises copies of it.
+//
 // A failure to learn or to plan leaves the engine reactive.
 //
 // Threads: one worker does everything, so that planning delays no step; any thread calls nudge()
@@ -39,16 +42,19 @@ struct LearnerConfig {
   uint64_t budget_bytes = 0;
   /// A repetition whose peak is lower is not worth a plan, unless steps mark it.
   uint64_t peak_bytes_min = 0;
+  /// To be followed from the first step; null: there is none.
+  std::shared_ptr<const Period> stored = {};
 };
 
 /// For statistics.
 struct LearnerSummary {
-  uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
-  uint64_t replans = 0;      // plans for a kind that already had one
-  uint64_t dropped = 0;      // kinds that made place for others
-  uint64_t passed_over = 0;  // steps that were not planned, because plans before were in vain
-  uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
-  uint64_t planning_ns = 0;  // of processor time
+  uint64_t kinds = 0;         // in the library; each has a plan or several, for other sizes
+  uint64_t replans = 0;       // plans for a kind that already had one
+  uint64_t dropped = 0;       // kinds that made place for others
+  uint64_t passed_over = 0;   // steps that were not planned, because plans before were in vain
+  uint64_t events_lost = 0;   // overwritten in the recorder's rings before they were read
+  uint64_t planning_ns = 0;   // of processor time
+  uint64_t stored_ticks = 0;  // of the stored period; 0: there is none
   Following following;
   /// The plan of the period that was followed last, for its sizes; else the first that was learned,
   /// else null.
@@ -97,6 +103,7 @@ class Learner {
   void work();
   Kind* count_periods(const Following& following);
   void look();
+  void take_over_extents();
   void look_at_marks();
   void look_for_repeats();
   void learn_segment(const PeriodPlace& segment);

@@ -47,20 +47,29 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
 }
 
 bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
-                        std::span<Extent* const> extents) const {
+                        std::span<Extent* const> extents, Unknown unknown) const {
+  if (bound_plan.roles) return bound_plan.roles->agrees(tick, digest, extents, unknown);
   return bound_plan.kind.period().agrees(
       tick, digest, extents.size(), [extents](size_t index) { return extents[index]->id.load(); });
 }
 
+std::optional<uint32_t> PlanCursor::BoundPlan::known_tensor(uint64_t extent_id) const {
+  if (roles) return roles->tensor_of(extent_id);
+  const auto known = known_tensors.find(extent_id);
+  return known != known_tensors.end() ? std::optional(known->second) : std::nullopt;
+}
+
 // Returns false for another program.
 bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
-  if (agrees(*current_, position_, digest, extents)) {
+  if (agrees(*current_, position_, digest, extents, Unknown::kMayBeIt)) {
     if (doubt_ > 0) --doubt_;
     is_surprised_ = false;
     step_on(position_, extents);
     return true;
   }
-  if (!is_chunk) doubt_ += is_surprised_ ? kDoubtPerNextSurprise : kDoubtPerSurprise;
+  const bool is_passed_over =
+      is_chunk || (current_->roles && current_->roles->passes_over(extents));
+  if (!is_passed_over) doubt_ += is_surprised_ ? kDoubtPerNextSurprise : kDoubtPerSurprise;
   std::optional<Place> other = place_of(digest, extents);
   if (other && &bound_plans_[other->bound_plan] != current_) return false;
   if (doubt_ > kDoubtMax && !other) return false;
@@ -101,9 +110,9 @@ void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
   const std::vector<TraceOp>& ops = plan.period->trace.ops;
   Tick ahead = 0;
   for (const Extent* extent : extents) {
-    const auto known = current_->known_tensors.find(extent->id);
-    if (known == current_->known_tensors.end()) continue;
-    const uint64_t ticks = plan.ticks_to_next_use(known->second, position_);
+    const std::optional<uint32_t> tensor = current_->known_tensor(extent->id);
+    if (!tensor) continue;
+    const uint64_t ticks = plan.ticks_to_next_use(*tensor, position_);
     const Tick use = static_cast<Tick>((position_ + ticks) % plan.tick_count());
     if (ticks > kSkippedToKnownMax || ops[use].name != ops[position_].name) continue;
     ahead = std::max(ahead, static_cast<Tick>(ticks));
@@ -132,6 +141,10 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
                                                   extents[index]->bytes};
   }
   ++following_.ticks_followed;
+  if (current_->roles) {
+    ++following_.stored_ticks_followed;
+    current_->roles->follow(tick, extents);
+  }
   const bool tells_size = note_sizes(tick, extents);
   append_requests_of(tick);
   position_ = tick + 1;
@@ -203,6 +216,7 @@ void PlanCursor::get_lost() {
 }
 
 void PlanCursor::give_up_place() {
+  if (current_ != nullptr && current_->roles) current_->roles->give_up();
   current_ = nullptr;
   following_.plan_number = 0;
   following_.periods = 0;
@@ -215,15 +229,18 @@ void PlanCursor::give_up_place() {
 
 // The places that the last ticks fit.
 std::vector<PlanCursor::Place> PlanCursor::places_of(uint64_t digest,
-                                                     std::span<Extent* const> extents) const {
+                                                     std::span<Extent* const> extents,
+                                                     Unknown unknown) const {
   std::vector<Place> fitting;
   if (history_count_ < kGram) return fitting;
   const auto found = places_.find(gram());
   if (found == places_.end()) return fitting;
   for (const Place& place : found->second) {
-    if (agrees(bound_plans_[place.bound_plan], place.tick, digest, extents)) {
-      fitting.push_back(place);
-    }
+    const BoundPlan& bound_plan = bound_plans_[place.bound_plan];
+    if (!agrees(bound_plan, place.tick, digest, extents, unknown)) continue;
+    const bool is_other = &bound_plan != current_;
+    if (is_other && bound_plan.roles && !bound_plan.roles->fits_seen(place.tick)) continue;
+    fitting.push_back(place);
   }
   return fitting;
 }
@@ -233,6 +250,25 @@ std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
                                                       std::span<Extent* const> extents) const {
   const std::vector<Place> places = places_of(digest, extents);
   return places.size() == 1 ? std::optional(places.front()) : std::nullopt;
+}
+
+// The only place that fits if extents that are not known may be those of a stored period. While
+// none is known, layers that look alike fit several. Then the program is at the period's begin, if
+// it has just begun or did something else before.
+std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
+    uint64_t digest, std::span<Extent* const> extents) const {
+  const auto is_stored = [](const BoundPlan& bound_plan) { return bound_plan.roles.has_value(); };
+  if (std::ranges::none_of(bound_plans_, is_stored)) return std::nullopt;
+  const std::vector<Place> places = places_of(digest, extents, Unknown::kMayBeIt);
+  std::optional<Place> at_begin;
+  for (const Place& place : places) {
+    const BoundPlan& bound_plan = bound_plans_[place.bound_plan];
+    if (!bound_plan.roles) return std::nullopt;
+    const bool is_first = history_count_ == kGram && place.tick == kGram - 1;
+    const bool has_begun = is_first || bound_plan.roles->has_begun_at(place.tick);
+    if (has_begun && bound_plan.roles->is_blank()) at_begin = place;
+  }
+  return places.size() == 1 ? places.front() : at_begin;
 }
 
 // Of several places that have fitted for long, the last one of the plan followed last that the
@@ -272,8 +308,12 @@ void PlanCursor::keep_candidates(uint64_t digest, std::span<Extent* const> exten
 
 void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
   std::optional<Place> place = place_of(digest, extents);
+  if (!place) place = stored_place_of(digest, extents);
   if (!place) place = place_in_loop(digest, extents);
-  if (place) take_place(*place, extents);
+  if (place) return take_place(*place, extents);
+  for (BoundPlan& bound_plan : bound_plans_) {
+    if (bound_plan.roles) bound_plan.roles->see(digest, extents);
+  }
 }
 
 void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents) {
@@ -282,6 +322,10 @@ void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents
   following_.periods = 0;
   is_whole_ = false;
   is_surprised_ = false;
+  if (current_->roles) current_->roles->take_place(place.tick);
+  for (BoundPlan& bound_plan : bound_plans_) {
+    if (bound_plan.roles) bound_plan.roles->forget_seen();
+  }
   step_on(place.tick, extents);
   catch_up();
 }
@@ -408,6 +452,7 @@ PlanCursor::Places PlanCursor::index_places(const std::vector<LearnedKind>& kind
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   bound_plan->chosen = std::min(old->chosen, bound_plan->kind.plans.size() - 1);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
+  if (bound_plan->roles && old->roles) bound_plan->roles = std::move(old->roles);
   for (size_t tensor = 0; tensor < old->bindings.size(); ++tensor) {
     const Binding& binding = old->bindings[tensor];
     if (binding.extent != nullptr) bound_plan->bindings[tensor] = binding;
@@ -417,6 +462,7 @@ void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
 PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind, const ExtentsById& extents) {
   BoundPlan bound_plan;
   bound_plan.kind = kind;
+  if (kind.period().has_unknown_extents()) bound_plan.roles.emplace(kind.plans.front()->period);
   const size_t count = kind.period().trace.tensors.size();
   bound_plan.bindings.resize(count);
   bound_plan.has_own_size.resize(count);
@@ -424,7 +470,9 @@ PlanCursor::BoundPlan PlanCursor::bind(const LearnedKind& kind, const ExtentsByI
     const uint64_t extent_id = kind.period().extent_ids[tensor];
     const auto extent = extents.find(extent_id);
     if (extent != extents.end()) bound_plan.bindings[tensor] = extent->second;
-    if (extent_id != 0) bound_plan.known_tensors[extent_id] = static_cast<uint32_t>(tensor);
+    if (extent_id != 0 && !bound_plan.roles) {
+      bound_plan.known_tensors[extent_id] = static_cast<uint32_t>(tensor);
+    }
     const uint64_t bytes = kind.period().trace.tensors[tensor].bytes;
     bound_plan.has_own_size[tensor] = std::ranges::any_of(kind.plans, [&](const auto& plan) {
       return plan->period->trace.tensors[tensor].bytes != bytes;
@@ -470,6 +518,16 @@ void PlanCursor::install(const std::vector<LearnedKind>& kinds,
 Following PlanCursor::following() const {
   MutexLock lock(mutex_);
   return following_;
+}
+
+std::vector<uint64_t> PlanCursor::found_extents(uint64_t plan_number) const {
+  MutexLock lock(mutex_);
+  for (const BoundPlan& bound_plan : bound_plans_) {
+    if (bound_plan.roles && bound_plan.kind.number() == plan_number) {
+      return bound_plan.roles->extent_ids();
+    }
+  }
+  return {};
 }
 
 std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {

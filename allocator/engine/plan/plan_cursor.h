@@ -19,6 +19,9 @@
 // goes round in a loop within the plan, more or less often than when it was recorded. Then the last
 // of them is taken that the program had reached.
 //
+// Of a stored period, which an earlier run has recorded, the extents are found on the way
+// (engine/plan/stored_roles.h).
+//
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in order; it is
 // taken before the locks of whoever receives them. Evictions are requested without it, because each
 // of them is told to a GPU; their times show when they are outdated.
@@ -37,6 +40,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "engine/plan/learned_plan.h"
+#include "engine/plan/stored_roles.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -51,7 +55,8 @@ struct Following {
   uint64_t last_period_born_bytes = 0;  // and the sizes that it was made for
   uint64_t ticks_followed = 0;          // of all plans, since the start
   uint64_t ticks_seen = 0;
-  uint64_t lost = 0;  // how often the place in a plan was given up
+  uint64_t stored_ticks_followed = 0;  // of a stored period, until this run has shown its own
+  uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
 /// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
@@ -74,6 +79,9 @@ class PlanCursor final : public NextUses {
 
   /// Whether there is a plan to follow. If not, the calls below may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
+  /// There will be a plan of a stored period. Call before the first tick, so that the cursor knows
+  /// which one that is.
+  void expect_plan() { is_active_.store(true, std::memory_order_relaxed); }
 
   /// An op opened and pinned these extents, in order. `digest` covers the op and them. It may be
   /// one chunk of a list op (engine/plan/upcoming_uses.h). Returns whether it is the op that a plan
@@ -92,6 +100,9 @@ class PlanCursor final : public NextUses {
       TENCACHE_EXCLUDES(mutex_);
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
+
+  /// Of a stored kind, Period::extent_ids as far as they are known by now; else empty.
+  std::vector<uint64_t> found_extents(uint64_t plan_number) const TENCACHE_EXCLUDES(mutex_);
 
   /// Empty while lost.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
@@ -114,28 +125,36 @@ class PlanCursor final : public NextUses {
     LearnedKind kind;
     size_t chosen = 0;  // among the kind's plans
     std::vector<Binding> bindings;
-    std::vector<bool> has_own_size;  // by tensor: whether its size tells the plans apart
-    std::unordered_map<uint64_t, uint32_t> known_tensors;  // what is always there, by extent
+    std::optional<StoredRoles> roles;  // of a stored kind
+    std::vector<bool> has_own_size;    // by tensor: whether its size tells the plans apart
+    // What is always there, by extent. Of a stored kind, its roles tell that.
+    std::unordered_map<uint64_t, uint32_t> known_tensors;
     // The newest accesses to such tensors, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};
     size_t sized_access_count = 0;
 
     const LearnedPlan& plan() const { return *kind.plans[chosen]; }
+    std::optional<uint32_t> known_tensor(uint64_t extent_id) const;
   };
   struct Place {
     uint32_t bound_plan = 0;
     Tick tick = 0;
   };
 
+  using Unknown = StoredRoles::Unknown;
   bool agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
-              std::span<Extent* const> extents) const TENCACHE_REQUIRES(mutex_);
+              std::span<Extent* const> extents, Unknown unknown = Unknown::kBesideKnown) const
+      TENCACHE_REQUIRES(mutex_);
   bool follow(uint64_t digest, std::span<Extent* const> extents, bool is_chunk)
       TENCACHE_REQUIRES(mutex_);
   void follow_chunk(std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void pass_over(Tick count) TENCACHE_REQUIRES(mutex_);
   std::optional<Place> place_of(uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);
-  std::vector<Place> places_of(uint64_t digest, std::span<Extent* const> extents) const
+  std::vector<Place> places_of(uint64_t digest, std::span<Extent* const> extents,
+                               Unknown unknown = Unknown::kBesideKnown) const
+      TENCACHE_REQUIRES(mutex_);
+  std::optional<Place> stored_place_of(uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);
   std::optional<Tick> tick_ahead(uint64_t digest, std::span<Extent* const> extents) const
       TENCACHE_REQUIRES(mutex_);

@@ -22,6 +22,7 @@ class CudaDriver {
       : engine_([&](CudaEngineConfig& config) {
           config.budget_bytes = setup.budget_tensors * kTensorBytes;
           config.chaos = setup.chaos;
+          config.stored_period = setup.stored_period;
           config.heap.strict = setup.strict;
           if (setup.strict) config.host.reset();
         }) {

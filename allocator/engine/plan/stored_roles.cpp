@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/plan/stored_roles.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tencache {
+namespace {
+
+// The ticks before the one at which a place is taken that identify it, too.
+constexpr size_t kBefore = 3;
+// A place that was held for so many ticks, or half a period, was the right one.
+constexpr uint64_t kHeldTicks = 32;
+// An op that fills a new extent calls others that name it, too.
+constexpr uint64_t kPassesPerTensor = 4;
+
+// A freed extent keeps its number until it is used again.
+bool is_alive(const Extent& extent, uint64_t id) {
+  const ExtentState state = extent.state();
+  return extent.id == id && state != ExtentState::kCached && state != ExtentState::kVacant;
+}
+
+}  // namespace
+
+StoredRoles::StoredRoles(std::shared_ptr<const Period> period)
+    : period_(std::move(period)), found_(period_->extent_ids.size()) {
+  for (uint32_t tensor = 0; tensor < found_.size(); ++tensor) {
+    const uint64_t extent_id = period_->extent_ids[tensor];
+    if (extent_id == kUnknownExtent) {
+      ++unknown_count_;
+    } else if (extent_id != 0) {
+      tensor_of_[extent_id] = tensor;
+    }
+  }
+  passes_left_ = kPassesPerTensor * unknown_count_;
+}
+
+StoredRoles::NamedTick StoredRoles::named(std::span<Extent* const> extents) {
+  NamedTick tick;
+  tick.reserve(extents.size());
+  for (const Extent* extent : extents) tick.push_back({extent, extent->id, extent->bytes});
+  return tick;
+}
+
+uint64_t StoredRoles::known_id(uint32_t tensor) const {
+  const Named& found = found_[tensor];
+  if (found.extent == nullptr) return period_->extent_ids[tensor];
+  return is_alive(*found.extent, found.id) ? found.id : kUnknownExtent;
+}
+
+std::optional<uint32_t> StoredRoles::tensor_of(uint64_t extent_id) const {
+  const auto found = tensor_of_.find(extent_id);
+  return found != tensor_of_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+bool StoredRoles::may_be(const Named& extent, uint32_t tensor) const {
+  return extent.bytes == period_->trace.tensors[tensor].bytes && !tensor_of_.contains(extent.id);
+}
+
+bool StoredRoles::agrees(Tick tick, uint64_t digest, std::span<Extent* const> extents,
+                         Unknown unknown) const {
+  return digest == period_->digests[tick] && agrees_with(tick, named(extents), unknown);
+}
+
+bool StoredRoles::agrees_with(Tick tick, const NamedTick& extents, Unknown unknown) const {
+  const std::vector<TraceAccess>& accesses = period_->trace.ops[tick].accesses;
+  if (extents.size() != accesses.size()) return false;
+  bool names_known = false;
+  bool names_unknown = false;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    const uint32_t tensor = accesses[index].tensor;
+    if (period_->extent_ids[tensor] == 0) continue;
+    const uint64_t known = known_id(tensor);
+    if (known != kUnknownExtent) {
+      if (extents[index].id != known) return false;
+      names_known = true;
+      continue;
+    }
+    if (!may_be(extents[index], tensor)) return false;
+    names_unknown = true;
+    // Within the op, too, one extent stands for one tensor.
+    for (size_t earlier = 0; earlier < index; ++earlier) {
+      const bool is_same_tensor = accesses[earlier].tensor == tensor;
+      if (is_same_tensor != (extents[earlier].id == extents[index].id)) return false;
+    }
+  }
+  return unknown == Unknown::kMayBeIt || names_known || !names_unknown;
+}
+
+Tick StoredRoles::before(Tick tick, size_t age) const {
+  const size_t count = period_->digests.size();
+  return static_cast<Tick>((tick + count - age % count) % count);
+}
+
+bool StoredRoles::names_always_there(Tick tick) const {
+  return std::ranges::any_of(period_->trace.ops[tick].accesses, [this](const TraceAccess& access) {
+    return period_->extent_ids[access.tensor] != 0;
+  });
+}
+
+void StoredRoles::see(uint64_t digest, std::span<Extent* const> extents) {
+  seen_.push_back({digest, named(extents)});
+  if (seen_.size() > kBefore + 1) seen_.pop_front();
+  if (++ticks_without_place_ > period_->digests.size()) forget_all();
+}
+
+bool StoredRoles::fits_seen(Tick tick) const {
+  if (seen_.size() < kBefore) return false;
+  bool tells = names_always_there(tick);
+  for (size_t age = 1; age <= kBefore; ++age) {
+    const Tick earlier = before(tick, age);
+    const NamedTick& extents = seen_[seen_.size() - age].extents;
+    if (!agrees_with(earlier, extents, Unknown::kMayBeIt)) return false;
+    tells = tells || names_always_there(earlier);
+  }
+  return tells;
+}
+
+bool StoredRoles::has_begun_at(Tick tick) const {
+  if (tick != kBefore || seen_.size() <= kBefore) return false;
+  const std::vector<uint64_t>& digests = period_->digests;
+  return std::ranges::find(digests, seen_.front().digest) == digests.end();
+}
+
+void StoredRoles::take_place(Tick tick) {
+  found_here_.clear();
+  ticks_held_ = 0;
+  ticks_without_place_ = 0;
+  const std::deque<SeenTick> seen = std::exchange(seen_, {});
+  for (size_t age = std::min(seen.size(), kBefore); age > 0; --age) {
+    const NamedTick& earlier = seen[seen.size() - age].extents;
+    // What one of them names may have been found by the one before it.
+    if (agrees_with(before(tick, age), earlier, Unknown::kMayBeIt)) {
+      bind(before(tick, age), earlier);
+    }
+  }
+}
+
+void StoredRoles::follow(Tick tick, std::span<Extent* const> extents) {
+  ++ticks_held_;
+  bind(tick, named(extents));
+}
+
+void StoredRoles::bind(Tick tick, const NamedTick& extents) {
+  const std::vector<TraceAccess>& accesses = period_->trace.ops[tick].accesses;
+  for (size_t index = 0; index < accesses.size(); ++index) {
+    const uint32_t tensor = accesses[index].tensor;
+    if (period_->extent_ids[tensor] == 0 || known_id(tensor) != kUnknownExtent) continue;
+    if (found_[tensor].extent == nullptr) ++found_count_;
+    found_[tensor] = extents[index];
+    tensor_of_[extents[index].id] = tensor;
+    found_here_.push_back(tensor);
+  }
+}
+
+bool StoredRoles::is_held() const {
+  return ticks_held_ >= std::min<uint64_t>(kHeldTicks, period_->digests.size() / 2);
+}
+
+bool StoredRoles::passes_over(std::span<Extent* const> extents) {
+  if (!is_held() || passes_left_ == 0 || found_count_ == unknown_count_) return false;
+  const bool names_known = std::ranges::any_of(
+      extents, [this](const Extent* extent) { return tensor_of_.contains(extent->id); });
+  if (names_known) return false;
+  --passes_left_;
+  return true;
+}
+
+void StoredRoles::give_up() {
+  if (!is_held()) {
+    for (const uint32_t tensor : found_here_) unbind(tensor);
+  }
+  found_here_.clear();
+  ticks_without_place_ = 0;
+}
+
+void StoredRoles::unbind(uint32_t tensor) {
+  Named& found = found_[tensor];
+  if (found.extent == nullptr) return;
+  tensor_of_.erase(found.id);
+  found = {};
+  --found_count_;
+}
+
+void StoredRoles::forget_all() {
+  ticks_without_place_ = 0;
+  for (uint32_t tensor = 0; tensor < found_.size(); ++tensor) unbind(tensor);
+}
+
+std::vector<uint64_t> StoredRoles::extent_ids() const {
+  std::vector<uint64_t> ids = period_->extent_ids;
+  for (uint32_t tensor = 0; tensor < ids.size(); ++tensor) {
+    if (ids[tensor] == kUnknownExtent) ids[tensor] = known_id(tensor);
+  }
+  return ids;
+}
+
+}  // namespace tencache

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StoredRoles: finds out, tick by tick, which extents of this run stand for the tensors of a stored
+// period that are always there (learn/period.h). An extent stands for a tensor from the tick on
+// that names it where the period names the tensor, if it has the tensor's size and stands for no
+// other one. From then on that place must name this very extent, until the program frees it.
+//
+// Such a guess can be wrong. If the cursor gives up its place soon, what was found there is
+// forgotten; if nothing fits for a whole period, everything is.
+//
+// Threads: belongs to the cursor, under its lock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "learn/period.h"
+#include "memory/extent.h"
+
+namespace tencache {
+
+class StoredRoles {
+ public:
+  /// When a tick agrees that names tensors for which no extent stands yet: if the sizes do, or if
+  /// besides another extent of it is known.
+  enum class Unknown : uint8_t { kMayBeIt, kBesideKnown };
+
+  explicit StoredRoles(std::shared_ptr<const Period> period);
+
+  /// Whether an op is the one at `tick`, as Period::agrees() tells it of extents that are known.
+  bool agrees(Tick tick, uint64_t digest, std::span<Extent* const> extents, Unknown unknown) const;
+  /// The tensor for which the extent stands, or nullopt.
+  std::optional<uint32_t> tensor_of(uint64_t extent_id) const;
+  /// Whether no extent stands for any tensor.
+  bool is_blank() const { return found_count_ == 0; }
+
+  /// The program made a tick while the cursor has no place.
+  void see(uint64_t digest, std::span<Extent* const> extents);
+  /// Whether the ticks that were seen last may be those before `tick`, and one of them or `tick`
+  /// names an extent that tells. Digests alone may be those of another program.
+  bool fits_seen(Tick tick) const;
+  /// Whether the period's ticks before `tick`, from its begin on, are those seen last, and the one
+  /// before them was of something else. The program then comes to its first step.
+  bool has_begun_at(Tick tick) const;
+  /// Forgets the ticks that were seen: the next one does not follow them.
+  void forget_seen() { seen_.clear(); }
+  /// The cursor takes a place of this period: the program makes `tick` now. The ticks seen last
+  /// came before it.
+  void take_place(Tick tick);
+  /// The program made `tick`, and it agreed.
+  void follow(Tick tick, std::span<Extent* const> extents);
+  /// Whether a tick that was not expected may be what a program does only in its first repetition:
+  /// it makes the state that it then keeps. Allows a few for each tensor that has no extent yet.
+  bool passes_over(std::span<Extent* const> extents);
+  /// The cursor has given up its place in this period.
+  void give_up();
+
+  /// Period::extent_ids with the extents that are known by now.
+  std::vector<uint64_t> extent_ids() const;
+
+ private:
+  /// An extent as it was when an op named it.
+  struct Named {
+    const Extent* extent = nullptr;
+    uint64_t id = 0;
+    uint64_t bytes = 0;
+  };
+  using NamedTick = std::vector<Named>;
+  struct SeenTick {
+    uint64_t digest = 0;
+    NamedTick extents;
+  };
+
+  static NamedTick named(std::span<Extent* const> extents);
+  uint64_t known_id(uint32_t tensor) const;
+  bool may_be(const Named& extent, uint32_t tensor) const;
+  bool agrees_with(Tick tick, const NamedTick& extents, Unknown unknown) const;
+  Tick before(Tick tick, size_t age) const;
+  bool names_always_there(Tick tick) const;
+  bool is_held() const;
+  void bind(Tick tick, const NamedTick& extents);
+  void unbind(uint32_t tensor);
+  void forget_all();
+
+  std::shared_ptr<const Period> period_;
+  std::vector<Named> found_;                          // by tensor
+  std::unordered_map<uint64_t, uint32_t> tensor_of_;  // by extent
+  size_t unknown_count_ = 0;                          // tensors without an extent, at first
+  size_t found_count_ = 0;                            // of them
+  std::deque<SeenTick> seen_;                         // without a place, the newest last
+  uint64_t ticks_without_place_ = 0;
+  uint64_t ticks_held_ = 0;           // followed since the place was taken
+  std::vector<uint32_t> found_here_;  // tensors, since then
+  uint64_t passes_left_ = 0;
+};
+
+}  // namespace tencache
