@@ -32,6 +32,28 @@ std::vector<std::string> environment_names() {
   return names;
 }
 
+/// Chooses which learned period is recorded: of several kinds that of the one that needs the most
+/// memory, and of that the newest for the largest sizes.
+class RecordChoice {
+ public:
+  /// Whether this one takes the place of what was recorded before.
+  bool takes(const LearnedPlan& learned) {
+    const Period& period = *learned.period;
+    const uint64_t peak_bytes = period.trace.peak_bytes();
+    const bool is_newer = learned.number == kind_ && period.born_bytes >= born_bytes_;
+    if (!is_newer && peak_bytes < peak_bytes_) return false;
+    kind_ = learned.number;
+    born_bytes_ = period.born_bytes;
+    peak_bytes_ = peak_bytes;
+    return true;
+  }
+
+ private:
+  uint64_t kind_ = 0;  // what was recorded last
+  uint64_t born_bytes_ = 0;
+  uint64_t peak_bytes_ = 0;
+};
+
 }  // namespace
 
 const char* const kVersion = TENCACHE_VERSION;
@@ -152,11 +174,8 @@ EngineConfig Runtime::engine_config() {
   config.hooks.on_first_spill = [this] { announce_first_spill(); };
   if (!options_.record_path.empty()) {
     config.hooks.on_learned_plan = [this, path = options_.record_path,
-                                    peak_bytes = uint64_t{0}](const LearnedPlan& learned) mutable {
-      // Of several kinds, write the one that needs the most memory.
-      if (learned.period->trace.peak_bytes() < peak_bytes) return;
-      peak_bytes = learned.period->trace.peak_bytes();
-      record_period(learned, path);
+                                    choice = RecordChoice()](const LearnedPlan& learned) mutable {
+      if (choice.takes(learned)) record_period(learned, path);
     };
   }
   return config;
