@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "abi/period_arrays.h"
 #include "base/units.h"
 #include "learn/bound.h"
 #include "learn/host_model.h"
@@ -15,65 +16,10 @@
 namespace tencache {
 namespace {
 
-// Sums of bytes and of nanoseconds stay below this, so that no sum wraps.
-constexpr uint64_t kSumMax = uint64_t{1} << 60;
 // The longest time that moving everything once may take; far beyond any use, far below 2^64 ns.
 constexpr double kMoveSecondsMax = 1e6;
 
-static_assert(TENCACHE_NO_TICK == kNoTick);
-
 Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }
-
-Trace to_trace(const tencache_period& period) {
-  Trace trace;
-  trace.op_names = {"op"};  // plans do not depend on names
-  trace.fixed_bytes = period.fixed_bytes;
-  trace.tensors.reserve(period.tensor_count);
-  for (uint32_t index = 0; index < period.tensor_count; ++index) {
-    trace.tensors.push_back(
-        {period.tensor_bytes[index], period.allocated_at[index], period.freed_at[index]});
-  }
-  trace.ops.resize(period.op_count);
-  size_t next = 0;
-  for (uint32_t tick = 0; tick < period.op_count; ++tick) {
-    TraceOp& op = trace.ops[tick];
-    op.compute_ns = period.compute_ns[tick];
-    op.accesses.reserve(period.access_counts[tick]);
-    for (uint32_t index = 0; index < period.access_counts[tick]; ++index, ++next) {
-      op.accesses.push_back({period.access_tensors[next], period.access_writes[next] != 0});
-    }
-  }
-  return trace;
-}
-
-/// Adds `more` to `sum` unless it would pass kSumMax.
-bool add_within_limit(uint64_t more, uint64_t* sum) {
-  if (more > kSumMax - *sum) return false;
-  *sum += more;
-  return true;
-}
-
-/// All bytes of the period. kInvalidArgument if a sum would exceed what the planner can handle.
-Result<uint64_t> total_bytes(const Trace& trace) {
-  uint64_t bytes = 0;
-  bool fits = add_within_limit(trace.fixed_bytes, &bytes);
-  for (const TraceTensor& tensor : trace.tensors) {
-    fits = fits && add_within_limit(tensor.bytes, &bytes);
-  }
-  if (!fits) {
-    return invalid("trace: its tensors have more than " + format_bytes(kSumMax) +
-                   " in total; check the unit of their sizes, which is one byte");
-  }
-  uint64_t compute_ns = 0;
-  for (const TraceOp& op : trace.ops) {
-    if (!add_within_limit(op.compute_ns, &compute_ns)) {
-      return invalid(
-          "trace: its ops compute for more than 36 years in total; check the unit of "
-          "their times, which is one nanosecond");
-    }
-  }
-  return bytes;
-}
 
 Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
   // The comparison also refuses "not a number".
@@ -180,17 +126,15 @@ std::string course_of(const Trace& trace, const Machine& machine) {
 Result<std::string> ask(const tencache_period& period, const tencache_machine& machine,
                         std::string (*answer)(const Trace&, const Machine&)) {
   try {
-    const Trace trace = to_trace(period);
-    TENCACHE_RETURN_IF_ERROR(trace.validate());
-    const Result<uint64_t> bytes = total_bytes(trace);
-    if (!bytes.is_ok()) return bytes.status();
+    const Result<Trace> trace = to_trace(period);
+    if (!trace.is_ok()) return trace.status();
     uint64_t largest_bytes = 0;
-    for (const TraceTensor& tensor : trace.tensors) {
+    for (const TraceTensor& tensor : trace.value().tensors) {
       largest_bytes = std::max(largest_bytes, tensor.bytes);
     }
-    const Result<Machine> limits = to_machine(machine, bytes.value(), largest_bytes);
+    const Result<Machine> limits = to_machine(machine, total_bytes(trace.value()), largest_bytes);
     if (!limits.is_ok()) return limits.status();
-    return answer(trace, limits.value());
+    return answer(trace.value(), limits.value());
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kOutOfMemory,
                   "planning a period of " + std::to_string(period.op_count) +

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "abi/period_arrays.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/shown_text.h"
@@ -69,7 +70,9 @@ Status Runtime::read_environment() {
   TENCACHE_RETURN_IF_ERROR(tencache::read_environment(
       options, environment_names(),
       [](const char* name) { return static_cast<const char*>(std::getenv(name)); }));
-  if (!is_started()) options_ = std::move(options);
+  if (is_started()) return Status::ok();
+  options_ = std::move(options);
+  stored_period_ = nullptr;
   return Status::ok();
 }
 
@@ -102,11 +105,30 @@ std::string Runtime::option_text(std::string_view name) const {
   return tencache::option_text(options_, name);
 }
 
+Status Runtime::learn_from(const tencache_period& period, const char* const* op_names) {
+  MutexLock lock(mutex_);
+  if (is_started()) {
+    return {StatusCode::kFailedPrecondition,
+            "tencache is enabled already, so it cannot follow a recorded period from the first "
+            "step on; give the file when you enable it"};
+  }
+  Result<Period> stored = to_stored_period(
+      period, op_names, [this](std::string_view name) { return engines_.register_op(name); });
+  if (!stored.is_ok()) return stored.status();
+  stored_period_ = std::make_shared<const Period>(std::move(stored).value());
+  return Status::ok();
+}
+
 Status Runtime::start() {
   MutexLock lock(mutex_);
   if (is_started()) return Status::ok();
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
+  if (stored_period_ != nullptr && (options_.strict || !options_.plan)) {
+    TENCACHE_LOG_WARNING("learn_from=%s has no effect: with %s nothing is planned",
+                         shown(options_.learn_from_path).c_str(),
+                         options_.strict ? "strict=on" : "plan=off");
+  }
   // A GPU is opened when it is first used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
@@ -162,6 +184,7 @@ EngineConfig Runtime::engine_config() {
   config.arm_at = options_.arm_at;
   config.plans = options_.plan;
   config.disk_patience.wait_ns = options_.disk_wait_ns;
+  config.stored_period = stored_period_;
   if (options_.chaos_seed) {
     config.chaos = ChaosConfig{*options_.chaos_seed, options_.chaos_probability};
   }

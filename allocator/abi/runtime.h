@@ -36,11 +36,14 @@ class Runtime {
  public:
   static Runtime& instance();
 
-  /// Sets every option to its environment variable, else to its default.
+  /// Sets every option to its environment variable, else to its default. Forgets learn_from().
   Status read_environment() TENCACHE_EXCLUDES(mutex_);
   Status set_option(std::string_view name, std::string_view text) TENCACHE_EXCLUDES(mutex_);
   static Status check_option(std::string_view name, std::string_view text);
   std::string option_text(std::string_view name) const TENCACHE_EXCLUDES(mutex_);
+  /// Keeps the period for the engines that are made from now on.
+  Status learn_from(const tencache_period& period, const char* const* op_names)
+      TENCACHE_EXCLUDES(mutex_);
   Status start() TENCACHE_EXCLUDES(mutex_);
 
   bool is_started() const { return is_started_.load(std::memory_order_acquire); }
@@ -110,6 +113,7 @@ class Runtime {
 
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);
+  std::shared_ptr<const Period> stored_period_ TENCACHE_GUARDED_BY(mutex_);
 };
 
 }  // namespace tencache

@@ -88,7 +88,12 @@ Json plan_json(Learner* learner) {
                {"passed_over", summary.passed_over},
                {"events_lost", summary.events_lost},
                {"planning_s", seconds(summary.planning_ns)},
+               {"stored", nullptr},
                {"step_s", 0.0}};
+  if (summary.stored_ticks > 0) {
+    json["stored"] = {{"ticks", summary.stored_ticks},
+                      {"ticks_followed", following.stored_ticks_followed}};
+  }
   if (summary.learned == nullptr) return json;
   if (following.last_period_plan == summary.learned->number) {
     json["step_s"] = seconds(following.last_period_ns);

@@ -248,6 +248,11 @@ size_t tencache_plan_timeline(const tencache_period* period, const tencache_mach
   return 0;
 }
 
+int tencache_learn_from(const tencache_period* period, const char* const* op_names,
+                        tencache_error* error) {
+  return report(Runtime::instance().learn_from(*period, op_names), error);
+}
+
 uint64_t tencache_evict_all(void) { return engines().evict_all(); }
 
 int tencache_is_cold(const void* address) {

@@ -267,6 +267,13 @@ TENCACHE_API size_t tencache_plan_timeline(const tencache_period* period,
                                            const tencache_machine* machine, char* buffer,
                                            size_t bytes, tencache_error* error);
 
+/* The period of an earlier run of the program (option learn_from), to be planned at start and
+ * followed from the first step. `op_names` has a name for each op; an op's accesses come in the
+ * order in which the gate saw them. Everything is copied. Call before tencache_start(); later it is
+ * an error. Returns 0, or an error code with *error filled. */
+TENCACHE_API int tencache_learn_from(const tencache_period* period, const char* const* op_names,
+                                     tencache_error* error);
+
 /* ---- Tests ---------------------------------------------------------------------------------- */
 
 /* Evicts, on this thread, every extent that may be evicted; returns how many went cold. */

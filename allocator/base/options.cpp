@@ -12,7 +12,8 @@
 //      part of the engine obeys it, that part's config, which Engine::make_parts fills
 //   3. its row in the README's table (`python -m tencache._options` prints it), and its case in
 //      tests/allocator/options_test.cpp
-// Flags, keywords, variables and `tencache doctor` follow from the row.
+// Flags, keywords, variables and `tencache doctor` follow from the row. What the options of files
+// name, Python reads and writes (python/tencache/_runtime.py), except for the recorded period.
 #include "base/options.h"
 
 #include <algorithm>
@@ -184,7 +185,7 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 
 // ---- The table -----------------------------------------------------------------------------
 
-constexpr std::array<Row, 23> kRows = {{
+constexpr std::array<Row, 24> kRows = {{
     {{"device_memory", "bytes", "",
       "Budget of the device tier: DRAM for tensors, where auto takes what the cgroup or the "
       "machine leaves, less a reserve; or each GPU's memory, where auto takes 90 %."},
@@ -233,9 +234,15 @@ constexpr std::array<Row, 23> kRows = {{
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
     {{"record", "path", "",
-      "File that receives one learned period of the program as JSON lines, for `tencache plan`."},
+      "File that receives one learned period of the program as JSON lines, for `tencache plan` and "
+      "learn_from."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.record_path); },
      [](const Options& o) { return format_path(o.record_path, kOff); }},
+    {{"learn_from", "path", "",
+      "File that an earlier run of the program has recorded: its period is planned at once and "
+      "followed from the first step on."},
+     [](Options& o, std::string_view t) { return parse_path(t, kOff, o.learn_from_path); },
+     [](const Options& o) { return format_path(o.learn_from_path, kOff); }},
     {{"strict", "flag", "", "Raise an out-of-memory error at the budget instead of spilling."},
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
      [](const Options& o) { return format_flag(o.strict); }},

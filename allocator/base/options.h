@@ -42,6 +42,7 @@ struct Options {
   std::string stats_path;                        // stats: JSON written at exit; empty = none
   std::string trace_path;                        // trace: events written at exit; empty = none
   std::string record_path;                       // record: the learned period; empty = none
+  std::string learn_from_path;                   // learn_from: one of an earlier run; empty = none
   bool strict = false;                           // strict: out of memory at the budget, never spill
   bool plan = true;                              // plan: learn what repeats and move ahead of use
   bool quiet = false;                            // quiet: no start line, no summary

@@ -37,13 +37,18 @@ Json tensor_line(size_t id, const TraceTensor& tensor) {
 Json op_line(const Trace& trace, const TraceOp& op) {
   Json reads = Json::array();
   Json writes = Json::array();
+  std::string order;
   for (const TraceAccess& access : op.accesses) {
     (access.is_write ? writes : reads).push_back(access.tensor);
+    order += access.is_write ? 'w' : 'r';
   }
-  return {{"name", trace.op_names[op.name]},
-          {"compute_ns", op.compute_ns},
-          {"reads", std::move(reads)},
-          {"writes", std::move(writes)}};
+  const bool is_mixed = !reads.empty() && !writes.empty();
+  Json line = {{"name", trace.op_names[op.name]},
+               {"compute_ns", op.compute_ns},
+               {"reads", std::move(reads)},
+               {"writes", std::move(writes)}};
+  if (is_mixed) line["order"] = std::move(order);
+  return line;
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 //    "write_work_ns_per_byte":0.15,"drop_work_ns_per_byte":0.07}      (one line in the file)
 //   {"id":0,"bytes":4194304}
 //   {"id":1,"bytes":4194304,"allocated_at":0,"freed_at":1}
-//   {"name":"aten::mm","compute_ns":1200000,"reads":[0],"writes":[1]}
-//   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0]}
+//   {"name":"aten::mm","compute_ns":1200000,"reads":[0],"writes":[1],"order":"rw"}
+//   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0],"order":"wr"}
 //
 // The first line describes the file. `format` and `version` are required. `ops` and `tensors`, the
 // numbers of lines of each kind, let a reader notice a truncated file. `fixed_bytes` are on the
@@ -29,7 +29,10 @@
 // Then one line per op, in order. `compute_ns` is the time from its begin to the begin of the next
 // op without waiting for memory. `reads` and `writes` list ids, and may be absent when empty. What
 // an op writes must be on the device, too, and must be written out before it leaves again. It need
-// not be in `reads` as well. `overwrites`, absent when empty, lists those of `writes` of whose old
+// not be in `reads` as well. `order` tells in which order the gate sees them, r for the next of
+// `reads` and w for the next of `writes`. Plans do not depend on it. To follow the period in
+// another run takes the exact order, so an op that both reads and writes must have it then
+// (option learn_from). `overwrites`, absent when empty, lists those of `writes` of whose old
 // bytes the op leaves and uses nothing: they need not be kept after the last op that names the
 // tensor before. tencache does not record it, since it does not know it of an op.
 //

@@ -146,6 +146,7 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     _runtime.set_checked(library, given)
     # This includes files that variables name; at exit an error would come too late.
     _runtime.check_output_files(library)
+    _runtime.check_input_file(library)
     executable = _find_program(program[0])
     reason = _autoload.why_not_loaded(os.environ)
     if reason is not None:

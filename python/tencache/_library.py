@@ -262,26 +262,16 @@ class Core:
         )
 
     def _declare_plans(self, library: ctypes.CDLL) -> None:
-        error, size = ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
+        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
+        period, machine = ctypes.POINTER(PeriodStruct), ctypes.POINTER(MachineStruct)
         self._plan = _declare(
-            library,
-            "tencache_plan",
-            ctypes.c_int,
-            ctypes.POINTER(PeriodStruct),
-            ctypes.POINTER(MachineStruct),
-            ctypes.c_char_p,
-            size,
-            error,
+            library, "tencache_plan", ctypes.c_int, period, machine, text, size, error
         )
         self._plan_timeline = _declare(
-            library,
-            "tencache_plan_timeline",
-            size,
-            ctypes.POINTER(PeriodStruct),
-            ctypes.POINTER(MachineStruct),
-            ctypes.c_char_p,
-            size,
-            error,
+            library, "tencache_plan_timeline", size, period, machine, text, size, error
+        )
+        self._learn_from = _declare(
+            library, "tencache_learn_from", ctypes.c_int, period, ctypes.POINTER(text), error
         )
 
     def version(self) -> str:
@@ -397,6 +387,12 @@ class Core:
         size = _TIMELINE_BYTES + _TIMELINE_BYTES_PER_OP * int(period.op_count)
         result: dict[str, Any] = json.loads(_read_text(fill, size))
         return result
+
+    def learn_from(self, period: PeriodStruct, op_names: Sequence[bytes]) -> None:
+        """Has the period followed from the first step on; OptionError if that cannot be."""
+        error = _ErrorStruct()
+        names = (ctypes.c_char_p * len(op_names))(*op_names)
+        _raise_if(self._learn_from(period, names, error), error)
 
 
 class Shim:

@@ -5,13 +5,15 @@
 describes the format, "tencache-period" version 1. The file is read line by line into flat arrays,
 the form in which the core plans it, so a period of a million ops takes a few dozen megabytes. Each
 line's references are checked as it is read: an error names the file, the line, the problem and the
-remedy. Threads: none of its own.
+remedy. A period that shall be followed in this run needs more than one that is only planned: the
+order in which each op names its tensors. Threads: none of its own.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from collections.abc import Iterator
 from ctypes import Array, c_uint8, c_uint32, c_uint64
@@ -43,6 +45,8 @@ class Period:
     write_work_ns_per_byte: float
     drop_work_ns_per_byte: float
     device_budget_bytes: int
+    op_names: list[bytes]
+    unordered_line: int  # the first op of which the file does not tell the order; 0: none
 
 
 def read_period(path: Path) -> Period:
@@ -51,6 +55,22 @@ def read_period(path: Path) -> Period:
         return _Reader(path).read()
     except OSError as error:
         raise TencacheError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def read_period_to_follow(path: Path) -> Period:
+    """As read_period; TencacheError also for a file that does not tell enough to be followed.
+
+    Each process of a launch reads the file, so it can be neither a pipe nor a device.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise TencacheError(f"{path} is not a regular file.")
+    period = read_period(path)
+    if period.unordered_line:
+        raise TencacheError(
+            f"{path}, line {period.unordered_line}: it lacks order, so the period cannot be "
+            "followed. An older tencache or another tool wrote the file: record the program again."
+        )
+    return period
 
 
 class _Reader:
@@ -66,6 +86,8 @@ class _Reader:
         self._access_counts = array("I")
         self._access_tensors = array("I")
         self._access_writes = array("B")
+        self._op_names: list[bytes] = []
+        self._unordered_line = 0
         self._indices: dict[int, int] = {}  # index of each tensor, by id
         self._overwritten_at: dict[int, list[int]] = {}  # ticks, by index of the tensor
 
@@ -94,6 +116,8 @@ class _Reader:
             write_work_ns_per_byte=self._work(header, "write_work_ns_per_byte"),
             drop_work_ns_per_byte=self._work(header, "drop_work_ns_per_byte"),
             device_budget_bytes=self._whole(1, header, "device_budget_bytes", 0),
+            op_names=self._op_names,
+            unordered_line=self._unordered_line,
         )
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -155,23 +179,40 @@ class _Reader:
         if tick == _COUNT_MAX:
             raise self._refusal(number, f"there are more than {_COUNT_MAX} ops")
         self._compute_ns.append(self._whole(number, line, "compute_ns"))
-        count = 0
-        for name, is_write in (("reads", 0), ("writes", 1)):
-            ids = line.get(name, [])
-            if not isinstance(ids, list):
-                raise self._refusal(number, f"{name} is {ids!r}", "Give a list of tensors' ids.")
-            for tensor in ids:
-                self._access_tensors.append(self._living(number, tick, tensor))
-                self._access_writes.append(is_write)
-            count += len(ids)
-        self._access_counts.append(count)
+        self._op_names.append(str(line["name"]).encode(errors="replace"))
+        reads, writes = self._ids(number, line, "reads"), self._ids(number, line, "writes")
+        unread, unwritten = iter(reads), iter(writes)
+        for letter in self._order(number, line, len(reads), len(writes)):
+            tensor = next(unwritten if letter == "w" else unread)
+            self._access_tensors.append(self._living(number, tick, tensor))
+            self._access_writes.append(letter == "w")
+        self._access_counts.append(len(reads) + len(writes))
         self._add_overwrites(number, tick, line)
 
-    def _add_overwrites(self, number: int, tick: int, line: dict[str, Any]) -> None:
-        ids = line.get("overwrites", [])
+    def _ids(self, number: int, line: dict[str, Any], name: str) -> list[Any]:
+        ids = line.get(name, [])
         if not isinstance(ids, list):
-            raise self._refusal(number, f"overwrites is {ids!r}", "Give a list of tensors' ids.")
-        for tensor in ids:
+            raise self._refusal(number, f"{name} is {ids!r}", "Give a list of tensors' ids.")
+        return ids
+
+    def _order(self, number: int, line: dict[str, Any], read_count: int, write_count: int) -> str:
+        """A letter for each tensor that the op names, in order: r for reads, w for writes."""
+        reads_first = "r" * read_count + "w" * write_count
+        order = line.get("order")
+        if order is None:
+            if read_count and write_count and not self._unordered_line:
+                self._unordered_line = number
+            return reads_first
+        if not isinstance(order, str) or sorted(order) != list(reads_first):
+            raise self._refusal(
+                number,
+                f"order is {order!r}",
+                "Give a letter for each tensor: r for the next of reads, w for that of writes.",
+            )
+        return order
+
+    def _add_overwrites(self, number: int, tick: int, line: dict[str, Any]) -> None:
+        for tensor in self._ids(number, line, "overwrites"):
             if tensor not in line.get("writes", []) or tensor in line.get("reads", []):
                 raise self._refusal(
                     number,

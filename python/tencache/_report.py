@@ -60,10 +60,14 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
         return path
     rank = rank_of(environment)
     if rank is not None:
-        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+        path = path_of_rank(path, rank)
     if is_spawned():
         path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
     return path
+
+
+def path_of_rank(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def is_spawned() -> bool:
@@ -91,6 +95,7 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     else:
         lines.append(_moved_line(stats))
         lines.append(_wait_line(stats))
+        lines.extend(_stored_lines(stats))
         lines.extend(_plan_lines(stats))
     lines.extend(_trouble_lines(stats))
     return lines
@@ -196,6 +201,22 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
     if stall_free > stats["budget"]["device"]:
         line += f"; --device-memory {_option_bytes(stall_free)} would remove the waiting"
     return [line]
+
+
+def _stored_lines(stats: Mapping[str, Any]) -> list[str]:
+    """What became of the option learn_from; nothing if it was not given."""
+    stored = (stats.get("plan") or {}).get("stored")
+    if not stored:
+        return []
+    if not stored["ticks_followed"]:
+        return [
+            "learn_from: nothing that the program did fits the recorded period; it is of another "
+            "program, or its tensors have other sizes (--record FILE records this one)"
+        ]
+    return [
+        f"learn_from: the recorded period was followed for {_count(stored['ticks_followed'], 'op')}"
+        ", until this run had shown its own"
+    ]
 
 
 def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,7 @@ from tencache import (
     _gpu_groups,
     _inductor,
     _options,
+    _period_file,
     _report,
     _triton,
 )
@@ -38,6 +39,8 @@ from tencache._messages import say, shortened
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
+# The option that names a file of an earlier run.
+_INPUT_OPTION = "learn_from"
 _NO_FILE = "off"
 
 
@@ -186,7 +189,7 @@ def check_output_files(library: Core) -> None:
         text = library.option_text(name)
         if text == _NO_FILE:
             continue
-        path = _output_path(text)
+        path = _absolute_path(text)
         reason = library.why_not_writable(_report.ranked_path(path, os.environ))
         if reason is None:
             library.set_option(name, str(path))
@@ -202,7 +205,70 @@ def check_output_files(library: Core) -> None:
         library.set_option(name, _NO_FILE)
 
 
-def _output_path(text: str) -> Path:
+def check_input_file(library: Core) -> None:
+    """Makes the path of the option learn_from absolute.
+
+    OptionError if no period could be read there. Where a launcher starts ranks, each of them will
+    read its own file.
+    """
+    text = library.option_text(_INPUT_OPTION)
+    if text == _NO_FILE:
+        return
+    path = _absolute_path(text)
+    of_first_rank = _report.path_of_rank(path, 0)
+    only_ranks_have_one = not os.path.exists(path) and os.path.exists(of_first_rank)
+    _read_stored_period(text, of_first_rank if only_ranks_have_one else path)
+    library.set_option(_INPUT_OPTION, str(path))
+
+
+def _own_input_path(text: str) -> Path:
+    """The file that this process recorded in an earlier launch, or the one of all processes."""
+    path = _absolute_path(text)
+    own = _report.ranked_path(path, os.environ)
+    return own if os.path.exists(own) else path
+
+
+def _read_stored_period(text: str, path: Path) -> _period_file.Period:
+    try:
+        return _period_file.read_period_to_follow(path)
+    except TencacheError as error:
+        raise _refused_input(text, str(error)) from error
+
+
+def _refused_input(text: str, reason: str) -> OptionError:
+    option = _options.find(_INPUT_OPTION)
+    return OptionError(
+        f"Option {option.name} does not take the value '{shortened(text)}': {reason} Give a file "
+        f"that `tencache run --record FILE` wrote with {option.flag} or {option.environment}."
+    )
+
+
+def _follow(library: Core, text: str, path: Path) -> None:
+    period = _read_stored_period(text, path)
+    try:
+        library.learn_from(period.struct, period.op_names)
+    except TencacheError as error:
+        raise _refused_input(text, f"{path}: {error}.") from error
+
+
+def _give_stored_period(library: Core) -> None:
+    """As check_output_files, OptionError for a file that is no good, and a worker goes without."""
+    text = library.option_text(_INPUT_OPTION)
+    if text == _NO_FILE:
+        return
+    path = _own_input_path(text)
+    try:
+        _follow(library, text, path)
+    except OptionError as error:
+        if not _report.is_spawned():
+            raise
+        say(f"warning: {error}")
+        library.set_option(_INPUT_OPTION, _NO_FILE)
+        return
+    library.set_option(_INPUT_OPTION, str(path))
+
+
+def _absolute_path(text: str) -> Path:
     path = Path(os.path.expanduser(text))
     try:
         return path.absolute()
@@ -216,7 +282,7 @@ def _own_path(name: str, text: str) -> str:
     The core writes the period by itself and knows no ranks, so it gets the name with the rank;
     files written at exit get theirs then.
     """
-    path = _output_path(text)
+    path = _absolute_path(text)
     return str(_report.ranked_path(path, os.environ) if name == "record" else path)
 
 
@@ -233,6 +299,8 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     for name, text in given.items():
         if name in OUTPUT_OPTIONS and text != _NO_FILE:
             text = _own_path(name, text)
+        elif name == _INPUT_OPTION and text != _NO_FILE:
+            text = str(_own_input_path(text))
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 
@@ -247,6 +315,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     record = library.option_text("record")
     if record != _NO_FILE:
         library.set_option("record", _own_path("record", record))
+    _give_stored_period(library)
     library.set_option("backend", _backend.resolve(library.option_text("backend"), torch))
     texts = _texts(library)
     if texts["backend"] == _backend.CUDA:

@@ -16,6 +16,7 @@
 #include "abi/tencache.h"
 #include "base/units.h"
 #include "support/child_process.h"
+#include "support/flat_period.h"
 #include "support/test_directory.h"
 
 namespace tencache {
@@ -85,6 +86,26 @@ TEST_F(AbiTest, BeforeStartThereIsNoArena) {
     EXPECT_EQ(json_of(&tencache_stats_json), Json::object());
     EXPECT_FALSE(Json::parse(tencache_option_table()).empty());
     EXPECT_TRUE(json_of(&tencache_doctor_json).contains("memory"));
+  });
+}
+
+TEST_F(AbiTest, APeriodToFollowIsGivenBeforeStart) {
+  in_child([this] {
+    Trace trace;
+    trace.op_names = {"test::use"};
+    trace.ops = {{0, 1000, {{0, false}}}};
+    trace.tensors = {{kMiB, kNoTick, kNoTick}};
+    const FlatPeriod flat(trace);
+    const auto learn = [&] { return tencache_learn_from(flat.get(), flat.op_names(), &error_); };
+    ASSERT_EQ(learn(), TENCACHE_OK) << error_.message;
+    // Options are read anew after an attempt to start that has failed.
+    ASSERT_EQ(tencache_read_environment(&error_), TENCACHE_OK);
+    ASSERT_EQ(learn(), TENCACHE_OK) << error_.message;
+    start();
+    const Json plan = json_of(&tencache_stats_json)["plan"];
+    EXPECT_EQ(plan["stored"]["ticks"], 1);
+    EXPECT_EQ(plan["stored"]["ticks_followed"], 0);
+    EXPECT_EQ(learn(), TENCACHE_FAILED_PRECONDITION);
   });
 }
 

@@ -44,7 +44,7 @@ void expect_refused(std::string_view name, std::string_view text) {
 }
 
 TEST(OptionsTest, EveryRowIsDescribed) {
-  ASSERT_EQ(option_table().size(), 23U);
+  ASSERT_EQ(option_table().size(), 24U);
   for (const OptionDescription& row : option_table()) {
     EXPECT_TRUE(row.help.ends_with('.')) << row.name;
     EXPECT_EQ(row.kind == "choice", !row.choices.empty()) << row.name;
@@ -73,6 +73,7 @@ TEST(OptionsTest, EveryRowTakesItsOwnText) {
                                                           {"chaos", "42"},
                                                           {"chaos_probability", "0"},
                                                           {"record", "period.jsonl"},
+                                                          {"learn_from", "earlier.jsonl"},
                                                           {"backend", "cuda"},
                                                           {"host_memory", "5GiB"}};
   for (const OptionDescription& row : option_table()) {
@@ -97,6 +98,7 @@ TEST(OptionsTest, SetsTheMembers) {
   EXPECT_EQ(options_with("stats", "run.json").stats_path, "run.json");
   EXPECT_EQ(options_with("trace", "off").trace_path, "");
   EXPECT_EQ(options_with("record", "period.jsonl").record_path, "period.jsonl");
+  EXPECT_EQ(options_with("learn_from", "earlier.jsonl").learn_from_path, "earlier.jsonl");
   EXPECT_EQ(options_with("log_level", "Warning").log_level, LogLevel::kWarning);
   EXPECT_EQ(options_with("io_uring", "off").io_uring, Choice::kOff);
   EXPECT_EQ(options_with("direct_io", "on").direct_io, Choice::kOn);

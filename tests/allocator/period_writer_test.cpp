@@ -30,6 +30,12 @@ class PeriodWriterTest : public ::testing::Test {
     return lines;
   }
 
+  static std::string order_of(const TraceOp& op) {
+    std::string order;
+    for (const TraceAccess& access : op.accesses) order += access.is_write ? 'w' : 'r';
+    return order;
+  }
+
   TestDirectory directory_;
   const std::string path_ = directory_.path() + "/period.jsonl";
 };
@@ -51,9 +57,10 @@ TEST_F(PeriodWriterTest, WritesWhatTheHeaderDescribes) {
   EXPECT_EQ(lines[1], Json::parse(R"({"id":0,"bytes":4096})"));
   EXPECT_EQ(lines[2], Json::parse(R"({"id":1,"bytes":8192,"allocated_at":0,"freed_at":1})"));
   EXPECT_EQ(lines[3],
-            Json::parse(R"({"name":"aten::mm","compute_ns":1200,"reads":[0],"writes":[1]})"));
+            Json::parse(
+                R"({"name":"aten::mm","compute_ns":1200,"reads":[0],"writes":[1],"order":"rw"})"));
   EXPECT_EQ(lines[4], Json::parse(R"({"name":"aten::add_.Tensor","compute_ns":300,"reads":[1],)"
-                                  R"("writes":[0]})"));
+                                  R"("writes":[0],"order":"rw"})"));
   EXPECT_EQ(lines[5], Json::parse(R"({"name":"aten::mm","compute_ns":5,"reads":[],"writes":[]})"));
 }
 
@@ -81,6 +88,11 @@ TEST_F(PeriodWriterTest, TheTraceCanBeMadeAgain) {
     }
     EXPECT_EQ(line["reads"].get<std::vector<uint32_t>>(), reads);
     EXPECT_EQ(line["writes"].get<std::vector<uint32_t>>(), writes);
+    const bool is_mixed = !reads.empty() && !writes.empty();
+    EXPECT_EQ(line.contains("order"), is_mixed);
+    if (is_mixed) {
+      EXPECT_EQ(line["order"], order_of(op));
+    }
   }
 }
 

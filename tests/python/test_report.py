@@ -262,6 +262,19 @@ def test_what_became_of_the_period_is_told(recorded, line, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(line.format(path=path))
 
 
+def test_summary_tells_what_became_of_a_recorded_period():
+    for followed, words in (
+        (0, "learn_from: nothing that the program did fits the recorded period"),
+        (1, "learn_from: the recorded period was followed for 1 op, until"),
+        (77, "followed for 77 ops"),
+    ):
+        plan = {"stored": {"ticks": 100, "ticks_followed": followed}}
+        text = "\n".join(_report.summary_lines(stats_with(plan=plan)))
+        assert words in text
+    for plan in (None, {}, {"stored": None}):
+        assert "learn_from" not in "\n".join(_report.summary_lines(stats_with(plan=plan)))
+
+
 def write_trace_file(path, events, **changes):
     head = {"format": "tencache-events", "version": 1, "threads": 2, "events": 0, "lost": 0}
     lines = [json.dumps(line) for line in [{**head, **changes}, *events]]

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A period that came in through the C ABI as flat arrays: as a checked trace, to plan for a machine
+// that may not exist (abi/plan_json.h), or as a stored period, to follow in this run. No state; any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "abi/tencache.h"
+#include "base/status.h"
+#include "learn/period.h"
+
+namespace tencache {
+
+/// kInvalidArgument if the arrays make no trace, or its sums exceed what the planner can handle.
+Result<Trace> to_trace(const tencache_period& period);
+
+/// All bytes of a trace that to_trace() gave.
+uint64_t total_bytes(const Trace& trace);
+
+/// `op_names` has a name for each op. `op_number` gives the number by which this process calls an
+/// op. Errors as of to_trace(), and kOutOfMemory.
+Result<Period> to_stored_period(const tencache_period& period, const char* const* op_names,
+                                const std::function<uint32_t(std::string_view)>& op_number);
+
+}  // namespace tencache
