@@ -26,14 +26,41 @@ void RangeAllocator::erase_free(uint64_t offset, uint64_t length) {
   free_by_length_.erase({length, offset});
 }
 
-std::optional<uint64_t> RangeAllocator::allocate(uint64_t length) {
+std::optional<uint64_t> RangeAllocator::best_fit(uint64_t length) const {
   TENCACHE_CHECK(length > 0, "a range of length 0 was requested");
   const auto best = free_by_length_.lower_bound({length, 0});
   if (best == free_by_length_.end()) return std::nullopt;
-  const auto [free_length, offset] = *best;
-  erase_free(offset, free_length);
-  if (free_length > length) insert_free(offset + length, free_length - length);
+  return best->second;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> RangeAllocator::best_fits(uint64_t length,
+                                                                     size_t count_max) const {
+  std::vector<std::pair<uint64_t, uint64_t>> fits;
+  auto range = free_by_length_.lower_bound({length, 0});
+  for (; range != free_by_length_.end() && fits.size() < count_max; ++range) {
+    fits.emplace_back(range->second, range->first);
+  }
+  return fits;
+}
+
+void RangeAllocator::take(uint64_t offset, uint64_t length) {
+  const auto behind = free_by_offset_.upper_bound(offset);
+  const bool has_range = length > 0 && behind != free_by_offset_.begin() &&
+                         length <= std::prev(behind)->second &&
+                         offset - std::prev(behind)->first <= std::prev(behind)->second - length;
+  TENCACHE_CHECK(has_range, "range %llu+%llu is not free", static_cast<unsigned long long>(offset),
+                 static_cast<unsigned long long>(length));
+  const auto [begin, free_length] = *std::prev(behind);
+  erase_free(begin, free_length);
+  if (offset > begin) insert_free(begin, offset - begin);
+  const uint64_t end = offset + length;
+  if (begin + free_length > end) insert_free(end, begin + free_length - end);
   used_ += length;
+}
+
+std::optional<uint64_t> RangeAllocator::allocate(uint64_t length) {
+  const std::optional<uint64_t> offset = best_fit(length);
+  if (offset) take(*offset, length);
   return offset;
 }
 

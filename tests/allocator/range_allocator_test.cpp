@@ -41,9 +41,28 @@ TEST(RangeAllocatorTest, TakesTheTightestRange) {
   ranges.free(10, 20);
   ranges.free(50, 5);
   ranges.free(70, 6);
+  using Fits = std::vector<std::pair<uint64_t, uint64_t>>;
+  EXPECT_EQ(ranges.best_fits(6, 9), (Fits{{70, 6}, {10, 20}}));
+  EXPECT_EQ(ranges.best_fits(1, 2), (Fits{{50, 5}, {70, 6}}));
+  EXPECT_EQ(ranges.best_fits(21, 9), Fits());
   EXPECT_EQ(ranges.allocate(5), 50U);
   EXPECT_EQ(ranges.allocate(5), 70U);
   EXPECT_EQ(ranges.allocate(5), 10U);
+  EXPECT_TRUE(ranges.is_valid());
+}
+
+TEST(RangeAllocatorTest, TakesAPartOfAFreeRange) {
+  RangeAllocator ranges(30);
+  EXPECT_EQ(ranges.best_fit(30), 0U);
+  ranges.take(10, 5);
+  EXPECT_EQ(ranges.used(), 5U);
+  EXPECT_EQ(ranges.best_fit(11), 15U);
+  EXPECT_EQ(ranges.best_fit(10), 0U);
+  ranges.take(0, 10);
+  ranges.take(25, 5);
+  EXPECT_EQ(ranges.best_fit(1), 15U);
+  ranges.take(15, 10);
+  EXPECT_EQ(ranges.best_fit(1), std::nullopt);
   EXPECT_TRUE(ranges.is_valid());
 }
 
@@ -120,6 +139,12 @@ TEST(RangeAllocatorDeathTest, RefusesToFreeWhatIsNotInUse) {
   EXPECT_DEATH(ranges.free(0, 5), "freed twice");
   EXPECT_DEATH(ranges.free(3, 2), "freed twice");
   EXPECT_DEATH((void)ranges.allocate(0), "length 0");
+  EXPECT_DEATH((void)ranges.best_fit(0), "length 0");
+  EXPECT_DEATH(ranges.take(0, 1), "not free");
+  EXPECT_DEATH(ranges.take(9, 3), "not free");
+  EXPECT_DEATH(ranges.take(18, 3), "not free");
+  EXPECT_DEATH(ranges.take(15, UINT64_MAX), "not free");
+  EXPECT_DEATH(ranges.take(15, 0), "not free");
   EXPECT_DEATH(ranges.grow(19), "shrink");
 }
 
@@ -141,6 +166,10 @@ class BitmapModel {
     uint64_t largest = 0;
     for_each_gap([&](uint64_t, uint64_t gap) { largest = std::max(largest, gap); });
     return largest;
+  }
+  uint64_t gap_at(uint64_t offset) const {
+    const auto end = std::find(used_.begin() + static_cast<ptrdiff_t>(offset), used_.end(), true);
+    return static_cast<uint64_t>(end - used_.begin()) - offset;
   }
   void set(uint64_t offset, uint64_t length, bool used) {
     for (uint64_t i = offset; i < offset + length; ++i) {
@@ -182,8 +211,14 @@ TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
     if (live.empty() || random.chance(allocate_chance)) {
       const uint64_t length = random.chance(0.9) ? random.between(1, 12) : random.between(1, 80);
       const std::optional<uint64_t> expected = model.best_fit(length);
-      const std::optional<uint64_t> offset = ranges.allocate(length);
+      std::optional<uint64_t> offset = ranges.best_fit(length);
       ASSERT_EQ(offset, expected) << "step " << step;
+      if (offset && random.chance(0.2)) {  // any part of that range, often its end
+        *offset += random.between(0, model.gap_at(*offset) - length);
+        ranges.take(*offset, length);
+      } else {
+        ASSERT_EQ(ranges.allocate(length), expected) << "step " << step;
+      }
       if (offset) {
         model.set(*offset, length, true);
         live.emplace_back(*offset, length);
