@@ -43,7 +43,6 @@ bool Slabs::free(Extent* slab_extent, const char* address) {
   TENCACHE_CHECK(block != slab.blocks.end() && distance % kPageBytes == 0, "free of %p",
                  static_cast<const void*>(address));
   unlist(slab);
-  used_pages_ -= block->second;
   slab.pages.free(block->first, block->second);
   slab.blocks.erase(block);
   if (!slab.blocks.empty()) {
@@ -75,7 +74,6 @@ Slabs::Block Slabs::cut_from(Slab& slab, uint64_t page_count) {
   const std::optional<uint64_t> page = slab.pages.allocate(page_count);
   TENCACHE_CHECK(page.has_value(), "%llu pages", static_cast<unsigned long long>(page_count));
   slab.blocks.emplace(*page, page_count);
-  used_pages_ += page_count;
   list(slab);
   newest_ = &slab;
   // Its owner writes it before any op announces that, and a slot may hold the slab as it was.
@@ -92,11 +90,6 @@ void Slabs::unlist(const Slab& slab) {
   by_room_.erase({slab.pages.largest_free(), slab.extent->address});
 }
 
-uint64_t Slabs::used_bytes() const {
-  MutexLock lock(mutex_);
-  return used_pages_ * kPageBytes;
-}
-
 uint64_t Slabs::slab_count() const {
   MutexLock lock(mutex_);
   return slabs_.size();
@@ -104,7 +97,6 @@ uint64_t Slabs::slab_count() const {
 
 bool Slabs::is_valid() const {
   MutexLock lock(mutex_);
-  uint64_t used_pages = 0;
   uint64_t listed = 0;
   for (const auto& [address, slab] : slabs_) {
     if (slab->extent->address != address || !slab->extent->is_slab) return false;
@@ -117,13 +109,12 @@ bool Slabs::is_valid() const {
       slab_pages += count;
     }
     if (page > kSlabBytes / kPageBytes || slab_pages != slab->pages.used()) return false;
-    used_pages += slab_pages;
     const uint64_t largest = slab->pages.largest_free();
     if (largest == 0) continue;
     if (!by_room_.contains({largest, address})) return false;
     ++listed;
   }
-  return used_pages == used_pages_ && listed == by_room_.size();
+  return listed == by_room_.size();
 }
 
 }  // namespace tencache

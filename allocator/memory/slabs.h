@@ -56,8 +56,6 @@ class Slabs {
   /// slab any more, and the caller ends it.
   bool free(Extent* slab, const char* address) TENCACHE_EXCLUDES(mutex_);
 
-  /// Bytes of blocks in use.
-  uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t slab_count() const TENCACHE_EXCLUDES(mutex_);
   /// Checks everything by walking it; for tests.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
@@ -81,7 +79,6 @@ class Slabs {
   std::unordered_map<char*, std::unique_ptr<Slab>> slabs_ TENCACHE_GUARDED_BY(mutex_);
   ByRoom by_room_ TENCACHE_GUARDED_BY(mutex_);
   Slab* newest_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // what was cut last
-  uint64_t used_pages_ TENCACHE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tencache
