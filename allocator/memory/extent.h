@@ -113,7 +113,8 @@ class Extent {
   ListHook<Extent> age_hook;
   ListHook<Extent> size_hook;
   uint64_t retired_at = 0;
-  bool is_rest = false;  // on the cpu: what was left when others took pages of it; while cached
+  bool is_in_runs = false;  // while it is in the lists: in CachedRuns, too
+  bool is_rest = false;     // on the cpu: what was left when others took pages of it; while cached
 
   uint64_t load() const { return word_.load(std::memory_order_acquire); }
   static ExtentState state_of(uint64_t word) { return static_cast<ExtentState>(word & kStateMask); }

@@ -216,7 +216,7 @@ Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet 
 
 Result<Frame> CudaHeap::frame_without_wait(uint64_t bytes, bool is_small) {
   gather_handles(bytes);
-  return frames_.take_within(allowed_bytes(), bytes, is_small);
+  return frames_.take_within(bytes_worth_holding(), bytes, is_small);
 }
 
 // The GPU may have no memory although the budget has room, because others use it, too. What they
@@ -225,7 +225,7 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small)
   note_live();
   gather_handles(bytes);
   for (;;) {
-    Result<Frame> frame = frames_.take_reserved(bytes, is_small, allowed_bytes());
+    Result<Frame> frame = frames_.take_reserved(bytes, is_small, bytes_worth_holding());
     if (!is_out_of_memory(frame)) return frame;
     const uint64_t missing_bytes = frames_.missing(bytes);
     if (missing_bytes == 0 || drop_cached(missing_bytes) > 0) continue;
@@ -437,6 +437,16 @@ bool CudaHeap::is_valid() const {
     if (state == ExtentState::kCached) cached_bytes += extent.bytes;
   }
   for (const auto& [address, frame] : segments_) segment_bytes += frame.bytes;
+  uint64_t run_bytes = 0;
+  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
+       extent = AgeList::next(extent)) {
+    if (extent->is_in_runs) run_bytes += extent->bytes;
+  }
+  for (const auto& [home, runs] : cached_runs_) {
+    if (!runs.is_valid() || runs.bytes() > run_bytes) return false;
+    run_bytes -= runs.bytes();
+  }
+  if (run_bytes != 0) return false;
   return pool_.is_valid(segment_bytes) && cached_bytes == cached_bytes_.load();
 }
 

@@ -36,11 +36,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
+#include "memory/cached_runs.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
 #include "memory/cuda/heap_observer.h"
@@ -154,7 +156,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   CudaExtent* pop_cached(Key key) TENCACHE_EXCLUDES(mutex_);
   CudaExtent* cut_cached(uint64_t requested_bytes, uint64_t bytes, StreamSet stream)
       TENCACHE_EXCLUDES(mutex_);
-  std::optional<CUdeviceptr> find_stretch(uint64_t bytes, StreamSet home) const
+  void list_in_runs() TENCACHE_REQUIRES(mutex_);
+  CachedRuns& runs_of(const CudaExtent& extent) TENCACHE_REQUIRES(mutex_);
+  std::optional<CUdeviceptr> find_stretch(uint64_t bytes, StreamSet home) TENCACHE_REQUIRES(mutex_);
+  std::optional<CUdeviceptr> find_in_run(std::span<const char> run, uint64_t bytes) const
       TENCACHE_REQUIRES(mutex_);
   std::vector<CudaExtent*> take_stretch(CUdeviceptr begin, uint64_t bytes)
       TENCACHE_REQUIRES(mutex_);
@@ -180,6 +185,11 @@ class CudaHeap final : public Heap, private SegmentSource {
       TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
+  /// How much live and freed memory together may take. What waits for further streams cannot serve
+  /// the program, so it must not cost it what can.
+  uint64_t bytes_worth_holding() const {
+    return allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
+  }
   uint64_t bytes_per_mark();
   Result<Frame> allocate_frame(uint64_t bytes, bool is_small, StreamSet stream);
   Result<Frame> frame_without_wait(uint64_t bytes, bool is_small);
@@ -216,6 +226,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
   std::map<const char*, CudaExtent*> cached_by_address_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<StreamSet, CachedRuns> cached_runs_ TENCACHE_GUARDED_BY(mutex_);  // by home
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

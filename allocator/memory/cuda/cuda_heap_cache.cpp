@@ -107,6 +107,7 @@ StreamSet CudaHeap::others_of(const CudaExtent& extent) {
 }
 
 void CudaHeap::link_cached(CudaExtent* extent) {
+  extent->is_in_runs = false;
   cached_by_age_.push_front(extent);
   cached_by_key_[key_of(*extent)].push_front(extent);
   cached_by_address_.emplace(extent->address, extent);
@@ -118,6 +119,7 @@ void CudaHeap::unlink_cached(CudaExtent* extent) {
   found->second.remove(extent);
   if (found->second.is_empty()) cached_by_key_.erase(found);
   cached_by_address_.erase(extent->address);
+  if (extent->is_in_runs) runs_of(*extent).take(extent->address, extent->bytes);
 }
 
 void CudaHeap::poll_waiting(Patience patience) {
@@ -160,14 +162,13 @@ bool CudaHeap::await_leaving() {
   return destroyed_count_ != count_before;
 }
 
-// What the program has not needed for a while goes back to the driver. What waits for further
-// streams cannot serve the program, so it must not cost it what can.
+// What the program has not needed for a while goes back to the driver.
 void CudaHeap::shrink_now_and_then() {
   const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (frees % LivePeak::kFreesPerLook != 0) return;
   look_at_time(frees);
   const uint64_t held_bytes = frames_.bytes();
-  const uint64_t allowed = allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
+  const uint64_t allowed = bytes_worth_holding();
   if (held_bytes <= allowed) return;
   uint64_t excess_bytes = held_bytes - allowed;
   excess_bytes -= std::min(excess_bytes, frames_.trim(excess_bytes));

@@ -5,6 +5,11 @@
 // handles to another, and what is left on either side stays cached. So frames are split and joined
 // without a call of the driver, and the stream need not be waited for, because it is the one that
 // freed them.
+//
+// Runs are listed by length (memory/cached_runs.h), and the tightest that has a stretch serves. A
+// freed extent is listed only when a request finds none of its size, so a program whose sizes
+// repeat lists nothing.
+#include <algorithm>
 #include <utility>
 
 #include "memory/cuda/cuda_heap.h"
@@ -12,27 +17,43 @@
 namespace tencache {
 namespace {
 
+// The search is bounded, because it holds the heap's lock. Of a run that is far longer than needed,
+// the front will do.
+constexpr size_t kRunsLookedAtMax = 8;
+constexpr size_t kExtentsLookedAtMax = 64;
+
 /// Where a handle begins or ends.
 struct Border {
   CUdeviceptr address = 0;
   bool is_of_extent = false;
 };
 
-struct Stretch {
+/// Where a stretch begins.
+struct CutPlace {
   CUdeviceptr begin = 0;
   int cuts = 3;  // extents that lose a part; more than any stretch has: there is none
 };
 
-// Keeps in `best` the stretch of exactly this size that cuts the fewest extents.
-void look_in(const std::vector<Border>& run, uint64_t bytes, Stretch* best) {
+// REQUIRES: ascending borders without gaps between them.
+void keep_best(const std::vector<Border>& borders, uint64_t bytes, CutPlace* best) {
   size_t end = 0;
-  for (const Border& begin : run) {
-    while (end < run.size() && run[end].address - begin.address < bytes) ++end;
-    if (end == run.size()) return;
-    if (run[end].address - begin.address != bytes) continue;
-    const int cuts = (begin.is_of_extent ? 0 : 1) + (run[end].is_of_extent ? 0 : 1);
+  for (const Border& begin : borders) {
+    while (end < borders.size() && borders[end].address - begin.address < bytes) ++end;
+    if (end == borders.size()) return;
+    if (borders[end].address - begin.address != bytes) continue;
+    const int cuts = (begin.is_of_extent ? 0 : 1) + (borders[end].is_of_extent ? 0 : 1);
     if (cuts < best->cuts) *best = {begin.address, cuts};
   }
+}
+
+void append_borders(const CudaExtent& extent, std::vector<Border>* borders) {
+  CUdeviceptr border = extent.device_address();
+  if (borders->empty()) borders->push_back({border, true});
+  for (const FrameHandle& handle : extent.frame.handles) {
+    border += handle.bytes;
+    borders->push_back({border, false});
+  }
+  borders->back().is_of_extent = true;
 }
 
 // The first handles, of together so many bytes, leave `handles`.
@@ -50,27 +71,50 @@ Frame split_off(std::vector<FrameHandle>* handles, uint64_t bytes) {
 
 }  // namespace
 
-std::optional<CUdeviceptr> CudaHeap::find_stretch(uint64_t bytes, StreamSet home) const {
-  Stretch best;
-  std::vector<Border> run;
-  for (const auto& [address, extent] : cached_by_address_) {
-    const uint64_t word = extent->load();
-    if (extent->home.load(std::memory_order_relaxed) != home || Extent::pins_of(word) > 0 ||
-        (word & kFlagBusy) != 0) {
-      continue;
-    }
-    CUdeviceptr border = extent->device_address();
-    if (run.empty() || run.back().address != border) {
-      look_in(run, bytes, &best);
-      run.assign(1, {border, true});
-    }
-    for (const FrameHandle& handle : extent->frame.handles) {
-      border += handle.bytes;
-      run.push_back({border, false});
-    }
-    run.back().is_of_extent = true;
+// Invariant: of the list by age, the front is not in runs and the rest is.
+void CudaHeap::list_in_runs() {
+  for (Extent* extent = cached_by_age_.front(); extent != nullptr && !extent->is_in_runs;
+       extent = AgeList::next(extent)) {
+    extent->is_in_runs = true;
+    runs_of(*of_cuda(extent)).add(extent->address, extent->bytes);
   }
-  look_in(run, bytes, &best);
+}
+
+CachedRuns& CudaHeap::runs_of(const CudaExtent& extent) {
+  const StreamSet home = extent.home.load(std::memory_order_relaxed);
+  const char* const base = reinterpret_cast<const char*>(arena_.base());
+  return cached_runs_.try_emplace(home, base, arena_.bytes()).first->second;
+}
+
+std::optional<CUdeviceptr> CudaHeap::find_stretch(uint64_t bytes, StreamSet home) {
+  list_in_runs();
+  const auto runs = cached_runs_.find(home);
+  if (runs == cached_runs_.end()) return std::nullopt;
+  for (const std::span<const char> run : runs->second.tightest(bytes, kRunsLookedAtMax)) {
+    if (const std::optional<CUdeviceptr> begin = find_in_run(run, bytes)) return begin;
+  }
+  return std::nullopt;
+}
+
+// The stretch of exactly this size that cuts the fewest extents.
+std::optional<CUdeviceptr> CudaHeap::find_in_run(std::span<const char> run, uint64_t bytes) const {
+  CutPlace best;
+  std::vector<Border> borders;
+  const char* const front_end = run.data() + std::min<uint64_t>(run.size(), 2 * bytes);
+  auto next = cached_by_address_.find(run.data());
+  for (size_t looks = 0; next != cached_by_address_.end(); ++looks, ++next) {
+    const CudaExtent& extent = *next->second;
+    if (extent.address >= run.data() + run.size()) break;
+    if (looks >= kExtentsLookedAtMax && extent.address >= front_end) break;
+    const uint64_t word = extent.load();
+    if (Extent::pins_of(word) == 0 && (word & kFlagBusy) == 0) {
+      append_borders(extent, &borders);
+    } else {
+      keep_best(borders, bytes, &best);
+      borders.clear();
+    }
+  }
+  keep_best(borders, bytes, &best);
   if (best.cuts > 2) return std::nullopt;
   return best.begin;
 }

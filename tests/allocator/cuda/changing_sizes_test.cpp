@@ -268,6 +268,24 @@ TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamLeavesTheCacheAlone) {
   engine_.driver().let_go();
 }
 
+// Nor does it count against a new frame: else the thread would wait for the device, which is held.
+TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamDelaysNobody) {
+  const CUstream stream = engine_.make_stream();
+  const CUstream other = engine_.make_stream();
+  device_keeps_up_ = false;
+  engine_.driver().hold(stream);
+  engine_.driver().hold(other);
+  char* shared = allocate(32 * kMiB, stream);
+  char* own = allocate(32 * kMiB, stream);
+  engine_.write(other, shared, 32 * kMiB, 1);
+  engine_.write(stream, own, 32 * kMiB, 2);
+  free(shared);
+  free(own);
+  free(allocate(36 * kMiB, stream));
+  EXPECT_EQ(engine_.device().view().figures().waiting_count, 1u);
+  engine_.driver().let_go();
+}
+
 // What a second stream is done with is as good as any other freed memory, for small blocks, too.
 TEST_F(ChangingSizesTest, MemoryThatHasWaitedServesSmallBlocks) {
   const CUstream stream = engine_.make_stream();

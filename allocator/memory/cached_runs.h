@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CachedRuns: cached memory by the runs that it makes. Cached extents that are neighbours, and fill
+// their granules, make one run, from which a request of another size can be cut. Runs are keyed by
+// length, so that the tightest is found at once however much is cached.
+//
+// Not thread-safe: the owner locks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/range_allocator.h"
+#include "platform/address_arena.h"
+
+namespace tencache {
+
+class CachedRuns {
+ public:
+  /// For an arena of this many bytes at `base`, of which nothing is cached.
+  CachedRuns(const char* base, uint64_t bytes) : base_(base), granules_(bytes / kGranuleBytes) {
+    granules_.take(0, granules_.limit());
+  }
+
+  /// The memory has become cached: as many granules of it as are whole. REQUIRES: it begins at a
+  /// granule, and none of it is in a run.
+  void add(const char* address, uint64_t bytes) {
+    if (bytes >= kGranuleBytes) granules_.free(granule_of(address), bytes / kGranuleBytes);
+  }
+  /// REQUIRES: it is in runs.
+  void take(const char* address, uint64_t bytes) {
+    if (bytes >= kGranuleBytes) granules_.take(granule_of(address), bytes / kGranuleBytes);
+  }
+
+  /// The tightest runs of so many bytes, a multiple of granules, in that order.
+  std::vector<std::span<const char>> tightest(uint64_t bytes, size_t count_max) const {
+    std::vector<std::span<const char>> runs;
+    for (const auto& [granule, count] : granules_.best_fits(bytes / kGranuleBytes, count_max)) {
+      runs.emplace_back(base_ + granule * kGranuleBytes, count * kGranuleBytes);
+    }
+    return runs;
+  }
+
+  /// Of all runs.
+  uint64_t bytes() const { return (granules_.limit() - granules_.used()) * kGranuleBytes; }
+  bool is_valid() const { return granules_.is_valid(); }
+
+ private:
+  uint64_t granule_of(const char* address) const {
+    return static_cast<uint64_t>(address - base_) / kGranuleBytes;
+  }
+
+  const char* base_;
+  RangeAllocator granules_;  // free: those in runs
+};
+
+}  // namespace tencache
