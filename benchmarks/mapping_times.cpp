@@ -2,9 +2,9 @@
 //
 // How long do the driver's mappings take while the link is busy? An H200 gives access to a mapping
 // in 25 us, but takes a millisecond while a copy to the host is under way. This program asks what
-// that depends on: the direction of the copies, their size, the priority of their stream, and how
-// many handles one call gives access to. It needs a GPU, prints one line of JSON for each answer,
-// and takes some seconds. benchmarks/gpu/run.py runs it.
+// that depends on: the direction of the copies, whether engines or a kernel copy, the size of each
+// copy, the priority of the stream, and how many handles one call gives access to. It needs a GPU,
+// prints one line of JSON for each answer, and takes some seconds. benchmarks/gpu/run.py runs it.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -18,8 +18,10 @@
 
 #include "base/units.h"
 #include "platform/cuda/call_scope.h"
+#include "platform/cuda/copy_kernel.h"
 #include "platform/cuda/driver_api.h"
 #include "platform/cuda/gpu.h"
+#include "platform/cuda/nvrtc_api.h"
 #include "platform/host_memory.h"
 
 namespace {
@@ -39,6 +41,7 @@ struct Load {
   Direction direction = Direction::kNone;
   uint64_t copy_bytes = kCopiedBytes;  // of each copy
   int priority = kNormalPriority;      // of the copies' streams
+  const CopyKernel* kernel = nullptr;  // copies to the host; null: a copy engine does
 };
 
 struct Mapping {
@@ -151,9 +154,7 @@ class Copies {
     for (uint64_t copied = 0; copied < kBusyBytes; copied += load_.copy_bytes) {
       const uint64_t offset = copied % kCopiedBytes;
       if (load_.direction == Direction::kToHost || load_.direction == Direction::kBoth) {
-        expect(driver().cuMemcpyDtoHAsync(host_ + offset, device_ + offset, load_.copy_bytes,
-                                          out_) == CUDA_SUCCESS,
-               "cuMemcpyDtoHAsync");
+        copy_out(host_ + offset, device_ + offset);
       }
       if (load_.direction == Direction::kToDevice || load_.direction == Direction::kBoth) {
         expect(driver().cuMemcpyHtoDAsync(device_ + kCopiedBytes + offset,
@@ -176,6 +177,13 @@ class Copies {
 
  private:
   const DriverApi& driver() const { return gpu_.driver(); }
+  void copy_out(char* host, CUdeviceptr device) {
+    const bool is_queued =
+        load_.kernel != nullptr
+            ? load_.kernel->to_host(out_, host, device, load_.copy_bytes).is_ok()
+            : driver().cuMemcpyDtoHAsync(host, device, load_.copy_bytes, out_) == CUDA_SUCCESS;
+    expect(is_queued, "a copy to the host");
+  }
 
   const Gpu& gpu_;
   const Load load_;
@@ -204,6 +212,7 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   unmap_us.resize(counted);
   const nlohmann::json row = {{"copies", kDirections[static_cast<int>(load.direction)]},
                               {"copy_mib", load.copy_bytes / kMiB},
+                              {"by_kernel", load.kernel != nullptr},
                               {"high_priority", load.priority != kNormalPriority},
                               {"handles", mapping.handles},
                               {"handle_mib", mapping.handle_bytes / kMiB},
@@ -215,7 +224,7 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   std::fflush(stdout);
 }
 
-std::vector<Load> loads() {
+std::vector<Load> loads(const CopyKernel* kernel) {
   std::vector<Load> all = {{.direction = Direction::kNone},
                            {.direction = Direction::kToDevice},
                            {.direction = Direction::kBoth},
@@ -223,7 +232,18 @@ std::vector<Load> loads() {
   for (const uint64_t copy_bytes : {256 * kMiB, 64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB}) {
     all.push_back({.direction = Direction::kToHost, .copy_bytes = copy_bytes});
   }
+  if (kernel != nullptr) all.push_back({.direction = Direction::kToHost, .kernel = kernel});
   return all;
+}
+
+/// Null where NVRTC is missing; then only the copy engines copy.
+std::unique_ptr<CopyKernel> make_kernel(const Gpu& gpu) {
+  const Result<NvrtcApi> nvrtc = load_nvrtc();
+  if (!nvrtc.is_ok()) {
+    std::fprintf(stderr, "%s\n", nvrtc.status().message().c_str());
+    return nullptr;
+  }
+  return value_or_exit(CopyKernel::create(gpu, nvrtc.value()));
 }
 
 std::vector<Mapping> mappings() {
@@ -238,12 +258,14 @@ int main() {
   const CallScope scope(driver, gpu->context());
   expect(scope.status().is_ok(), "entering the context");
   const HostMemory host = value_or_exit(HostMemory::map({.bytes = 2 * kCopiedBytes}));
-  expect(driver.cuMemHostRegister(host.data(), host.bytes(), 0) == CUDA_SUCCESS,
+  expect(driver.cuMemHostRegister(host.data(), host.bytes(), CU_MEMHOSTREGISTER_DEVICEMAP) ==
+             CUDA_SUCCESS,
          "cuMemHostRegister");
   {
+    const std::unique_ptr<CopyKernel> kernel = make_kernel(*gpu);
     MappedRange copied(*gpu, {128 * kMiB, 4});
     copied.map();
-    for (const Load& load : loads()) {
+    for (const Load& load : loads(kernel.get())) {
       for (const Mapping& mapping : mappings()) {
         measure(*gpu, load, mapping, copied.address(), host.data());
       }

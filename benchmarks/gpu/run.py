@@ -182,15 +182,16 @@ def step_tables(parts: list[Part]) -> list[Table]:
 
 def mapping_tables(parts: list[Part]) -> list[Table]:
     """What access to a mapping takes while copies keep the link busy."""
-    columns = ("copies", "of MiB", "high priority", "handles", "of MiB each", "access", "unmap")
+    columns = ("copies", "by", "of MiB", "priority", "handles", "of MiB each", "access", "unmap")
     table = Table("Mappings while the link is busy, median", columns)
     for part in parts:
         for row in part.figures.get("mappings", []):
             table.rows.append(
                 (
                     row["copies"],
+                    "kernel" if row["by_kernel"] else "engine",
                     str(row["copy_mib"]),
-                    "yes" if row["high_priority"] else "no",
+                    "high" if row["high_priority"] else "normal",
                     str(row["handles"]),
                     str(row["handle_mib"]),
                     f"{row['access_median_us']:.1f} us",
