@@ -55,8 +55,8 @@ class RoomMaker {
   virtual void await_any_room(uint64_t /*bytes*/, uint64_t /*soon_bytes*/) {}
   /// The op this thread is in, for messages; "" when unknown.
   virtual std::string current_op() const = 0;
-  /// Called before and after the calling thread waits for room that work in `streams` will fill.
-  /// A wait within another one belongs to it.
+  /// Called before and after the calling thread makes or waits for room that work in `streams` will
+  /// fill. A wait within another one belongs to it.
   virtual void begin_wait(StreamSet streams) = 0;
   virtual void end_wait() = 0;
   /// Whether tensors may leave by now.
@@ -157,7 +157,7 @@ class Heap {
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
 
  protected:
-  /// While it lives, the calling thread waits for room that work in `streams` will fill.
+  /// While it lives, the calling thread makes or waits for room that work in `streams` will fill.
   class RoomWait {
    public:
     RoomWait(const Heap& heap, StreamSet streams) : room_maker_(*heap.room_maker_) {

@@ -60,14 +60,10 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
         return path
     rank = rank_of(environment)
     if rank is not None:
-        path = path_of_rank(path, rank)
+        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
     if is_spawned():
         path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
     return path
-
-
-def path_of_rank(path: Path, rank: int) -> Path:
-    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def is_spawned() -> bool:
@@ -210,8 +206,8 @@ def _stored_lines(stats: Mapping[str, Any]) -> list[str]:
         return []
     if not stored["ticks_followed"]:
         return [
-            "learn_from: nothing that the program did fits the recorded period; it is of another "
-            "program, or its tensors have other sizes (--record FILE records this one)"
+            "learn_from: the recorded period was not followed; perhaps it is of another program, "
+            "or its tensors have other sizes (--record FILE records this one)"
         ]
     return [
         f"learn_from: the recorded period was followed for {_count(stored['ticks_followed'], 'op')}"

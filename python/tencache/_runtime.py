@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import glob
 import os
 import platform
 import threading
@@ -209,23 +210,36 @@ def check_input_file(library: Core) -> None:
     """Makes the path of the option learn_from absolute.
 
     OptionError if no period could be read there. Where a launcher starts ranks, each of them will
-    read its own file.
+    read its own file; here one of them is tried.
     """
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return
     path = _absolute_path(text)
-    of_first_rank = _report.path_of_rank(path, 0)
-    only_ranks_have_one = not os.path.exists(path) and os.path.exists(of_first_rank)
-    _read_stored_period(text, of_first_rank if only_ranks_have_one else path)
+    of_ranks = _files_of_ranks(path)
+    _read_stored_period(text, of_ranks[0] if of_ranks and not os.path.exists(path) else path)
     library.set_option(_INPUT_OPTION, str(path))
 
 
-def _own_input_path(text: str) -> Path:
-    """The file that this process recorded in an earlier launch, or the one of all processes."""
-    path = _absolute_path(text)
+def _files_of_ranks(path: Path) -> list[Path]:
+    try:
+        return sorted(path.parent.glob(f"{glob.escape(path.stem)}.rank*{glob.escape(path.suffix)}"))
+    except OSError:  # the path itself cannot be used; who reads it says why
+        return []
+
+
+def _own_input_path(path: Path) -> Path | None:
+    """The file that this rank recorded in an earlier launch, or the one of all processes.
+
+    None if this process goes without: a worker of multiprocessing, as the file tells of what its
+    parent does, and a rank that has no file where others have one.
+    """
+    if _report.is_spawned():
+        return None
     own = _report.ranked_path(path, os.environ)
-    return own if os.path.exists(own) else path
+    if os.path.exists(own):
+        return own
+    return path if os.path.exists(path) or not _files_of_ranks(path) else None
 
 
 def _read_stored_period(text: str, path: Path) -> _period_file.Period:
@@ -252,20 +266,17 @@ def _follow(library: Core, text: str, path: Path) -> None:
 
 
 def _give_stored_period(library: Core) -> None:
-    """As check_output_files, OptionError for a file that is no good, and a worker goes without."""
+    """OptionError for a file that is no good; one warning in a rank that goes without."""
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return
-    path = _own_input_path(text)
-    try:
+    path = _own_input_path(_absolute_path(text))
+    if path is not None:
         _follow(library, text, path)
-    except OptionError as error:
-        if not _report.is_spawned():
-            raise
-        say(f"warning: {error}")
-        library.set_option(_INPUT_OPTION, _NO_FILE)
-        return
-    library.set_option(_INPUT_OPTION, str(path))
+    elif not _report.is_spawned():
+        own = _report.ranked_path(_absolute_path(text), os.environ)
+        say(f"warning: there is no {own}, so this rank learns without the option learn_from")
+    library.set_option(_INPUT_OPTION, _NO_FILE if path is None else str(path))
 
 
 def _absolute_path(text: str) -> Path:
@@ -300,7 +311,8 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
         if name in OUTPUT_OPTIONS and text != _NO_FILE:
             text = _own_path(name, text)
         elif name == _INPUT_OPTION and text != _NO_FILE:
-            text = str(_own_input_path(text))
+            own = _own_input_path(_absolute_path(text))
+            text = _NO_FILE if own is None else str(own)
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 

@@ -264,7 +264,7 @@ def test_what_became_of_the_period_is_told(recorded, line, tmp_path, capsys):
 
 def test_summary_tells_what_became_of_a_recorded_period():
     for followed, words in (
-        (0, "learn_from: nothing that the program did fits the recorded period"),
+        (0, "learn_from: the recorded period was not followed"),
         (1, "learn_from: the recorded period was followed for 1 op, until"),
         (77, "followed for 77 ops"),
     ):

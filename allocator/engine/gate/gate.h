@@ -82,8 +82,8 @@ class Gate {
   void on_allocate_block(Extent* slab);
   void on_free(const Extent* extent);
   void on_step();
-  /// Call before and after the calling thread waits for room that work in `streams` will fill. A
-  /// wait within another one belongs to it.
+  /// Call before and after the calling thread makes or waits for room that work in `streams` will
+  /// fill. A wait within another one belongs to it.
   void begin_wait_for_room(StreamSet streams);
   void end_wait_for_room();
   /// Counts what the device has waited since the last call (engine/gate/device_waits.h). Calls the

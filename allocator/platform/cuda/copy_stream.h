@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CopyStream: one direction of the link between a GPU and host memory, as a stream of its own, so
-// that copies run beside the program's kernels and beside copies in the other direction. Marks
+// CopyStream: a stream of tencache's own on a GPU, for copies in one direction of the link to host
+// memory or for hashes, so that they run beside the program's kernels and beside each other. Marks
 // (platform/cuda/stream_mark.h) order copies and other work. A call returns as soon as the copy is
 // queued. Host memory that is not pinned is copied correctly too, but the call then returns only
 // when the copy has ended.

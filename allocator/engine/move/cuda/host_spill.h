@@ -25,9 +25,10 @@
 //
 // Note [Reading ahead]. A plan fetches in time for the link; a read from disk before that takes
 // several times as long. So while a plan is followed, the same thread gives blocks to the cold
-// extents that are needed next, as much as host memory holds. Those on disk alone are read
-// into room that is free, or held by spare copies, or made by demoting extents that are needed
-// later. The slot stays: should the plan be given up, demoting the extent again costs nothing.
+// extents that are needed next, as much as host memory holds beside the room kept free. Those on
+// disk alone are read into room that is free, or held by spare copies, or made by demoting extents
+// that are needed later. The slot stays: should the plan be given up, demoting the extent again
+// costs nothing.
 // Other threads demote meanwhile; one that finds nothing to demote waits for the reading, which
 // leaves what can be given back.
 //
