@@ -25,6 +25,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -67,7 +68,10 @@ struct LearnerSummary {
 class Learner {
  public:
   Learner(const Parts& parts, LearnerConfig config)
-      : parts_(parts), recorder_(*parts.recorder), cursor_(*parts.cursor), config_(config) {}
+      : parts_(parts),
+        recorder_(*parts.recorder),
+        cursor_(*parts.cursor),
+        config_(std::move(config)) {}
   ~Learner();
 
   void start();
