@@ -49,6 +49,7 @@ def run_group(
         text=True,
         errors="replace",
         start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     try:
         output, _ = process.communicate(timeout=limit_s)
@@ -58,6 +59,12 @@ def run_group(
     except BaseException:
         _signal(process, signal.SIGKILL)
         raise
+
+
+def _heed_interrupts() -> None:
+    """In the child. Shells start what runs in the background with interrupts ignored, and a program
+    that inherits that may never hear of one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: subprocess.Popen[str], patience_s: float) -> str:

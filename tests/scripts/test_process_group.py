@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process groups: a program ends by itself, says last words, or its child ignores interrupts."""
 
+import signal
 import sys
+
+import pytest
 
 from process_group import Ended, run_group
 
@@ -11,9 +14,14 @@ def test_a_program_that_ends() -> None:
     assert run_group(command, 60) == Ended(3, "why\n")
 
 
-def test_a_program_that_is_late_may_say_what_it_knows() -> None:
-    # Long enough for a busy machine to start the shell.
-    ended = run_group(["sh", "-c", "trap 'echo so far; exit' INT; sleep 600"], 5)
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_program_that_is_late_may_say_what_it_knows(inherited: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        # Long enough for a busy machine to start the shell.
+        ended = run_group(["sh", "-c", "trap 'echo so far; exit' INT; sleep 600"], 5)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == Ended(None, "so far\n")
 
 
