@@ -207,8 +207,9 @@ void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
 Status StreamEvictions::queue_hash(Eviction& eviction) {
   const CudaExtent* extent = eviction.extent;
   Result<PendingHash> hash = hasher_->hash(hash_.handle(), extent->device_address(), extent->bytes);
-  if (hash.is_ok()) eviction.before = std::move(hash).value();
-  return hash.status();
+  if (!hash.is_ok()) return hash.status();
+  eviction.before = std::move(hash).value();
+  return Status::ok();
 }
 
 void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
