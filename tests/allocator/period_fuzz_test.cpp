@@ -278,6 +278,14 @@ Machine machine() {
   return machine;
 }
 
+/// Of the three steps that it plays.
+std::optional<Period> period_of_three_steps(Player& player) {
+  for (int step = 0; step < 3; ++step) player.play_step(0, 0, step == 1);
+  const std::optional<PeriodPlace> segment = last_segment(player.stream());
+  if (!segment) return std::nullopt;
+  return build_period(player.stream(), *segment, player.recorder());
+}
+
 TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
   Random random;
   for (int round = 0; round < 200; ++round) {
@@ -309,9 +317,7 @@ TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Script script = random_script(random, false);
     Player player(script);
-    for (int step = 0; step < 3; ++step) player.play_step(0, 0, step == 1);
-    const std::optional<PeriodPlace> segment = last_segment(player.stream());
-    const std::optional<Period> period = build_period(player.stream(), *segment, player.recorder());
+    const std::optional<Period> period = period_of_three_steps(player);
     ASSERT_TRUE(period.has_value());
     player.follow(make_learned_plan(1, std::make_shared<const Period>(*period), machine()));
     player.play_step(0, 0, false);
@@ -338,10 +344,7 @@ TEST(PeriodFuzzTest, ASecondRunFollowsFromItsFirstStep) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Script script = random_script(random, false);
     Player earlier(script);
-    for (int step = 0; step < 3; ++step) earlier.play_step(0, 0, step == 1);
-    const std::optional<PeriodPlace> segment = last_segment(earlier.stream());
-    const std::optional<Period> period =
-        build_period(earlier.stream(), *segment, earlier.recorder());
+    const std::optional<Period> period = period_of_three_steps(earlier);
     ASSERT_TRUE(period.has_value());
     Player player(script, 10'000);
     player.follow(

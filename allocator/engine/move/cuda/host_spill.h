@@ -28,9 +28,8 @@
 // extents that are needed next, as much as host memory holds beside the room kept free. Those on
 // disk alone are read into room that is free, or held by spare copies, or made by demoting extents
 // that are needed later. The slot stays: should the plan be given up, demoting the extent again
-// costs nothing.
-// Other threads demote meanwhile; one that finds nothing to demote waits for the reading, which
-// leaves what can be given back.
+// costs nothing. Other threads demote meanwhile; one that finds nothing to demote waits for the
+// reading, which leaves what can be given back.
 //
 // Threads: any, and `tencache-spill`, which keeps room free and reads ahead. mutex_ only serialises
 // whose turn it is; it is never held across I/O. plan_mutex_ is held while the plan cursor is asked

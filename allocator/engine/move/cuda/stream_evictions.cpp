@@ -195,7 +195,7 @@ void StreamEvictions::queue(Part& part, Run* run) {
 void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
   let_wait_for_users(hash_, evictions, run);
   for (size_t index = 0; index < evictions.size(); ++index) {
-    const Status status = queue_hash(evictions[index]);
+    const Status status = queue_hash(hash_, *evictions[index].extent, &evictions[index].before);
     if (!status.is_ok()) fail_from(index, status, evictions, run);
   }
   if (evictions.empty()) return;
@@ -204,11 +204,12 @@ void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
   if (!status.is_ok()) fail_from(0, status, evictions, run);
 }
 
-Status StreamEvictions::queue_hash(Eviction& eviction) {
-  const CudaExtent* extent = eviction.extent;
-  Result<PendingHash> hash = hasher_->hash(hash_.handle(), extent->device_address(), extent->bytes);
-  if (!hash.is_ok()) return hash.status();
-  eviction.before = std::move(hash).value();
+Status StreamEvictions::queue_hash(CopyStream& stream, const CudaExtent& extent,
+                                   std::optional<PendingHash>* hash) {
+  Result<PendingHash> queued =
+      hasher_->hash(stream.handle(), extent.device_address(), extent.bytes);
+  if (!queued.is_ok()) return queued.status();
+  *hash = std::move(queued).value();
   return Status::ok();
 }
 
@@ -338,11 +339,7 @@ void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
 }
 
 Status StreamEvictions::queue_proof(Eviction& eviction) {
-  const CudaExtent* extent = eviction.extent;
-  Result<PendingHash> hash =
-      hasher_->hash(proof_.handle(), extent->device_address(), extent->bytes);
-  if (!hash.is_ok()) return hash.status();
-  eviction.after = std::move(hash).value();
+  TENCACHE_RETURN_IF_ERROR(queue_hash(proof_, *eviction.extent, &eviction.after));
   Result<StreamMark> mark = proof_.mark();
   if (!mark.is_ok()) return mark.status();
   eviction.done = std::move(mark).value();

@@ -122,7 +122,7 @@ class StreamEvictions {
   void queue(Part& part, Run* run);
   void queue_hashes(std::vector<Eviction>& evictions, Run* run);
   void queue_copies(std::vector<Eviction>& evictions, Run* run);
-  Status queue_hash(Eviction& eviction);
+  Status queue_hash(CopyStream& stream, const CudaExtent& extent, std::optional<PendingHash>* hash);
   Status queue_copy(Eviction& eviction);
   void fail_from(size_t first, const Status& failure, std::vector<Eviction>& evictions, Run* run);
   void wait_until_idle();
