@@ -31,7 +31,8 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       disk_(disk),
       small_blocks_(budget),
       unannounced_(budget),
-      pool_(arena.base(), arena.bytes()) {}
+      pool_(arena.base(), arena.bytes()),
+      cached_runs_(arena.base(), arena.bytes()) {}
 
 Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
   TENCACHE_DCHECK(bytes > 0);
@@ -47,17 +48,24 @@ Result<Allocation> CpuHeap::allocate(uint64_t bytes) {
 
 Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
   const uint64_t rounded = round_up(bytes, kPageBytes);
-  if (Extent* extent = pop_cached(rounded)) {
-    extent->requested_bytes.store(bytes, std::memory_order_relaxed);
-    extent->id = next_id();
-    extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
-    extent->is_written_unannounced.store(false, std::memory_order_relaxed);
-    extent->revive();
-    note_live();
-    add(stats_.extents_allocated, 1);
-    return Allocation{extent->address, extent};
-  }
+  if (Extent* extent = pop_cached(rounded)) return hand_out(extent, bytes);
   return allocate_extent_slow(bytes, rounded);
+}
+
+// The extent is Cached as it was, or Vacant and new.
+Allocation CpuHeap::hand_out(Extent* extent, uint64_t requested_bytes) {
+  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
+  extent->id = next_id();
+  extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
+  extent->is_written_unannounced.store(false, std::memory_order_relaxed);
+  if (extent->state() == ExtentState::kCached) {
+    extent->revive();
+  } else {
+    extent->commit();
+  }
+  note_live();
+  add(stats_.extents_allocated, 1);
+  return {extent->address, extent};
 }
 
 void CpuHeap::free(void* address) {
@@ -116,16 +124,32 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_cached_above_budget();
-  Result<Extent*> made = make_extent(bytes);
-  if (!made.is_ok()) {
-    // Addresses or mappings ran out, not memory. Plain memory serves as well, but cannot leave.
-    if (!warned_extent_count_.exchange(true)) {
-      TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
-                           made.status().clause().c_str());
+  const uint64_t padding_bytes = padding_for(bytes);
+  Extent* extent = cut_cached(bytes + padding_bytes);
+  if (extent != nullptr) {
+    set_padding(extent, padding_bytes);
+  } else {
+    Result<Extent*> made = make_extent(bytes + padding_bytes);
+    if (!made.is_ok()) {
+      // Addresses or mappings ran out, not memory. Plain memory serves as well, but cannot leave.
+      if (!warned_extent_count_.exchange(true)) {
+        TENCACHE_LOG_WARNING("%s; further large allocations stay resident",
+                             made.status().clause().c_str());
+      }
+      return allocate_small(requested_bytes);
     }
-    return allocate_small(requested_bytes);
+    extent = made.value();
+    set_padding(extent, padding_bytes);
+    TENCACHE_RETURN_IF_ERROR(furnish(extent, requested_bytes));
   }
-  Extent* extent = made.value();
+  const Allocation allocation = hand_out(extent, requested_bytes);
+  if (budget_.needs_attention()) call_attention();
+  return allocation;
+}
+
+// Gets pages and room for a new extent, which ends where there are none.
+Status CpuHeap::furnish(Extent* extent, uint64_t requested_bytes) {
+  const uint64_t bytes = extent->held_bytes();
   if (!may_have_room(bytes)) {
     const RoomWait wait(*this, kNoStreams);
     await_any_room(bytes);
@@ -133,7 +157,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   const Frames frames = gather_frames(extent->address, bytes);
   if (frames.bytes < bytes) {
     bound_cache(bytes - frames.bytes);
-    Status status = reserve(bytes - frames.bytes, requested_bytes);
+    const Status status = reserve(bytes - frames.bytes, requested_bytes);
     if (!status.is_ok()) {
       give_back(extent);
       budget_.release(frames.bytes);
@@ -141,16 +165,8 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
     }
   }
   set_mapping_count(extent, frames.mapping_count);
-  extent->id = next_id();
-  extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
-  extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
-  extent->is_written_unannounced.store(false, std::memory_order_relaxed);
   extent->is_file_mapped.store(false, std::memory_order_relaxed);
-  extent->commit();
-  note_live();
-  if (budget_.needs_attention()) call_attention();
-  add(stats_.extents_allocated, 1);
-  return Allocation{extent->address, extent};
+  return Status::ok();
 }
 
 // Makes the addresses and the object: Vacant, without room or pages.
@@ -210,15 +226,23 @@ void CpuHeap::count_unannounced(const TouchedPages& touched) {
 // Ends the life of an extent that is Vacant and busy: its addresses, its slot and the object
 // itself.
 void CpuHeap::give_back(Extent* extent) {
+  {
+    MutexLock lock(mutex_);  // for those that list extents
+    extent->bytes += take_padding(extent);
+  }
   table_.set(extent->address, extent->bytes, nullptr);
   Status status = arena_.decommit(extent->address, extent->bytes);
   TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
   release_slot_of(extent);
   set_mapping_count(extent, 1);
-  extent->become_vacant();
-  extent_count_.fetch_sub(1, std::memory_order_relaxed);
   MutexLock lock(mutex_);
   pool_.give_back_addresses(extent->address, extent->bytes);
+  end_extent(extent);
+}
+
+void CpuHeap::end_extent(Extent* extent) {
+  extent->become_vacant();
+  extent_count_.fetch_sub(1, std::memory_order_relaxed);
   pool_.give_back(extent);
 }
 
@@ -237,20 +261,28 @@ void CpuHeap::release_slot_of(Extent* extent) {
 bool CpuHeap::is_valid() const {
   MutexLock lock(mutex_);
   uint64_t cached_bytes = 0;
+  uint64_t padding_bytes = 0;
+  uint64_t run_bytes = 0;
   for (const Extent& extent : pool_.all()) {
     if (extent.state() == ExtentState::kVacant) continue;
     if (table_.find(extent.address) != &extent) return false;
-    if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
+    if (table_.find(extent.address + extent.held_bytes() - 1) != &extent) return false;
+    if (extent.padding_bytes > 0 && extent.held_bytes() % kGranuleBytes != 0) return false;
+    padding_bytes += extent.padding_bytes;
     const bool is_cached = extent.state() == ExtentState::kCached;
     if (extent.age_hook.linked != is_cached || extent.size_hook.linked != is_cached) return false;
   }
   for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
        extent = AgeList::next(extent)) {
     cached_bytes += extent->bytes;
+    const uint64_t held_bytes = extent->held_bytes();
+    if (is_in_runs(*extent)) run_bytes += held_bytes - held_bytes % kGranuleBytes;
     const Extent* next = AgeList::next(extent);
     if (next != nullptr && next->retired_at >= extent->retired_at) return false;
   }
-  return pool_.is_valid(0) && slabs_.is_valid() && cached_bytes == cached_bytes_.load();
+  return pool_.is_valid(0) && slabs_.is_valid() && padding_bytes == padding_bytes_.load() &&
+         cached_bytes + padding_bytes == cached_bytes_.load() && cached_runs_.is_valid() &&
+         run_bytes == cached_runs_.bytes();
 }
 
 std::vector<ListedExtent> CpuHeap::extents() const {

@@ -3,9 +3,9 @@
 // CpuHeap: the front door of the cpu backend, allocate() and free(). A request below the extent
 // threshold goes to malloc and is always resident; a larger one becomes an extent. Where small ones
 // fill the budget, they are cut from extents (memory/cpu_heap_slabs.cpp). A freed extent keeps its
-// pages and waits in a cache for a request of the same size, or for one of another size, to which
-// its pages move (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks counts as use of
-// the device tier, too.
+// pages and waits in a cache for a request of the same size. It also serves other sizes, where it
+// is (memory/cpu_heap_cuts.cpp) or by moving its pages (memory/cpu_heap_frames.cpp). What malloc
+// keeps of freed blocks counts as use of the device tier, too.
 //
 // Invariants, besides those of memory/heap.h
 //   1. Some Vacant extents have room reserved, for a moment: those whose pages are moving
@@ -13,6 +13,7 @@
 //   2. A slot belongs to at most one extent.
 //   3. Within an extent, the kernel mappings that this library made begin only at granules. There
 //      are at most mapping_count of them.
+//   4. Padding of live extents counts as cached. It ends at a granule, and a cold extent has none.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a system call that
 // changes memory, I/O, or a wait for room.
@@ -22,11 +23,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "memory/cached_runs.h"
 #include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
@@ -58,6 +61,9 @@ class CpuHeap final : public Heap {
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
+  /// Gives back the pages behind the end of an extent; returns their bytes. REQUIRES: the caller
+  /// has it busy.
+  uint64_t drop_padding(Extent* extent) TENCACHE_EXCLUDES(mutex_);
 
   /// Moves pages of cached extents, with their room, under [target, target + bytes). Bytes that got
   /// none keep what stood behind them. REQUIRES: the range is anonymous memory that begins at a
@@ -110,11 +116,30 @@ class CpuHeap final : public Heap {
   void free_small(void* address);
   Extent* pop_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Result<Allocation> allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes);
+  Allocation hand_out(Extent* extent, uint64_t requested_bytes);
   Result<Extent*> make_extent(uint64_t bytes);
+  Status furnish(Extent* extent, uint64_t requested_bytes);
   void free_cold(Extent* extent);
   void cache(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   void link_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
+  bool claim_cached(Extent* extent) TENCACHE_REQUIRES(mutex_);
+  void end_extent(Extent* extent) TENCACHE_REQUIRES(mutex_);
+
+  uint64_t padding_for(uint64_t bytes) const;
+  void set_padding(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  uint64_t take_padding(Extent* extent);
+  void uncount_padding(uint64_t bytes);
+  uint64_t drop_paddings(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool is_in_runs(const Extent& cached) const TENCACHE_REQUIRES(mutex_) {
+    return cached.retired_at <= runs_until_;
+  }
+  void list_in_runs() TENCACHE_REQUIRES(mutex_);
+  char* place_to_cut(std::span<const char> run, uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
+  std::vector<Extent*> claim_run(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  Extent* join(const std::vector<Extent*>& claimed, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
+  Extent* cut_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+
   struct Donation;
   std::vector<Donation> claim_donors(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
@@ -124,6 +149,9 @@ class CpuHeap final : public Heap {
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_cached_extents(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
+  bool are_mappings_used_up() const {
+    return extent_count() + further_mappings_.load() >= config_.extent_count_max;
+  }
   static Slot take_slot_of(Extent* extent);
   void release_slot_of(Extent* extent);
 
@@ -137,12 +165,15 @@ class CpuHeap final : public Heap {
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each
+  std::atomic<uint64_t> padding_bytes_{0};     // of all extents
 
   mutable Mutex mutex_;
   ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> retire_count_{0};  // changed with mutex_ held
+  CachedRuns cached_runs_ TENCACHE_GUARDED_BY(mutex_);   // of what was freed up to runs_until_
+  uint64_t runs_until_ TENCACHE_GUARDED_BY(mutex_) = 0;  // a retired_at
+  std::atomic<uint64_t> retire_count_{0};                // changed with mutex_ held
 };
 
 }  // namespace tencache

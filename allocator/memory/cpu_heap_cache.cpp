@@ -52,6 +52,7 @@ void CpuHeap::link_cached(Extent* extent) {
   cached_by_age_.insert_after(newer, extent);
   cached_by_size_[extent->bytes].push_front(extent);
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
+  if (is_in_runs(*extent)) cached_runs_.add(extent->address, extent->held_bytes());
 }
 
 void CpuHeap::unlink_cached(Extent* extent) {
@@ -60,6 +61,16 @@ void CpuHeap::unlink_cached(Extent* extent) {
   found->second.remove(extent);
   if (found->second.is_empty()) cached_by_size_.erase(found);
   cached_bytes_.fetch_sub(extent->bytes, std::memory_order_relaxed);
+  if (is_in_runs(*extent)) cached_runs_.take(extent->address, extent->held_bytes());
+}
+
+// Takes it out of the lists; its padding is a part of it then. Fails while an op pins it or an
+// eviction still reads its bytes.
+bool CpuHeap::claim_cached(Extent* extent) {
+  if (!extent->claim_for_trim()) return false;
+  unlink_cached(extent);
+  extent->bytes += take_padding(extent);
+  return true;
 }
 
 uint64_t CpuHeap::drop_cached(uint64_t bytes) {
@@ -75,7 +86,8 @@ void CpuHeap::bound_cache(uint64_t fresh_bytes) {
   if (excess > 0) drop_cached_extents(excess);
 }
 
-// Takes only the front of an extent that is much larger than what is left to drop.
+// Takes only the front of an extent that is much larger than what is left to drop. Padding goes
+// last.
 uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
   std::vector<std::pair<Extent*, uint64_t>> dropped;  // how many bytes of each
   uint64_t dropped_bytes = 0;
@@ -84,8 +96,7 @@ uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
     Extent* extent = cached_by_age_.back();
     while (extent != nullptr && dropped_bytes < bytes) {
       Extent* newer = AgeList::previous(extent);
-      if (extent->claim_for_trim()) {  // fails while an op pins it or a writer reads it
-        unlink_cached(extent);
+      if (claim_cached(extent)) {
         const uint64_t left = std::min(bytes - dropped_bytes, extent->bytes);
         dropped.emplace_back(extent, std::min(round_up(left, kGranuleBytes), extent->bytes));
         dropped_bytes += dropped.back().second;
@@ -101,7 +112,8 @@ uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
     }
     budget_.release(extent_bytes);
   }
-  return dropped_bytes;
+  return dropped_bytes < bytes ? dropped_bytes + drop_paddings(bytes - dropped_bytes)
+                               : dropped_bytes;
 }
 
 uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {

@@ -6,8 +6,9 @@
 // is asked for again. That costs more than anything else in a move (200 us and more for 2 MiB), and
 // a program that computes on all processors pays for it. To move 2 MiB of pages to another address
 // takes 5 to 15 us, whatever they hold. So an allocation or a fetch of any size gets the pages of
-// the extents that were freed longest ago. The kernel is asked for fresh ones only where these do
-// not suffice, so sizes that change cost no more memory than the program has at once.
+// the extents that were freed longest ago, unless it is cut from them (memory/cpu_heap_cuts.cpp).
+// The kernel is asked for fresh ones only where these do not suffice, so sizes that change cost no
+// more memory than the program has at once.
 //
 // Granules, which are huge pages as a rule, stay whole: they go where granules are wanted. The part
 // behind the last granule, the tail, becomes a tail or the end of one. What is left of a donor
@@ -98,20 +99,19 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   uint64_t tail_bytes = tail_of(bytes);  // still to be given
   const bool spares_tails = budget_.free() >= budget_.limit() / kPlentifulShare;
   MutexLock lock(mutex_);
-  if (extent_count() + further_mappings_.load() >= config_.extent_count_max) return donations;
+  if (are_mappings_used_up()) return donations;
   Extent* extent = cached_by_age_.back();
   for (int looks = 0; extent != nullptr && looks < kDonorsLookedAtMax; ++looks) {
     if (furnished_bytes == without_tail(bytes) && tail_bytes == 0) break;
     Extent* newer = AgeList::previous(extent);
+    const uint64_t held_bytes = extent->held_bytes();
     Donation donation = {extent, furnished_bytes, 0, 0};
     donation.front_bytes =
-        std::min(without_tail(bytes) - furnished_bytes, without_tail(extent->bytes));
-    const bool may_give_tail = !spares_tails || donation.front_bytes > 0 || extent->is_rest ||
-                               extent->bytes < kGranuleBytes;
-    if (may_give_tail && tail_of(extent->bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
-    // Fails while an op pins the extent or an eviction still reads its bytes.
-    if (donation.bytes() > 0 && extent->claim_for_trim()) {
-      unlink_cached(extent);
+        std::min(without_tail(bytes) - furnished_bytes, without_tail(held_bytes));
+    const bool may_give_tail =
+        !spares_tails || donation.front_bytes > 0 || extent->is_rest || held_bytes < kGranuleBytes;
+    if (may_give_tail && tail_of(held_bytes) >= tail_bytes) donation.rear_bytes = tail_bytes;
+    if (donation.bytes() > 0 && claim_cached(extent)) {
       furnished_bytes += donation.front_bytes;
       tail_bytes -= donation.rear_bytes;
       donations.push_back(donation);

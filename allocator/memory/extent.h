@@ -97,6 +97,9 @@ class Extent {
   // On the cpu: pages that the program wrote while it is cold (memory/unannounced_bytes.h).
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
+  // On the cpu: pages behind its end, up to a granule (memory/cpu_heap_cuts.cpp). Whoever is busy
+  // with it changes them, with the heap's mutex_ held unless it is Vacant.
+  uint64_t padding_bytes = 0;
 
   // On the cpu, about writes that no op announced; owned like the copy, read by anyone as a guess.
   // Whether there were any while it was cold, in this life:
@@ -113,8 +116,11 @@ class Extent {
   ListHook<Extent> age_hook;
   ListHook<Extent> size_hook;
   uint64_t retired_at = 0;
-  bool is_in_runs = false;  // while it is in the lists: in CachedRuns, too
+  bool is_in_runs = false;  // on cuda, while it is in the lists: in CachedRuns, too
   bool is_rest = false;     // on the cpu: what was left when others took pages of it; while cached
+
+  /// On the cpu: pages behind its address.
+  uint64_t held_bytes() const { return bytes + padding_bytes; }
 
   uint64_t load() const { return word_.load(std::memory_order_acquire); }
   static ExtentState state_of(uint64_t word) { return static_cast<ExtentState>(word & kStateMask); }

@@ -185,8 +185,8 @@ class Heap {
   }
   /// Call now and then, with the number of extents that were ever freed.
   void look_at_time(uint64_t frees) { live_peak_.look_at_time(config_.clock(), frees); }
-  /// How much live and freed memory together may take.
-  uint64_t allowed_bytes() const { return live_peak_.allowed_bytes(); }
+  /// How much live and freed memory together may take, once so many bytes are live.
+  uint64_t allowed_bytes(uint64_t live = 0) const { return live_peak_.allowed_bytes(live); }
   /// What was freed since the budget was exceeded goes back, instead of being handed out again.
   void drop_cached_above_budget() {
     const uint64_t used = budget_.used();

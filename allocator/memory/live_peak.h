@@ -11,6 +11,7 @@
 // forgotten a window too early, which only costs pages.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -52,8 +53,11 @@ class LivePeak {
     return previous > running ? previous : running;
   }
 
-  /// How much live and cached memory together may take.
-  uint64_t allowed_bytes() const { return recent_bytes() + recent_bytes() / kSlackShare; }
+  /// How much live and cached memory together may take, once so many bytes are live.
+  uint64_t allowed_bytes(uint64_t live_bytes = 0) const {
+    const uint64_t peak_bytes = std::max(recent_bytes(), live_bytes);
+    return peak_bytes + peak_bytes / kSlackShare;
+  }
 
  private:
   std::atomic<uint64_t> begin_ns_{0};  // of the running window; 0: none has begun

@@ -79,6 +79,9 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
     if (extent->has_copy_below && !extent->slot.is_valid()) return "no slot, yet written";
     if (state == ExtentState::kCold && !extent->slot.is_valid()) return "cold without a slot";
     if (state == ExtentState::kCached) cached_bytes += listed.bytes;
+    if (state == ExtentState::kCold && extent->padding_bytes > 0) return "cold, yet with padding";
+    cached_bytes += extent->padding_bytes;
+    device_bytes += extent->padding_bytes;
     if (state != ExtentState::kCold) device_bytes += listed.bytes;
     device_bytes += extent->unannounced_bytes;
     if (state != ExtentState::kCold && extent->unannounced_bytes > 0)

@@ -48,6 +48,7 @@ std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents)
     if (!extent->claim_for_eviction()) continue;
     const SlotEviction eviction = {extent, claimed_at, !extent->is_presumed_clean()};
     if (may_be_sealed(extent)) {
+      (void)heap_.drop_padding(extent);
       evictions.push_back(eviction);
     } else {
       eviction.abandon();
