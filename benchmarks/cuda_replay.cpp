@@ -67,7 +67,7 @@ ReplayConfig replay_config(Variant variant, uint64_t peak_bytes) {
   }
   config.plans = !variant.is_reactive;
   config.learned_after = config.plans ? 8 : 2;
-  config.measured_periods = 3;
+  config.measured_periods = config.plans ? 8 : 3;
   config.periods_max = 24;
   return config;
 }
