@@ -63,7 +63,7 @@ void HostModel::advance(uint64_t until_ns) {
       fetched_bytes_ = 0;
       break;
     }
-    // Taken off the list first, so that it is not the one that makes room.
+    // The tensor leaves the list first, so that it is not the one that makes room.
     const uint64_t next_use = copies_[*next].next_use;
     on_disk_.erase({next_use, *next});
     read(*next, make_room(bytes_of(*next), now_ns_));

@@ -100,7 +100,7 @@ class Replacement {
 
 int Replacement::make() {
   constexpr int kAttempts = 16;
-  // Opened once, so that the rename happens where the temporary was made.
+  // The folder is opened once, so that the rename happens where the temporary was made.
   folder_ = above_standard(UniqueFd(open(place_.folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)));
   if (!folder_.is_valid()) return errno;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {

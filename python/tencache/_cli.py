@@ -43,7 +43,8 @@ def main() -> None:
     """The console script."""
     _replace_closed_streams()
     try:
-        # Done here and not at import, so that a library that cannot be loaded becomes a message.
+        # Options are added here and not at import, so that a library that cannot be loaded becomes
+        # a message.
         for target in (run, doctor):
             target.params.extend(_option_parameters())
         record.params.extend(_option_parameters(without="record"))

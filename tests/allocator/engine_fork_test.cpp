@@ -103,7 +103,7 @@ TEST_F(EngineForkTest, ChildKeepsItsBytesWhileTheParentChangesEvictsAndFrees) {
     EXPECT_TRUE(has_pattern(cold_, kBytes, 100 + round));
   }
   engine_.free(cold_);
-  // Takes any room that old slots left.
+  // This takes any room that old slots left.
   char* other = engine_.allocate(kBytes);
   fill_pattern(other, kBytes, 55);
   ASSERT_TRUE(engine_.evict(other));

@@ -157,9 +157,9 @@ TEST(HostSimulationTest, WhatHostMemoryHoldsCostsNothingMore) {
       EXPECT_LE(fast.over_budget_bytes, expected.over_budget_bytes);
     }
   }
-  // Compared over all traces, because now and then another victim goes, or a tensor read ahead has
-  // to make room again. Copies go from host memory before they can save a write; few are read
-  // twice.
+  // Sums over all traces are compared, because now and then another victim goes, or a tensor read
+  // ahead has to make room again. Copies go from host memory before they can save a write; few are
+  // read twice.
   EXPECT_GE(fast_written_bytes, expected_written_bytes);
   EXPECT_LE(disk_read_bytes, read_and_ahead_bytes);
 }

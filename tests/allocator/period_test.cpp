@@ -263,7 +263,7 @@ TEST_F(PeriodTest, AnotherBatchSizeIsTheSameKind) {
 TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
   for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   EXPECT_TRUE(repeats().empty());
-  // Not even many of them hide the repetition.
+  // Many of them do not hide the repetition either.
   for (int round = 0; round < 2; ++round) {
     for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   }

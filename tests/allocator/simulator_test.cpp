@@ -110,7 +110,7 @@ TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
   for (uint32_t tensor = 0; tensor < 3; ++tensor) {
     trace.ops.push_back({0, 100, {{tensor, true}}});
     trace.tensors.push_back({10, kNoTick, kNoTick});
-    // Leaves after its op and comes back while the op before its own runs.
+    // The tensor leaves after its op and comes back while the op before its own runs.
     plan.moves.push_back({tensor, tensor, (tensor + 2) % 3, tensor});
   }
   const Simulation planned = simulate(trace, plan, byte_per_ns(20));

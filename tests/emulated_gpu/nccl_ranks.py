@@ -138,7 +138,7 @@ def groups(rank: int) -> None:
     manager.wait()
     for i, each in enumerate(several):
         check(each, (parts[0] + i) + (parts[1] + i), "coalesced")
-    # Waits for two communicators in another order than work was queued.
+    # Two communicators are waited for in another order than their work was queued in.
     other = dist.new_group([0, 1])
     first, second = own.clone(), own.clone()
     works = [

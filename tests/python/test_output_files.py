@@ -60,7 +60,7 @@ def test_what_is_no_regular_file_is_written_to_and_stays(run_python, tmp_path):
 
 
 def test_stdout_gets_the_stats_after_what_the_program_printed(run_python, tmp_path):
-    # Not by the name /dev/stdout: a mistake in what is tested could replace it on this machine.
+    # The name /dev/stdout would not do: a mistake in what is tested could replace it here.
     done = run_python(PROGRAM, "print('printed')", env={**ON, "TENCACHE_STATS": "/dev/fd/1"})
     printed, content = done.stdout.split("\n", 1)
     assert printed == "printed"

@@ -112,7 +112,7 @@ void Learner::look() {
     add_kind({.place = {}, .is_marked = true, .is_guess = true}, *config_.stored);
   }
   take_over_extents();
-  // Taken before the events, so that the events of these ops are among those drained next.
+  // Times are taken before events, so that the events of these ops are among those drained next.
   const std::vector<OpTime> op_times =
       parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
   stream_.append(recorder_.drain(&positions_));

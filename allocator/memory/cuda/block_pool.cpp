@@ -237,7 +237,7 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* ref
         table_.release(block);
         continue;
       }
-      // Removed before it is returned: the source may give another thread the same address at once.
+      // The table forgets it first: the source may give another thread the same address at once.
       pieces.push_back({block->address, block->bytes});
       bytes += block->bytes;
       table_.remove_segment(block);

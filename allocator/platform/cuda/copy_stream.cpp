@@ -19,7 +19,7 @@ Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMar
   const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
   CUstream stream = nullptr;
-  // Not ordered after the NULL stream: marks state every wait.
+  // Marks state every wait, so the stream need not follow the NULL stream.
   TENCACHE_RETURN_IF_ERROR(cuda_status(
       driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority),
       "Cannot make a stream for copies"));

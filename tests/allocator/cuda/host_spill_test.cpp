@@ -283,7 +283,7 @@ TEST_F(HostSpillTest, DemotionWritesNothingTwice) {
   ASSERT_TRUE(engine_->evict(tensors_[0]));
   ASSERT_TRUE(extent(0)->host_block.is_valid());
   ASSERT_TRUE(extent(0)->slot.is_valid());
-  // Makes all others hotter.
+  // All others become hotter.
   for (uint64_t index = 1; index < 5; ++index) raise_to(extent(index)->last_use_at, timestamp());
   const uint64_t written = written_bytes();
   allocate(1);

@@ -48,8 +48,7 @@ void make_driver() {
   add_hash_kernel(*driver);
   add_copy_kernel(*driver);
   add_test_kernels(*driver);
-  // Registered after the handlers of the libraries that were loaded before, and so runs before
-  // them.
+  // Libraries that were loaded before have registered theirs, so this handler runs before them.
   atexit(&at_exit);
   pthread_atfork(nullptr, nullptr, &in_forked_child);
   started = driver;

@@ -150,7 +150,7 @@ Status Seal::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
   TENCACHE_RETURN_IF_ERROR(BusErrors::ensure_installed());
-  // Looked at again before anybody can take the bytes of another file for those of the extent.
+  // The file is looked at again before anybody can take another's bytes for those of the extent.
   disk_.require_own_file();
   const Status mapped =
       heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);
