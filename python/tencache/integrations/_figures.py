@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the integrations log: figures of this process since they were last logged.
+
+Threads: one at a time, that of the training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tencache
+from tencache._messages import say
+
+
+class StepFigures:
+    """Turns the running totals of `tencache.stats()` into figures of the steps in between."""
+
+    def __init__(self) -> None:
+        self._before: Mapping[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Starts counting. Says so if tencache is not enabled; there are no figures then."""
+        if tencache.is_enabled():
+            self._before = tencache.stats()
+        else:
+            say(
+                "warning: TencacheCallback logs nothing, because tencache is not enabled in this "
+                "process. Start the program with `tencache run`, or set TENCACHE=1."
+            )
+
+    def take(self) -> dict[str, float]:
+        """The figures since `begin` or the last call; empty if tencache is not enabled.
+
+        `tencache_stall_s`: seconds in which the device waited for tensors or room.
+        `tencache_fetched_bytes` and `tencache_evicted_bytes`: bytes that came back and that left.
+        `tencache_early_share`: of the fetched bytes, the share that came before it was needed;
+        absent if nothing was fetched. `tencache_peak_device_bytes`: the most that was in use on the
+        device so far, against the budget.
+        """
+        if self._before is None:
+            return {}
+        before, now = self._before, tencache.stats()
+        self._before = now
+        moved = {name: now["bytes"][name] - before["bytes"][name] for name in _BYTES}
+        figures = {
+            "tencache_stall_s": now["stall_s"] - before["stall_s"],
+            "tencache_fetched_bytes": float(moved["fetched"]),
+            "tencache_evicted_bytes": float(moved["evicted"]),
+            "tencache_peak_device_bytes": float(now["peak"]["device"]),
+        }
+        if moved["fetched"] > 0:
+            figures["tencache_early_share"] = moved["fetched_early"] / moved["fetched"]
+        return figures
+
+
+_BYTES = ("fetched", "fetched_early", "evicted")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's loggers get what tencache costs, beside the program's own figures.
+
+    trainer = lightning.Trainer(callbacks=[TencacheCallback()], ...)
+
+Needs lightning (or pytorch_lightning, its older name). Threads: that of the Trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    from pytorch_lightning.callbacks import Callback
+
+from tencache.integrations._figures import StepFigures
+
+
+class TencacheCallback(Callback):  # type: ignore[misc]
+    """Sends the figures of `StepFigures.take` to the loggers, every `log_every_n_steps` steps.
+
+    In a distributed run the figures are those of the process that logs.
+    """
+
+    def __init__(self) -> None:
+        self._figures = StepFigures()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Starts counting."""
+        self._figures.begin()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Logs what happened since the last time."""
+        every = trainer.log_every_n_steps
+        # With gradients that are accumulated, several batches end at one step.
+        if every == 0 or trainer.global_step == 0 or trainer.global_step % every != 0:
+            return
+        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
+            return
+        figures = self._figures.take()
+        for logger in trainer.loggers if figures else []:
+            # Lightning counts from 0 where it logs what the program gives it for this step.
+            logger.log_metrics(figures, step=trainer.global_step - 1)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of training frameworks: at a budget below what they need, they give the bits that
+they give without tencache, and show its figures where the framework shows its own.
+
+Each example runs as README says: started by `tencache run` or, for stock, plainly.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command
+
+# What a framework starts and shows does not depend on torch's version.
+pytestmark = pytest.mark.any_torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+FIGURES = {
+    "tencache_early_share",
+    "tencache_evicted_bytes",
+    "tencache_fetched_bytes",
+    "tencache_peak_device_bytes",
+    "tencache_stall_s",
+}
+BUDGET_BYTES = 40 << 20
+
+
+def run_example(
+    folder: Path, *command: str | Path, stats: Path | None = None, under_tencache: bool
+) -> None:
+    """Runs the command in the folder, and under tencache at the budget."""
+    words = [str(word) for word in command]
+    if under_tencache:
+        options = ["--device-memory", str(BUDGET_BYTES)]
+        if stats is not None:
+            options += ["--stats", str(stats)]
+        words = [str(SCRIPTS / "tencache"), "run", *options, "--", *words]
+    folder.mkdir(exist_ok=True)
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    done = run_command(words, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_held(stats: dict[str, Any]) -> None:
+    """Tensors moved, and the budget held."""
+    assert stats["bytes"]["fetched"] > 0, stats
+    assert stats["peak"]["device"] <= BUDGET_BYTES, stats
+    assert stats["over_budget"]["events"] == 0, stats
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_the_trainer_shows_figures_in_tensorboard(tmp_path: Path) -> None:
+    scalars = {}
+    for name in ("stock", "tencache"):
+        folder = tmp_path / name
+        example = [sys.executable, EXAMPLES / "trainer_logs.py", "--steps", "10"]
+        run_example(folder, *example, under_tencache=name == "tencache")
+        scalars[name] = tensorboard_scalars(folder / "trainer_logs" / "runs")
+    assert scalars["tencache"]["train/loss"] == scalars["stock"]["train/loss"]
+    shown = {f"train/{figure}" for figure in FIGURES}
+    assert shown <= scalars["tencache"].keys()
+    assert not shown & scalars["stock"].keys()
+    assert min(scalars["tencache"]["train/tencache_fetched_bytes"][:2]) > 0
+    assert max(scalars["tencache"]["train/tencache_peak_device_bytes"]) <= BUDGET_BYTES
+
+
+def test_lightning_shows_figures_in_its_logger(tmp_path: Path) -> None:
+    rows = {}
+    for name in ("stock", "tencache"):
+        folder = tmp_path / name
+        example = [sys.executable, EXAMPLES / "lightning_logs.py", "--steps", "10"]
+        run_example(folder, *example, under_tencache=name == "tencache")
+        (metrics,) = folder.rglob("metrics.csv")
+        with metrics.open(encoding="utf-8") as file:
+            rows[name] = list(csv.DictReader(file))
+    losses = {
+        name: [(row["step"], row["loss"]) for row in of_run if row["loss"]]
+        for name, of_run in rows.items()
+    }
+    assert losses["tencache"] == losses["stock"]
+    assert not FIGURES & rows["stock"][0].keys()
+    shown = [row for row in rows["tencache"] if row["tencache_stall_s"]]
+    assert [row["step"] for row in shown] == [step for step, _ in losses["stock"]]
+    for row in shown:
+        assert float(row["tencache_fetched_bytes"]) > 0
+        assert 0 <= float(row["tencache_early_share"]) <= 1
+        assert float(row["tencache_peak_device_bytes"]) <= BUDGET_BYTES
+
+
+LAUNCHERS = {
+    "torchrun": ["torchrun", "--nproc-per-node", "2"],
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_each_rank_of_a_launcher_has_its_budget_and_its_stats(
+    tmp_path: Path, launcher: str
+) -> None:
+    first, *words = LAUNCHERS[launcher]
+    losses = {}
+    for name in ("stock", "tencache"):
+        run_example(
+            tmp_path,
+            *(SCRIPTS / first, *words, EXAMPLES / "distributed.py"),
+            *("--losses", tmp_path / f"{name}.json"),
+            stats=tmp_path / "run.json",
+            under_tencache=name == "tencache",
+        )
+        losses[name] = json.loads((tmp_path / f"{name}.json").read_text())
+    assert losses["tencache"] == losses["stock"]
+    for rank in range(2):
+        assert_held(json.loads((tmp_path / f"run.rank{rank}.json").read_text()))
+
+
+def test_each_worker_of_ray_train_has_its_budget(tmp_path: Path) -> None:
+    losses = {}
+    for name in ("stock", "tencache"):
+        results = tmp_path / name
+        results.mkdir()
+        example = [sys.executable, EXAMPLES / "ray_train.py", "--results", results]
+        run_example(tmp_path, *example, under_tencache=name == "tencache")
+        ranks = [json.loads((results / f"rank{rank}.json").read_text()) for rank in range(2)]
+        losses[name] = [rank["losses"] for rank in ranks]
+    for rank in ranks:
+        assert_held(rank["stats"])
+    assert losses["tencache"] == losses["stock"]
+
+
+def test_callbacks_say_that_tencache_is_not_enabled(run_python: Any) -> None:
+    done = run_python(
+        """
+        from tencache.integrations.transformers import TencacheCallback
+
+        class State:
+            log_history = [{"loss": 1.0}]
+
+        logs = {"loss": 1.0}
+        callback = TencacheCallback()
+        callback.on_train_begin(None, State, None)
+        callback.on_log(None, State, None, logs=logs)
+        assert logs == {"loss": 1.0}
+        """
+    )
+    assert "TencacheCallback logs nothing, because tencache is not enabled" in done.stderr
