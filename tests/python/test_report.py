@@ -184,7 +184,7 @@ def test_each_rank_has_its_own_file():
 
 def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch):
     path = Path("/x/run.json")
-    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     assert _report.ranked_path(path, {}) == Path(f"/x/run.pid{os.getpid()}.json")
     ranked = _report.ranked_path(path, {"RANK": "1", "WORLD_SIZE": "2"})
     assert ranked == Path(f"/x/run.rank1.pid{os.getpid()}.json")
@@ -192,7 +192,7 @@ def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch)
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/fd/1"])
 def test_a_device_or_a_pipe_has_one_name_for_all_ranks(path, monkeypatch):
-    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     assert _report.ranked_path(Path(path), {"RANK": "1", "WORLD_SIZE": "4"}) == Path(path)
 
 
