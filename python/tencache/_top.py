@@ -9,7 +9,7 @@ here touches the processes (_live.py). Units: bytes and seconds. Threads: none o
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,19 +24,6 @@ from tencache._live import LiveEngine, LiveProcess
 from tencache._messages import shortened
 from tencache._report import format_bytes
 
-_COLUMNS = (
-    "pid",
-    "rank",
-    "memory of",
-    "in use",
-    "host",
-    "disk",
-    "in/s",
-    "out/s",
-    "stall",
-    "early",
-    "steps",
-)
 _COMMAND_LETTERS = 100
 _NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
 
@@ -92,16 +79,17 @@ def all_rates(look: Look, before: Look | None) -> dict[Key, Rates | None]:
 
 def table(look: Look, shown: Mapping[Key, Rates | None]) -> Table:
     """One row for each engine, and below them what each process runs."""
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        result.add_column(name, justify="left" if name == "memory of" else "right", no_wrap=True)
+    columns = [column for column in _COLUMNS if column.is_needed(look)]
+    result = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        result.add_column(column.name, justify="right", no_wrap=True)
     for process in look.processes:
         for engine in process.engines:
-            result.add_row(*_cells(process, engine, shown.get((process.pid, engine.gpu))))
-        if not process.engines:
-            result.add_row(str(process.pid), _rank(process), "no GPU used yet")
+            rate = shown.get((process.pid, engine.gpu))
+            result.add_row(*(column.text(process, engine, rate) for column in columns))
     commands = [
         f"{process.pid}: {shortened(process.command, _COMMAND_LETTERS)}"
+        + ("" if process.engines else " (it has used no GPU yet)")
         for process in look.processes
     ]
     result.caption = Text("\n".join(commands) or _NOBODY, style="dim")
@@ -109,38 +97,57 @@ def table(look: Look, shown: Mapping[Key, Rates | None]) -> Table:
     return result
 
 
-def _cells(process: LiveProcess, engine: LiveEngine, rate: Rates | None) -> list[str]:
-    counters = engine.counters
-    return [
-        str(process.pid),
-        _rank(process),
-        "DRAM" if engine.gpu is None else f"GPU {engine.gpu}",
-        _of(counters["device_used"], counters["device_budget"]),
-        format_bytes(counters["host_used"]) if counters["host_budget"] else "-",
-        format_bytes(counters["disk_used"]) if counters["disk_budget"] else "-",
-        _speed(rate.fetched_bytes_per_s) if rate else "-",
-        _speed(rate.evicted_bytes_per_s) if rate else "-",
-        _share(rate.stall_share if rate else None),
-        _share(rate.early_share if rate else None),
-        str(counters["steps"]),
-    ]
+def _of_tier(tier: str) -> Callable[[LiveProcess, LiveEngine, Rates | None], str]:
+    def text(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+        budget = engine.counters[f"{tier}_budget"]
+        return format_bytes(engine.counters[f"{tier}_used"]) if budget else "-"
+
+    return text
 
 
-def _rank(process: LiveProcess) -> str:
-    return "-" if process.rank is None else str(process.rank)
+def _in_use(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+    used, budget = engine.counters["device_used"], engine.counters["device_budget"]
+    return f"{used / budget:.0%} of {format_bytes(budget)}" if budget else "-"
 
 
-def _of(used: int, budget: int) -> str:
-    share = f" {used / budget:.0%}" if budget else ""
-    return f"{format_bytes(used)} of {format_bytes(budget)}{share}"
-
-
-def _speed(bytes_per_s: float) -> str:
-    return format_bytes(bytes_per_s)
+def _memory(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+    return "DRAM" if engine.gpu is None else f"GPU {engine.gpu}"
 
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table; one that would be empty in all rows is left out."""
+
+    name: str
+    text: Callable[[LiveProcess, LiveEngine, Rates | None], str]
+    is_needed: Callable[[Look], bool] = lambda _look: True
+
+
+_COLUMNS = (
+    Column("pid", lambda process, _engine, _rate: str(process.pid)),
+    Column(
+        "rank",
+        lambda process, _engine, _rate: "-" if process.rank is None else str(process.rank),
+        lambda look: any(process.rank is not None for process in look.processes),
+    ),
+    Column("memory", _memory),
+    Column("in use", _in_use),
+    Column(
+        "host",
+        _of_tier("host"),
+        lambda look: any(one.counters["host_budget"] for _, one in look.engines().values()),
+    ),
+    Column("disk", _of_tier("disk")),
+    Column("in/s", lambda _p, _e, rate: format_bytes(rate.fetched_bytes_per_s) if rate else "-"),
+    Column("out/s", lambda _p, _e, rate: format_bytes(rate.evicted_bytes_per_s) if rate else "-"),
+    Column("stall", lambda _p, _e, rate: _share(rate.stall_share if rate else None)),
+    Column("early", lambda _p, _e, rate: _share(rate.early_share if rate else None)),
+    Column("steps", lambda _p, engine, _r: str(engine.counters["steps"])),
+)
 
 
 def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:

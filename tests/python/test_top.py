@@ -170,7 +170,8 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
     _top.run(4711, 0.0, Console(file=screen, width=200, force_terminal=True))
     assert looks == []
     text = screen.getvalue()
-    assert "1.00 MiB of 2.00 MiB 50%" in text
+    assert "50% of 2.00 MiB" in text
+    assert "rank" not in text and "host" not in text
     assert "python train.py" in text
 
 
