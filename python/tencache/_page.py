@@ -176,19 +176,18 @@ def _steps(stats: Mapping[str, Any]) -> Section:
 
 
 def _step_times(history: Mapping[str, Sequence[float]]) -> list[tuple[float, float]]:
-    """(when, seconds of a step), each over some seconds at least."""
+    """(when, seconds of a step), each from the end of a step to that of one some seconds later."""
     if not history:
         return []
-    at_s, steps = history["at_s"], history["steps"]
-    window_s = max(_WINDOW_S, at_s[-1] / 100)
+    samples = list(zip(history["at_s"], history["steps"], strict=True))
+    ends = [now for before, now in pairwise(samples) if now[1] > before[1]]
+    window_s = max(_WINDOW_S, samples[-1][0] / 100)
     points: list[tuple[float, float]] = []
-    begin_s, begin_steps = at_s[0], steps[0]
-    for now_s, count in zip(at_s, steps, strict=True):
-        if not begin_steps and count:
-            begin_s, begin_steps = now_s, count  # what came before the first step was no step
-        elif count > begin_steps and now_s - begin_s >= window_s:
-            points.append((now_s, (now_s - begin_s) / (count - begin_steps)))
-            begin_s, begin_steps = now_s, count
+    begin_s, begin_count = ends[0] if ends else (0.0, 0.0)
+    for now_s, count in ends:
+        if now_s - begin_s >= window_s:
+            points.append((now_s, (now_s - begin_s) / (count - begin_count)))
+            begin_s, begin_count = now_s, count
     return points
 
 
