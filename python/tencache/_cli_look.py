@@ -23,6 +23,18 @@ from tencache._library import TencacheError, core
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _BUDGETS = "100%,75%,50%,25%"
+# What every stats file has.
+_GROUPS = (
+    "backend",
+    "budget",
+    "peak",
+    "bytes",
+    "fetches",
+    "steps",
+    "wall_s",
+    "stall_s",
+    "versions",
+)
 
 
 # ---- report ------------------------------------------------------------------------------------
@@ -71,6 +83,8 @@ def read_stats(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _report.summary_lines(content)
+        for name in _GROUPS:
+            content[name]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TencacheError(
             f"{path} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "

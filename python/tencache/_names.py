@@ -70,13 +70,26 @@ def _register(module: Any, core: Namer) -> None:
 
 def _of_modules(torch: Any) -> Iterator[tuple[str, Any]]:
     modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
+    inner = {id(child) for module in modules for child in _children(module)}
     outer = [module for module in modules if id(module) not in inner]
     for module in outer:
         # Of several models each is named by its class.
         prefix = f"{type(module).__name__}." if len(outer) > 1 else ""
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for name, tensor in _of_module(module):
             yield prefix + name, tensor
+
+
+def _children(module: Any) -> Iterable[Any]:
+    children = vars(module).get("_modules")
+    return children.values() if isinstance(children, dict) else ()
+
+
+def _of_module(module: Any) -> list[tuple[str, Any]]:
+    """Its tensors by name; none of a module that is not whole, whatever it raises."""
+    try:
+        return [*module.named_parameters(), *module.named_buffers()]
+    except Exception:  # The program's own code runs here, and a name is no reason to fail.
+        return []
 
 
 def _of_optimizer(optimizer: Any, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -161,6 +161,10 @@ def test_a_program_names_its_tensors(run_python, tmp_path):
         tencache.enable(device_memory="64MiB", trace="run.trace")
         tensor = torch.ones(1 << 20)
         tencache.name_tensors({"mine": tensor, "its part": tensor[1:], "small": torch.ones(1)})
+        class Broken(torch.nn.Module):
+            def __init__(self):
+                pass
+        broken = Broken()
         other = torch.ones(1 << 20)
         tencache.name_tensors([("other", other)])
         """
@@ -173,6 +177,7 @@ def test_a_program_names_its_tensors(run_python, tmp_path):
     ("arguments", "message"),
     [
         (("report", "run.trace"), "holds no stats of tencache"),
+        (("report", "empty.json"), "holds no stats of tencache"),
         (("report", "run.json", "--trace", "run.json"), "is not from a trace"),
         (("report", "run.json", "-o", "gone/page.html"), "does not exist"),
         (("trace", "export", "run.trace"), "--perfetto"),
@@ -180,6 +185,7 @@ def test_a_program_names_its_tensors(run_python, tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_one_message(finished_run, arguments, message):
+    (finished_run / "empty.json").write_text('{"extents": 0}')
     done = run_command([sys.executable, "-m", "tencache", *arguments], cwd=finished_run)
     assert done.returncode == 2
     assert message in done.stderr
