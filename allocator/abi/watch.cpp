@@ -85,7 +85,7 @@ void Watch::start(uint64_t started_ns, int rank) {
   } else {
     LivePage first;
     first.start_ticks = start_ticks();
-    first.rank_plus_1 = static_cast<uint64_t>(rank + 1);
+    first.rank_plus_1 = static_cast<uint64_t>(rank) + 1;
     first.started_ns = started_ns;
     store_words(page_, first);
   }

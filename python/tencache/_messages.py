@@ -47,9 +47,10 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
 
 def is_spawned() -> bool:
     """Whether multiprocessing started this process, as a worker of another one."""
-    # Imported here, because a program that asks for nothing must not pay for it.
-    import multiprocessing
-
+    # A worker has it imported. To import it here would cost others time, and may fail by now.
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return False
     # While a worker imports the program's main module it has no parent yet; only this tells.
     is_importing_main = getattr(multiprocessing.current_process(), "_inheriting", False)
     return is_importing_main or multiprocessing.parent_process() is not None
