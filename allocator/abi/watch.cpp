@@ -122,7 +122,7 @@ std::vector<LiveEngine> Watch::sample_all() const {
 
 LiveEngine Watch::sample_of(const EngineEntry& entry) {
   Engine& engine = *entry.engine;
-  const Stats& stats = engine.stats();
+  const Stats& stats = engine.settled_stats();
   LiveEngine seen;
   seen.ordinal = static_cast<uint64_t>(int64_t{entry.ordinal});
   seen.device_budget = engine.budget().limit();

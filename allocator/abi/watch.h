@@ -5,8 +5,8 @@
 // process, in a fixed room. When that is full, every second sample goes, and from then on only
 // every second one is kept; so a run of a minute and one of a week take the same room.
 //
-// A sample reads some dozens of counters and takes some microseconds. It calls no driver, so on
-// cuda the stall lags behind until the program's threads settle their waits.
+// A sample reads some dozens of counters and takes some tens of microseconds. On cuda it asks the
+// driver which waits the device has ended.
 //
 // Threads: `tencache-watch` samples; any thread asks for the history. mutex_ is a leaf; it guards
 // the history, and one thread at a time writes the page. A forked child has no history: its
