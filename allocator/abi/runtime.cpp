@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,20 @@ std::vector<std::string> environment_names() {
     }
   }
   return names;
+}
+
+/// This process's rank among those of one launch; -1 if a launcher has set none, or only one.
+int launch_rank() {
+  int rank = -1;
+  int world = 0;
+  for (const auto& [name, value] : {std::pair("RANK", &rank), std::pair("WORLD_SIZE", &world)}) {
+    const char* const text = getenv(name);
+    if (text == nullptr) return -1;
+    const std::string_view digits(text);
+    const auto [rest, error] = std::from_chars(text, text + digits.size(), *value);
+    if (error != std::errc() || rest != text + digits.size()) return -1;
+  }
+  return world > 1 && rank >= 0 ? rank : -1;
 }
 
 /// Chooses which learned period is recorded: of several kinds that of the one that needs the most
@@ -122,6 +137,8 @@ Status Runtime::learn_from(const tencache_period& period, const char* const* op_
 Status Runtime::start() {
   MutexLock lock(mutex_);
   if (is_started()) return Status::ok();
+  const int rank = launch_rank();
+  if (rank >= 0) set_log_label("rank " + std::to_string(rank));
   set_log_level(options_.quiet ? std::min(options_.log_level, LogLevel::kWarning)
                                : options_.log_level);
   if (stored_period_ != nullptr && (options_.strict || !options_.plan)) {
@@ -132,6 +149,7 @@ Status Runtime::start() {
   // A GPU is opened when it is first used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
+  watch_.start(start_ns_.load(), rank);
   is_started_.store(true, std::memory_order_release);
   return Status::ok();
 }

@@ -15,6 +15,7 @@
 #include "abi/engines.h"
 #include "abi/launch_gate.h"
 #include "abi/tencache_gpu.h"
+#include "abi/watch.h"
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/status.h"
@@ -77,6 +78,7 @@ class Runtime {
   Recorded recorded() const { return recorded_.load(); }
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
+  std::string history_json() { return watch_.history_json(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
@@ -107,6 +109,7 @@ class Runtime {
   std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // from the smallest budget
   Engines engines_;
   LaunchGate launches_{engines_};
+  Watch watch_{engines_};
   tencache_arena arena_ = {0, 0};
   std::atomic<bool> sees_launches_{false};
   std::atomic<Recorded> recorded_{Recorded::kNothing};

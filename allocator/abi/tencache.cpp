@@ -18,6 +18,7 @@
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "engine/reading.h"
 #include "learn/trace_writer.h"
@@ -80,6 +81,8 @@ int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* erro
   if (parsed.is_ok()) *bytes = parsed.value();
   return report(parsed.status(), error);
 }
+
+void tencache_set_label(const char* label) { tencache::set_log_label(label); }
 
 int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }
 
@@ -184,12 +187,24 @@ size_t tencache_stats_json(char* buffer, size_t bytes) {
   return copy_text(Runtime::instance().stats_json(), buffer, bytes);
 }
 
+size_t tencache_history_json(char* buffer, size_t bytes) {
+  return copy_text(Runtime::instance().history_json(), buffer, bytes);
+}
+
 uint64_t tencache_empty_cache(void) { return engines().empty_caches(); }
 
 void tencache_reset_peak_stats(void) { engines().reset_peaks(); }
 
 size_t tencache_doctor_json(char* buffer, size_t bytes) {
   return copy_text(Runtime::instance().doctor_json(), buffer, bytes);
+}
+
+void tencache_name_extent(const void* address, const char* name) {
+  for (const tencache::EngineEntry& entry : engines().all()) {
+    if (entry.engine->is_passive()) continue;
+    const Extent* extent = entry.engine->heap().find(address);
+    if (extent != nullptr) entry.engine->recorder().name_extent(extent->id, name);
+  }
 }
 
 int tencache_write_trace(const char* path, tencache_error* error) {
@@ -200,7 +215,12 @@ int tencache_write_trace(const char* path, tencache_error* error) {
                          "used no GPU"),
                   error);
   }
-  return report(tencache::write_trace(open.front().engine->recorder(), path), error);
+  Engine& engine = *open.front().engine;
+  const tencache::TraceSource source = {
+      .recorder = engine.recorder(),
+      .moves = engine.mover() != nullptr ? &engine.mover()->ledger().log : nullptr,
+      .below = engine.device().host() != nullptr ? "host" : "disk"};
+  return report(tencache::write_trace(source, path), error);
 }
 
 int tencache_write_file(const char* path, const char* text, size_t bytes, tencache_error* error) {

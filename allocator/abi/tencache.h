@@ -71,6 +71,11 @@ TENCACHE_API size_t tencache_option_text(const char* name, char* buffer, size_t 
 /* Parses a size such as "1.5GiB", as options take it. Returns 0, or an error code. */
 TENCACHE_API int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* error);
 
+/* Names this process in its messages, where several write to one place ("pid 4711"). The first name
+ * counts; without one, tencache_start() takes the rank that a launcher has set (RANK, WORLD_SIZE).
+ */
+TENCACHE_API void tencache_set_label(const char* label);
+
 /* Probes the machine, opens the tiers, starts the evictor. A second call does nothing and returns
  * 0. */
 TENCACHE_API int tencache_start(tencache_error* error);
@@ -180,6 +185,11 @@ TENCACHE_API int tencache_is_armed(void);
 /* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included.
  * If that is more than `bytes`, call again with a larger buffer. */
 TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
+/* The life of the process so far in at most some thousand samples, as JSON: arrays of one length,
+ * at_s (seconds since start), device, live, host and disk (bytes in use), evicted, fetched,
+ * disk_written and disk_read (bytes since start), stall_s and steps (since start). "{}" before
+ * start and in forked children. */
+TENCACHE_API size_t tencache_history_json(char* buffer, size_t bytes);
 /* Gives memory that was freed and waits for reuse back to the machine; returns its bytes. Waits for
  * the device. */
 TENCACHE_API uint64_t tencache_empty_cache(void);
@@ -190,6 +200,9 @@ TENCACHE_API void tencache_reset_peak_stats(void);
  * start. It starts the CUDA driver, if there is one, for the rest of the process, so do not call it
  * before a fork. */
 TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
+/* What the program calls the extent that contains the address (a parameter's name), for traces. The
+ * name ends with the extent; the last one counts. Does nothing for other addresses. */
+TENCACHE_API void tencache_name_extent(const void* address, const char* name);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). The message of an
  * error is a clause without the path, as with the next two. */
 TENCACHE_API int tencache_write_trace(const char* path, tencache_error* error);

@@ -14,7 +14,8 @@ namespace tencache {
 
 void check_failed(const char* condition, const char* file, int line, const char* format, ...) {
   StderrLine text;
-  text.append("tencache: check failed: %s at %s:%d", condition, file, line);
+  text.append_name();
+  text.append("check failed: %s at %s:%d", condition, file, line);
   // TENCACHE_CHECK puts a blank before its text, because gcc warns of an empty format.
   if (format[0] == ' ') ++format;
   if (format[0] != '\0') {
@@ -30,7 +31,8 @@ void check_failed(const char* condition, const char* file, int line, const char*
 
 void fatal(const char* format, ...) {
   StderrLine text;
-  text.append("tencache: fatal: ");
+  text.append_name();
+  text.append("fatal: ");
   va_list arguments;
   va_start(arguments, format);
   text.append_list(format, arguments);

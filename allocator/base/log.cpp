@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log's level, and the one writer of lines to stderr (base/stderr_line.h). The level is a
-// relaxed atomic: it is set once while options are read, and a thread that sees it late only prints
-// one line more or less. Any thread.
+// The log's level and label, and the one writer of lines to stderr (base/stderr_line.h). The level
+// is a relaxed atomic: it is set once while options are read, and a thread that sees it late only
+// prints one line more or less. Any thread.
 #include "base/log.h"
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -19,21 +21,29 @@ namespace {
 
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
 
+// What stands after the library's name; it ends in ": " unless it is empty. Read by
+// signal handlers.
+constexpr size_t kLabelBytesMax = 31;
+std::array<char, kLabelBytesMax + 3> g_label = {};
+std::atomic<bool> g_has_label{false};
+
 const char* level_prefix(LogLevel level) {
   switch (level) {
     case LogLevel::kError:
-      return "tencache: error: ";
+      return "error: ";
     case LogLevel::kWarning:
-      return "tencache: warning: ";
+      return "warning: ";
     case LogLevel::kInfo:
-      return "tencache: ";
+      return "";
     case LogLevel::kDebug:
-      return "tencache: debug: ";
+      return "debug: ";
   }
-  return "tencache: ";
+  return "";
 }
 
 }  // namespace
+
+void StderrLine::append_name() { append("tencache: %s", log_label()); }
 
 void StderrLine::append(const char* format, ...) {
   va_list arguments;
@@ -71,9 +81,22 @@ void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_rela
 
 LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
 
+void set_log_label(std::string_view label) {
+  if (g_has_label.load(std::memory_order_relaxed) || label.empty()) return;
+  const size_t bytes = std::min(label.size(), kLabelBytesMax);
+  memcpy(g_label.data(), label.data(), bytes);
+  memcpy(g_label.data() + bytes, ": ", 3);
+  g_has_label.store(true, std::memory_order_release);
+}
+
+const char* log_label() {
+  return g_has_label.load(std::memory_order_acquire) ? g_label.data() : "";
+}
+
 void log(LogLevel level, const char* format, ...) {
   if (level > log_level()) return;
   StderrLine line;
+  line.append_name();
   line.append("%s", level_prefix(level));
   va_list arguments;
   va_start(arguments, format);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace tencache {
 
@@ -14,6 +15,13 @@ enum class LogLevel : uint8_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 
 /// The most verbose level that is printed. Set once while options are read; default kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
+
+/// Names this process in its messages, where several write to one place: "rank 1" gives "tencache:
+/// rank 1: …". Set once, before other threads of ours run; a forked child keeps it. Cut to 31
+/// bytes.
+void set_log_label(std::string_view label);
+/// What stands between "tencache: " and a message: "rank 1: ", or "". For signal handlers, too.
+const char* log_label();
 
 /// Prints nothing when `level` is above log_level(). Text beyond 2000 bytes is cut.
 void log(LogLevel level, const char* format, ...) __attribute__((format(printf, 2, 3)));

@@ -89,6 +89,16 @@ std::string Recorder::op_name(uint32_t op) const {
   return op == 0 || op > op_names_.size() ? std::string() : op_names_[op - 1];
 }
 
+void Recorder::name_extent(uint64_t extent_id, std::string_view name) {
+  MutexLock lock(mutex_);
+  extent_names_.insert_or_assign(extent_id, std::string(name));
+}
+
+std::map<uint64_t, std::string> Recorder::extent_names() const {
+  MutexLock lock(mutex_);
+  return extent_names_;
+}
+
 std::vector<ThreadEvents> Recorder::snapshot() const {
   MutexLock lock(mutex_);
   std::vector<ThreadEvents> threads;

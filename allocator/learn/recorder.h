@@ -5,7 +5,8 @@
 // The newest kRingEvents events of every thread are kept. Rings outlive their threads and are
 // reused by new ones, so that short-lived threads neither lose events nor pile up rings.
 //
-// Ops are recorded by number; the registry of their names is the only shared, locked part.
+// Ops are recorded by number. The registry of names, of ops and of extents, is the only shared,
+// locked part.
 //
 // Threads: only the ring's thread appends. Any thread calls snapshot() at any time: events are
 // stored as atomic words, and those that may have been overwritten meanwhile are left out.
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -105,6 +107,10 @@ class Recorder {
   /// "" for 0 and unknown numbers.
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
 
+  /// What the program calls an extent, for those who read a trace; the last name counts.
+  void name_extent(uint64_t extent_id, std::string_view name) TENCACHE_EXCLUDES(mutex_);
+  std::map<uint64_t, std::string> extent_names() const TENCACHE_EXCLUDES(mutex_);
+
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
   /// What was recorded since `positions`, which then move on. They go by ring, and grow with the
   /// rings.
@@ -118,6 +124,7 @@ class Recorder {
   std::vector<EventRing*> idle_rings_ TENCACHE_GUARDED_BY(mutex_);
   std::deque<std::string> op_names_ TENCACHE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, uint32_t> op_numbers_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> extent_names_ TENCACHE_GUARDED_BY(mutex_);
 };
 
 }  // namespace tencache

@@ -2,6 +2,7 @@
 #include "learn/trace_writer.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "learn/json_lines.h"
@@ -9,19 +10,69 @@
 namespace tencache {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct ThreadEvent {
   uint32_t thread_index;
   Event event;
 };
 
+/// A line of the file: an event of a thread, or a move.
+struct Line {
+  uint64_t at = 0;
+  const ThreadEvent* event = nullptr;
+  const Move* move = nullptr;
+};
+
+struct MoveText {
+  const char* kind;
+  const char* from;
+  const char* to;
+};
+
+MoveText text_of(MoveKind kind, const char* below) {
+  switch (kind) {
+    case MoveKind::kFetch:
+    case MoveKind::kFetchAhead:
+      return {"fetch", below, "device"};
+    case MoveKind::kEvict:
+    case MoveKind::kDrop:
+      return {"evict", "device", below};
+    case MoveKind::kDemote:
+      return {"demote", "host", "disk"};
+    case MoveKind::kReadBack:
+      return {"read_back", "disk", "host"};
+  }
+  return {"unknown", "", ""};
+}
+
+Json to_json(const Move& move, const TimestampLine& clock, const char* below) {
+  const MoveText text = text_of(move.kind, below);
+  const uint64_t begin_ns = clock.ns_since_start(move.begin);
+  const uint64_t end_ns = clock.ns_since_start(move.end);
+  Json line = {{"ns", begin_ns},
+               {"kind", text.kind},
+               {"took_ns", end_ns - std::min(begin_ns, end_ns)},
+               {"extent", move.extent_id},
+               {"bytes", move.bytes},
+               {"from", text.from},
+               {"to", text.to},
+               {"device_used", move.device_used_bytes}};
+  if (move.kind == MoveKind::kFetch || move.kind == MoveKind::kFetchAhead) {
+    line["ahead"] = move.kind == MoveKind::kFetchAhead;
+  } else if (move.kind == MoveKind::kEvict || move.kind == MoveKind::kDrop) {
+    line["copied"] = move.kind == MoveKind::kEvict;
+  }
+  return line;
+}
+
 bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == EventKind::kOpEnd; }
 
-nlohmann::ordered_json to_json(const ThreadEvent& entry, const TimestampLine& clock,
-                               const Recorder& recorder) {
+Json to_json(const ThreadEvent& entry, const TimestampLine& clock, const Recorder& recorder) {
   const Event& event = entry.event;
-  nlohmann::ordered_json line = {{"ns", clock.ns_since_start(event.at)},
-                                 {"thread", entry.thread_index},
-                                 {"kind", event_kind_name(event.kind)}};
+  Json line = {{"ns", clock.ns_since_start(event.at)},
+               {"thread", entry.thread_index},
+               {"kind", event_kind_name(event.kind)}};
   if (names_op(event.kind)) {
     line["op"] = recorder.op_name(event.op);
   } else if (event.kind == EventKind::kWait) {
@@ -33,27 +84,41 @@ nlohmann::ordered_json to_json(const ThreadEvent& entry, const TimestampLine& cl
   return line;
 }
 
+Json names_json(const std::map<uint64_t, std::string>& names) {
+  Json json = Json::object();
+  for (const auto& [extent_id, name] : names) json[std::to_string(extent_id)] = name;
+  return json;
+}
+
 }  // namespace
 
-Status write_trace(const Recorder& recorder, const std::string& path) {
+Status write_trace(const TraceSource& source, const std::string& path) {
   std::vector<ThreadEvent> entries;
   uint64_t lost_count = 0;
-  const std::vector<ThreadEvents> threads = recorder.snapshot();
+  const std::vector<ThreadEvents> threads = source.recorder.snapshot();
   for (const ThreadEvents& thread : threads) {
     lost_count += thread.lost_count;
     for (const Event& event : thread.events) entries.push_back({thread.thread_index, event});
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
-    return a.event.at < b.event.at;
-  });
-  const TimestampLine clock = recorder.clock().line();
+  const KeptMoves kept = source.moves != nullptr ? source.moves->kept() : KeptMoves{};
+  std::vector<Line> lines_in_time;
+  lines_in_time.reserve(entries.size() + kept.moves.size());
+  for (const ThreadEvent& entry : entries) lines_in_time.push_back({entry.event.at, &entry, {}});
+  for (const Move& move : kept.moves) lines_in_time.push_back({move.begin, {}, &move});
+  std::ranges::stable_sort(lines_in_time, {}, &Line::at);
+  const TimestampLine clock = source.recorder.clock().line();
   return write_json_lines(path, [&](JsonLines& lines) {
     lines.add({{"format", "tencache-events"},
-               {"version", 1},
+               {"version", 2},
                {"threads", threads.size()},
-               {"events", entries.size()},
-               {"lost", lost_count}});
-    for (const ThreadEvent& entry : entries) lines.add(to_json(entry, clock, recorder));
+               {"events", lines_in_time.size()},
+               {"lost", lost_count},
+               {"moves_lost", kept.lost_count},
+               {"names", names_json(source.recorder.extent_names())}});
+    for (const Line& line : lines_in_time) {
+      lines.add(line.move != nullptr ? to_json(*line.move, clock, source.below)
+                                     : to_json(*line.event, clock, source.recorder));
+    }
   });
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/log.h"
 #include "platform/fault_chain.h"
 
 namespace tencache {
@@ -53,7 +54,9 @@ class SignalSafeLine {
 void report(const LostPage& page, uintptr_t address) {
   if (g_messages.fetch_add(1, std::memory_order_relaxed) >= kMessagesMax) return;
   SignalSafeLine line;
-  line.append("tencache: error: the spill file in ");
+  line.append("tencache: ");
+  line.append(log_label());
+  line.append("error: the spill file in ");
   line.append(page.directory);
   line.append(" cannot be read at file offset ");
   line.append(page.file_offset);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tencache` command: run, doctor, stats, trace record and dump, plan.
+"""The `tencache` command: run, doctor, stats, report, top, trace, plan.
 
 `run` is only a launcher. It checks every value, opens the tiers once to be sure that this machine
 can, writes the options into the environment and becomes the program through exec. So exit status,
@@ -20,7 +20,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _autoload, _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
+from tencache import (
+    _autoload,
+    _backend,
+    _cli_look,
+    _cli_plan,
+    _doctor,
+    _options,
+    _report,
+    _runtime,
+    _trace,
+)
 from tencache._library import Core, TencacheError, core, guard_path, package_version
 from tencache._messages import say, shortened
 
@@ -121,6 +131,8 @@ def command() -> None:
 
 
 command.add_command(_cli_plan.plan)
+command.add_command(_cli_look.report)
+command.add_command(_cli_look.top)
 
 
 # ---- run ---------------------------------------------------------------------------------------
@@ -318,45 +330,15 @@ def doctor(as_json: bool, **values: object) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def stats(file: Path) -> None:
     """Show a stats FILE that `tencache run --stats FILE` wrote."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        lines = _report.summary_lines(content)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise TencacheError(
-            f"{file} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "
-            "written by `tencache run --stats FILE -- …`."
-        ) from error
+    content = _cli_look.read_stats(file)
     table = Table(show_header=False, title=str(file), title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for name, value in content.items():
-        if name == "gpus":
-            for row in _gpu_rows(value):
-                table.add_row(*row)
-            continue
-        if not isinstance(value, dict):
-            table.add_row(name, _stats_text(name, "", value))
-            continue
-        for key, item in value.items():
-            table.add_row(f"{name}.{key}", _stats_text(name, key, item))
+    for row in _report.stat_rows(content):
+        table.add_row(*row)
     Console().print(table)
-    for line in lines:
+    for line in _report.summary_lines(content):
         click.echo(line)
-
-
-def _gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for gpu in gpus:
-        for group in ("budget", "peak", "bytes"):
-            for key, value in gpu[group].items():
-                yield f"gpu {gpu['ordinal']}: {group}.{key}", _stats_text(group, key, value)
-
-
-def _stats_text(group: str, key: str, value: object) -> str:
-    if isinstance(value, int) and (group in ("budget", "peak", "bytes") or key.endswith("bytes")):
-        return _report.format_bytes(value)
-    if isinstance(value, float) and (key or group).endswith("_s"):
-        return _report.format_seconds(value)
-    return "none" if value is None else shortened(str(value))
 
 
 # ---- trace -------------------------------------------------------------------------------------
@@ -388,6 +370,9 @@ def record(program: tuple[str, ...], output: str, **values: object) -> None:
     once use comes near the device memory, so give a --device-memory below what the program uses.
     """
     _become(program, {**values, "record": output})
+
+
+trace.add_command(_cli_look.export)
 
 
 @trace.command("dump")

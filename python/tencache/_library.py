@@ -37,6 +37,7 @@ REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps 
 _INVALID_ARGUMENT = 1
 _PLAN_JSON_BYTES = 1024
 _TIMELINE_BYTES, _TIMELINE_BYTES_PER_OP = 1 << 16, 256
+_HISTORY_BYTES = 1 << 18
 
 
 class TencacheError(RuntimeError):
@@ -246,6 +247,9 @@ class Core:
             library, "tencache_reset_peak_stats", None
         )
         self._stats = _declare(library, "tencache_stats_json", size, text, size)
+        self._history = _declare(library, "tencache_history_json", size, text, size)
+        self._set_label = _declare(library, "tencache_set_label", None, text)
+        self._name_extent = _declare(library, "tencache_name_extent", None, ctypes.c_void_p, text)
         self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
         self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
         self._write_file = _declare(
@@ -324,6 +328,19 @@ class Core:
     def stats(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(_read_text(self._stats))
         return result
+
+    def history(self) -> dict[str, list[float]]:
+        """The life of the process so far, as tencache_history_json() describes it."""
+        result: dict[str, list[float]] = json.loads(_read_text(self._history, _HISTORY_BYTES))
+        return result
+
+    def set_label(self, label: str) -> None:
+        """Names this process in the core's messages; the first name counts."""
+        self._set_label(label.encode())
+
+    def name_extent(self, address: int, name: str) -> None:
+        """Says what the program calls the extent at the address, for traces."""
+        self._name_extent(address, name.encode(errors="replace"))
 
     def empty_cache(self) -> int:
         return int(self._empty_cache())

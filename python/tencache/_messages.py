@@ -1,25 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users read: lines on stderr, and texts from outside as a line shows them.
 
-A program may have been started without stderr, or may have closed it; then `sys.stderr` is None or
-refuses the line. Nobody is there to tell, and that must not become an error of its own. Imports
-nothing of the package, since it also reports that the rest cannot be imported. Threads: any.
+Of several processes each names itself: by the rank that a launcher has set, or as a worker of
+multiprocessing by its process id. The core's messages carry the same label. A program may have been
+started without stderr, or may have closed it; then `sys.stderr` is None or refuses the line. Nobody
+is there to tell, and that must not become an error of its own. Imports nothing of the package,
+since it also reports that the rest cannot be imported. Threads: any.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 
 _MOST_OF_A_TEXT, _MOST_OF_A_LINE = 240, 2000
 
 
 def say(line: str) -> None:
     """Writes "tencache: <line>" on stderr, if there is one, as one line whatever is in it."""
+    label = process_label(os.environ)
+    if label:
+        line = f"{label}: {line}"
     try:
         sys.stderr.write(f"tencache: {shortened(line, _MOST_OF_A_LINE)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         return
+
+
+def process_label(environment: Mapping[str, str]) -> str:
+    """Who of several processes speaks: "rank 1", "pid 4711", "rank 1 pid 4711"; else ""."""
+    rank = rank_of(environment)
+    words = [] if rank is None else [f"rank {rank}"]
+    if is_spawned():
+        words.append(f"pid {os.getpid()}")
+    return " ".join(words)
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """This process's rank as set by launchers (torchrun); None if there is only one."""
+    rank = environment.get("RANK", "")
+    world = environment.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
+
+
+def is_spawned() -> bool:
+    """Whether multiprocessing started this process, as a worker of another one."""
+    # A worker has it imported. To import it here would cost others time, and may fail by now.
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return False
+    # While a worker imports the program's main module it has no parent yet; only this tells.
+    is_importing_main = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return is_importing_main or multiprocessing.parent_process() is not None
 
 
 def shortened(text: str, most: int = _MOST_OF_A_TEXT) -> str:

@@ -13,15 +13,14 @@ Python's exit handlers.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tencache._library import Core, TencacheError, core
-from tencache._messages import say
+from tencache._messages import is_spawned, rank_of, say, shortened
 
 # By what Core.recorded() returns.
 _NOT_RECORDED = {
@@ -66,20 +65,6 @@ def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
     return path
 
 
-def is_spawned() -> bool:
-    """Whether multiprocessing started this process, as a worker of another one."""
-    # While a worker imports the program's main module it has no parent yet; only this tells.
-    is_importing_main = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return is_importing_main or multiprocessing.parent_process() is not None
-
-
-def rank_of(environment: Mapping[str, str]) -> int | None:
-    """This process's rank as set by launchers (torchrun); None if there is only one."""
-    rank = environment.get("RANK", "")
-    world = environment.get("WORLD_SIZE", "")
-    return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
-
-
 def summary_lines(stats: Mapping[str, Any]) -> list[str]:
     """The summary, without prefix; empty if no extent was ever used."""
     if not stats["extents"]:
@@ -93,8 +78,37 @@ def summary_lines(stats: Mapping[str, Any]) -> list[str]:
         lines.append(_wait_line(stats))
         lines.extend(_stored_lines(stats))
         lines.extend(_plan_lines(stats))
-    lines.extend(_trouble_lines(stats))
+    lines.extend(trouble_lines(stats))
     return lines
+
+
+def stat_rows(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and text of every figure; what only `tencache report` shows is left out."""
+    for name, value in stats.items():
+        if name in ("history", "files"):
+            continue
+        if name == "gpus":
+            yield from _gpu_rows(value)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield f"{name}.{key}", _stat_text(name, key, item)
+        else:
+            yield name, _stat_text(name, "", value)
+
+
+def _gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for gpu in gpus:
+        for group in ("budget", "peak", "bytes"):
+            for key, value in gpu[group].items():
+                yield f"gpu {gpu['ordinal']}: {group}.{key}", _stat_text(group, key, value)
+
+
+def _stat_text(group: str, key: str, value: object) -> str:
+    if isinstance(value, int) and (group in ("budget", "peak", "bytes") or key.endswith("bytes")):
+        return format_bytes(value)
+    if isinstance(value, float) and (key or group).endswith("_s"):
+        return format_seconds(value)
+    return "none" if value is None else shortened(str(value))
 
 
 def finish(
@@ -116,17 +130,15 @@ def finish(
         _write(stats_path, "stats", lambda path: library.write_file(path, content))
     if trace_path is not None:
         _write(trace_path, "trace", library.write_trace)
-    rank = rank_of(os.environ)
-    prefix = "" if rank is None else f"rank {rank}: "
     recorded = library.recorded() if period_path is not None else 0
     if period_path is not None and recorded <= 0:
-        say(f"{prefix}error: {period_path} was not written: {_NOT_RECORDED[recorded]}")
+        say(f"error: {period_path} was not written: {_NOT_RECORDED[recorded]}")
     if quiet:
         return
     for line in summary_lines(stats):
-        say(prefix + line)
+        say(line)
     if recorded > 0:
-        say(f"{prefix}one period was recorded: tencache plan {period_path}")
+        say(f"one period was recorded: tencache plan {period_path}")
 
 
 def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:
@@ -195,7 +207,7 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
     # This equals the budget if a period hardly waits already, and is 0 if not known.
     stall_free = plan.get("stall_free_budget_bytes", 0)
     if stall_free > stats["budget"]["device"]:
-        line += f"; --device-memory {_option_bytes(stall_free)} would remove the waiting"
+        line += f"; --device-memory {option_bytes(stall_free)} would remove the waiting"
     return [line]
 
 
@@ -215,7 +227,8 @@ def _stored_lines(stats: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
+def trouble_lines(stats: Mapping[str, Any]) -> list[str]:
+    """What went wrong, each with its remedy."""
     lines = _failed_gpus(stats)
     has_failed = bool(lines)
     over = stats["over_budget"]
@@ -224,7 +237,7 @@ def _trouble_lines(stats: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"over budget {_count(over['events'], 'time')}, by up to "
             f"{format_bytes(over['peak_bytes'])} (a warning has named the cause): "
-            f"--device-memory {_option_bytes(need)} would hold them"
+            f"--device-memory {option_bytes(need)} would hold them"
         )
     unannounced = stats["unannounced"]
     if unannounced["reads"] or unannounced["writes"]:
@@ -261,7 +274,7 @@ def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _option_bytes(count: int) -> str:
+def option_bytes(count: int) -> str:
     """A size as an option takes it, rounded up to whole MiB."""
     return f"{-(-count // (1 << 20))}MiB"
 

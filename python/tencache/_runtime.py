@@ -18,9 +18,10 @@ import gc
 import glob
 import os
 import platform
+import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from tencache import (
     _checkpoints,
     _gpu_groups,
     _inductor,
+    _names,
     _options,
     _period_file,
     _report,
     _triton,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
-from tencache._messages import say, shortened
+from tencache._messages import is_spawned, process_label, rank_of, say, shortened
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
@@ -136,6 +138,17 @@ def stats() -> dict[str, Any]:
     return result
 
 
+def name_tensors(named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+    """Gives tensors names, which traces and reports show: `name_tensors(model.named_parameters())`.
+
+    Names are pairs or a mapping. A name is for the memory that the tensor has now and ends with it.
+    With the option trace, modules' parameters and buffers and the state of optimizers get theirs
+    without this call. Raises TencacheError if tencache is not enabled.
+    """
+    _require_enabled("there is nothing to name")
+    _names.name_tensors(core(), named.items() if isinstance(named, Mapping) else named)
+
+
 def empty_cache() -> int:
     """Gives memory that was freed and waits for reuse back to the machine; returns its bytes.
 
@@ -200,7 +213,7 @@ def check_output_files(library: Core) -> None:
             f"Option {name} does not take the value '{shortened(text)}': {reason}. Give a file in "
             f"an existing, writable directory with {option.flag} or {option.environment}."
         )
-        if not _report.is_spawned():
+        if not is_spawned():
             raise OptionError(message)
         say(f"warning: {message}")
         library.set_option(name, _NO_FILE)
@@ -234,7 +247,7 @@ def _own_input_path(path: Path) -> Path | None:
     None if this process goes without: a worker of multiprocessing, as the file tells of what its
     parent does, and a rank that has no file where others have one.
     """
-    if _report.is_spawned():
+    if is_spawned():
         return None
     own = _report.ranked_path(path, os.environ)
     if os.path.exists(own):
@@ -273,7 +286,7 @@ def _give_stored_period(library: Core) -> None:
     path = _own_input_path(_absolute_path(text))
     if path is not None:
         _follow(library, text, path)
-    elif not _report.is_spawned():
+    elif not is_spawned():
         own = _report.ranked_path(_absolute_path(text), os.environ)
         say(f"warning: there is no {own}, so this rank learns without the option learn_from")
     library.set_option(_INPUT_OPTION, _NO_FILE if path is None else str(path))
@@ -330,6 +343,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     _give_stored_period(library)
     library.set_option("backend", _backend.resolve(library.option_text("backend"), torch))
     texts = _texts(library)
+    library.set_label(process_label(os.environ))
     if texts["backend"] == _backend.CUDA:
         # This refuses if there are CUDA tensors already.
         cuda_shim(torch_version).install()
@@ -344,6 +358,8 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         _gpu_groups.install(library, doors, torch._C)
     else:
         _checkpoints.install(library, torch)
+    if texts["trace"] != _NO_FILE:
+        _names.install(library)
     atexit.register(_at_exit)
 
 
@@ -356,14 +372,32 @@ def _at_exit() -> None:
         for name in OUTPUT_OPTIONS
         if _enabled.texts[name] != _NO_FILE
     }
+    if "trace" in files:
+        _names.name_modules(core())
     _report.finish(
-        stats(),
+        _stats_for_file(_enabled, files) if "stats" in files else stats(),
         stats_path=files.get("stats"),
         trace_path=files.get("trace"),
         period_path=files.get("record"),
         quiet=_enabled.texts["quiet"] == "on",
         library=core(),
     )
+
+
+def _stats_for_file(enabled: _Enabled, files: Mapping[str, Path]) -> dict[str, Any]:
+    """The stats with what `tencache report` shows besides: the run's life, options, other files."""
+    content = stats()
+    content["rank"] = rank_of(os.environ)
+    content["program"] = sys.argv[0]
+    content["options"] = dict(enabled.texts)
+    # The period's name has the rank already.
+    content["files"] = {
+        name: str(path if name == "record" else _report.ranked_path(path, os.environ))
+        for name, path in files.items()
+        if name != "stats"
+    }
+    content["history"] = core().history()
+    return content
 
 
 def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:

@@ -4,8 +4,9 @@
 The core writes the file when the program ends under `--trace FILE` and describes its format
 (allocator/learn/trace_writer.h): a line about the file, then events in order of time. Reads and
 writes belong to the op that began last on their thread. This module works that out, and how long
-each op took. Everything is a generator, so a file of any length is shown without being held in
-memory. A line that is not an event is an error that names file and line. Threads: none of its own.
+each op took. Moves between tiers belong to no thread. Everything is a generator, so a file of any
+length is shown without being held in memory. A line that is not an event is an error that names
+file and line. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tencache._messages import shortened
 from tencache._report import format_bytes
 
 _FORMAT = "tencache-events"
-_VERSION = 1
-KINDS = ("op_begin", "op_end", "read", "write", "allocate", "free", "step")
-_HEADER = f"{'ms':>12}  {'thread':>6}  {'event':<8}  {'took us':>9}  {'extent':>7}  {'size':>8}  op"
+_VERSIONS = (1, 2)
+MOVE_KINDS = ("fetch", "evict", "demote", "read_back")
+_THREAD_KINDS = ("op_begin", "op_end", "read", "write", "allocate", "free", "step", "wait")
+KINDS = (*_THREAD_KINDS, *MOVE_KINDS)
+_HEADER = f"{'ms':>12}  {'thread':>6}  {'event':<9}  {'took us':>9}  {'extent':>7}  {'size':>8}  op"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Event:
 
     written: dict[str, Any]
     op: str  # the op itself, or the one in which this happened, else ""
-    took_ns: int | None  # at an op's end, if its begin is in the trace
+    took_ns: int | None  # of a move or a wait; at an op's end, if its begin is in the trace
 
     @property
     def kind(self) -> str:
@@ -51,15 +54,21 @@ class TraceReader:
             description = self._parse(1, file.readline())
         if description.get("format") != _FORMAT:
             raise TencacheError(self._refusal(1, f"its format is not {_FORMAT}"))
-        if description.get("version") != _VERSION:
+        if description.get("version") not in _VERSIONS:
             raise TencacheError(
                 f"{path} is a trace of version {description.get('version')}, and this tencache "
-                f"reads version {_VERSION}. Use the tencache that wrote it."
+                f"reads versions {_VERSIONS[0]} and {_VERSIONS[1]}. Use the tencache that wrote it."
             )
         lost_count = description.get("lost")
         if not isinstance(lost_count, int):
             raise TencacheError(self._refusal(1, "it does not say how many events were lost"))
         self.lost_count = lost_count
+        # Traces of version 1 have neither.
+        self.has_moves = "moves_lost" in description
+        self.lost_moves = int(description.get("moves_lost", 0))
+        self.names = {
+            int(extent): str(name) for extent, name in description.get("names", {}).items()
+        }
 
     def events(self) -> Iterator[Event]:
         """All events in order of time."""
@@ -72,7 +81,10 @@ class TraceReader:
                     continue
                 written = self._parse(number, line)
                 try:
-                    yield _resolve(written, open_ops.setdefault(written["thread"], []))
+                    if written["kind"] in MOVE_KINDS:
+                        yield Event(written, "", written["took_ns"])
+                    else:
+                        yield _resolve(written, open_ops.setdefault(written["thread"], []))
                 except KeyError as error:
                     raise TencacheError(self._refusal(number, f"it lacks {error}")) from error
 
@@ -106,9 +118,12 @@ def table_lines(events: Iterator[Event]) -> Iterator[str]:
         written = event.written
         took = "" if event.took_ns is None else f"{event.took_ns / 1e3:.1f}"
         size = format_bytes(written["bytes"]) if "bytes" in written else ""
+        what = event.op
+        if event.kind in MOVE_KINDS:
+            what = f"{written['from']} to {written['to']}"
         yield (
-            f"{written['ns'] / 1e6:>12.3f}  {written['thread']:>6}  {event.kind:<8}  {took:>9}  "
-            f"{written.get('extent', '')!s:>7}  {size:>8}  {shortened(event.op)}"
+            f"{written['ns'] / 1e6:>12.3f}  {written.get('thread', '')!s:>6}  {event.kind:<9}  "
+            f"{took:>9}  {written.get('extent', '')!s:>7}  {size:>8}  {shortened(what)}"
         ).rstrip()
 
 
@@ -123,4 +138,4 @@ def _resolve(written: dict[str, Any], open_ops: list[tuple[str, int]]) -> Event:
         if open_ops and open_ops[-1][0] == written["op"]:
             return Event(written, written["op"], written["ns"] - open_ops.pop()[1])
         return Event(written, written["op"], None)
-    return Event(written, open_ops[-1][0] if open_ops else "", None)
+    return Event(written, open_ops[-1][0] if open_ops else "", written.get("waited_ns"))

@@ -303,6 +303,52 @@ TEST_F(AbiTest, TraceIsWritten) {
   });
 }
 
+TEST_F(AbiTest, TraceHasMovesAndNames) {
+  in_child([this] {
+    const std::string path = directory_.path() + "/trace.jsonl";
+    start();
+    char* const address = allocate(kMiB);
+    use(address, TENCACHE_WRITE);
+    tencache_name_extent(address + 100, "layers.0.weight");
+    tencache_name_extent(&path, "no extent");
+    ASSERT_EQ(tencache_evict_all(), 1u);
+    ASSERT_EQ(tencache_write_trace(path.c_str(), &error_), TENCACHE_OK) << error_.message;
+    std::ifstream file(path);
+    std::string line;
+    ASSERT_TRUE(std::getline(file, line));
+    const Json names = Json::parse(line)["names"];
+    ASSERT_EQ(names.size(), 1u);
+    EXPECT_EQ(names.begin().value(), "layers.0.weight");
+    Json last;
+    while (std::getline(file, line)) last = Json::parse(line);
+    EXPECT_EQ(last["kind"], "evict");
+    EXPECT_EQ(last["to"], "disk");
+    EXPECT_EQ(std::to_string(last["extent"].get<uint64_t>()), names.begin().key());
+  });
+}
+
+TEST_F(AbiTest, HistoryHasOneLengthAndNoneBeforeStart) {
+  in_child([this] {
+    EXPECT_EQ(json_of(&tencache_history_json), Json::object());
+    start();
+    char* const address = allocate(kMiB);
+    use(address, TENCACHE_WRITE);
+    ASSERT_EQ(tencache_evict_all(), 1u);
+    const Json history = json_of(&tencache_history_json);
+    const size_t count = history["at_s"].size();
+    ASSERT_GE(count, 2u);
+    for (const Json& column : history) EXPECT_EQ(column.size(), count);
+    EXPECT_EQ(history["evicted"].front(), 0);
+    EXPECT_EQ(history["evicted"].back(), kMiB);
+    EXPECT_EQ(history["disk"].back(), kMiB);
+    const pid_t child = fork();
+    if (child == 0) _exit(json_of(&tencache_history_json) == Json::object() ? 0 : 1);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  });
+}
+
 TEST_F(AbiTest, ForkedChildIsPassive) {
   in_child([this] {
     start();

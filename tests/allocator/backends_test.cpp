@@ -117,6 +117,33 @@ TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
   EXPECT_EQ(this->stats().late_fetches + this->stats().early_fetches, 1u);
 }
 
+TYPED_TEST(BackendsTest, EachMoveIsLogged) {
+  this->start();
+  char* const tensor = this->written(1)[0];
+  const uint64_t id = this->extent(tensor)->id;
+  ASSERT_TRUE(this->evict(tensor));
+  this->check(tensor, 0);
+  this->driver_->settle();
+  ASSERT_TRUE(this->evict(tensor));
+  ASSERT_EQ(this->prefetch({tensor}), 1u);
+  const KeptMoves kept = this->engine().mover()->ledger().log.kept();
+  EXPECT_EQ(kept.lost_count, 0u);
+  ASSERT_EQ(kept.moves.size(), 4u);
+  std::vector<MoveKind> kinds;
+  for (const Move& move : kept.moves) {
+    kinds.push_back(move.kind);
+    EXPECT_EQ(move.extent_id, id);
+    EXPECT_EQ(move.bytes, this->kBytes);
+    EXPECT_LE(move.begin, move.end);
+    EXPECT_LE(move.device_used_bytes, this->budget_bytes());
+  }
+  // Where nothing can be proved, each eviction copies.
+  const bool is_clean = this->stats().clean_dropped_bytes == this->kBytes;
+  const MoveKind second = is_clean ? MoveKind::kDrop : MoveKind::kEvict;
+  EXPECT_EQ(kinds,
+            (std::vector{MoveKind::kEvict, MoveKind::kFetch, second, MoveKind::kFetchAhead}));
+}
+
 // A tensor written after it came back leaves with its new bytes, not with those of the copy below.
 TYPED_TEST(BackendsTest, ANewLifeOfTheBytesIsNotTakenForTheOld) {
   this->start();

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/child_process.h"
+
 namespace tencache {
 namespace {
 
@@ -115,6 +117,34 @@ TEST(LogTest, LinesOfThreadsStayWhole) {
     seen.insert(line);
   }
   EXPECT_EQ(seen.size(), static_cast<size_t>(kThreads) * kLines);
+}
+
+// The label is for good, so it is set in a child.
+TEST(LogTest, ALabelTellsWhoSpeaks) {
+  EXPECT_EQ(run_in_child([] {
+              StderrCapture capture;
+              set_log_label("");
+              TENCACHE_LOG_WARNING("before");
+              set_log_label("rank 3");
+              set_log_label("another");
+              TENCACHE_LOG_WARNING("slow");
+              TENCACHE_LOG_INFO("done");
+              EXPECT_EQ(capture.text(),
+                        "tencache: warning: before\n"
+                        "tencache: rank 3: warning: slow\n"
+                        "tencache: rank 3: done\n");
+            }),
+            0);
+}
+
+TEST(LogTest, ALongLabelIsCut) {
+  EXPECT_EQ(run_in_child([] {
+              StderrCapture capture;
+              set_log_label(std::string(100, 'x'));
+              TENCACHE_LOG_INFO("here");
+              EXPECT_EQ(capture.text(), "tencache: " + std::string(31, 'x') + ": here\n");
+            }),
+            0);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 class TraceWriterTest : public ::testing::Test {
  protected:
   std::vector<Json> write_and_read() {
-    const Status status = write_trace(recorder_, path_);
+    const Status status = write_trace({recorder_, &moves_, "host"}, path_);
     EXPECT_TRUE(status.is_ok()) << status.message();
     std::vector<Json> lines;
     std::ifstream file(path_);
@@ -32,6 +32,7 @@ class TraceWriterTest : public ::testing::Test {
   TestDirectory directory_;
   const std::string path_ = directory_.path() + "/trace.jsonl";
   Recorder recorder_;
+  MoveLog moves_;
 };
 
 TEST_F(TraceWriterTest, WritesWhatTheHeaderDescribes) {
@@ -45,8 +46,8 @@ TEST_F(TraceWriterTest, WritesWhatTheHeaderDescribes) {
   ring->append({now + 3000, 0, 0, 0, EventKind::kStep});
   const std::vector<Json> lines = write_and_read();
   ASSERT_EQ(lines.size(), 6u);
-  EXPECT_EQ(lines[0], Json::parse(R"({"format":"tencache-events","version":1,"threads":1,)"
-                                  R"("events":5,"lost":0})"));
+  EXPECT_EQ(lines[0], Json::parse(R"({"format":"tencache-events","version":2,"threads":1,)"
+                                  R"("events":5,"lost":0,"moves_lost":0,"names":{}})"));
   EXPECT_EQ(lines[1]["kind"], "op_begin");
   EXPECT_EQ(lines[1]["op"], "aten::mm");
   EXPECT_EQ(lines[2]["kind"], "read");
@@ -82,7 +83,7 @@ TEST_F(TraceWriterTest, CountsWhatTheRingsNoLongerHold) {
   for (uint64_t index = 0; index < kRingEvents + 10; ++index) {
     ring->append({timestamp(), 0, 0, 0, EventKind::kStep});
   }
-  ASSERT_TRUE(write_trace(recorder_, path_).is_ok());
+  ASSERT_TRUE(write_trace({recorder_}, path_).is_ok());
   std::ifstream file(path_);
   std::string line;
   ASSERT_TRUE(std::getline(file, line));
@@ -91,6 +92,51 @@ TEST_F(TraceWriterTest, CountsWhatTheRingsNoLongerHold) {
   while (std::getline(file, line)) ++count;
   EXPECT_EQ(header["lost"], 11);
   EXPECT_EQ(header["events"], count);
+}
+
+TEST_F(TraceWriterTest, MovesStandWhereTheyBegin) {
+  EventRing* ring = recorder_.acquire_ring();
+  const uint64_t now = timestamp();
+  ring->append({now + 1000, 0, 0, 0, EventKind::kStep});
+  // They are logged as they end.
+  moves_.add({now + 2000, now + 3000, 7, 4096, 100, MoveKind::kDrop});
+  moves_.add({now, now + 9000, 8, 8192, 200, MoveKind::kFetchAhead});
+  moves_.add({now + 4000, now + 9000, 9, 1, 300, MoveKind::kDemote});
+  moves_.add({now + 5000, now + 9000, 9, 1, 400, MoveKind::kReadBack});
+  recorder_.name_extent(8, "first");
+  recorder_.name_extent(8, "layers.0.weight");
+  const std::vector<Json> lines = write_and_read();
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_EQ(lines[0]["events"], 5);
+  EXPECT_EQ(lines[0]["names"], Json::parse(R"({"8":"layers.0.weight"})"));
+  EXPECT_EQ(lines[1]["kind"], "fetch");
+  EXPECT_EQ(lines[1]["extent"], 8);
+  EXPECT_EQ(lines[1]["bytes"], 8192);
+  EXPECT_EQ(lines[1]["from"], "host");
+  EXPECT_EQ(lines[1]["to"], "device");
+  EXPECT_EQ(lines[1]["device_used"], 200);
+  EXPECT_EQ(lines[1]["ahead"], true);
+  EXPECT_GT(lines[1]["took_ns"], 0);
+  EXPECT_EQ(lines[2]["kind"], "step");
+  EXPECT_EQ(lines[3]["kind"], "evict");
+  EXPECT_EQ(lines[3]["from"], "device");
+  EXPECT_EQ(lines[3]["copied"], false);
+  EXPECT_EQ(lines[4]["kind"], "demote");
+  EXPECT_EQ(lines[4]["to"], "disk");
+  EXPECT_EQ(lines[5]["kind"], "read_back");
+  EXPECT_EQ(lines[5]["from"], "disk");
+}
+
+TEST_F(TraceWriterTest, TheNewestMovesAreKept) {
+  for (uint64_t number = 0; number < kMovesKept + 3; ++number) {
+    moves_.add({number, number, number, 1, 0, MoveKind::kFetch});
+  }
+  const KeptMoves kept = moves_.kept();
+  EXPECT_EQ(kept.lost_count, 3u);
+  ASSERT_EQ(kept.moves.size(), kMovesKept);
+  for (uint64_t index = 0; index < kMovesKept; ++index) {
+    ASSERT_EQ(kept.moves[index].extent_id, index + 3);
+  }
 }
 
 TEST_F(TraceWriterTest, EmptyTraceHasItsHeader) {

@@ -70,7 +70,8 @@ WRITERS = """
     def spill_file():
         for name in os.listdir("/proc/self/fd"):
             path = f"/proc/self/fd/{name}"
-            if os.path.lexists(path) and os.readlink(path).endswith("(deleted)"):
+            link = os.readlink(path) if os.path.lexists(path) else ""
+            if link.endswith("(deleted)") and not link.startswith("/memfd:"):
                 if stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size > 0:
                     return os.open(path, os.O_RDWR)
         raise AssertionError("no spill file")

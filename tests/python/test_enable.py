@@ -400,7 +400,10 @@ def test_stats_file_is_written_where_it_was_asked_for(run_python, tmp_path):
 @pytest.mark.any_torch
 def test_each_rank_writes_its_own_file(run_python, tmp_path):
     env = {**ON, "TENCACHE_STATS": "run.json", "RANK": "1", "WORLD_SIZE": "2"}
-    run_python(SPILL, env=env)
+    done = run_python(SPILL, env=env)
+    lines = done.stderr.splitlines()
+    assert len(lines) >= 3, "of the core and of Python"
+    assert all(line.startswith("tencache: rank 1: ") for line in lines), done.stderr
     assert (tmp_path / "run.rank1.json").exists()
     assert not (tmp_path / "run.json").exists()
 

@@ -154,7 +154,7 @@ def test_worker_goes_without_a_file_that_has_no_room_for_its_number(tmp_path, mo
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     _runtime.check_output_files(core())
     assert core().option_text("stats") == "off"
-    assert "tencache: warning: Option stats" in capsys.readouterr().err
+    assert f"tencache: pid {os.getpid()}: warning: Option stats" in capsys.readouterr().err
     assert tencache.options()  # forgets the value
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from tencache import _doctor, _report, _trace
+from tencache import _doctor, _messages, _report, _trace
 from tencache._library import TencacheError, core
 
 # These tests do not depend on the installed torch.
@@ -184,7 +185,7 @@ def test_each_rank_has_its_own_file():
 
 def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch):
     path = Path("/x/run.json")
-    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     assert _report.ranked_path(path, {}) == Path(f"/x/run.pid{os.getpid()}.json")
     ranked = _report.ranked_path(path, {"RANK": "1", "WORLD_SIZE": "2"})
     assert ranked == Path(f"/x/run.rank1.pid{os.getpid()}.json")
@@ -192,7 +193,7 @@ def test_a_process_of_multiprocessing_leaves_its_parents_file_alone(monkeypatch)
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/fd/1"])
 def test_a_device_or_a_pipe_has_one_name_for_all_ranks(path, monkeypatch):
-    monkeypatch.setattr(_report.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     assert _report.ranked_path(Path(path), {"RANK": "1", "WORLD_SIZE": "4"}) == Path(path)
 
 
@@ -238,6 +239,18 @@ def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: rank 3: {line}" for line in _report.summary_lines(STATS)]
     assert [path.name for path in tmp_path.iterdir()] == ["run.rank3.trace"]
+
+
+def test_several_processes_name_themselves(monkeypatch):
+    ranks = {"RANK": "3", "WORLD_SIZE": "4"}
+    assert _messages.process_label({}) == ""
+    assert _messages.process_label(ranks) == "rank 3"
+    assert _messages.process_label({**ranks, "WORLD_SIZE": "1"}) == ""
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    assert _messages.process_label(ranks) == f"rank 3 pid {os.getpid()}"
+    assert _messages.process_label({}) == f"pid {os.getpid()}"
+    monkeypatch.delitem(sys.modules, "multiprocessing")
+    assert _messages.process_label({}) == ""
 
 
 def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):

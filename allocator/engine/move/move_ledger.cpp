@@ -2,6 +2,7 @@
 #include "engine/move/move_ledger.h"
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace tencache {
@@ -20,12 +21,19 @@ void MoveLedger::note_late(Extent* extent, LateFetches* late) {
 
 void MoveLedger::count_departure(const Departure& departure, EvictionResult* result) {
   add(stats.evicted_bytes, departure.bytes);
+  if (!departure.was_copied) add(stats.clean_dropped_bytes, departure.bytes);
+  log_move(departure.was_copied ? MoveKind::kEvict : MoveKind::kDrop, departure.extent_id,
+           departure.bytes, departure.begin);
   if (departure.was_fetched_in_vain) {
     add(stats.wasted_fetches, 1);
     add(stats.wasted_fetched_bytes, departure.bytes);
   }
   result->count += 1;
   result->bytes += departure.bytes;
+}
+
+void MoveLedger::log_move(MoveKind kind, uint64_t extent_id, uint64_t bytes, uint64_t begin) {
+  log.add({begin, timestamp(), extent_id, bytes, budget_.used(), kind});
 }
 
 void MoveLedger::count_failure(const Status& failure, uint64_t count, const char* where,

@@ -4,7 +4,7 @@
 // how much is on its way ahead of use, whether a thread waits, and what came of evictions and
 // fetches.
 //
-// Threads: any; lock-free.
+// Threads: any; lock-free but for the log of single moves.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,8 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/move/move_rate.h"
+#include "learn/move_log.h"
+#include "memory/budget.h"
 #include "memory/extent.h"
 
 namespace tencache {
@@ -32,15 +34,23 @@ struct LateFetches {
 
 /// What is counted of an eviction, read before the extent becomes cold: then anybody may free it.
 struct Departure {
-  explicit Departure(const Extent& extent)
-      : bytes(extent.bytes), was_fetched_in_vain(extent.has(kFlagAhead)) {}
+  Departure(const Extent& extent, uint64_t claimed_at, bool copied)
+      : extent_id(extent.id.load(std::memory_order_relaxed)),
+        bytes(extent.bytes),
+        begin(claimed_at),
+        was_copied(copied),
+        was_fetched_in_vain(extent.has(kFlagAhead)) {}
+  uint64_t extent_id;
   uint64_t bytes;
+  uint64_t begin;   // a timestamp
+  bool was_copied;  // else the tier below had the bytes already
   bool was_fetched_in_vain;
 };
 
 class MoveLedger {
  public:
-  explicit MoveLedger(Stats& engine_stats) : stats(engine_stats) {}
+  MoveLedger(Stats& engine_stats, const Budget& device_budget)
+      : stats(engine_stats), budget_(device_budget) {}
   MoveLedger(const MoveLedger&) = delete;
   MoveLedger& operator=(const MoveLedger&) = delete;
 
@@ -50,6 +60,8 @@ class MoveLedger {
   /// An op asks for an extent whose bytes are still under way.
   static void note_late(Extent* extent, LateFetches* late);
   void count_departure(const Departure& departure, EvictionResult* result);
+  /// Notes a move that ends now, for the trace.
+  void log_move(MoveKind kind, uint64_t extent_id, uint64_t bytes, uint64_t begin);
   /// The first failure of all is a warning, too. `where` is the place where the tensor stays.
   void count_failure(const Status& failure, uint64_t count, const char* where,
                      EvictionResult* result);
@@ -60,6 +72,7 @@ class MoveLedger {
   void end_demand() { demand_count_.fetch_sub(1, std::memory_order_relaxed); }
 
   Stats& stats;
+  MoveLog log;
   MoveRate read_speed;
   MoveRate write_speed;
   // Processor time of the threads that move.
@@ -69,6 +82,7 @@ class MoveLedger {
   std::atomic<uint64_t> bytes_ahead{0};
 
  private:
+  const Budget& budget_;
   std::atomic<uint32_t> demand_count_{0};
   std::atomic<bool> has_warned_{false};
 };

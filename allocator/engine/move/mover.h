@@ -111,7 +111,7 @@ class Mover {
   ForkLatch& fork_latch() { return fork_latch_; }
 
  protected:
-  explicit Mover(Stats& stats) : ledger_(stats) {}
+  Mover(Stats& stats, const Budget& budget) : ledger_(stats, budget) {}
 
   MoveLedger ledger_;
   ForkLatch fork_latch_;

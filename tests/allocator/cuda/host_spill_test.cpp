@@ -121,6 +121,14 @@ TEST_F(HostSpillTest, ColdestGoesToDiskAndComesBack) {
   check_all();
   EXPECT_GE(engine_->stats().disk_read_bytes, 4 * kBytes);
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
+  uint64_t demoted_bytes = 0;
+  uint64_t read_bytes = 0;
+  for (const Move& move : (*engine_)->mover()->ledger().log.kept().moves) {
+    if (move.kind == MoveKind::kDemote) demoted_bytes += move.bytes;
+    if (move.kind == MoveKind::kReadBack) read_bytes += move.bytes;
+  }
+  EXPECT_EQ(demoted_bytes, engine_->stats().disk_written_bytes);
+  EXPECT_EQ(read_bytes, engine_->stats().disk_read_bytes);
 }
 
 // A plan that is followed knows better than the order of last use.

@@ -107,7 +107,7 @@ void ParkedEvictions::end(Parked* parked, const Status& written, EvictionResult*
   if (status.is_ok()) {
     extent->slot_hash = parked->hasher.finish();
     extent->has_copy_below = true;
-    const Departure departure(*extent);
+    const Departure departure = parked->eviction.departure();
     status = seal_.leave_parked(extent, parked->parking);
     if (status.is_ok()) {
       ledger_.count_departure(departure, result);

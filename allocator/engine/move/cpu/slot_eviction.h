@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "engine/move/move_ledger.h"
 #include "memory/extent.h"
 
 namespace tencache {
@@ -20,6 +21,8 @@ struct SlotEviction {
   bool is_used_since() const {
     return extent->last_use_at.load(std::memory_order_relaxed) > claimed_at;
   }
+  /// Call before the extent becomes cold.
+  Departure departure() const { return {*extent, claimed_at, needs_write}; }
   void abandon() const { extent->abandon_eviction(); }
 };
 

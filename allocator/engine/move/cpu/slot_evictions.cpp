@@ -112,12 +112,11 @@ void SlotEvictions::seal_and_map(std::span<const SlotEviction> evictions, Evicti
   const uint64_t begin_work_ns = thread_work_ns();
   uint64_t proved_bytes = 0;
   for (const SlotEviction& eviction : evictions) {
-    const Departure departure(*eviction.extent);
+    const Departure departure = eviction.departure();
     Status failure;
     switch (seal_.make_cold(eviction, &failure)) {
       case SealOutcome::kCold:
         proved_bytes += departure.bytes;
-        if (!eviction.needs_write) add(ledger_.stats.clean_dropped_bytes, departure.bytes);
         ledger_.count_departure(departure, result);
         break;
       case SealOutcome::kInUse:

@@ -171,7 +171,7 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
     // The room of the private pages becomes the extent's.
     heap_.forget_unannounced(fetch.extent);
     heap_.budget().force_reserve(bytes - fetch.room_bytes);
-    fetch.room_bytes = bytes;
+    has_room(&fetch);
   }
   move_in(fetches, &left_cold);
   for (Extent* extent : to_merge) (void)extent->take_ahead();
@@ -269,7 +269,7 @@ void SlotFetches::await_room(std::span<Fetch> fetches) {
     if (try_take_room(&first)) return;
   }
   heap_.reserve_or_exceed(first.extent->bytes - first.room_bytes, soon_bytes);
-  first.room_bytes = first.extent->bytes;
+  has_room(&first);
 }
 
 bool SlotFetches::try_take_room(Fetch* fetch) {
@@ -277,8 +277,13 @@ bool SlotFetches::try_take_room(Fetch* fetch) {
   if (fetch->room_bytes == 0 && heap_.may_have_room(fetch->extent->bytes)) furnish(fetch);
   const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
   if (lacking_bytes > 0 && !heap_.budget().try_reserve(lacking_bytes)) return false;
-  fetch->room_bytes = fetch->extent->bytes;
+  has_room(fetch);
   return true;
+}
+
+void SlotFetches::has_room(Fetch* fetch) {
+  fetch->room_bytes = fetch->extent->bytes;
+  fetch->begun_at = timestamp();
 }
 
 void SlotFetches::read_back(const std::vector<Fetch>& fetches,
@@ -343,6 +348,8 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);
   heap_.forget_unannounced(extent);
+  ledger_.log_move(fetch.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id,
+                   extent->bytes, fetch.begun_at);
   extent->become_resident();
 }
 

@@ -53,6 +53,7 @@ class SlotFetches {
     char* scratch = nullptr;
     uint64_t room_bytes = 0;     // in the budget, that it has
     uint32_t mapping_count = 1;  // of the scratch
+    uint64_t begun_at = 0;       // a timestamp, when all its room was there
   };
   enum class AheadOutcome : uint8_t { kBegun, kLeftCold, kNoRoom };
 
@@ -62,6 +63,7 @@ class SlotFetches {
   void move_in_as_room_appears(std::span<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void await_room(std::span<Fetch> fetches);
   bool try_take_room(Fetch* fetch);
+  static void has_room(Fetch* fetch);
   bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
   AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);

@@ -51,7 +51,7 @@ class SlotMover final : public Mover {
   SlotMover(CpuHeap& heap, DiskTier& disk, const PageMap& page_map,
             const AccessBarrier* access_barrier, Stats& stats,
             std::chrono::milliseconds look_interval)
-      : Mover(stats),
+      : Mover(stats, heap.budget()),
         evictions_(heap, disk, access_barrier, ledger_, fork_latch_),
         fetches_(heap, disk, page_map, ledger_, fork_latch_),
         checks_(disk, fork_latch_),

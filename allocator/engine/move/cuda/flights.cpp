@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "platform/cuda/stream_numbers.h"
 
@@ -17,6 +18,8 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   flight->extents = extents;
   flight->mark = std::move(mark);
   flight->stream = stream;
+  flight->begun_at = timestamp();
+  flight->is_ahead = is_ahead;
   for (CudaExtent* extent : extents) {
     add(ledger_.stats.fetched_bytes, extent->bytes);
     // Until now its op has it pinned.
@@ -106,6 +109,8 @@ void Flights::land(const Flight& flight) {
   uint64_t landed_bytes = 0;
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
+    ledger_.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id, bytes,
+                     flight.begun_at);
     // The copy below may save one when the extent leaves again, as long as that can be proved.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     const bool is_loan = extent->host_block.is_beyond_budget();

@@ -66,6 +66,8 @@ class Flights {
     std::vector<CudaExtent*> extents;
     StreamMark mark;
     StreamSet stream = kNoStreams;  // that brings them
+    uint64_t begun_at = 0;          // a timestamp
+    bool is_ahead = false;
   };
   using FlightPtr = std::shared_ptr<const Flight>;
 

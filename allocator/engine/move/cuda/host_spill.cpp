@@ -206,7 +206,7 @@ HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& dem
   const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
   write_speed_.add(transfer.bytes, now_ns() - begin_ns);
-  add(stats_.disk_written_bytes, transfer.bytes);
+  add(ledger_.stats.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) warn(transfer.status);
   const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
   Outcome outcome = {.freed_bytes = 0, .was_called_off = transfer.cancelled};
@@ -218,6 +218,7 @@ HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& dem
     CudaExtent* extent = demotions[index].extent;
     extent->slot = demotions[index].slot;
     extent->slot_hash = writer.hash(index);
+    ledger_.log_move(MoveKind::kDemote, extent->id, extent->bytes, demotions[index].claimed_at);
     outcome.freed_bytes += extent->host_block.bytes;
     heap_.release_block(extent);
     heap_.end_demotion(extent);
@@ -247,15 +248,18 @@ void HostSpill::describe(Machine* machine) const {
 
 SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
                                      const std::function<void(size_t index)>& on_read) {
+  const uint64_t begin = timestamp();
   const uint64_t begin_ns = now_ns();
   uint64_t bytes = 0;
   const SlotReadResult result = tencache::read_slots(
       disk_, reads,
       [&](size_t index) {
-        bytes += reads[index].extent->bytes;  // before on_read, which may give the extent away
+        const Extent& extent = *reads[index].extent;
+        bytes += extent.bytes;  // before on_read, which may give the extent away
+        ledger_.log_move(MoveKind::kReadBack, extent.id, extent.bytes, begin);
         on_read(index);
       },
-      stats_);
+      ledger_.stats);
   read_speed_.add(bytes, now_ns() - begin_ns);
   return result;
 }

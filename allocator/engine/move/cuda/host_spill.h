@@ -47,6 +47,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/move/fork_latch.h"
+#include "engine/move/move_ledger.h"
 #include "engine/move/move_rate.h"
 #include "engine/move/next_uses.h"
 #include "engine/move/slot_reader.h"
@@ -60,8 +61,8 @@ namespace tencache {
 class HostSpill {
  public:
   /// All of them outlive the spill.
-  HostSpill(CudaHeap& heap, HostTier& host, DiskTier& disk, ForkLatch& latch, Stats& stats)
-      : heap_(heap), host_(host), disk_(disk), fork_latch_(latch), stats_(stats) {}
+  HostSpill(CudaHeap& heap, HostTier& host, DiskTier& disk, ForkLatch& latch, MoveLedger& ledger)
+      : heap_(heap), host_(host), disk_(disk), fork_latch_(latch), ledger_(ledger) {}
   ~HostSpill();
   HostSpill(const HostSpill&) = delete;
   HostSpill& operator=(const HostSpill&) = delete;
@@ -100,7 +101,7 @@ class HostSpill {
   DiskTier& disk() { return disk_; }
   /// So many bytes came from the disk by another way, in this time.
   void note_read(uint64_t bytes, uint64_t ns) {
-    add(stats_.disk_read_bytes, bytes);
+    add(ledger_.stats.disk_read_bytes, bytes);
     read_speed_.add(bytes, ns);
   }
   /// As tencache::read_slots(); learns the disk's speed from it.
@@ -150,7 +151,7 @@ class HostSpill {
   HostTier& host_;
   DiskTier& disk_;
   ForkLatch& fork_latch_;
-  Stats& stats_;
+  MoveLedger& ledger_;
   std::atomic<bool> warned_{false};
   std::atomic<bool> is_stopping_{false};
   MoveRate read_speed_;  // of the disk

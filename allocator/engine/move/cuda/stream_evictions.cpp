@@ -354,7 +354,7 @@ bool StreamEvictions::is_proved(const Eviction& eviction) const {
 
 void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   CudaExtent* extent = eviction.extent;
-  const Departure departure(*extent);
+  const Departure departure(*extent, eviction.claimed_at, eviction.needs_copy);
   const Status status = heap_.take_away_frame(extent);
   if (!status.is_ok()) return fail(eviction, status, run);
   if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
@@ -362,7 +362,6 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
   extent->become_cold();
   heap_.budget().release(departure.bytes);
-  if (!eviction.needs_copy) add(ledger_.stats.clean_dropped_bytes, departure.bytes);
   ledger_.count_departure(departure, &run->result);
 }
 

@@ -44,11 +44,11 @@ Result<std::unique_ptr<StreamMover>> StreamMover::create(const Gpu& gpu, StreamM
 
 StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
                          const DeviceKernels& kernels, Stats& stats)
-    : Mover(stats),
+    : Mover(stats, heap.budget()),
       heap_(heap),
       host_(below.host),
       spill_(below.disk != nullptr
-                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, fork_latch_, stats)
+                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, fork_latch_, ledger_)
                  : nullptr),
       streams_(std::move(streams)),
       flights_(parts(kernels)),

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that look at a run: `tencache report`, `tencache top`, `tencache trace export`.
+
+They parse their flags and leave the work to _page.py, _top.py and _perfetto.py. None of them needs
+torch. Statuses are those of the other commands (_cli.py); `top` ends with 1 if there is nothing to
+look at.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tencache import _live, _page, _perfetto, _period_file, _plan, _report, _story, _top
+from tencache._library import TencacheError, core
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
+_BUDGETS = "100%,75%,50%,25%"
+# What every stats file has.
+_GROUPS = (
+    "backend",
+    "budget",
+    "peak",
+    "bytes",
+    "fetches",
+    "steps",
+    "wall_s",
+    "stall_s",
+    "versions",
+)
+
+
+# ---- report ------------------------------------------------------------------------------------
+
+
+@click.command("report")
+@click.argument("run", type=_FILE, metavar="RUN.json")
+@click.option("-o", "--output", type=_OUTPUT, metavar="FILE", help="The page. [default: RUN.html]")
+@click.option(
+    "--trace",
+    type=_FILE,
+    metavar="FILE",
+    help="Trace of the same run, for what moved when and what waited. [default: as the run says]",
+)
+@click.option(
+    "--period",
+    type=_FILE,
+    metavar="FILE",
+    help="Period that the run recorded, for other budgets. [default: as the run says]",
+)
+def report(run: Path, output: Path | None, trace: Path | None, period: Path | None) -> None:
+    """Make one HTML page of RUN.json, which `tencache run --stats RUN.json` wrote.
+
+    It needs no network, and nothing beside it. With --trace and --record in the same run it shows
+    everything: tencache run --stats run.json --trace run.trace --record run.period -- python …
+    """
+    output = output or run.with_suffix(".html")
+    _check_output(output)
+    stats = read_stats(run)
+    trace = trace or _file_of(stats, "trace")
+    period = period or _file_of(stats, "record")
+    with Console(stderr=True).status(f"reading {run}"):
+        sources = _page.Sources(
+            path=run,
+            stats=stats,
+            story=_story.tell(trace) if trace is not None else None,
+            forecast=_forecast(period) if period is not None else None,
+        )
+        page = _page.render(sources)
+    core().write_file(output.absolute(), page.encode())
+    click.echo(f"wrote {output}")
+
+
+def read_stats(path: Path) -> dict[str, Any]:
+    """The stats file's object; TencacheError if it is none."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _report.summary_lines(content)
+        for name in _GROUPS:
+            content[name]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise TencacheError(
+            f"{path} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "
+            "written by `tencache run --stats FILE -- …`."
+        ) from error
+    return content
+
+
+def _file_of(stats: Mapping[str, Any], name: str) -> Path | None:
+    """The run's other file of that name, if it is still there."""
+    text = stats.get("files", {}).get(name)
+    return Path(text) if text and Path(text).is_file() else None
+
+
+def _forecast(path: Path) -> _page.Forecast:
+    period = _period_file.read_period(path)
+    try:
+        pipe = _plan.Pipe.of(
+            period,
+            disk_read=None,
+            disk_write=None,
+            link_read=None,
+            link_write=None,
+            is_half_duplex=False,
+            host_bytes=0,
+        )
+    except TencacheError as error:
+        raise TencacheError(
+            f"{path} does not say how fast the tier below is, so no budget can be predicted from "
+            f"it: record it with tencache, or ask `tencache plan {path} --disk SPEED`."
+        ) from error
+    planner = _plan.Planner(core(), period, pipe)
+    budgets = _plan.parse_budgets(_BUDGETS)
+    return _page.Forecast(planner, _plan.make_report(planner, path, period, pipe, budgets))
+
+
+def _check_output(path: Path) -> None:
+    """TencacheError if the file could not be written; for use before the work."""
+    reason = core().why_not_writable(path.absolute())
+    if reason is not None:
+        raise TencacheError(
+            f"{path} cannot be written: {reason}. Name a file in an existing, writable directory "
+            "with --output."
+        )
+
+
+# ---- top ---------------------------------------------------------------------------------------
+
+
+@click.command("top")
+@click.argument("pid", type=click.IntRange(min=1), required=False)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.2),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time from one look to the next.",
+)
+@click.option("--once", is_flag=True, help="Look once, print the table and end.")
+@click.option("--json", "as_json", is_flag=True, help="Look once and print JSON.")
+def top(pid: int | None, interval: float, once: bool, as_json: bool) -> None:
+    """Show what the processes under tencache do now: memory, traffic, stall.
+
+    All that may be looked at on this machine, or the one with the number PID. Ctrl-C ends it; the
+    programs notice nothing of it.
+    """
+    console = Console()
+    if not (once or as_json):
+        try:
+            _top.run(pid, interval, console)
+        except KeyboardInterrupt:
+            return
+        return
+    look = _top.Look(_live.processes(pid))
+    shown = _top.all_rates(look, None)
+    if as_json:
+        click.echo(json.dumps(_top.to_json(look, shown), indent=2))
+    else:
+        console.print(_top.table(look, shown))
+    sys.exit(0 if look.processes else 1)
+
+
+# ---- trace export ------------------------------------------------------------------------------
+
+
+@click.command("export")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--perfetto", is_flag=True, help="For Perfetto's viewer (ui.perfetto.dev), the only format."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=_OUTPUT,
+    metavar="OUTPUT",
+    help="The file to write. [default: FILE.perfetto.json]",
+)
+def export(file: Path, perfetto: bool, output: Path | None) -> None:
+    """Write FILE, which `tencache run --trace FILE` wrote, for another program to show.
+
+    Ops, waits and moves become tracks, memory becomes counters, and an arrow leads from each late
+    fetch to the op that waited for it.
+    """
+    if not perfetto:
+        raise click.UsageError("Say for whom: `tencache trace export --perfetto FILE`.")
+    output = output or file.with_name(f"{file.name}.perfetto.json")
+    _check_output(output)
+    story = _story.tell(file)
+    core().write_file(output.absolute(), _perfetto.to_json(story))
+    if str(output) not in ("/dev/stdout", "/dev/fd/1"):
+        click.echo(f"wrote {output}: open it at https://ui.perfetto.dev (it stays on this machine)")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page of `tencache report` is made of: sections with texts, drawings and tables.
+
+Plain values, filled in by _page.py and _page_trace.py, and shown by _page.html. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts below a head; the first cell of a row names it."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass
+class Section:
+    """A part of the page; `missing` says what it lacks and how to get it."""
+
+    key: str
+    title: str
+    texts: list[str] = field(default_factory=list)
+    drawings: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def scaled(points: Sequence[tuple[float, float]], unit: float) -> list[tuple[float, float]]:
+    """The points with their values in this unit."""
+    return [(at, value / unit) for at, value in points]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tencache top`: the running processes as a table, redrawn in the terminal.
+
+A row is an engine: the memory of one process, or of one of its GPUs. Rates are those since the last
+look. The first look has none before it, so it shows the average since tencache started. Nothing
+here touches the processes (_live.py). Units: bytes and seconds. Threads: none of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tencache import _live
+from tencache._library import TencacheError
+from tencache._live import LiveEngine, LiveProcess
+from tencache._messages import shortened
+from tencache._report import format_bytes
+
+_COMMAND_LETTERS = 100
+_NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
+
+Key = tuple[int, int | None]  # pid, GPU
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes per second, and shares from 0 to 1; a share is None where there is nothing to tell."""
+
+    fetched_bytes_per_s: float
+    evicted_bytes_per_s: float
+    stall_share: float | None
+    early_share: float | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """The processes at one moment."""
+
+    processes: Sequence[LiveProcess]
+
+    def engines(self) -> dict[Key, tuple[float, LiveEngine]]:
+        """The age of each process and its engines, by pid and GPU."""
+        return {
+            (process.pid, engine.gpu): (process.age_s, engine)
+            for process in self.processes
+            for engine in process.engines
+        }
+
+
+def rates(now: tuple[float, LiveEngine], before: tuple[float, LiveEngine] | None) -> Rates | None:
+    """The rates between two looks at an engine; None if it published nothing in between."""
+    zero = dict.fromkeys(now[1].counters, 0)
+    begin_s, old = (0.0, zero) if before is None else (before[0], before[1].counters)
+    elapsed_s = now[0] - begin_s
+    if elapsed_s <= 0:
+        return None
+    grown = {name: value - old[name] for name, value in now[1].counters.items()}
+    asked = grown["early_fetches"] + grown["late_fetches"]
+    return Rates(
+        fetched_bytes_per_s=grown["fetched"] / elapsed_s,
+        evicted_bytes_per_s=grown["evicted"] / elapsed_s,
+        stall_share=grown["stall_ns"] * 1e-9 / elapsed_s,
+        early_share=grown["early_fetches"] / asked if asked else None,
+    )
+
+
+def all_rates(look: Look, before: Look | None) -> dict[Key, Rates | None]:
+    known = before.engines() if before is not None else {}
+    return {key: rates(now, known.get(key)) for key, now in look.engines().items()}
+
+
+def table(look: Look, shown: Mapping[Key, Rates | None]) -> Table:
+    """One row for each engine, and below them what each process runs."""
+    columns = [column for column in _COLUMNS if column.is_needed(look)]
+    result = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for column in columns:
+        result.add_column(column.name, justify="right", no_wrap=True)
+    for process in look.processes:
+        for engine in process.engines:
+            rate = shown.get((process.pid, engine.gpu))
+            result.add_row(*(column.text(process, engine, rate) for column in columns))
+    commands = [
+        f"{process.pid}: {shortened(process.command, _COMMAND_LETTERS)}"
+        + ("" if process.engines else " (it has used no GPU yet)")
+        for process in look.processes
+    ]
+    result.caption = Text("\n".join(commands) or _NOBODY, style="dim")
+    result.caption_justify = "left"
+    return result
+
+
+def _of_tier(tier: str) -> Callable[[LiveProcess, LiveEngine, Rates | None], str]:
+    def text(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+        budget = engine.counters[f"{tier}_budget"]
+        return format_bytes(engine.counters[f"{tier}_used"]) if budget else "-"
+
+    return text
+
+
+def _in_use(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+    used, budget = engine.counters["device_used"], engine.counters["device_budget"]
+    return f"{used / budget:.0%} of {format_bytes(budget)}" if budget else "-"
+
+
+def _memory(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> str:
+    return "DRAM" if engine.gpu is None else f"GPU {engine.gpu}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table; one that would be empty in all rows is left out."""
+
+    name: str
+    text: Callable[[LiveProcess, LiveEngine, Rates | None], str]
+    is_needed: Callable[[Look], bool] = lambda _look: True
+
+
+_COLUMNS = (
+    Column("pid", lambda process, _engine, _rate: str(process.pid)),
+    Column(
+        "rank",
+        lambda process, _engine, _rate: "-" if process.rank is None else str(process.rank),
+        lambda look: any(process.rank is not None for process in look.processes),
+    ),
+    Column("memory", _memory),
+    Column("in use", _in_use),
+    Column(
+        "host",
+        _of_tier("host"),
+        lambda look: any(one.counters["host_budget"] for _, one in look.engines().values()),
+    ),
+    Column("disk", _of_tier("disk")),
+    Column("in/s", lambda _p, _e, rate: format_bytes(rate.fetched_bytes_per_s) if rate else "-"),
+    Column("out/s", lambda _p, _e, rate: format_bytes(rate.evicted_bytes_per_s) if rate else "-"),
+    Column("stall", lambda _p, _e, rate: _share(rate.stall_share if rate else None)),
+    Column("early", lambda _p, _e, rate: _share(rate.early_share if rate else None)),
+    Column("steps", lambda _p, engine, _r: str(engine.counters["steps"])),
+)
+
+
+def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
+    """The look as an object, schema 1; bytes, nanoseconds and seconds."""
+    result = []
+    for process in look.processes:
+        entry = asdict(process)
+        for engine in entry["engines"]:
+            rate = shown.get((process.pid, engine["gpu"]))
+            engine["rates"] = asdict(rate) if rate else None
+        result.append(entry)
+    return {"schema": 1, "processes": result}
+
+
+def run(pid: int | None, interval_s: float, console: Console) -> None:
+    """Redraws until the user interrupts, or the one process that was named has ended."""
+    look = Look(_live.processes(pid))
+    before: Look | None = None
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            live.update(table(look, all_rates(look, before)), refresh=True)
+            time.sleep(interval_s)
+            before = look
+            try:
+                look = Look(_live.processes(pid))
+            except TencacheError:
+                return

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tencache top`: what running processes publish, and what is shown of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment, run_command
+from rich.console import Console
+
+from tencache import _live, _top
+from tencache._library import TencacheError
+
+# It moves tensors, tells its stats for each line that it reads, and ends when its input does.
+PROGRAM = """
+import json, os, sys
+import tencache, torch
+tencache.enable(device_memory="32MiB", quiet=True)
+tensors = [torch.ones(1 << 20) for _ in range(24)]
+for tensor in tensors:
+    tensor.add_(1)
+waiting, ending = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(ending)
+    os.read(waiting, 1)
+    os._exit(0)
+print(child, flush=True)
+for line in sys.stdin:
+    print(json.dumps(tencache.stats()), flush=True)
+os.close(ending)
+os.waitpid(child, 0)
+"""
+TRIES = 20_000
+
+
+class Program:
+    """A program that runs and answers."""
+
+    def __init__(self, process):
+        self._process = process
+        self.pid = process.pid
+        self.child = int(process.stdout.readline())
+
+    def stats(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def agreed(self):
+        """The page and the stats, once both tell the same: the page is a fifth of a second old."""
+        for _ in range(TRIES):
+            stats = self.stats()
+            [process] = _live.processes(self.pid)
+            [engine] = process.engines
+            shown = engine.counters
+            if (
+                shown["device_used"] == stats["now"]["device"]
+                and shown["disk_used"] == stats["now"]["disk"]
+                and shown["evicted"] == stats["bytes"]["evicted"]
+                and shown["fetched"] == stats["bytes"]["fetched"]
+                and shown["disk_written"] == stats["bytes"]["disk_written"]
+                and shown["late_fetches"] == stats["fetches"]["late"]
+            ):
+                return process, stats
+        raise AssertionError(f"{shown} and {stats}")
+
+
+@contextlib.contextmanager
+def program(**variables):
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(variables),
+    ) as process:
+        yield Program(process)
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+def test_running_processes_are_seen_with_their_counters():
+    with program(RANK="1", WORLD_SIZE="2") as running:
+        process, stats = running.agreed()
+        assert process.rank == 1
+        assert "tencache.enable" in process.command
+        assert process.is_armed
+        assert process.age_s > 0
+        [engine] = process.engines
+        assert engine.gpu is None
+        assert engine.counters["evicted"] > 0
+        assert engine.counters["device_budget"] == stats["budget"]["device"] == 32 << 20
+        assert engine.counters["ops"] == stats["ops"]
+        everyone = [one.pid for one in _live.processes()]
+        assert running.pid in everyone
+        assert running.child not in everyone, "a forked child has its parent's page"
+        with pytest.raises(TencacheError, match="does not run under tencache"):
+            _live.processes(running.child)
+    with pytest.raises(TencacheError, match=f"there is no process {running.pid}"):
+        _live.processes(running.pid)
+
+
+def test_top_shows_one_look_as_a_table_and_as_json(tmp_path):
+    with program() as running:
+        _, stats = running.agreed()
+        command = [sys.executable, "-m", "tencache", "top", str(running.pid)]
+        done = run_command([*command, "--json"], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        [process] = json.loads(done.stdout)["processes"]
+        assert process["pid"] == running.pid and process["rank"] is None
+        [engine] = process["engines"]
+        assert engine["counters"]["disk_written"] >= stats["bytes"]["disk_written"]
+        assert engine["rates"]["evicted_bytes_per_s"] > 0
+        done = run_command([*command, "--once"], cwd=tmp_path, env={"COLUMNS": "200"})
+        assert done.returncode == 0, done.stderr
+        assert str(running.pid) in done.stdout
+        assert "of 32.0 MiB" in done.stdout
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize("number", ["999999999", str(os.getpid())])
+def test_top_of_another_process_says_what_is_wrong(tmp_path, number):
+    done = run_command([sys.executable, "-m", "tencache", "top", number, "--once"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert number in done.stderr and "tencache top" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def engine_of(**counters):
+    names = [name for name in _live._COUNTERS if name != "ordinal"]
+    return _live.LiveEngine(None, {**dict.fromkeys(names, 0), **counters})
+
+
+@pytest.mark.any_torch
+def test_rates_are_those_between_two_looks():
+    before = (10.0, engine_of(fetched=100, evicted=50, stall_ns=10**9, early_fetches=1))
+    now = (
+        12.0,
+        engine_of(fetched=300, evicted=50, stall_ns=2 * 10**9, early_fetches=4, late_fetches=1),
+    )
+    assert _top.rates(now, before) == _top.Rates(100.0, 0.0, 0.5, 0.75)
+    # Since the start, where there is no look before; nothing, where nothing was published since.
+    assert _top.rates(now, None) == _top.Rates(25.0, 50 / 12, 2 / 12, 0.8)
+    assert _top.rates(now, now) is None
+    idle = (20.0, now[1])
+    assert _top.rates(idle, now) == _top.Rates(0.0, 0.0, 0.0, None)
+
+
+@pytest.mark.any_torch
+def test_top_redraws_until_the_process_has_ended(monkeypatch):
+    looks = [1.0, 2.0, None]
+
+    def processes(_pid):
+        age_s = looks.pop(0)
+        if age_s is None:
+            raise TencacheError("gone")
+        engine = engine_of(fetched=int(age_s) << 20, device_used=1 << 20, device_budget=1 << 21)
+        return [_live.LiveProcess(4711, None, "python train.py", age_s, True, (engine,))]
+
+    monkeypatch.setattr(_live, "processes", processes)
+    screen = io.StringIO()
+    _top.run(4711, 0.0, Console(file=screen, width=200, force_terminal=True))
+    assert looks == []
+    text = screen.getvalue()
+    assert "50% of 2.00 MiB" in text
+    assert "rank" not in text and "host" not in text
+    assert "python train.py" in text
+
+
+@pytest.mark.any_torch
+def test_top_with_nobody_to_show_says_so():
+    look = _top.Look([])
+    screen = io.StringIO()
+    Console(file=screen, width=200).print(_top.table(look, {}))
+    assert "no process of yours runs under tencache" in screen.getvalue()
+
+
+@pytest.mark.any_torch
+def test_pages_of_another_kind_are_left_alone(tmp_path):
+    path = tmp_path / "page"
+    for content in (b"", b"x" * 10000, bytes(10000)):
+        path.write_bytes(content)
+        assert _live._whole_page(path) is None
+
+
+@pytest.mark.any_torch
+def test_the_layout_is_that_of_the_core():
+    header = Path(__file__).resolve().parents[2] / "allocator" / "abi" / "live_page.h"
+    text = header.read_text()
+    for name, struct in (("LiveEngine", _live._EngineStruct), ("LivePage", _live._PageStruct)):
+        body = text.split(f"struct {name} {{")[1].split("};")[0]
+        fields = [line.split()[1].split("[")[0].rstrip(";") for line in body.strip().splitlines()]
+        assert fields == [field for field, _ in struct._fields_]
