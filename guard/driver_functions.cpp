@@ -98,6 +98,16 @@ CUresult pass(CUresult (*real)(Owner), const char* /*name*/, bool /*is_per_threa
   return real(owner);
 }
 
+// The call destroys the stream. Who keeps the handle is told first: afterwards the driver would end
+// the process when it is given it.
+template <std::same_as<CUstream> Stream>
+CUresult pass(CUresult (*real)(Stream), const char* /*name*/, bool /*is_per_thread*/,
+              Stream stream) {
+  const tencache_guard_hooks* const hooks = installed_hooks();
+  if (hooks != nullptr) hooks->on_stream_end(stream);
+  return real(stream);
+}
+
 /// The symbol of a function, as a template argument.
 template <size_t kSize>
 struct Symbol {
@@ -205,6 +215,8 @@ constexpr std::array kEntries = {
     entry<"cuMemsetD2D16Async", decltype(::cuMemsetD2D16Async)>(),
     entry<"cuMemsetD2D32_v2", decltype(::cuMemsetD2D32)>(),
     entry<"cuMemsetD2D32Async", decltype(::cuMemsetD2D32Async)>(),
+    entry<"cuStreamDestroy_v2", decltype(::cuStreamDestroy)>(),
+    entry<"cuStreamDestroy", decltype(::cuStreamDestroy)>(),
     entry<"cuModuleUnload", decltype(::cuModuleUnload)>(),
     entry<"cuLibraryUnload", decltype(::cuLibraryUnload)>(),
     entry<"cuCtxDestroy_v2", decltype(::cuCtxDestroy)>(),
@@ -262,6 +274,10 @@ CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsign
   return Guarded<"cuLaunchCooperativeKernel", decltype(::cuLaunchCooperativeKernel)>::call_linked(
       is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
       stream, arguments);
+}
+
+CUresult destroy_stream(CUstream stream) {
+  return Guarded<"cuStreamDestroy_v2", decltype(::cuStreamDestroy)>::call_linked(false, stream);
 }
 
 CUresult unload_module(CUmodule module) {

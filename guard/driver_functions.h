@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The driver's functions that queue work on memory which their arguments name: launches of kernels,
-// copies and sets. A library that asks for one of them gets the guard's function in its place. That
-// tells the hooks what the call may use, and calls the driver's function with the same arguments.
+// copies and sets; and those that end streams or the owners of kernels. A library that asks for one
+// of them gets the guard's function in its place. That tells the hooks what the call may use, or
+// what it ends, and calls the driver's function with the same arguments.
 //
 // A library may ask in several ways, and the driver may have several functions of one name, e.g.
 // one for each meaning of the NULL stream. The guard has a function for each of the driver's.
 //
 // The guard does not see copies of arrays (textures), batches of copies, words that a stream
 // writes, graphs that are built node by node, or memory that a kernel finds through an address in
-// memory. The linker resolves only launches to the guard.
+// memory. The linker resolves to the guard only launches and what ends something.
 //
 // Threads: any, no locks. Looking up a function allocates nothing, because libraries do it while
 // they are being loaded.
@@ -23,7 +24,7 @@
 namespace tencache::guard {
 
 /// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". That is
-/// `real`, the driver's, if it queues no such work.
+/// `real`, the driver's, if it is none of these.
 void* guarded_symbol(std::string_view symbol, void* real);
 /// The same for cuGetProcAddress() with these arguments.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);
@@ -40,6 +41,7 @@ CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsign
                                    unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                    CUstream stream, void** arguments);
 
+CUresult destroy_stream(CUstream stream);
 CUresult unload_module(CUmodule module);
 CUresult unload_library(CUlibrary library);
 

@@ -14,8 +14,9 @@
 #include "driver_functions.h"
 #include "driver_library.h"
 
-// The name stands for two functions; the header's macro would choose one.
+// Each name stands for two functions; the header's macro would choose one.
 #undef cuGetProcAddress
+#undef cuStreamDestroy
 
 #define TENCACHE_GUARD_PUBLIC extern "C" __attribute__((visibility("default")))
 
@@ -149,6 +150,15 @@ TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress_v2(const char* name, void** entr
 TENCACHE_GUARD_LAUNCHES(, false)
 TENCACHE_GUARD_LAUNCHES(_ptsz, true)
 #undef TENCACHE_GUARD_LAUNCHES
+
+TENCACHE_GUARD_PUBLIC CUresult cuStreamDestroy_v2(CUstream stream) {
+  return tencache::guard::destroy_stream(stream);
+}
+
+// From before CUDA 4.0, with the same meaning. NOLINTNEXTLINE(readability-identifier-naming)
+TENCACHE_GUARD_PUBLIC CUresult cuStreamDestroy(CUstream stream) {
+  return tencache::guard::destroy_stream(stream);
+}
 
 TENCACHE_GUARD_PUBLIC CUresult cuModuleUnload(CUmodule module) {
   return tencache::guard::unload_module(module);

@@ -13,10 +13,10 @@
 // A kernel argument may look like an address without being one, or be stale. Then a tensor is
 // pinned or fetched for nothing. It does no harm if another thread frees the tensor at this moment.
 //
-// A stream that no op has used gets no number here, because its owner may destroy it. The same
-// holds for a stream of a GPU that is not the thread's current one, and for the per-thread default
-// stream. If a launch there uses an extent without an op, we wait for it on the host, and the
-// extent stays on its GPU until it is freed.
+// A stream that no op has used gets no number here: numbers are few, and a library may make a
+// stream for a moment. The same holds for a stream of a GPU that is not the thread's current one,
+// and for the per-thread default stream. If a launch there uses an extent without an op, we wait
+// for it on the host, and the extent stays on its GPU until it is freed.
 //
 // Threads: any. A launch that counts as an op takes the lock of Engines for its name.
 #pragma once

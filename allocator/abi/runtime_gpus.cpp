@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/cuda_device.h"
+#include "platform/cuda/stream_numbers.h"
 #include "platform/machine.h"
 
 namespace tencache {
@@ -35,8 +36,10 @@ void end_launch(uint32_t begun) { Runtime::instance().launches().close(begun); }
 
 void note_unreadable_launch() { Runtime::instance().launches().on_unreadable(); }
 
-constexpr tencache_guard_hooks kLaunchHooks = {&watched_memory, &begin_launch, &end_launch,
-                                               &note_unreadable_launch};
+void note_stream_end(void* stream) { StreamNumbers::end_everywhere(static_cast<CUstream>(stream)); }
+
+constexpr tencache_guard_hooks kGuardHooks = {&watched_memory, &begin_launch, &end_launch,
+                                              &note_unreadable_launch, &note_stream_end};
 
 }  // namespace
 
@@ -102,13 +105,15 @@ void Runtime::watch_launches() {
   const auto install = reinterpret_cast<tencache_guard_install_function>(
       dlsym(RTLD_DEFAULT, "tencache_guard_install"));
   if (install != nullptr) {
-    install(&kLaunchHooks);
+    install(&kGuardHooks);
     sees_launches_.store(true, std::memory_order_relaxed);
     return;
   }
   TENCACHE_LOG_INFO(
-      "kernels that no op announces are not seen in this process, which was not started by "
-      "`tencache run`: one that uses a tensor which is in host memory fails with a CUDA error");
+      "this process was not started by `tencache run`, so two things are not seen in it. A kernel "
+      "that no op announces fails with a CUDA error if it uses a tensor which is in host memory. "
+      "Streams that the program makes itself must not be destroyed: the driver would end the "
+      "process when it is asked about them");
 }
 
 void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) const {

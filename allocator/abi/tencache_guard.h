@@ -3,7 +3,8 @@
  * The interface between libtencache_guard.so and libtencache.so. The guard is preloaded into a
  * program before its first library, and knows only the driver's functions. The core is loaded
  * later, if at all, looks for the guard in the process and installs its hooks. From then on every
- * function that queues work on GPU memory (guard/driver_functions.h) asks the hooks first.
+ * function that queues work on GPU memory (guard/driver_functions.h) asks the hooks first, and one
+ * that destroys a stream tells them.
  *
  * Threads: the hooks are called on any thread, with no lock held. They are installed once.
  */
@@ -33,6 +34,9 @@ typedef struct tencache_guard_hooks {
   void (*end)(uint32_t begun);
   /* Called when a kernel was launched whose arguments could not be read. */
   void (*on_unreadable)(void);
+  /* Called before this thread destroys the stream. From its return on, the driver is not asked
+   * about the handle. */
+  void (*on_stream_end)(void* stream);
 } tencache_guard_hooks;
 
 /* Exported by the guard. `hooks` must live for ever. */

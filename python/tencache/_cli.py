@@ -293,8 +293,8 @@ def _preload_guard(
     if set(str(guard)) & set(_PRELOAD_SEPARATORS):
         say(
             f"warning: {guard} cannot be preloaded, because its path has a space or a colon in it: "
-            "kernels that no op announces are not seen. Install tencache elsewhere, or silence "
-            "this with --no-launch-guard."
+            "kernels that no op announces are not seen, nor streams that the program destroys. "
+            "Install tencache elsewhere, or silence this with --no-launch-guard."
         )
         return
     given = environment.get(_PRELOAD_VARIABLE, "")

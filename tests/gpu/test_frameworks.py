@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import on_gpu
@@ -89,17 +90,17 @@ def test_doors(harness: Harness, door: str) -> None:
     assert_right_beyond_memory(harness.stock(program), outcome)
 
 
-@pytest.mark.xdist_group("doors")
-def test_the_launcher(harness: Harness, tmp_path: Path) -> None:
-    program = script("doors")
-    results, stats = tmp_path / "results.json", tmp_path / "stats.json"
+def assert_same_under_the_launcher(
+    harness: Harness, program: str, folder: Path, variables: Mapping[str, str] | None = None
+) -> None:
+    results, stats = folder / "results.json", folder / "stats.json"
     budget = budget_of(harness, program, 50)["TENCACHE_DEVICE_MEMORY"]
     launcher = [sys.executable, "-m", "tencache", "run", "--backend", "cuda"]
     launcher += ["--device-memory", budget, "--stats", str(stats)]
     done = run_command(
         [*launcher, "--", sys.executable, f"{program}.py", str(results)],
-        cwd=tmp_path,
-        env=GPU,
+        cwd=folder,
+        env={**GPU, **(variables or {})},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = Outcome(
@@ -108,3 +109,15 @@ def test_the_launcher(harness: Harness, tmp_path: Path) -> None:
     assert_right_beyond_memory(harness.stock(program), outcome)
     assert outcome.stats is not None
     assert outcome.stats["launches"]["seen"], outcome.stats
+
+
+@pytest.mark.xdist_group("doors")
+def test_the_launcher(harness: Harness, tmp_path: Path) -> None:
+    assert_same_under_the_launcher(harness, script("doors"), tmp_path)
+
+
+@pytest.mark.parametrize("reuses", ["0", "1"] if IS_EMULATED else ["as the driver does"])
+def test_streams_that_the_program_destroys(harness: Harness, tmp_path: Path, reuses: str) -> None:
+    """A driver ends the process when it is asked about a destroyed stream."""
+    variables = {"EMULATED_GPU_REUSE_STREAMS": reuses} if IS_EMULATED else {}
+    assert_same_under_the_launcher(harness, script("destroyed_streams"), tmp_path, variables)

@@ -84,6 +84,7 @@ FAKE CUresult cuMemcpy2D(const CUDA_MEMCPY2D* copy) {
 FAKE CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t bytes, CUstream stream) {
   return note("cuMemsetD8Async", stream, bytes);
 }
+FAKE CUresult cuStreamDestroy(CUstream stream) { return note("cuStreamDestroy_v2", stream, 0); }
 FAKE CUresult cuModuleUnload(CUmodule) { return note("cuModuleUnload", nullptr, 0); }
 
 FAKE CUresult cuFuncGetParamInfo(CUfunction kernel, size_t index, size_t* offset, size_t* bytes) {
@@ -135,6 +136,8 @@ FAKE CUresult cuGetProcAddress(const char* name, void** entry, int version, cuui
        reinterpret_cast<void*>(&cuMemcpyHtoD_v2_ptds)},
       {"cuMemcpyDtoHAsync", reinterpret_cast<void*>(&cuMemcpyDtoHAsync),
        reinterpret_cast<void*>(&cuMemcpyDtoHAsync)},
+      {"cuStreamDestroy", reinterpret_cast<void*>(&cuStreamDestroy),
+       reinterpret_cast<void*>(&cuStreamDestroy)},
   };
   *entry = is_of_the_core(name) ? reinterpret_cast<void*>(&refuse) : nullptr;
   if (std::strcmp(name, "cuGetProcAddress") == 0) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "abi/tencache_guard.h"
@@ -58,7 +59,11 @@ struct Told {
   size_t calls_at_end = 0;
 };
 
+/// The end of a stream, and the calls that had reached the driver by then.
+using ToldEnd = std::pair<void*, size_t>;
+
 std::vector<Told> g_told;
+std::vector<ToldEnd> g_ends;
 std::atomic<bool> g_is_watching = true;
 std::atomic<int> g_unreadable = 0;
 bool g_lets_pass = false;
@@ -85,7 +90,9 @@ void end(uint32_t begun) {
 
 void on_unreadable() { ++g_unreadable; }
 
-const tencache_guard_hooks kHooks = {&watched, &begin, &end, &on_unreadable};
+void on_stream_end(void* stream) { g_ends.emplace_back(stream, fake_driver()->calls.size()); }
+
+const tencache_guard_hooks kHooks = {&watched, &begin, &end, &on_unreadable, &on_stream_end};
 
 void* in_driver(const char* name) { return dlsym(dlopen("libcuda.so.1", RTLD_NOW), name); }
 
@@ -98,6 +105,7 @@ class GuardTest : public ::testing::Test {
     install(&kHooks);
     *fake_driver() = {};
     g_told.clear();
+    g_ends.clear();
     g_is_watching = true;
     g_unreadable = 0;
     g_lets_pass = false;
@@ -182,6 +190,25 @@ TEST_F(GuardTest, TheNullStreamMeansWhatTheFunctionMeansByIt) {
   expect_guarded(&::cuLaunchKernel_ptsz, "cuLaunchKernel_ptsz", TENCACHE_STREAM_PER_THREAD,
                  nullptr);
   expect_guarded(&::cuLaunchKernel, "cuLaunchKernel", nullptr, nullptr);
+}
+
+TEST_F(GuardTest, TheEndOfAStreamIsToldBeforeTheDriverIsCalled) {
+  using Destroy = decltype(&::cuStreamDestroy);
+  g_is_watching = false;  // memory that leaves later may have been used by the stream
+  void* entry = nullptr;
+  ASSERT_EQ(cuGetProcAddress("cuStreamDestroy", &entry, 12000, 0), CUDA_SUCCESS);
+  for (const Destroy destroy :
+       {&::cuStreamDestroy, reinterpret_cast<Destroy>(in_driver("cuStreamDestroy_v2")),
+        reinterpret_cast<Destroy>(entry)}) {
+    g_ends.clear();
+    *fake_driver() = {};
+    fake_driver()->result = CUDA_ERROR_INVALID_CONTEXT;
+    EXPECT_EQ(destroy(kStream), CUDA_ERROR_INVALID_CONTEXT);
+    EXPECT_THAT(g_ends, ElementsAre(ToldEnd(kStream, 0)));
+    EXPECT_THAT(fake_driver()->calls, ElementsAre("cuStreamDestroy_v2"));
+    EXPECT_EQ(fake_driver()->stream, kStream);
+  }
+  EXPECT_THAT(g_told, IsEmpty());
 }
 
 TEST_F(GuardTest, OtherFunctionsAreTheDriversOwn) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <utility>
 
 #include "platform/cuda/call_scope.h"
@@ -31,15 +30,14 @@ OpTimer::Span* EventTimer::begin(uint32_t op, uint64_t begun_at, StreamSet strea
   span->streams = streams;
   span->op = op;
   span->begun_at = begun_at;
-  span->stream = streams_.stream_of(streams);
-  if (record(span->begun, span->stream)) return span;
+  if (streams_.record(span->begun, streams)) return span;
   drop(span);
   return nullptr;
 }
 
 bool EventTimer::end(Span& span) {
   auto& events = static_cast<EventSpan&>(span);
-  return record(events.ended, events.stream);
+  return streams_.record(events.ended, events.streams);
 }
 
 void EventTimer::finish(Span* span) {
@@ -78,13 +76,6 @@ bool EventTimer::ensure_events(EventSpan& span) const {
   if (!scope.status().is_ok()) return false;
   return driver.cuEventCreate(&span.begun, CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
          driver.cuEventCreate(&span.ended, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
-}
-
-bool EventTimer::record(CUevent event, CUstream stream) const {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  return scope.status().is_ok() && streams_.expect_no_capture(std::span(&stream, 1)).is_ok() &&
-         driver.cuEventRecord(event, stream) == CUDA_SUCCESS;
 }
 
 std::vector<OpTime> EventTimer::take_finished() {

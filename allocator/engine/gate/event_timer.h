@@ -5,8 +5,7 @@
 // graph gets none. Events are reused; there are at most kSpansMax pairs, and while all of them are
 // in use no further op is timed.
 //
-// Only ops of one stream are timed. The stream's handle is used no later than the begin of the next
-// op in that stream.
+// Only ops of one stream are timed. A span whose stream the program has destroyed gets no end.
 //
 // Threads: as OpTimer. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
@@ -30,7 +29,7 @@ class EventTimer final : public OpTimer {
   static constexpr size_t kSpansMax = 512;
 
   /// Both outlive the timer.
-  EventTimer(const Gpu& gpu, const StreamNumbers& streams) : gpu_(gpu), streams_(streams) {}
+  EventTimer(const Gpu& gpu, StreamNumbers& streams) : gpu_(gpu), streams_(streams) {}
   /// REQUIRES: no thread uses the timer any more. Unfinished spans are lost.
   ~EventTimer() override;
 
@@ -42,17 +41,15 @@ class EventTimer final : public OpTimer {
 
  private:
   struct EventSpan final : Span {
-    CUstream stream = nullptr;
     CUevent begun = nullptr;
     CUevent ended = nullptr;
   };
 
   EventSpan* take_free() TENCACHE_EXCLUDES(mutex_);
   bool ensure_events(EventSpan& span) const;
-  bool record(CUevent event, CUstream stream) const;
 
   const Gpu& gpu_;
-  const StreamNumbers& streams_;
+  StreamNumbers& streams_;
   Mutex mutex_;
   std::vector<std::unique_ptr<EventSpan>> spans_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<EventSpan*> free_ TENCACHE_GUARDED_BY(mutex_);

@@ -8,31 +8,34 @@
 namespace tencache {
 
 Result<bool> StreamMark::is_reached() const {
-  if (marks_ == nullptr) return true;
-  const DriverApi& driver = marks_->gpu_.driver();
-  const CallScope scope(driver, marks_->gpu_.context());
+  if (event_ == nullptr) return true;
+  const Gpu& gpu = event_->marks.gpu_;
+  const DriverApi& driver = gpu.driver();
+  const CallScope scope(driver, gpu.context());
   if (!scope.status().is_ok()) return scope.status();
-  const CUresult result = driver.cuEventQuery(event_);
+  const CUresult result = driver.cuEventQuery(event_->event);
   if (result == CUDA_SUCCESS) return true;
   if (result == CUDA_ERROR_NOT_READY) return false;
   return cuda_status(driver, result, "Cannot ask how far a stream has come");
 }
 
 Status StreamMark::hold_back(CUstream stream) const {
-  if (marks_ == nullptr) return Status::ok();
-  const DriverApi& driver = marks_->gpu_.driver();
-  const CallScope scope(driver, marks_->gpu_.context());
+  if (event_ == nullptr) return Status::ok();
+  const Gpu& gpu = event_->marks.gpu_;
+  const DriverApi& driver = gpu.driver();
+  const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuStreamWaitEvent(stream, event_, 0),
+  return cuda_status(driver, driver.cuStreamWaitEvent(stream, event_->event, 0),
                      "Cannot make a stream wait for another");
 }
 
 Status StreamMark::wait() const {
-  if (marks_ == nullptr) return Status::ok();
-  const DriverApi& driver = marks_->gpu_.driver();
-  const CallScope scope(driver, marks_->gpu_.context());
+  if (event_ == nullptr) return Status::ok();
+  const Gpu& gpu = event_->marks.gpu_;
+  const DriverApi& driver = gpu.driver();
+  const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuEventSynchronize(event_), "Cannot wait for a stream");
+  return cuda_status(driver, driver.cuEventSynchronize(event_->event), "Cannot wait for a stream");
 }
 
 bool StreamMark::poll() const {
@@ -51,10 +54,9 @@ void StreamMark::await() const {
 
 // The event may be recorded anew at once: a stream that already waits for it waits for the old
 // moment.
-void StreamMark::drop() {
+StreamMark::Event::~Event() {
   // Where the driver must not be called, StreamMarks may already be gone.
-  if (marks_ != nullptr && may_call_driver()) marks_->give_back(event_);
-  marks_ = nullptr;
+  if (may_call_driver()) marks.give_back(event);
 }
 
 StreamMarks::~StreamMarks() {
@@ -74,7 +76,7 @@ Result<StreamMark> StreamMarks::make(CUstream stream) {
   if (!event.is_ok()) return event.status();
   const Status recorded = cuda_status(driver, driver.cuEventRecord(event.value(), stream),
                                       "Cannot mark a moment in a stream");
-  StreamMark mark(this, event.value());
+  StreamMark mark(*this, event.value());
   if (!recorded.is_ok()) return recorded;
   return mark;
 }

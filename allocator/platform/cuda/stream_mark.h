@@ -5,14 +5,14 @@
 // a whole device. StreamMarks: makes marks from events without timing, which it reuses, because
 // creating an event costs more than recording it.
 //
-// Threads: any. mutex_ is held for bookkeeping only. A mark has one owner; StreamMarks outlives its
-// marks.
+// Threads: any. mutex_ is held for bookkeeping only. Copies of a mark are the same moment and share
+// its event. StreamMarks outlives its marks.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstddef>
-#include <utility>
+#include <memory>
 #include <vector>
 
 #include "base/mutex.h"
@@ -26,17 +26,6 @@ class StreamMarks;
 class StreamMark {
  public:
   StreamMark() = default;  // of no stream, and so reached
-  ~StreamMark() { drop(); }
-  StreamMark(StreamMark&& other) noexcept
-      : marks_(std::exchange(other.marks_, nullptr)), event_(other.event_) {}
-  StreamMark& operator=(StreamMark&& other) noexcept {
-    if (this != &other) {
-      drop();
-      marks_ = std::exchange(other.marks_, nullptr);
-      event_ = other.event_;
-    }
-    return *this;
-  }
 
   /// Whether the device has done all of the work. An error comes from queued work, whose effects
   /// are unknown then.
@@ -51,15 +40,27 @@ class StreamMark {
   /// wait() likewise.
   void await() const;
 
+  /// Whether they are the same moment, or both of no stream.
+  bool operator==(const StreamMark& other) const = default;
+
  private:
   static constexpr int kTries = 2;
 
-  friend class StreamMarks;
-  StreamMark(StreamMarks* marks, CUevent event) : marks_(marks), event_(event) {}
-  void drop();
+  struct Event {
+    Event(StreamMarks& of_marks, CUevent of_event) : marks(of_marks), event(of_event) {}
+    ~Event();
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
 
-  StreamMarks* marks_ = nullptr;
-  CUevent event_ = nullptr;
+    StreamMarks& marks;
+    const CUevent event;
+  };
+
+  friend class StreamMarks;
+  StreamMark(StreamMarks& marks, CUevent event)
+      : event_(std::make_shared<const Event>(marks, event)) {}
+
+  std::shared_ptr<const Event> event_;
 };
 
 class StreamMarks {

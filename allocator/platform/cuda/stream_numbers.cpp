@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/cuda/stream_numbers.h"
 
+#include <bit>
 #include <utility>
 
 #include "base/check.h"
 #include "platform/cuda/call_scope.h"
+#include "platform/cuda/driver_use.h"
 
 namespace tencache {
 namespace {
 
 constexpr uintptr_t kNone = ~uintptr_t{0};  // the handle of no stream
 constexpr uint32_t kNoNumber = ~uint32_t{0};
-constexpr size_t kFirstEntryCount = 256;  // more than PyTorch's pools of streams need
+constexpr uint32_t kEnded = uint32_t{1} << 31;  // a flag beside a number; kNoNumber has it, too
+constexpr size_t kFirstEntryCount = 256;        // more than PyTorch's pools of streams need
+constexpr int kTries = 2;                       // a refusal may be the error of earlier work
+
+bool is_default(CUstream stream) { return stream == nullptr || stream == CU_STREAM_LEGACY; }
 
 uintptr_t key_of(CUstream stream) {
   TENCACHE_CHECK(stream != CU_STREAM_PER_THREAD,
                  "CU_STREAM_PER_THREAD is another stream on each thread");
-  return stream == CU_STREAM_LEGACY ? 0 : reinterpret_cast<uintptr_t>(stream);
+  return is_default(stream) ? 0 : reinterpret_cast<uintptr_t>(stream);
 }
 
 // Handles are addresses: their low bits say little, and neighbours should not collide.
@@ -24,7 +30,23 @@ size_t first_entry(uintptr_t key, size_t entry_count) {
   return (key * 0x9E3779B97F4A7C15u >> 32) & (entry_count - 1);
 }
 
+/// All objects of the process. An object leaves once no thread tells it of an end.
+struct Everywhere {
+  Mutex mutex;
+  CondVar is_idle;
+  std::vector<StreamNumbers*> objects TENCACHE_GUARDED_BY(mutex);
+  size_t tellers TENCACHE_GUARDED_BY(mutex) = 0;
+};
+
+// Never destroyed: streams may be destroyed while the process exits.
+Everywhere& everywhere() {
+  static auto* const made = new Everywhere;
+  return *made;
+}
+
 }  // namespace
+
+// ---- The table -----------------------------------------------------------------------------
 
 StreamNumbers::Table::Table(size_t entry_count) : entries(entry_count) {
   for (Entry& entry : entries) entry.key.store(kNone, std::memory_order_relaxed);
@@ -34,7 +56,7 @@ uint32_t StreamNumbers::Table::find(uintptr_t key) const {
   // The loop ends because at least half of the entries are free.
   for (size_t at = first_entry(key, entries.size());; at = (at + 1) & (entries.size() - 1)) {
     const uintptr_t found = entries[at].key.load(std::memory_order_acquire);
-    if (found == key) return entries[at].number;
+    if (found == key) return entries[at].number.load(std::memory_order_relaxed);
     if (found == kNone) return kNoNumber;
   }
 }
@@ -43,67 +65,216 @@ void StreamNumbers::Table::add(uintptr_t key, uint32_t number) {
   size_t at = first_entry(key, entries.size());
   while (entries[at].key.load(std::memory_order_relaxed) != kNone)
     at = (at + 1) & (entries.size() - 1);
-  entries[at].number = number;
+  entries[at].number.store(number, std::memory_order_relaxed);
   entries[at].key.store(key, std::memory_order_release);
 }
 
+// A thread that names a stream has got its handle from the one that made it, and so sees what was
+// written before that.
+void StreamNumbers::Table::change(uintptr_t key, uint32_t number) {
+  size_t at = first_entry(key, entries.size());
+  while (entries[at].key.load(std::memory_order_relaxed) != key)
+    at = (at + 1) & (entries.size() - 1);
+  entries[at].number.store(number, std::memory_order_relaxed);
+}
+
 StreamNumbers::StreamNumbers(const Gpu& gpu, StreamMarks& marks) : gpu_(gpu), marks_(marks) {
-  MutexLock lock(mutex_);
-  tables_.push_back(std::make_unique<Table>(kFirstEntryCount));
-  table_.store(tables_.back().get(), std::memory_order_release);
+  {
+    MutexLock lock(mutex_);
+    tables_.push_back(std::make_unique<Table>(kFirstEntryCount));
+    table_.store(tables_.back().get(), std::memory_order_release);
+  }
+  MutexLock lock(everywhere().mutex);
+  everywhere().objects.push_back(this);
+}
+
+StreamNumbers::~StreamNumbers() {
+  Everywhere& all = everywhere();
+  MutexLock lock(all.mutex);
+  std::erase(all.objects, this);
+  while (all.tellers > 0) all.is_idle.wait(all.mutex);
 }
 
 StreamSet StreamNumbers::set_of(CUstream stream) {
   const uintptr_t key = key_of(stream);
   const uint32_t number = table_.load(std::memory_order_acquire)->find(key);
-  if (number != kNoNumber) [[likely]] {
+  if (number < kEnded) [[likely]] {
     return set_of_number(number);
   }
-  return add_slow(stream, key);
+  return set_of_slow(stream, key);
 }
 
 StreamSet StreamNumbers::find_set_of(CUstream stream) const {
   const uint32_t number = table_.load(std::memory_order_acquire)->find(key_of(stream));
-  return number != kNoNumber ? set_of_number(number) : kNoStreams;
+  return number < kEnded ? set_of_number(number) : kNoStreams;
 }
 
-TENCACHE_SLOW StreamSet StreamNumbers::add_slow(CUstream stream, uintptr_t key) {
-  MutexLock lock(mutex_);
-  // Another thread may have been first.
-  const uint32_t present = tables_.back()->find(key);
-  if (present != kNoNumber) return set_of_number(present);
+TENCACHE_SLOW StreamSet StreamNumbers::set_of_slow(CUstream stream, uintptr_t key) {
+  uint32_t present = kNoNumber;
+  {
+    MutexLock lock(mutex_);
+    present = tables_.back()->find(key);
+    if (present == kNoNumber) return add(stream, key);
+  }
+  if (present < kEnded) return set_of_number(present);  // another thread was first
+  return take_over(stream, key, present & ~kEnded);
+}
+
+StreamSet StreamNumbers::add(CUstream stream, uintptr_t key) {
   const auto number = static_cast<uint32_t>(streams_.size());
-  streams_.push_back(stream == CU_STREAM_LEGACY ? nullptr : stream);
+  streams_.push_back({.handle = is_default(stream) ? nullptr : stream});
   if (2 * streams_.size() <= tables_.back()->entries.size()) {
     tables_.back()->add(key, number);
     return set_of_number(number);
   }
   auto larger = std::make_unique<Table>(2 * tables_.back()->entries.size());
-  for (uint32_t other = 0; other <= number; ++other) larger->add(key_of(streams_[other]), other);
+  for (uint32_t other = 0; other <= number; ++other) {
+    const Stream& known = streams_[other];
+    larger->add(key_of(known.handle), known.has_ended ? other | kEnded : other);
+  }
   table_.store(larger.get(), std::memory_order_release);
   tables_.push_back(std::move(larger));
   return set_of_number(number);
 }
 
-std::vector<CUstream> StreamNumbers::streams_of(StreamSet set) const {
-  std::vector<CUstream> streams;
-  MutexLock lock(mutex_);
-  for (uint32_t number = 0; number < streams_.size(); ++number) {
-    if ((set & set_of_number(number)) != 0) streams.push_back(streams_[number]);
-  }
-  return streams;
-}
-
 CUstream StreamNumbers::stream_of(StreamSet set) const {
   if (!is_one_stream(set)) return nullptr;
-  const std::vector<CUstream> streams = streams_of(set);
-  return streams.empty() ? nullptr : streams.front();
+  const auto number = static_cast<size_t>(std::countr_zero(set));
+  MutexLock lock(mutex_);
+  return number < streams_.size() ? streams_[number].handle : nullptr;
 }
+
+// ---- The ends of streams -------------------------------------------------------------------
+
+/// The streams of a set: those that exist, which end() leaves alone while this lives, and the last
+/// marks of those that have ended and may not be done.
+class StreamNumbers::InUse {
+ public:
+  struct Ended {
+    uint32_t number = 0;
+    StreamMark last;
+  };
+
+  InUse(StreamNumbers& numbers, StreamSet set) : numbers_(numbers) {
+    MutexLock lock(numbers_.mutex_);
+    std::vector<Stream>& streams = numbers_.streams_;
+    // Numbers from 63 on share the bit of that place.
+    for (auto number = static_cast<uint32_t>(std::countr_zero(set)); number < streams.size();
+         ++number) {
+      if ((set & set_of_number(number)) != 0) take(number, streams[number]);
+      if (is_one_stream(set)) break;
+    }
+  }
+  ~InUse() {
+    MutexLock lock(numbers_.mutex_);
+    for (const uint32_t number : taken_) --numbers_.streams_[number].users;
+    if (!taken_.empty()) numbers_.is_unused_.notify_all();
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+  const std::vector<CUstream>& handles() const { return handles_; }
+  const std::vector<Ended>& ended() const { return ended_; }
+
+ private:
+  void take(uint32_t number, Stream& stream) {
+    if (!stream.has_ended) {
+      ++stream.users;
+      taken_.push_back(number);
+      handles_.push_back(stream.handle);
+    } else if (stream.last != StreamMark()) {
+      ended_.push_back({number, stream.last});
+    }
+  }
+
+  StreamNumbers& numbers_;
+  std::vector<uint32_t> taken_;
+  std::vector<CUstream> handles_;
+  std::vector<Ended> ended_;
+};
+
+void StreamNumbers::end_everywhere(CUstream stream) {
+  if (!may_call_driver()) return;
+  Everywhere& all = everywhere();
+  std::vector<StreamNumbers*> told;
+  {
+    MutexLock lock(all.mutex);
+    told = all.objects;
+    ++all.tellers;
+  }
+  for (StreamNumbers* numbers : told) numbers->end(stream);
+  MutexLock lock(all.mutex);
+  --all.tellers;
+  all.is_idle.notify_all();
+}
+
+void StreamNumbers::end(CUstream stream) {
+  if (is_default(stream) || stream == CU_STREAM_PER_THREAD) return;  // nobody can destroy it
+  const uintptr_t key = key_of(stream);
+  const uint32_t number = table_.load(std::memory_order_acquire)->find(key);
+  if (number >= kEnded) return;
+  StreamMark last = last_mark(stream);
+  MutexLock lock(mutex_);
+  tables_.back()->change(key, number | kEnded);
+  streams_[number].has_ended = true;
+  streams_[number].last = std::move(last);
+  while (streams_[number].users > 0) is_unused_.wait(mutex_);
+}
+
+// A stream that captures takes no event; what it did before that is not known to be over, and
+// neither is what a broken context was given, which nobody will see.
+StreamMark StreamNumbers::last_mark(CUstream stream) const {
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  for (int tries = 0; tries < kTries && scope.status().is_ok(); ++tries) {
+    if (expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable) break;
+    Result<StreamMark> mark = marks_.make(stream);
+    if (mark.is_ok()) return std::move(mark).value();
+  }
+  return {};
+}
+
+StreamSet StreamNumbers::take_over(CUstream stream, uintptr_t key, uint32_t number) {
+  StreamMark last;
+  {
+    MutexLock lock(mutex_);
+    last = streams_[number].last;
+  }
+  let_follow(stream, last);
+  MutexLock lock(mutex_);
+  if (streams_[number].has_ended) {  // else another thread was first
+    streams_[number].has_ended = false;
+    streams_[number].last = {};
+    tables_.back()->change(key, number);
+  }
+  return set_of_number(number);
+}
+
+// The device waits where it can, else this thread.
+void StreamNumbers::let_follow(CUstream stream, const StreamMark& last) const {
+  if (last.poll()) return;
+  {
+    const CallScope scope(gpu_.driver(), gpu_.context());
+    if (scope.status().is_ok() && expect_no_capture(std::span(&stream, 1)).is_ok() &&
+        last.hold_back(stream).is_ok()) {
+      return;
+    }
+  }
+  last.await();
+}
+
+// Its event may serve others.
+void StreamNumbers::forget_reached(uint32_t number, const StreamMark& last) {
+  StreamMark forgotten;  // goes when the lock is free
+  MutexLock lock(mutex_);
+  if (streams_[number].last == last) std::swap(forgotten, streams_[number].last);
+}
+
+// ---- Calls of the driver -------------------------------------------------------------------
 
 // The default stream cannot be captured, so it costs no call. Besides, the driver would look up its
 // handle in the thread's context, which may be another GPU's.
 bool StreamNumbers::is_capturing(CUstream stream) const {
-  if (stream == nullptr || stream == CU_STREAM_LEGACY) return false;
+  if (is_default(stream)) return false;
   return expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable;
 }
 
@@ -127,20 +298,29 @@ Status StreamNumbers::expect_no_capture(std::span<const CUstream> streams) const
 }
 
 Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
-  const std::vector<CUstream> streams = streams_of(set);
-  if (streams.empty()) return Status::ok();
-  const CallScope scope(gpu_.driver(), gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams));
+  if (set == kNoStreams) return Status::ok();
+  const InUse streams(*this, set);
   std::vector<StreamMark> made;
-  for (const CUstream stream : streams) {
-    Result<StreamMark> mark = marks_.make(stream);
-    if (!mark.is_ok()) return mark.status();
-    made.push_back(std::move(mark).value());
+  if (!streams.handles().empty()) {
+    const CallScope scope(gpu_.driver(), gpu_.context());
+    TENCACHE_RETURN_IF_ERROR(scope.status());
+    TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams.handles()));
+    for (const CUstream stream : streams.handles()) {
+      Result<StreamMark> mark = marks_.make(stream);
+      if (!mark.is_ok()) return mark.status();
+      made.push_back(std::move(mark).value());
+    }
+    // A stream that began to capture meanwhile has taken the event for its own. Its mark is worth
+    // nothing, and a stream that waited for it would join the capture.
+    TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams.handles()));
   }
-  // A stream that began to capture meanwhile has taken the event for its own. Its mark is worth
-  // nothing, and a stream that waited for it would join the capture.
-  TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams));
+  for (const InUse::Ended& ended : streams.ended()) {
+    if (ended.last.poll()) {
+      forget_reached(ended.number, ended.last);
+    } else {
+      made.push_back(ended.last);
+    }
+  }
   for (StreamMark& mark : made) marks->push_back(std::move(mark));
   return Status::ok();
 }
@@ -149,14 +329,27 @@ Status StreamNumbers::hold_back(StreamSet stream, std::span<const StreamMark> ma
   TENCACHE_CHECK(is_one_stream(stream), "%#llx is not one stream",
                  static_cast<unsigned long long>(stream));
   if (marks.empty()) return Status::ok();
-  const std::vector<CUstream> streams = streams_of(stream);
-  TENCACHE_CHECK(streams.size() == 1, "%#llx has no number",
-                 static_cast<unsigned long long>(stream));
+  const InUse streams(*this, stream);
+  if (streams.handles().empty()) {
+    return {StatusCode::kUnavailable, "The stream was destroyed, so it cannot be held back."};
+  }
   const CallScope scope(gpu_.driver(), gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(mark.hold_back(streams.front()));
+  TENCACHE_RETURN_IF_ERROR(expect_no_capture(streams.handles()));
+  for (const StreamMark& mark : marks) {
+    TENCACHE_RETURN_IF_ERROR(mark.hold_back(streams.handles().front()));
+  }
   return Status::ok();
+}
+
+bool StreamNumbers::record(CUevent event, StreamSet stream) {
+  if (!is_one_stream(stream)) return false;
+  const InUse streams(*this, stream);
+  if (streams.handles().empty()) return false;
+  const DriverApi& driver = gpu_.driver();
+  const CallScope scope(driver, gpu_.context());
+  return scope.status().is_ok() && expect_no_capture(streams.handles()).is_ok() &&
+         driver.cuEventRecord(event, streams.handles().front()) == CUDA_SUCCESS;
 }
 
 }  // namespace tencache

@@ -5,18 +5,23 @@
 // their own; all later ones share the last bit. A question about that bit is about all of these
 // streams: the answer comes late for some, and is never wrong.
 //
-// A stream keeps its number. So its handle must stay valid while sets with it are in question, as
-// for record_stream of PyTorch, whose own streams are never destroyed. The driver finishes the work
-// of a destroyed stream but can no longer say when. Some drivers refuse the handle, which is a
-// Status here; 580 ends the process. A new stream of the same handle has the same bit.
+// A stream keeps its number, and sets with it may be asked about long after its last use. PyTorch's
+// own streams are never destroyed, but a program may destroy one that it made itself. The driver
+// finishes the work of a destroyed stream, but ends the process when it is given the handle again.
+// So the end of a stream must be told (end_everywhere; the launch guard does): a last mark then
+// covers the stream's work, and nobody uses the handle any more. Where nobody tells, a stream must
+// outlive the memory that it has used. A new stream with the handle of an old one has its number,
+// and so its memory; it first waits, on the device, for the old one's work.
 //
 // Invariants:
-//   1. An entry of the table is written once, its number before its key, so that readers see both
-//      or neither.
+//   1. The key of a table's entry is written once, after the number, so that readers see both or
+//      neither.
 //   2. A published table lives as long as the object, because readers may still be in it.
+//   3. The driver is given the handle of a numbered stream only by a caller who has just named that
+//      stream, or while an InUse holds it.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver; set_of()
-// takes it only for a new stream.
+// takes it only for a stream that is new.
 #pragma once
 
 #include <cuda.h>
@@ -43,6 +48,7 @@ class StreamNumbers {
   static constexpr StreamSet kShared = StreamSet{1} << 63;
 
   StreamNumbers(const Gpu& gpu, StreamMarks& marks);
+  ~StreamNumbers();
   StreamNumbers(const StreamNumbers&) = delete;
   StreamNumbers& operator=(const StreamNumbers&) = delete;
 
@@ -54,12 +60,19 @@ class StreamNumbers {
   /// stream on each thread.
   StreamSet set_of(CUstream stream) TENCACHE_EXCLUDES(mutex_);
 
-  /// The same, or kNoStreams for a stream without a number: a library may have made the stream for
-  /// a moment, and its handle must not be used later.
+  /// The same, or kNoStreams for a stream that has no number, as one that a library has made for a
+  /// moment.
   StreamSet find_set_of(CUstream stream) const;
 
-  /// The stream of a set of one; null for any other set.
+  /// The handle of a set of one, not for the driver; null for any other set.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
+
+  /// Call before the stream is destroyed, and end_everywhere() where the program does it. When it
+  /// returns, nobody gives the handle to the driver any more. Does nothing for a stream without a
+  /// number.
+  void end(CUstream stream) TENCACHE_EXCLUDES(mutex_);
+  /// The same for all objects of the process.
+  static void end_everywhere(CUstream stream);
 
   /// Whether it is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
@@ -75,13 +88,14 @@ class StreamNumbers {
   /// not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// kUnavailable when one of them is capturing. REQUIRES: the thread's context is the GPU's.
-  Status expect_no_capture(std::span<const CUstream> streams) const;
+  /// Records the event in the stream. False when it is not one stream, is capturing or was
+  /// destroyed, or when the driver refuses.
+  bool record(CUevent event, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
  private:
   struct Entry {
-    std::atomic<uintptr_t> key;  // kNone until the number is there; released after it
-    uint32_t number = 0;
+    std::atomic<uintptr_t> key;        // kNone until the number is there; released after it
+    std::atomic<uint32_t> number = 0;  // with kEnded while the stream of that handle is destroyed
   };
   // Open addressing, at most half full.
   struct Table {
@@ -89,15 +103,31 @@ class StreamNumbers {
     // kNoNumber when the table does not have the key.
     uint32_t find(uintptr_t key) const;
     void add(uintptr_t key, uint32_t number);
+    // REQUIRES: the table has the key.
+    void change(uintptr_t key, uint32_t number);
 
     std::vector<Entry> entries;  // a power of two
   };
 
+  struct Stream {
+    CUstream handle = nullptr;
+    uint32_t users = 0;      // threads that may give the handle to the driver
+    bool has_ended = false;  // it is destroyed, and the handle not in use again
+    StreamMark last = {};    // once it has ended: after all its work; of no stream when reached
+  };
+  class InUse;
+
   static StreamSet set_of_number(uint32_t number) {
     return number < 63 ? StreamSet{1} << number : kShared;
   }
-  StreamSet add_slow(CUstream stream, uintptr_t key) TENCACHE_EXCLUDES(mutex_);
-  std::vector<CUstream> streams_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
+  StreamSet set_of_slow(CUstream stream, uintptr_t key) TENCACHE_EXCLUDES(mutex_);
+  StreamSet add(CUstream stream, uintptr_t key) TENCACHE_REQUIRES(mutex_);
+  StreamSet take_over(CUstream stream, uintptr_t key, uint32_t number) TENCACHE_EXCLUDES(mutex_);
+  void let_follow(CUstream stream, const StreamMark& last) const;
+  StreamMark last_mark(CUstream stream) const;
+  void forget_reached(uint32_t number, const StreamMark& last) TENCACHE_EXCLUDES(mutex_);
+  // kUnavailable when one of them is capturing. REQUIRES: the thread's context is the GPU's.
+  Status expect_no_capture(std::span<const CUstream> streams) const;
 
   const Gpu& gpu_;
   StreamMarks& marks_;
@@ -107,7 +137,8 @@ class StreamNumbers {
   std::atomic<const Table*> table_ = nullptr;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Table>> tables_ TENCACHE_GUARDED_BY(mutex_);  // the last is in use
-  std::vector<CUstream> streams_ TENCACHE_GUARDED_BY(mutex_);               // by number
+  std::vector<Stream> streams_ TENCACHE_GUARDED_BY(mutex_);                 // by number
+  CondVar is_unused_;
 };
 
 }  // namespace tencache

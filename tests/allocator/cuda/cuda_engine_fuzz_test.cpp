@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A random program over the simulated driver against a model: streams, ops, frees, evictions and
-// fetches in any order, while another thread evicts and fetches at will. Some runs have far too
-// little host memory and a disk below it. Every kernel checks the bytes it reads; one that touches
-// unmapped memory would fail the context. The model orders its own streams as a correct program
-// does; everything else is the allocator's affair.
+// A random program over the simulated driver against a model: streams that come and go, ops, frees,
+// evictions and fetches in any order, while another thread evicts and fetches at will. Some runs
+// give a new stream the handle of an old one. Some have far too little host memory and a disk below
+// it. Every kernel checks the bytes it reads; one that touches unmapped memory would fail the
+// context, and a call that names a destroyed stream would end the process. The model orders its own
+// streams as a correct program does; everything else is the allocator's affair.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -57,10 +58,12 @@ class RandomProgram {
         op(true);
       } else if (draw < 90) {
         op(false);
-      } else if (draw < 94) {
+      } else if (draw < 93) {
         evict();
-      } else if (draw < 98) {
+      } else if (draw < 96) {
         prefetch();
+      } else if (draw < 98) {
+        replace_stream();
       } else if (draw == 98) {
         record_stream();
       } else {
@@ -140,6 +143,19 @@ class RandomProgram {
     engine_.prefetch(addresses);
   }
 
+  // The tensors that the old stream used count as the heir's, which is ordered after it.
+  void replace_stream() {
+    const size_t old = random_.between(0, kStreams - 1);
+    const CUstream gone = streams_[old];
+    const CUstream heir = streams_[(old + 1) % kStreams];
+    engine_.order(gone, heir);
+    for (Tensor& tensor : tensors_) {
+      if (tensor.users.erase(gone) > 0) tensor.users.insert(heir);
+    }
+    engine_.destroy_stream(gone);
+    streams_[old] = engine_.make_stream();
+  }
+
   void record_stream() {
     const Tensor& tensor = tensors_[any_tensor()];
     engine_.device().record_stream(tensor.address + tensor.bytes / 2, any_stream());
@@ -200,6 +216,8 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
   const bool has_nvrtc = generator % 5 != 4;
   const bool reads_directly = has_disk && has_nvrtc && generator % 4 >= 2;
   SimulatedCuFile cufile;
+  SimulatedDriverConfig driver = {.reuses_stream_handles = generator % 2 == 1};
+  if (has_slow_link) driver.to_device_bytes_per_s = driver.to_host_bytes_per_s = 8 * kGiB;
   TestCudaEngine engine(
       [&](CudaEngineConfig& config) {
         if (has_disk) {
@@ -217,10 +235,7 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
         if (!has_nvrtc) config.nvrtc.reset();
         if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
       },
-      has_slow_link ? SimulatedDriverConfig{.to_device_bytes_per_s = 8 * kGiB,
-                                            .to_host_bytes_per_s = 8 * kGiB}
-                    : SimulatedDriverConfig{},
-      has_slow_link);
+      driver, has_slow_link);
   std::atomic<bool> is_done{false};
   std::jthread meddler([&] { meddle(engine, is_done, 1'000 + generator); });
   RandomProgram program(engine, generator);

@@ -160,6 +160,59 @@ TEST_F(CudaEngineTest, EvictionWaitsForEveryStreamThatUsedIt) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
+// The simulated driver ends the process when it is asked about such a stream.
+TEST_F(CudaEngineTest, EvictionWaitsForTheWorkOfADestroyedStream) {
+  start();
+  CUstream other = engine_->make_stream();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  engine_->order(stream_, other);
+  engine_->write(other, tensor, kBytes, 2, milliseconds(30));
+  engine_->destroy_stream(other);
+  EXPECT_TRUE(engine_->evict(tensor));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+TEST_F(CudaEngineTest, MemoryOfADestroyedStreamServesOthersAfterItsWork) {
+  start();
+  CUstream other = engine_->make_stream();
+  char* first = engine_->allocate(kBytes, other);
+  char* small = engine_->allocate(kMiB, other);
+  engine_->write(other, first, kBytes, 1, milliseconds(30));
+  engine_->check(other, first, kBytes, 1);
+  engine_->destroy_stream(other);
+  engine_->free(first);
+  engine_->free(small);
+  char* second = allocate();
+  EXPECT_EQ(second, first);
+  engine_->write(stream_, second, kBytes, 2);
+  engine_->check(stream_, second, kBytes, 2);
+  EXPECT_EQ(allocate(kMiB), small);
+  free(second);
+  EXPECT_EQ((*engine_)->heap().drop_cached(kBytes), kBytes);
+}
+
+// The new stream has the memory of the old one, which is still at work in it.
+TEST_F(CudaEngineTest, AStreamWithTheHandleOfAnotherIsNotTakenForIt) {
+  start({}, {.reuses_stream_handles = true});
+  CUstream old = engine_->make_stream();
+  char* first = engine_->allocate(kBytes, old);
+  engine_->driver().hold(old);
+  engine_->write(old, first, kBytes, 1);
+  engine_->check(old, first, kBytes, 1);
+  engine_->free(first);
+  engine_->destroy_stream(old);
+  CUstream young = engine_->make_stream();
+  ASSERT_EQ(young, old);
+  char* second = engine_->allocate(kBytes, young);
+  EXPECT_EQ(second, first);
+  engine_->write(young, second, kBytes, 2);
+  EXPECT_TRUE(eventually([&] { return engine_->driver().is_stuck(); }));
+  engine_->driver().let_go();
+  engine_->check(young, second, kBytes, 2);
+  allocated_.push_back(second);
+}
+
 TEST_F(CudaEngineTest, UseWhileItIsCopiedKeepsItResident) {
   start();
   char* tensor = allocate();

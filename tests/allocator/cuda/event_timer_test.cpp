@@ -166,6 +166,7 @@ TEST_F(EventTimerTest, AStreamThatIsGoneIsNotTimed) {
   EXPECT_TRUE(time(gone, 1, milliseconds(1)));
   OpTimer::Span* span = begin(gone);
   ASSERT_NE(span, nullptr);
+  StreamNumbers::end_everywhere(gone);
   ASSERT_EQ(api().cuStreamDestroy(gone), CUDA_SUCCESS);
   EXPECT_FALSE(timer_->end(*span));
   timer_->drop(span);

@@ -46,6 +46,24 @@ TEST_F(PinnedPoolTest, BytesAskedAreBytesUsed) {
   EXPECT_EQ(figures().blocks.added, 1u);
 }
 
+// The simulated driver ends the process when it is asked about such a stream.
+TEST_F(PinnedPoolTest, AStreamMayBeDestroyedBeforeTheBlockIsFreed) {
+  start();
+  char* block = allocate(kBlock);
+  const CUstream gone = make_stream();
+  driver_->hold(gone);
+  ASSERT_TRUE(note_use(block, gone));
+  std::erase(streams_, gone);
+  StreamNumbers::end_everywhere(gone);
+  ASSERT_EQ(api().cuStreamDestroy(gone), CUDA_SUCCESS);
+  free(block);
+  pool().poll();
+  EXPECT_EQ(figures().waiting_count, 1u);
+  driver_->wait_until_idle();
+  EXPECT_TRUE(pool().poll());
+  EXPECT_EQ(figures().waiting_count, 0u);
+}
+
 TEST_F(PinnedPoolTest, EveryByteOfABlockIsPinned) {
   start();
   char* block = allocate(10000);

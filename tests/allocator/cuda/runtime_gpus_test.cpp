@@ -178,6 +178,38 @@ TEST_F(RuntimeGpusTest, APreloadedGuardAsksTheGateOfLaunches) {
   });
 }
 
+// The simulated driver ends the process when it is asked about a destroyed stream.
+TEST_F(RuntimeGpusTest, AStreamMayBeDestroyedUnderAGuard) {
+  in_child([this] {
+    start();
+    open(0);
+    const auto replace_stream = [this] {
+      driver_->hold(g_streams[0]);  // it has work left
+      g_hooks->on_stream_end(g_streams[0]);
+      ASSERT_EQ(driver_->api().cuStreamDestroy(g_streams[0]), CUDA_SUCCESS);
+      ASSERT_EQ(driver_->api().cuStreamCreateWithPriority(&g_streams[0], CU_STREAM_NON_BLOCKING, 0),
+                CUDA_SUCCESS);
+    };
+    g_hooks->on_stream_end(nullptr);
+    void* small = tencache_gpu_allocate(gpus_.at(0), kMiB, g_streams[0], &error_);
+    void* large = tencache_gpu_allocate(gpus_.at(0), kExtent, g_streams[0], &error_);
+    std::vector<char*> extents;
+    for (int index = 0; index < 8; ++index) extents.push_back(allocate(0));
+    use({extents[0], extents[1]});
+    ASSERT_EQ(tencache_gpu_record_stream(gpus_.at(0), extents[2], g_streams[0], &error_), 0);
+    replace_stream();
+    tencache_gpu_free(gpus_.at(0), small);
+    tencache_gpu_free(gpus_.at(0), large);
+    use({extents[1], extents[2]});
+    EXPECT_EQ(evict_all(), 3u);
+    replace_stream();
+    driver_->let_go();
+    EXPECT_GT(tencache_gpu_empty_cache(gpus_.at(0)), 0u);
+    use({extents[0], extents[1], extents[2]});
+    EXPECT_EQ(evict_all(), 3u);
+  });
+}
+
 TEST_F(RuntimeGpusTest, AGuardThatIsNotWantedIsLeftAlone) {
   in_child([this] {
     set("launch_guard", "off");

@@ -108,13 +108,46 @@ TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {
   launch(made, [&gate] { gate.wait(); });
   for (int index = 0; index < 5; ++index) launch(made, [&done] { ++done; });
   EXPECT_EQ(api().cuStreamDestroy(made), CUDA_SUCCESS);
-  EXPECT_EQ(api().cuStreamDestroy(made), CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(api().cuStreamQuery(made), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuStreamDestroy(nullptr), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_FALSE(driver_->is_idle()) << "the destroyed one counts";
   gate.count_down();
   driver_->wait_until_idle();
   EXPECT_EQ(done, 5);
+}
+
+// As the real driver does, but with a word about it.
+TEST_F(SimulatedStreamsTest, CallsThatNameADestroyedStreamEndTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  start();
+  CUstream gone = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&gone, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(api().cuStreamDestroy(gone), CUDA_SUCCESS);
+  const CUevent moment = event();
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUstream next = stream();
+  EXPECT_NE(next, gone);
+  EXPECT_DEATH(api().cuStreamIsCapturing(gone, &status), "cuStreamIsCapturing names the stream");
+  EXPECT_DEATH(api().cuEventRecord(moment, gone), "cuEventRecord names the stream");
+  EXPECT_DEATH(api().cuStreamWaitEvent(gone, moment, 0), "cuStreamWaitEvent names the stream");
+  EXPECT_DEATH(api().cuStreamQuery(gone), "cuStreamQuery names the stream");
+  EXPECT_DEATH(api().cuStreamDestroy(gone), "cuStreamDestroy names the stream");
+  EXPECT_DEATH(driver_->launch(gone, {}, [] {}), "launch names the stream");
+}
+
+TEST_F(SimulatedStreamsTest, ANewStreamMayHaveTheHandleOfAnOldOneWhoseWorkGoesOn) {
+  start({.reuses_stream_handles = true});
+  CUstream old = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&old, 0, 0), CUDA_SUCCESS);
+  std::latch gate(1);
+  launch(old, [&gate] { gate.wait(); });
+  ASSERT_EQ(api().cuStreamDestroy(old), CUDA_SUCCESS);
+  const CUstream young = stream();
+  EXPECT_EQ(young, old);
+  launch(young, [] {});
+  synchronize(young);  // it is another stream
+  EXPECT_FALSE(driver_->is_idle());
+  gate.count_down();
+  driver_->wait_until_idle();
 }
 
 TEST_F(SimulatedStreamsTest, EventHoldsTheMomentItWasRecorded) {
@@ -192,14 +225,11 @@ TEST_F(SimulatedStreamsTest, EventsTellTheTimeBetweenThem) {
 
 TEST_F(SimulatedStreamsTest, HandlesAndFlagsThatDoNotExistAreRefused) {
   start();
-  CUstream no_stream = reinterpret_cast<CUstream>(&no_stream);
+  CUstream no_stream = nullptr;
   CUevent no_event = reinterpret_cast<CUevent>(&no_event);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  EXPECT_EQ(api().cuStreamSynchronize(no_stream), CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(api().cuStreamWaitEvent(no_stream, event(), 0), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuStreamWaitEvent(nullptr, no_event, 0), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuEventRecord(no_event, nullptr), CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(api().cuEventRecord(event(), no_stream), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuEventSynchronize(no_event), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuEventDestroy(no_event), CUDA_ERROR_INVALID_HANDLE);
   EXPECT_EQ(api().cuEventCreate(&no_event, 64), CUDA_ERROR_INVALID_VALUE);

@@ -229,17 +229,6 @@ TEST_F(StreamNumbersTest, EveryRefusedCallIsAStatusAndMarksNothing) {
   context_.emplace(driver_.api());
 }
 
-TEST_F(StreamNumbersTest, AStreamThatWasDestroyedIsAStatus) {
-  CUstream gone = nullptr;
-  ASSERT_EQ(driver_.api().cuStreamCreateWithPriority(&gone, CU_STREAM_NON_BLOCKING, 0),
-            CUDA_SUCCESS);
-  const StreamSet set = numbers_->set_of(gone);
-  ASSERT_EQ(driver_.api().cuStreamDestroy(gone), CUDA_SUCCESS);
-  std::vector<StreamMark> marks;
-  EXPECT_EQ(numbers_->mark_all(set, &marks).code(), StatusCode::kInvalidArgument);
-  EXPECT_TRUE(marks.empty());
-}
-
 TEST_F(StreamNumbersTest, ThreadsThatNumberTheSameStreamsAgree) {
   constexpr size_t kThreads = 4;
   constexpr size_t kStreams = 600;

@@ -61,6 +61,7 @@ SimulatedDriverConfig config_from_environment() {
   config.capacity_bytes = bytes_of("EMULATED_GPU_MEMORY", 4 * kGiB);
   config.to_device_bytes_per_s = bytes_of("EMULATED_GPU_LINK", 0);
   config.to_host_bytes_per_s = config.to_device_bytes_per_s;
+  config.reuses_stream_handles = variable("EMULATED_GPU_REUSE_STREAMS") == "1";
   config.kernel_bytes_per_s = bytes_of("EMULATED_GPU_KERNEL_BYTES_PER_S", 0);
   return config;
 }

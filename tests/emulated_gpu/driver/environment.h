@@ -14,7 +14,8 @@ int device_count_from_environment();
 
 /// The same, with EMULATED_GPU_MEMORY for each GPU, EMULATED_GPU_LINK in bytes a second each way,
 /// and EMULATED_GPU_KERNEL_BYTES_PER_S for tencache's own kernels. The last two set no limit where
-/// they are 0 or not set.
+/// they are 0 or not set. With EMULATED_GPU_REUSE_STREAMS=1 handles of destroyed streams are used
+/// again.
 SimulatedDriverConfig config_from_environment();
 
 }  // namespace tencache

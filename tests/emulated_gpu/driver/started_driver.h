@@ -41,6 +41,7 @@ struct Served<kKind, kFunction> {
   static CUresult call(Arguments... arguments) {
     SimulatedDriver* const driver = started_driver();
     if (driver == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+    driver->parts().expect_streams(__PRETTY_FUNCTION__, arguments...);  // it names kFunction
     const CUresult allowed = driver->parts().check(kKind);
     return allowed == CUDA_SUCCESS ? kFunction(*driver, arguments...) : allowed;
   }

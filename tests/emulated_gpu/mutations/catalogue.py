@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-How = Literal["wrong bits", "illegal address", "failed test"]
+How = Literal["wrong bits", "illegal address", "failed test", "destroyed stream"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ RUNS: dict[str, Run] = {
     "behind_elsewhere": UNGUARDED,
     "fetched_elsewhere": Run(),
     "refused_calls": Run(),
+    "destroyed": Run(),
 }
 
 EVICTIONS = "allocator/engine/move/cuda/stream_evictions.cpp"
@@ -173,6 +174,22 @@ MUTATIONS = [
         "  const uint32_t begun = work.begin(*hooks, is_per_thread);\n",
         "  const uint32_t begun = 0;\n",
         "unannounced",
+    ),
+    Mutation(
+        "the guard does not tell that a stream is destroyed",
+        "guard/driver_functions.cpp",
+        "  if (hooks != nullptr) hooks->on_stream_end(stream);\n",
+        "  (void)hooks;\n",
+        "destroyed",
+        ("destroyed stream",),
+    ),
+    Mutation(
+        "a new stream with the handle of a destroyed one is taken for that one",
+        "allocator/platform/cuda/stream_numbers.cpp",
+        "  let_follow(stream, last);\n",
+        "  (void)stream;\n",
+        "destroyed",
+        ("wrong bits",),
     ),
     Mutation(
         "record_stream is ignored for small blocks",

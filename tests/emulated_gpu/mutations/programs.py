@@ -367,6 +367,64 @@ def fetched_elsewhere() -> None:
     spilled_within_budget()
 
 
+def made_stream() -> torch.cuda.Stream:
+    """A stream that the program makes without PyTorch, ordered after the current one."""
+    handle = ctypes.c_void_p()
+    driver = ctypes.CDLL("libcuda.so.1")
+    true("a stream is made", driver.cuStreamCreateWithPriority(ctypes.byref(handle), 1, 0) == 0)
+    stream = torch.cuda.ExternalStream(handle.value)
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
+
+
+def destroy(stream: torch.cuda.Stream) -> None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    destroyed = driver.cuStreamDestroy_v2(ctypes.c_void_p(stream.cuda_stream)) == 0
+    true("a stream is destroyed", destroyed)
+
+
+@program
+def destroyed() -> None:
+    """Streams of the program's own are destroyed, with work left, before their tensors."""
+    tensors = [full(16, index) for index in range(6)]
+    for _ in range(3):
+        for tensor in tensors:
+            passing = made_stream()
+            with torch.cuda.stream(passing):
+                keep_busy(1)
+                tensor.add_(1)
+            torch.cuda.current_stream().wait_stream(passing)
+            destroy(passing)
+        for tensor in tensors:
+            tensor.add_(1)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 6)
+    spilled_within_budget()
+    del tensors, tensor
+
+    # The next stream has the handle of the last one, and so its memory.
+    for elements in (MIB // 16, 2 * MIB):  # a small block and an extent
+        target = torch.empty(elements, device="cuda")
+        old = made_stream()
+        with torch.cuda.stream(old):
+            source = torch.full((elements,), 1.0, device="cuda")
+        with held_stream(old):
+            with torch.cuda.stream(old):
+                target.copy_(source)
+            del source
+            destroy(old)
+            young = made_stream()
+            with torch.cuda.stream(young):
+                other = torch.full((elements,), -1.0, device="cuda")
+            while not young.query():
+                time.sleep(0.001)
+        torch.cuda.synchronize()
+        holds("what the old stream copied", target, 1)
+        holds("what the young stream wrote", other, -1)
+        del other
+        destroy(young)
+
+
 def fail_call(name: str, after: int, result: int) -> None:
     """Makes the driver's function fail once, after `after` more calls."""
     driver = ctypes.CDLL("libcuda.so.1")

@@ -41,14 +41,14 @@ which pass.
     tests/emulated_gpu/mutations/run.py --out benchmarks/results/mutations.md
 
 - **{noticed} of {count} mutations are noticed**: by wrong bits, an illegal address on the device,
-  or a failed test of the program.
+  a failed test of the program, or a call that names a destroyed stream.
 
 Seconds are those of a machine with 2 cores that other programs used as well, compiling the changed
 source included. They say nothing about a GPU.
 """
 # Copies take long enough to be overtaken; copies by a kernel are slower than those by engines.
 LINK = "2GB"
-VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB"}
+VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB", "EMULATED_GPU_REUSE_STREAMS": "1"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def how_it_ended(status: int | None, output: str) -> str:
         return ""
     if status is None:
         return "hung"
+    if "which was destroyed" in output:
+        return "destroyed stream"
     if "ILLEGAL ADDRESS" in output or "illegal memory access" in output or status < 0:
         return "illegal address"
     for how in ("wrong bits", "failed test"):

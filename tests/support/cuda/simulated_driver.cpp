@@ -30,6 +30,7 @@ struct Entry<kFunction, kKind, kPart, kMethod> {
   static CUresult call(Arguments... arguments) {
     Parts* const parts = alive.load(std::memory_order_acquire);
     TENCACHE_CHECK(parts != nullptr, "a call of a simulated driver that is gone");
+    parts->expect_streams(kCudaFunctionNames[kFunction], arguments...);
     const CUresult result = parts->enter(kFunction, kKind);
     if (result != CUDA_SUCCESS) return result;
     return ((parts->*kPart).*kMethod)(arguments...);
@@ -131,6 +132,7 @@ SimulatedDriver::~SimulatedDriver() { alive.store(nullptr, std::memory_order_rel
 
 CUresult SimulatedDriver::launch(CUstream stream, std::vector<DeviceRange> touches,
                                  std::function<void()> kernel, std::chrono::nanoseconds duration) {
+  parts_->expect_streams("launch", stream);
   if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
   if (parts_->failure.is_set()) return parts_->failure.result();
   return parts_->streams.launch(

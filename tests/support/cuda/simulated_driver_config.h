@@ -41,6 +41,10 @@ struct SimulatedDriverConfig {
   // told to let that pass.
   bool reads_may_race = false;
 
+  // A new stream gets the handle of the one that was destroyed last, as with an allocator.
+  // Otherwise no handle is ever used again.
+  bool reuses_stream_handles = false;
+
   bool has_host_numa_handles = true;  // whether cuMemCreate gives memory of a NUMA node
   int host_numa_id = 0;               // the node next to the device; -1 on a machine without NUMA
 

@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <type_traits>
 
 #include "support/cuda/call_script.h"
 #include "support/cuda/host_registrations.h"
@@ -35,6 +37,12 @@ struct SimulatedDriver::Parts {
         modules(config, devices, host, failure, streams),
         streams(config, devices, memory, host, failure) {}
 
+  /// Ends the process where one of the arguments is a stream that does not exist.
+  template <typename... Arguments>
+  void expect_streams([[maybe_unused]] std::string_view function, Arguments... arguments) const {
+    (expect_stream(function, arguments), ...);
+  }
+
   /// Whether a call of that kind may happen now.
   CUresult check(CallKind kind) const {
     if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
@@ -58,6 +66,12 @@ struct SimulatedDriver::Parts {
   HostRegistrations host;
   SimulatedModules modules;
   StreamTable streams;  // last: its threads use the others
+
+ private:
+  template <typename Argument>
+  void expect_stream([[maybe_unused]] std::string_view function, Argument argument) const {
+    if constexpr (std::is_same_v<Argument, CUstream>) streams.expect_stream(argument, function);
+  }
 };
 
 }  // namespace tencache

@@ -18,8 +18,8 @@ constexpr uint64_t kPollNs = 20'000;
 // A test that waits for its own held work ends here, and not at its time limit.
 constexpr uint64_t kHeldMaxNs = 120'000'000'000;
 
-// Streams and events are numbers that look like addresses. None is ever reused, so the use of a
-// destroyed one is always found out.
+// Streams and events are numbers that look like addresses. No event's is ever used again, and no
+// stream's unless the configuration says so. So the use of a destroyed one is always found out.
 template <typename Handle>
 Handle handle_of(uint64_t name) {
   return reinterpret_cast<Handle>(name * 16);
@@ -36,6 +36,7 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDev
       failure_(failure),
       reads_may_race_(config.reads_may_race),
       works_first_(config.works_first),
+      reuses_stream_handles_(config.reuses_stream_handles),
       to_device_(config.to_device_bytes_per_s, config.copy_latency_ns),
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
       on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
@@ -72,6 +73,15 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
   return all;
 }
 
+void StreamTable::expect_stream(CUstream stream, std::string_view function) const {
+  // Which of the default streams a function takes is the function's own matter.
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(streams_.contains(stream),
+                 "%.*s names the stream %p, which was destroyed or never made",
+                 static_cast<int>(function.size()), function.data(), static_cast<void*>(stream));
+}
+
 CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*priority*/) {
   if (stream == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -79,7 +89,12 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
   forget_finished();
   auto made = std::make_shared<SimulatedStream>(failure_, current_device());
   MutexLock lock(mutex_);
-  *stream = handle_of<CUstream>(++last_name_);
+  if (free_handles_.empty()) {
+    *stream = handle_of<CUstream>(++last_name_);
+  } else {
+    *stream = free_handles_.back();
+    free_handles_.pop_back();
+  }
   streams_[*stream] = std::move(made);
   return CUDA_SUCCESS;
 }
@@ -92,6 +107,7 @@ CUresult StreamTable::destroy_stream(CUstream stream) {
   destroyed_.push_back(std::move(found->second));
   capturing_.erase(stream);
   streams_.erase(found);
+  if (reuses_stream_handles_) free_handles_.push_back(stream);
   return CUDA_SUCCESS;
 }
 

@@ -13,7 +13,8 @@
 //   - A copy from or to pageable memory ends before the call returns.
 //   - A stream that reports a capture takes no events, because the real one would take them for its
 //     graph. Otherwise it behaves as before.
-//   - A destroyed stream finishes its work. The driver's end drops all work.
+//   - A destroyed stream finishes its work. A call that names its handle ends the process, as with
+//     the real driver, which follows the pointer. The driver's end drops all work.
 //
 // Any thread but those of streams.
 #pragma once
@@ -26,6 +27,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,6 +55,9 @@ class StreamTable {
   ~StreamTable();
   StreamTable(const StreamTable&) = delete;
   StreamTable& operator=(const StreamTable&) = delete;
+
+  /// Ends the process, with the function's name, where a call names a stream that does not exist.
+  void expect_stream(CUstream stream, std::string_view function) const TENCACHE_EXCLUDES(mutex_);
 
   CUresult create_stream(CUstream* stream, unsigned flags, int priority);
   CUresult destroy_stream(CUstream stream);
@@ -165,6 +170,7 @@ class StreamTable {
   StickyFailure& failure_;
   const bool reads_may_race_;
   const bool works_first_;
+  const bool reuses_stream_handles_;
   CopyEngine to_device_;
   CopyEngine to_host_;
   CopyEngine on_device_;
@@ -182,7 +188,8 @@ class StreamTable {
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::set<CUstream> capturing_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
-  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;  // of a stream or event
+  std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one goes first
+  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;         // of a stream or event
 };
 
 }  // namespace tencache

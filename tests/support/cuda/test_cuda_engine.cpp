@@ -78,6 +78,12 @@ CUstream TestCudaEngine::make_stream() {
   return stream;
 }
 
+void TestCudaEngine::destroy_stream(CUstream stream) {
+  std::erase(streams_, stream);
+  StreamNumbers::end_everywhere(stream);
+  EXPECT_EQ(api().cuStreamDestroy(stream), CUDA_SUCCESS);
+}
+
 void TestCudaEngine::order(CUstream earlier, CUstream later) {
   StreamNumbers& streams = device_->streams();
   std::vector<StreamMark> marks;

@@ -57,7 +57,14 @@ StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& 
       evictions_(parts(kernels), flights_, blocks_, link_),
       fetches_(parts(kernels), flights_, blocks_, link_, below.direct) {}
 
-StreamMover::~StreamMover() { flights_.settle(true); }
+// The heap asks about the streams that have used its memory to the end, and these are gone then.
+StreamMover::~StreamMover() {
+  flights_.settle(true);
+  for (const auto* stream : {&streams_.out, &streams_.hash, &streams_.proof, &streams_.in_on_demand,
+                             &streams_.in_ahead}) {
+    heap_.streams().end((*stream)->handle());
+  }
+}
 
 // Called while the members below spill_ and streams_ are made, which it refers to.
 StreamParts StreamMover::parts(const DeviceKernels& kernels) {
