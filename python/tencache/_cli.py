@@ -28,7 +28,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _autoload, _backend, _cli_plan, _doctor, _options, _report, _runtime, _trace
+from tencache import (
+    _autoload,
+    _backend,
+    _cli_plan,
+    _doctor,
+    _options,
+    _report,
+    _runtime,
+    _torch_version,
+    _trace,
+)
 from tencache._library import Core, TencacheError, core, guard_path, package_version
 from tencache._messages import say, shortened
 
@@ -250,7 +260,7 @@ def _check_machine(library: Core) -> None:
     again in the program.
     """
     if library.option_text("backend") == _backend.CUDA:
-        served, reason = _backend.is_served(library.doctor()["gpu"])
+        served, reason = _backend.is_served(library.doctor()["gpu"], _torch_version.installed())
         if not served:
             raise TencacheError(_backend.no_cuda_message(reason))
     library.set_option("quiet", "on")
