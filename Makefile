@@ -7,7 +7,7 @@ PYTHON ?= python3
 ARGS ?=
 
 TASKS := build check demo test lint format bench clean mutations \
-         test-core test-asan-ubsan test-tsan
+         test-core test-asan-ubsan test-tsan wheel test-wheel check-wheel
 
 .PHONY: help $(TASKS) test-gpu test-gpu-2.15 test-python test-python-2.15
 
@@ -22,8 +22,11 @@ help:
 	@echo '  make test-tsan         the same under ThreadSanitizer'
 	@echo '  make test-gpu          pytest on an emulated GPU            (ARGS="-k name -x")'
 	@echo '  make test-gpu-2.15     the same on torch 2.15               (ARGS="-k name -x")'
+	@echo '  make check-wheel       builds a wheel for both torches, and checks what it needs of a system'
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
+	@echo 'make wheel               dist/tencache-*.whl, for every supported torch; needs no compiler'
+	@echo 'make test-wheel          installs it beside torch 2.11, 2.13 and 2.15, and runs the demo there'
 	@echo 'make bench               the benchmarks'
 	@echo 'make mutations           one-line mistakes in tencache, each of which a program must notice'
 	@echo 'make format              formats the sources'

@@ -79,13 +79,13 @@ if(NOT TENCACHE_CUDA_INCLUDE)
   message(FATAL_ERROR "cuda.h was not found. ${cuda_remedy}")
 endif()
 file(STRINGS ${TENCACHE_CUDA_INCLUDE}/cuda.h cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
-string(REGEX REPLACE "[^0-9]" "" cuda_version "${cuda_version}")
+string(REGEX REPLACE "[^0-9]" "" TENCACHE_CUDA_VERSION "${cuda_version}")
 # Older versions lack names that the cuda backend uses: memory of a NUMA node, the newer
 # cuGetProcAddress.
-if(NOT cuda_version GREATER_EQUAL 12020)
-  message(FATAL_ERROR "${TENCACHE_CUDA_INCLUDE}/cuda.h is of CUDA version ${cuda_version}; tencache needs "
+if(NOT TENCACHE_CUDA_VERSION GREATER_EQUAL 12020)
+  message(FATAL_ERROR "${TENCACHE_CUDA_INCLUDE}/cuda.h is of CUDA version ${TENCACHE_CUDA_VERSION}; tencache needs "
                       "12.2 (12020) or newer. ${cuda_remedy}")
 endif()
 add_library(tencache::cuda_headers INTERFACE IMPORTED GLOBAL)
 target_include_directories(tencache::cuda_headers SYSTEM INTERFACE ${TENCACHE_CUDA_INCLUDE})
-message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE} (${cuda_version})")
+message(STATUS "cuda.h: ${TENCACHE_CUDA_INCLUDE} (${TENCACHE_CUDA_VERSION})")

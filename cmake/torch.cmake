@@ -1,55 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The target tencache::torch: headers and libraries of the torch that the building Python imports.
-# Also tencache::torch_cuda, if that torch is built for CUDA and its CUDA runtime is found beside
-# cuda.h. Sets TENCACHE_TORCH_VERSION and TENCACHE_TORCH_LIBRARIES (the folder). find_package(Torch)
-# is not used: it looks for a CUDA toolkit, which building against torch's headers does not need.
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
+# Each torch that shims are built for. TENCACHE_TORCH_ROOTS names their folders (those with
+# version.py, include and lib); by default it is the one torch that the building Python imports. The
+# folders of a wheel's torches need not be importable here.
+#
+# Sets TENCACHE_TORCH_MINORS, e.g. 2.11;2.15, and TENCACHE_TORCH_CUDA_KEYS, e.g. 2.11-cu13, each
+# with a target: tencache::torch-2.11, the headers and libraries of that torch, and
+# tencache::torch_cuda-2.11-cu13, the same with CUDA's, if that torch is built for CUDA and the
+# runtime of that CUDA is found beside it or beside cuda.h. For each name there are
+# TENCACHE_TORCH_<name>_VERSION and TENCACHE_TORCH_<name>_LIBRARIES (the folder). tencache::torch
+# and TENCACHE_TORCH_LIBRARIES are those of the first torch, which the tests are built with.
+# find_package(Torch) is not used: it looks for a CUDA toolkit, which building against torch's
+# headers does not need.
+set(TENCACHE_OLDEST_TORCH 2.11)
+set(TENCACHE_NEWEST_TORCH 2.15)
+set(TENCACHE_TORCH_ROOTS "" CACHE STRING
+    "Folders of the torches to build shims for; empty: the torch that the building Python imports")
 
-# We ask torch at each configure, because the environment may have got another one.
-execute_process(
-  COMMAND ${CMAKE_COMMAND} -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0 ${Python3_EXECUTABLE} -c
-          "import json, os, torch; print(json.dumps({\
-'version': torch.__version__, 'root': os.path.dirname(torch.__file__),\
-'cxx11_abi': int(torch.compiled_with_cxx11_abi())}))"
-  OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_status)
-if(NOT torch_status EQUAL 0)
-  message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch, against which libtencache_torch.so is "
-                      "built:\n${torch_error}\nInstall torch there first and build without isolation: "
-                      "pip install --no-build-isolation .")
-endif()
-string(JSON TENCACHE_TORCH_VERSION GET "${torch_facts}" version)
-string(JSON torch_root GET "${torch_facts}" root)
-string(JSON torch_cxx11_abi GET "${torch_facts}" cxx11_abi)
-if(TENCACHE_TORCH_VERSION VERSION_LESS 2.11 OR TENCACHE_TORCH_VERSION VERSION_GREATER_EQUAL 2.16)
-  message(FATAL_ERROR "torch ${TENCACHE_TORCH_VERSION} in ${torch_root} is not supported: tencache knows "
-                      "the interfaces of torch 2.11 to 2.15. Install one of these, e.g. "
-                      "pip install torch==2.11.0")
-endif()
-message(STATUS "torch: ${TENCACHE_TORCH_VERSION} in ${torch_root}")
-
-add_library(tencache::torch INTERFACE IMPORTED GLOBAL)
-target_include_directories(tencache::torch SYSTEM INTERFACE ${torch_root}/include
-                                                            ${torch_root}/include/torch/csrc/api/include)
-target_compile_definitions(tencache::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
-set(TENCACHE_TORCH_LIBRARIES ${torch_root}/lib)
-foreach(name c10 torch_cpu torch)
-  set(library ${torch_root}/lib/lib${name}.so)
-  if(NOT EXISTS ${library})
-    message(FATAL_ERROR "${library} is missing: this torch is incomplete. Install it again: "
-                        "pip install --force-reinstall torch==${TENCACHE_TORCH_VERSION}")
+# Sets `result` to the folder of the torch that the building Python imports. We ask at each
+# configure, because the environment may have got another one.
+function(tencache_find_importable_torch result)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0 ${Python3_EXECUTABLE} -c
+            "import os, torch; print(os.path.dirname(torch.__file__))"
+    OUTPUT_VARIABLE root ERROR_VARIABLE error RESULT_VARIABLE status OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch, against which tencache's shim is "
+                        "built:\n${error}\nInstall torch there first and build without isolation: "
+                        "pip install --no-build-isolation .")
   endif()
-  target_link_libraries(tencache::torch INTERFACE ${library})
+  set(${result} ${root} PARENT_SCOPE)
+endfunction()
+
+# Sets `result` to the text that version.py in `root` assigns to `name`; empty for None.
+function(tencache_read_torch_version root name result)
+  if(NOT EXISTS ${root}/version.py)
+    message(FATAL_ERROR "${root}/version.py is missing: this is no folder of a torch package. "
+                        "TENCACHE_TORCH_ROOTS takes folders such as <environment>/lib/python3.11/"
+                        "site-packages/torch")
+  endif()
+  file(STRINGS ${root}/version.py line REGEX "^${name}[ :]")
+  set(value "")
+  if(line MATCHES "= *'([^']+)'")
+    set(value ${CMAKE_MATCH_1})
+  endif()
+  set(${result} ${value} PARENT_SCOPE)
+endfunction()
+
+# Sets `result` to the CUDA runtime of that major version for the torch in `root`; empty if there is
+# none. pip installs it beside torch, in folders that differ between CUDA 12 and later ones.
+function(tencache_find_cuda_runtime root major result)
+  file(GLOB found ${root}/../nvidia/cu${major}/lib/libcudart.so.${major}
+       ${root}/../nvidia/cuda_runtime/lib/libcudart.so.${major}
+       ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.${major}
+       ${TENCACHE_CUDA_INCLUDE}/../lib64/libcudart.so.${major})
+  set(first "")
+  if(found)
+    list(GET found 0 first)
+  endif()
+  set(${result} ${first} PARENT_SCOPE)
+endfunction()
+
+# tencache_add_torch(<target> <root> <version> <library>...) adds the target with the headers of the
+# torch in `root` and these of its libraries.
+function(tencache_add_torch target root version)
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} SYSTEM INTERFACE ${root}/include
+                                                        ${root}/include/torch/csrc/api/include)
+  # So are all torches from 2.7 on.
+  target_compile_definitions(${target} INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  foreach(name IN LISTS ARGN)
+    set(library ${root}/lib/lib${name}.so)
+    if(NOT EXISTS ${library})
+      message(FATAL_ERROR "${library} is missing: this torch is incomplete. Install it again: "
+                          "pip install --force-reinstall torch==${version}")
+    endif()
+    target_link_libraries(${target} INTERFACE ${library})
+  endforeach()
+endfunction()
+
+if(TENCACHE_TORCH_ROOTS)
+  set(torch_roots ${TENCACHE_TORCH_ROOTS})
+else()
+  tencache_find_importable_torch(torch_roots)
+endif()
+set(TENCACHE_TORCH_MINORS "")
+set(TENCACHE_TORCH_CUDA_KEYS "")
+foreach(root IN LISTS torch_roots)
+  tencache_read_torch_version(${root} __version__ version)
+  tencache_read_torch_version(${root} cuda cuda)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+  if(minor VERSION_LESS TENCACHE_OLDEST_TORCH OR minor VERSION_GREATER TENCACHE_NEWEST_TORCH)
+    message(FATAL_ERROR "torch ${version} in ${root} is not supported: tencache knows the interfaces of "
+                        "torch ${TENCACHE_OLDEST_TORCH} to ${TENCACHE_NEWEST_TORCH}. Install one of these, e.g. "
+                        "pip install torch==${TENCACHE_OLDEST_TORCH}.0")
+  endif()
+  message(STATUS "torch: ${version} in ${root}")
+  if(NOT minor IN_LIST TENCACHE_TORCH_MINORS)
+    list(APPEND TENCACHE_TORCH_MINORS ${minor})
+    set(TENCACHE_TORCH_${minor}_VERSION ${version})
+    set(TENCACHE_TORCH_${minor}_LIBRARIES ${root}/lib)
+    tencache_add_torch(tencache::torch-${minor} ${root} ${version} c10 torch_cpu torch)
+  endif()
+
+  string(REGEX MATCH "^[0-9]+" cuda_major "${cuda}")
+  set(key ${minor}-cu${cuda_major})
+  if(NOT cuda_major OR key IN_LIST TENCACHE_TORCH_CUDA_KEYS)
+    continue()
+  endif()
+  math(EXPR header_major "${TENCACHE_CUDA_VERSION} / 1000")
+  tencache_find_cuda_runtime(${root} ${cuda_major} cuda_runtime)
+  if(NOT cuda_runtime OR NOT cuda_major EQUAL header_major OR NOT EXISTS ${root}/lib/libc10_cuda.so)
+    message(STATUS "torch ${version}: no library for GPU memory, which needs cuda.h and the runtime of "
+                   "CUDA ${cuda_major}; cuda.h is of CUDA ${header_major}")
+    continue()
+  endif()
+  list(APPEND TENCACHE_TORCH_CUDA_KEYS ${key})
+  set(TENCACHE_TORCH_${key}_VERSION ${version})
+  set(TENCACHE_TORCH_${key}_LIBRARIES ${root}/lib)
+  tencache_add_torch(tencache::torch_cuda-${key} ${root} ${version} c10 torch_cpu torch c10_cuda)
+  target_link_libraries(tencache::torch_cuda-${key} INTERFACE ${cuda_runtime} tencache::cuda_headers)
 endforeach()
 
-file(GLOB cudart ${TENCACHE_CUDA_INCLUDE}/../lib/libcudart.so.* ${TENCACHE_CUDA_INCLUDE}/../lib64/libcudart.so.*)
-if(cudart)
-  list(GET cudart 0 cudart)
-endif()
-if(cudart AND EXISTS ${torch_root}/lib/libc10_cuda.so)
-  add_library(tencache::torch_cuda INTERFACE IMPORTED GLOBAL)
-  target_link_libraries(tencache::torch_cuda INTERFACE tencache::torch ${torch_root}/lib/libc10_cuda.so
-                                                       ${cudart} tencache::cuda_headers)
-  # It holds what torch.cuda shows to Python. The suites do not need its kernels and do without it.
-  set(TENCACHE_TORCH_CUDA_LIBRARY ${torch_root}/lib/libtorch_cuda.so)
-endif()
+list(GET TENCACHE_TORCH_MINORS 0 TENCACHE_TORCH_MINOR)
+set(TENCACHE_TORCH_LIBRARIES ${TENCACHE_TORCH_${TENCACHE_TORCH_MINOR}_LIBRARIES})
+add_library(tencache::torch ALIAS tencache::torch-${TENCACHE_TORCH_MINOR})

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import changes
 import steps
+import wheels
 from environment import (
     BENCHMARK_PACKAGES,
     BUILD_PACKAGES,
@@ -78,6 +79,29 @@ def demo() -> None:
     run(
         "Demonstration", [MAIN.python, "examples/demo.py"], environment=clean_variables(), live=True
     )
+
+
+def whole_wheel() -> None:
+    ready(MAIN)
+    path = wheels.build()
+    say(f"pip install {path.relative_to(ROOT)}")
+
+
+def wheel_of_environments() -> None:
+    """Builds and checks a wheel for the torches of both virtual environments.
+
+    They are here already, and ccache has most of the objects. `make test-wheel` takes every torch.
+    """
+    ready(NEWEST_TORCH)
+    wheels.build([each.torch.removeprefix("torch-") for each in (MAIN, NEWEST_TORCH)])
+
+
+def test_wheel() -> None:
+    """Builds the whole wheel, and tries it with the oldest, a middle and the newest torch."""
+    ready(NEWEST_TORCH)
+    minors = wheels.MINORS
+    wheels.try_out(wheels.build(), (minors[0], minors[len(minors) // 2], minors[-1]))
+    steps.summary()
 
 
 def core_preset(
@@ -246,7 +270,7 @@ def check() -> None:
     if left_out:
         say(f"    {left_out} more suites include what changed: make test-core")
     files = [str(path) for path in changes.pytest_files_of(changed, source_files((".py",)))]
-    if any("shim_cuda" in name for name in files):
+    if any("shim_cuda" in name or "self_test" in name for name in files):
         build_shim_suites(MAIN)
     run(
         "Quick tests of the package and the scripts",
@@ -315,6 +339,7 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-asan-ubsan", lambda: core_preset("asan-ubsan")),
     ("test-tsan", lambda: core_preset("tsan")),
     ("test-gpu", short_gpu_tests),
+    ("check-wheel", wheel_of_environments),
     ("test-python-2.15", python_tests_of_the_version),
     ("test-gpu-2.15", gpu_tests_of_the_version),
     ("test-python", every_python_test),
@@ -349,6 +374,8 @@ def main(arguments: list[str]) -> int:
         "mutations": mutations,
         "clean": clean,
         **dict(TEST_PARTS),
+        "wheel": whole_wheel,
+        "test-wheel": test_wheel,
         "test-core": lambda: core_preset("release"),
         "test-gpu": lambda: test_gpu(MAIN, *(arguments[1:] or in_processes())),
         "test-gpu-2.15": lambda: test_gpu(NEWEST_TORCH, *(arguments[1:] or in_processes())),

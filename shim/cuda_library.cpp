@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exported C functions of libtencache_torch_cuda.so. They install the hooks first and the doors
-// last, so that memory of the core exists only where the gate can see it.
+// The exported C functions of the library for GPU memory. They test torch's layouts, then install
+// the hooks, and the doors last, so that memory of the core exists only where the gate can see it.
 //
 // Threads: any. install_mutex is held during every install.
 #include <c10/util/Exception.h>
@@ -16,6 +16,8 @@
 #include "cuda_allocator.h"
 #include "cuda_calls.h"
 #include "cuda_doors.h"
+#include "cuda_self_test.h"
+#include "layout_refusal.h"
 #include "pinned_allocator.h"
 #include "tencache_torch.h"
 #include "tencache_torch_cuda.h"
@@ -42,6 +44,12 @@ int fail(int code, const std::string& message, tencache_error* error) {
   return code;
 }
 
+int test_layouts(tencache_error* error) {
+  const std::string difference = why_cuda_layouts_differ();
+  if (difference.empty()) return TENCACHE_OK;
+  return fail(TENCACHE_FAILED_PRECONDITION, layout_refusal(difference), error);
+}
+
 // Starts the runtime, the hooks and the allocator, but no doors. REQUIRES: install_mutex is held.
 int start(tencache_error* error) {
   if (the_allocator.load() != nullptr) return TENCACHE_OK;
@@ -62,9 +70,11 @@ int install(tencache_error* error) {
   const std::lock_guard lock(install_mutex);
   if (has_doors) return TENCACHE_OK;
   // Check before starting anything: a start cannot be undone.
+  int code = test_layouts(error);
+  if (code != TENCACHE_OK) return code;
   const std::string reason = why_no_cuda_doors(torch_cuda_calls());
   if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
-  const int code = start(error);
+  code = start(error);
   if (code != TENCACHE_OK) return code;
   if (the_pinned_allocator == nullptr) {
     the_pinned_allocator =
@@ -81,8 +91,8 @@ CudaAllocator& started_allocator() {
   if (CudaAllocator* const allocator = the_allocator.load()) return *allocator;
   const std::lock_guard lock(install_mutex);
   tencache_error error = {};
-  int code = TENCACHE_OK;
-  if (tencache_is_started() == 0) {
+  int code = test_layouts(&error);
+  if (code == TENCACHE_OK && tencache_is_started() == 0) {
     code = tencache_read_environment(&error);
     if (code == TENCACHE_OK) code = tencache_set_option("backend", "cuda", &error);
   }

@@ -20,13 +20,18 @@ const CudaPools::Pool& CudaPools::pool(const Id& id) const {
   return const_cast<CudaPools*>(this)->pool(id);
 }
 
+bool CudaPools::is_dropping(const Id& id) const {
+  const auto found = pools_.find(id);
+  return found != pools_.end() && found->second.is_dropping;
+}
+
 void CudaPools::add_user(tencache_gpu* gpu, const Id& id) {
   TORCH_CHECK(id != Id{}, "(0, 0) names the common memory, not a private pool.");
-  std::unique_lock lock(mutex_);
-  has_dropped_.wait(lock, [&] {
-    const auto found = pools_.find(id);
-    return found == pools_.end() || !found->second.is_dropping;
-  });
+  const std::lock_guard lock(mutex_);
+  // gcc 12 gives condition_variable::wait() a symbol that older versions of libstdc++ lack.
+  while (is_dropping(id)) {
+    pthread_cond_wait(has_dropped_.native_handle(), mutex_.native_handle());
+  }
   Pool& used = pools_[id];
   if (used.number == 0) used.number = tencache_gpu_make_pool(gpu);
   ++used.user_count;

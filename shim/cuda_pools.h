@@ -81,6 +81,7 @@ class CudaPools {
   }
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
+  bool is_dropping(const Id& id) const;  // these three REQUIRE that mutex_ is held
 
   std::atomic<size_t> route_count_{0};  // this and the next: written with mutex_ held
   std::atomic<size_t> alive_count_{0};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exported C functions, and the order in which the doors are installed. First come the
-// callbacks that the runtime calls, then the runtime itself, then the hooks on operators. The
-// allocator is last, so that memory of the core exists only where the gate can see it.
+// The exported C functions, and the order in which the doors are installed. First the self-test
+// looks whether libtorch is laid out as expected. Then come the callbacks that the runtime calls,
+// then the runtime itself, then the hooks on operators. The allocator is last, so that memory of
+// the core exists only where the gate can see it.
 //
 // Threads: install holds a lock; the other functions take none of their own.
 #include <torch/version.h>
@@ -19,8 +20,10 @@
 #include "cpu_allocator.h"
 #include "fork_guard.h"
 #include "gate_hooks.h"
+#include "layout_refusal.h"
 #include "list_split.h"
 #include "operator_table.h"
+#include "self_test.h"
 #include "tencache_torch.h"
 #include "tensor_walk.h"
 #include "thread_state.h"
@@ -44,6 +47,11 @@ void set_error(tencache_error* error, int code, const char* message) {
 }
 
 int install(tencache_error* error) {
+  const std::string difference = why_layouts_differ();
+  if (!difference.empty()) {
+    set_error(error, TENCACHE_FAILED_PRECONDITION, layout_refusal(difference).c_str());
+    return TENCACHE_FAILED_PRECONDITION;
+  }
   tencache_set_arm_callback(&arm_gate_hooks);
   tencache_set_poll_callback(&poll_collectives);
   const int code = tencache_start(error);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C functions of libtencache_torch.so, for the Python package (ctypes) and for C++ programs
- * that link libtorch. The library reads PyTorch's C++ structures and works only with the exact
- * version it was compiled against. So compare tencache_torch_built_for() with torch.__version__
- * first. Before loading, the version text in the package's _build_info.py serves the same purpose.
+ * The C functions of libtencache_torch-<minor>.so, for the Python package (ctypes) and for C++
+ * programs that link libtorch. The library reads PyTorch's C++ structures and works only with the
+ * minor version that it was compiled against, of which there is one library each. Installing tests
+ * the layout of the loaded libtorch first (shim/self_test.h). The package's _build_info.py tells
+ * which libraries there are.
  *
  * No function throws. After tencache_torch_install(), any thread may call any function.
  */
@@ -22,10 +23,10 @@ extern "C" {
 /* The torch.__version__ it was compiled against, e.g. "2.11.0+cu130". The text lives for ever. */
 TENCACHE_API const char* tencache_torch_built_for(void);
 
-/* Starts the runtime with the options set so far and puts it under PyTorch: gate, list operators,
- * collectives, and on the cpu backend the CPU allocator (for GPUs: tencache_torch_cuda.h). Returns
- * 0, or an error code with *error filled and nothing installed. A second call does nothing and
- * returns 0; after a failure it may be called again. */
+/* Tests the layout of the loaded libtorch, starts the runtime with the options set so far and puts
+ * it under PyTorch: gate, list operators, collectives, and on the cpu backend the CPU allocator
+ * (for GPUs: tencache_torch_cuda.h). Returns 0, or an error code with *error filled and nothing
+ * installed. A second call does nothing and returns 0; after a failure it may be called again. */
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
 /* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for the

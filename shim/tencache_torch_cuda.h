@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C functions of libtencache_torch_cuda.so, which puts the memory of GPUs under tencache. It is
- * built beside libtencache_torch.so if the installed torch has CUDA, and works with that exact
- * version alone. It depends on libtencache_torch.so and loads it.
+ * The C functions of libtencache_torch_cuda-<minor>-cu<major>.so, which puts the memory of GPUs
+ * under tencache. It works with one minor version of torch, built for one major version of CUDA. It
+ * depends on libtencache_torch-<minor>.so and loads it.
  *
  * Life: set the option backend to cuda, then call tencache_torch_cuda_install() before the first
  * CUDA tensor. It does not initialise CUDA: a GPU is opened when it is first used.

@@ -24,6 +24,8 @@
 // The log takes no lock.
 #pragma once
 
+#include <pthread.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -78,9 +80,8 @@ class TENCACHE_SCOPED_CAPABILITY MutexLock {
 class CondVar {
  public:
   void wait(Mutex& mutex) TENCACHE_REQUIRES(mutex) TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
+    // gcc 12 gives condition_variable::wait() a symbol that older versions of libstdc++ lack.
+    pthread_cond_wait(condition_.native_handle(), mutex.mutex_.native_handle());
   }
   /// Returns after `timeout` at the latest.
   void wait_for(Mutex& mutex, std::chrono::nanoseconds timeout)

@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tencache._library import REBUILD_COMMAND, TencacheError, has_cuda_shim
+from tencache import _torch_version
+from tencache._library import TencacheError
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
@@ -33,11 +34,9 @@ def why_no_cuda(torch: Any) -> str | None:
     """Why this torch can use no GPU under tencache here; None if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
-    if not has_cuda_shim():
-        return (
-            "tencache was built without libtencache_torch_cuda.so, because CUDA's headers or "
-            f"libraries were missing beside torch; build it again: `{REBUILD_COMMAND}`"
-        )
+    reason = _torch_version.why_no_cuda_shim(_torch_version.running(torch))
+    if reason is not None:
+        return reason
     count = _visible_gpus(torch)
     if count < 0:
         # Without NVML only CUDA itself can tell; it would be asked in a moment anyway.
@@ -58,13 +57,21 @@ def no_cuda_message(reason: str) -> str:
     )
 
 
-def is_served(gpu: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether tencache can serve the GPUs that the core has found, and if not, why."""
+def is_served(
+    gpu: Mapping[str, Any], torch: _torch_version.TorchVersion | None
+) -> tuple[bool, str]:
+    """Whether tencache can serve the GPUs that the core has found, and if not, why.
+
+    `torch` is the installed one.
+    """
     if not gpu["devices"]:
         return False, str(gpu["reason"])
-    if not has_cuda_shim():
-        return False, f"built without libtencache_torch_cuda.so; build again: `{REBUILD_COMMAND}`"
-    return True, ""
+    if torch is None:
+        return False, "torch is not installed"
+    if torch.cuda is None:
+        return False, f"torch {torch.text} is built without CUDA"
+    reason = _torch_version.why_no_cuda_shim(torch)
+    return reason is None, reason or ""
 
 
 def _visible_gpus(torch: Any) -> int:

@@ -37,6 +37,7 @@ from tencache import (
     _options,
     _report,
     _runtime,
+    _torch_version,
     _trace,
 )
 from tencache._library import Core, TencacheError, core, guard_path, package_version
@@ -263,7 +264,7 @@ def _check_machine(library: Core) -> None:
     again in the program.
     """
     if library.option_text("backend") == _backend.CUDA:
-        served, reason = _backend.is_served(library.doctor()["gpu"])
+        served, reason = _backend.is_served(library.doctor()["gpu"], _torch_version.installed())
         if not served:
             raise TencacheError(_backend.no_cuda_message(reason))
     library.set_option("quiet", "on")

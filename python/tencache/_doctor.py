@@ -2,7 +2,7 @@
 """`tencache doctor`: what this machine offers, what is missing, and how to get it.
 
 The core probes the machine and returns a JSON object (allocator/abi/runtime_json.cpp). Python adds
-whether the installed torch is the one tencache was built for. The table shows all of it, so a new
+whether tencache supports the installed torch. The table shows all of it, so a new
 probe in the core needs no change here: a key that ends in `bytes` shows as a size, and `x_reason`
 (or `reason` alone) beside the value it explains. Below the table, one line names each missing thing
 and its remedy. Imports no torch: it reads torch's version from its files. Threads: none of its own.
@@ -19,14 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _autoload, _backend
-from tencache._library import (
-    Core,
-    built_for_torch,
-    guard_path,
-    installed_torch,
-    mismatch_message,
-)
+from tencache import _autoload, _backend, _torch_version
+from tencache._library import Core, guard_path
 from tencache._report import format_bytes
 
 _REASON = "reason"
@@ -37,9 +31,10 @@ _MAP_COUNT_USUAL = 65530
 def collect(library: Core) -> dict[str, Any]:
     """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
     found = library.doctor()
-    served, reason = _backend.is_served(found["gpu"])
+    installed = _torch_version.installed()
+    served, reason = _backend.is_served(found["gpu"], installed)
     found["gpu"].update(served=served, served_reason=reason, launch_guard=guard_path() is not None)
-    torch = torch_section(installed_torch(), built_for_torch())
+    torch = torch_section(installed)
     why_not_loaded = _autoload.why_not_loaded(os.environ)
     torch.update(loads_extensions=why_not_loaded is None, loads_extensions_reason=why_not_loaded)
     return {
@@ -52,17 +47,20 @@ def collect(library: Core) -> dict[str, Any]:
     }
 
 
-def torch_section(installed: str | None, built_for: str) -> dict[str, Any]:
-    """Whether the installed torch is the one the shim was compiled against, and the remedy."""
+def torch_section(installed: _torch_version.TorchVersion | None) -> dict[str, Any]:
+    """Whether this build has a library for the installed torch, and the remedy."""
+    supported = _torch_version.supported()
     section: dict[str, Any] = {
-        "installed": installed,
-        "built_for": built_for,
-        "fits": installed == built_for,
+        "installed": None if installed is None else installed.text,
+        "supported": supported,
     }
     if installed is None:
-        section["remedy"] = f"torch is not installed here: `pip install torch=={built_for}`."
-    elif installed != built_for:
-        section["remedy"] = mismatch_message(installed, built_for)
+        remedy = f"torch is not installed here: `pip install 'torch=={supported[-1]}.*'`."
+    else:
+        remedy = _torch_version.why_no_shim(installed) or ""
+    section["fits"] = not remedy
+    if remedy:
+        section["remedy"] = remedy
     return section
 
 

@@ -3,10 +3,10 @@
 
 `core()` gives libtencache.so, the allocator itself. It knows neither torch nor Python, so the
 command line, `tencache doctor` and the option table work even if torch is absent or has the wrong
-version. `shim()` gives libtencache_torch.so, the doors into PyTorch. It reads the C++ structures of
-the torch it was compiled against, so it is loaded only if exactly that torch runs. `cuda_shim()`
-gives libtencache_torch_cuda.so, the doors for GPU memory, which is built if that torch has CUDA.
-libtencache_guard.so is not loaded here: a program is started with it.
+version. `shim()` gives libtencache_torch-<minor>.so, the doors into PyTorch. It reads the C++
+structures of one minor version of torch, so it is loaded only if that version runs
+(`_torch_version.py`). `cuda_shim()` gives libtencache_torch_cuda-<minor>-cu<major>.so, the doors
+for GPU memory. libtencache_guard.so is not loaded here: a program is started with it.
 
 The libraries are in the package's folder, beside the `_build_info.py` that the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -27,11 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from tencache._messages import shortened
+from tencache._torch_version import (
+    REBUILD_COMMAND,
+    TorchVersion,
+    why_no_cuda_shim,
+    why_no_shim,
+)
 
 _FOLDER = Path(__file__).resolve().parent
-_CUDA_SHIM = "libtencache_torch_cuda.so"
 _GUARD = "libtencache_guard.so"
-REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 # The values of tencache_error.code that this module tells apart (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
@@ -100,42 +103,6 @@ def package_version() -> str:
     except ImportError as error:
         raise ImportError(_not_built("_build_info.py")) from error
     return VERSION
-
-
-def built_for_torch() -> str:
-    """The torch version the shim was compiled against, e.g. "2.11.0+cu130"."""
-    from tencache._build_info import TORCH_VERSION
-
-    return TORCH_VERSION
-
-
-def installed_torch() -> str | None:
-    """The version of the torch that `import torch` would load, or None; imports nothing.
-
-    Executes only the file torch/version.py: the package's metadata lacks the local part of the
-    version ("+cu130") that tells builds apart.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    version_file = Path(spec.submodule_search_locations[0]) / "version.py"
-    try:
-        namespace: dict[str, Any] = {}
-        exec(compile(version_file.read_bytes(), str(version_file), "exec"), namespace)
-    except OSError:
-        return None
-    version = namespace.get("__version__")
-    return None if version is None else str(version)
-
-
-def mismatch_message(running: str, built_for: str) -> str:
-    """The message for a user whose torch is not the one the shim was compiled against."""
-    return (
-        f"tencache was built for torch {built_for}, but torch {running} is installed here, and its "
-        "allocator interfaces differ between versions. Either build tencache against this torch, "
-        f"in tencache's source folder: `{REBUILD_COMMAND}`; or install the tencache wheel made for "
-        f"torch {running}; or install torch {built_for}."
-    )
 
 
 def _not_built(name: str) -> str:
@@ -413,10 +380,10 @@ class Core:
 
 
 class Shim:
-    """libtencache_torch.so. Use `shim()`, which checks torch's version and loads it once."""
+    """libtencache_torch-<minor>.so. Use `shim()`, which picks it by torch's version."""
 
-    def __init__(self) -> None:
-        library = _load("libtencache_torch.so")
+    def __init__(self, minor: str) -> None:
+        library = _load(f"libtencache_torch-{minor}.so")
         text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
         self._install = _declare(library, "tencache_torch_install", ctypes.c_int, error)
         self._built_for = _declare(library, "tencache_torch_built_for", text)
@@ -432,7 +399,11 @@ class Shim:
         self._close = _declare(library, "tencache_torch_close", None)
 
     def install(self) -> None:
-        """Puts tencache under torch's CPU allocator and starts the runtime."""
+        """Puts tencache under torch's CPU allocator and starts the runtime.
+
+        TencacheError if the running torch is not laid out like the one compiled against; nothing is
+        installed then.
+        """
         error = _ErrorStruct()
         _raise_if(self._install(error), error)
 
@@ -459,11 +430,11 @@ def _address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
 
 
 class CudaShim:
-    """libtencache_torch_cuda.so. Use `cuda_shim()`, which checks torch's version first."""
+    """libtencache_torch_cuda-<minor>-cu<major>.so. Use `cuda_shim()`, which picks it."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         _load_nvrtc()
-        library = _load(_CUDA_SHIM)
+        library = _load(path.name)
         error = ctypes.POINTER(_ErrorStruct)
         self._install = _declare(library, "tencache_torch_cuda_install", ctypes.c_int, error)
         self._built_for = _declare(library, "tencache_torch_cuda_built_for", ctypes.c_char_p)
@@ -491,9 +462,12 @@ def _load_nvrtc() -> None:
         return
 
 
-def has_cuda_shim() -> bool:
-    """Whether tencache was built with the doors for GPU memory."""
-    return (_FOLDER / _CUDA_SHIM).exists()
+def cuda_shim_path(torch: TorchVersion) -> Path:
+    """The library for the GPU memory of that torch; TencacheError if there is none."""
+    reason = why_no_shim(torch) or why_no_cuda_shim(torch)
+    if reason is not None:
+        raise TencacheError(reason if reason.endswith(".") else f"{reason}.")
+    return _FOLDER / f"libtencache_torch_cuda-{torch.cuda_key}.so"
 
 
 def guard_path() -> Path | None:
@@ -524,26 +498,22 @@ def core() -> Core:
 
 
 @functools.cache
-def shim(torch_version: str) -> Shim:
-    """The torch library, for the running torch's `__version__`.
+def shim(torch: TorchVersion) -> Shim:
+    """The torch library for the running torch.
 
-    If it was built for another torch it is not even loaded, because a call through a wrong vtable
-    would corrupt memory. The TencacheError names both versions and the remedy.
+    If there is none for that version, none is even loaded, because a call through a wrong vtable
+    would corrupt memory. The TencacheError names the version and the remedy.
     """
-    if torch_version != built_for_torch():
-        raise TencacheError(mismatch_message(torch_version, built_for_torch()))
+    reason = why_no_shim(torch)
+    if reason is not None:
+        raise TencacheError(reason)
     core()
-    library = Shim()
-    if library.built_for() != torch_version:
-        raise TencacheError(mismatch_message(torch_version, library.built_for()))
-    return library
+    return Shim(torch.minor)
 
 
 @functools.cache
-def cuda_shim(torch_version: str) -> CudaShim:
+def cuda_shim(torch: TorchVersion) -> CudaShim:
     """The library for GPU memory, as `shim` gives the other one, which it also loads."""
-    shim(torch_version)
-    library = CudaShim()
-    if library.built_for() != torch_version:
-        raise TencacheError(mismatch_message(torch_version, library.built_for()))
-    return library
+    path = cuda_shim_path(torch)
+    shim(torch)
+    return CudaShim(path)

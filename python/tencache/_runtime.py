@@ -35,6 +35,7 @@ from tencache import (
     _options,
     _period_file,
     _report,
+    _torch_version,
     _triton,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
@@ -72,8 +73,8 @@ def enable(**options: object) -> None:
 
     Raises TypeError for an unknown option or a value of a wrong type, and OptionError (a
     ValueError) for a value that cannot be used. Raises TencacheError (a RuntimeError) if options
-    differ from those in force, if torch is not the one tencache was built for, or if this machine
-    cannot do what is asked.
+    differ from those in force, if tencache does not support this torch, or if this machine cannot
+    do what is asked.
     """
     given = {
         name: _options.to_text(_options.find(name), value)
@@ -332,7 +333,7 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
 
 def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     global _enabled
-    torch_version = str(torch.__version__)
+    torch_version = _torch_version.running(torch)
     library = core()
     doors = shim(torch_version)
     set_checked(library, given)
@@ -351,7 +352,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # Count them first: once the shim is installed, new tensors are ours.
         _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
         doors.install()
-    _enabled = _Enabled(os.getpid(), texts, torch_version)
+    _enabled = _Enabled(os.getpid(), texts, torch_version.text)
     _inductor.install(library, doors)
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)

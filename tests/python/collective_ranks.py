@@ -152,10 +152,11 @@ def main(part: str, rank: int, store: str, path: str, with_tencache: bool) -> No
     report: dict[str, Any] = {}
     if with_tencache:
         from tencache._library import shim
+        from tencache._torch_version import running
 
         dist.barrier()
         report["stats"] = tencache.stats()
-        report["shim"] = shim(torch.__version__).describe()
+        report["shim"] = shim(running(torch)).describe()
     report["digests"] = [digest(each) for each in results]
     dist.destroy_process_group()
     with open(path, "w", encoding="utf-8") as file:

@@ -215,9 +215,10 @@ def main(path: str, with_tencache: bool) -> None:
     if with_tencache:
         import tencache
         from tencache._library import shim
+        from tencache._torch_version import running
 
         tencache.enable()
-        doors = shim(torch.__version__)
+        doors = shim(running(torch))
         runs_so_far = lambda: doors.describe()["split_runs"]  # noqa: E731
     report: dict[str, Any] = {}
     for schema in operators():

@@ -16,13 +16,18 @@ import pytest
 import torch
 from test_report import STATS
 
-from tencache import TencacheError, _backend, _doctor, _library, _runtime
-from tencache._library import core
+from tencache import TencacheError, _backend, _build_info, _doctor, _runtime
+from tencache._library import core, cuda_shim_path
+from tencache._torch_version import TorchVersion, running
 
 has_cuda_torch = pytest.mark.skipif(
     torch.version.cuda is None, reason="this torch is built without CUDA"
 )
 has_no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU here")
+
+
+# A build that has the library for GPU memory of torch 2.11.
+BUILT = {"2.11-cu13": "2.11.0+cu130"}
 
 
 def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
@@ -48,7 +53,7 @@ def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
     ],
 )
 def test_gpus_are_taken_where_they_are_asked_for(monkeypatch, text, count, cuda, built, expected):
-    monkeypatch.setattr(_backend, "has_cuda_shim", lambda: built)
+    monkeypatch.setattr(_build_info, "CUDA_SHIMS", BUILT if built else {})
     _runtime.set_checked(core(), {"backend": text})
     assert _backend.resolve(core().option_text("backend"), torch_with(count, cuda)) == expected
 
@@ -57,13 +62,14 @@ def test_gpus_are_taken_where_they_are_asked_for(monkeypatch, text, count, cuda,
     ("count", "cuda", "built", "reason"),
     [
         (2, None, True, "torch 2.11.0 is built without CUDA"),
-        (2, "13.0", False, "without libtencache_torch_cuda.so"),
+        (2, "13.0", False, "built without the library for GPU memory"),
+        (2, "12.6", True, "with CUDA 13 only"),
         (0, "13.0", True, "torch sees no GPU"),
         (-1, "13.0", True, "torch sees no GPU"),
     ],
 )
 def test_cuda_where_there_is_none_says_why(monkeypatch, count, cuda, built, reason):
-    monkeypatch.setattr(_backend, "has_cuda_shim", lambda: built)
+    monkeypatch.setattr(_build_info, "CUDA_SHIMS", BUILT if built else {})
     with pytest.raises(TencacheError, match="backend=cuda was asked for") as error:
         _backend.resolve("cuda", torch_with(count, cuda))
     assert reason in str(error.value)
@@ -128,10 +134,11 @@ def test_the_doors_show_themselves_to_torch(run_python):
         """
         import json, torch
         from tencache._library import core, cuda_shim, shim
+        from tencache._torch_version import running
 
         core().set_option("backend", "cuda")
         core().set_option("quiet", "on")
-        doors = cuda_shim(torch.__version__)
+        doors = cuda_shim(running(torch))
         doors.install()
         doors.install()
         memory = torch.cuda.memory
@@ -143,7 +150,7 @@ def test_the_doors_show_themselves_to_torch(run_python):
         stats = core().stats()
         print(json.dumps([
             memory.get_allocator_backend(),
-            shim(torch.__version__).describe()["backend"],
+            shim(running(torch)).describe()["backend"],
             stats["backend"], stats["gpus"], stats["extents"], torch.cuda.is_initialized(),
         ]))
         """
@@ -154,7 +161,7 @@ def test_the_doors_show_themselves_to_torch(run_python):
 @has_cuda_torch
 @has_no_gpu
 def test_the_pluggable_allocator_finds_its_functions(run_python):
-    path = _library._FOLDER / "libtencache_torch_cuda.so"
+    path = cuda_shim_path(running(torch))
     done = run_python(
         f"""
         import torch
@@ -166,6 +173,23 @@ def test_the_pluggable_allocator_finds_its_functions(run_python):
         """
     )
     assert done.stdout.strip() == "pluggable"
+
+
+@pytest.mark.parametrize(
+    ("devices", "version", "reason"),
+    [
+        ([], TorchVersion("2.11.0+cu130", "13.0"), "no driver"),
+        (["a GPU"], None, "torch is not installed"),
+        (["a GPU"], TorchVersion("2.11.0+cpu", None), "torch 2.11.0+cpu is built without CUDA"),
+        (["a GPU"], TorchVersion("2.11.0+cu126", "12.6"), "is built for CUDA 12.6"),
+        (["a GPU"], TorchVersion("2.11.1+cu132", "13.2"), ""),
+    ],
+)
+def test_gpus_are_served_with_the_torch_that_is_installed(monkeypatch, devices, version, reason):
+    monkeypatch.setattr(_build_info, "CUDA_SHIMS", BUILT)
+    served, why = _backend.is_served({"devices": devices, "reason": "no driver"}, version)
+    assert served is (reason == "")
+    assert reason in why
 
 
 # ---- doctor ------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tencache import _doctor, _messages, _report, _trace
+from tencache import _build_info, _doctor, _messages, _report, _trace
 from tencache._library import TencacheError, core
+from tencache._torch_version import TorchVersion
 
 # These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
@@ -386,7 +387,7 @@ def test_damaged_trace_names_the_line(tmp_path):
 
 def report_with(**changes):
     report = {
-        "torch": _doctor.torch_section("2.11.0+cu130", "2.11.0+cu130"),
+        "torch": {"installed": "2.11.0+cu130", "supported": ["2.11"], "fits": True},
         "huge_pages": "madvise",
         "map_count_max": 65530,
         "page_map": {"works": True, "reason": ""},
@@ -404,13 +405,16 @@ def test_doctor_has_nothing_to_say_about_a_good_machine():
     assert _doctor.hints(report_with()) == []
 
 
-def test_doctor_says_what_to_do_about_another_torch():
-    section = _doctor.torch_section("2.12.0+cpu", "2.11.0+cu130")
+def test_doctor_says_what_to_do_about_another_torch(monkeypatch):
+    monkeypatch.setattr(_build_info, "TORCH_SHIMS", {"2.11": "2.11.0+cu130"})
+    section = _doctor.torch_section(TorchVersion("2.12.0+cpu", None))
+    assert section["fits"] is False
     (text,) = _doctor.blockers(report_with(torch=section))
     for part in ("2.12.0+cpu", "2.11.0+cu130", "--no-build-isolation --force-reinstall"):
         assert part in text
-    (text,) = _doctor.blockers(report_with(torch=_doctor.torch_section(None, "2.11.0+cu130")))
-    assert "pip install torch==2.11.0+cu130" in text
+    (text,) = _doctor.blockers(report_with(torch=_doctor.torch_section(None)))
+    assert "pip install 'torch==2.11.*'" in text
+    assert _doctor.torch_section(TorchVersion("2.11.3+cpu", None))["fits"] is True
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,8 @@ def test_wrapped_kernels_pass_the_gate(run_python: Run, rounds: int) -> None:
         PROBE,
         f"""
 from tencache._library import shim
-gate = shim(torch.__version__)
+from tencache._torch_version import running
+gate = shim(running(torch))
 a, b = make(2048), make(2048)
 for _ in range({rounds}):
     evict(a, b)

@@ -121,9 +121,10 @@ def test_under_chaos(stock: Report, tmp_path: Path) -> None:
 PREAMBLE = """
 import json, torch, tencache
 from tencache._library import shim
+from tencache._torch_version import running
 tencache.enable()
 def runs():
-    return shim(torch.__version__).describe()["split_runs"]
+    return shim(running(torch)).describe()["split_runs"]
 def tensors(count, size=2048):
     return [torch.arange(size, dtype=torch.float32) + index for index in range(count)]
 def same(left, right):

@@ -21,11 +21,12 @@ from catalogue import Mutation
 from environment import MAIN, build_environment
 from steps import ROOT
 
+MINOR = MAIN.torch.removeprefix("torch-")
 LIBRARIES = (
     "allocator/libtencache.so",
     "guard/libtencache_guard.so",
-    "shim/libtencache_torch.so",
-    "shim/libtencache_torch_cuda.so",
+    f"shim/libtencache_torch-{MINOR}.so",
+    f"shim/libtencache_torch_cuda-{MINOR}-cu13.so",
 )
 
 

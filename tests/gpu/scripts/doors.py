@@ -8,7 +8,6 @@ nothing has.
 
 import json
 import os
-from pathlib import Path
 
 import lora
 import torch
@@ -20,9 +19,9 @@ def open_door(door):
 
         torch.cuda.memory.change_current_allocator(tencache.allocator())
     elif door == "pluggable":
-        from tencache import _library
+        from tencache import _library, _torch_version
 
-        path = Path(_library.__file__).with_name("libtencache_torch_cuda.so")
+        path = _library.cuda_shim_path(_torch_version.running(torch))
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
             str(path), "tencache_cuda_malloc", "tencache_cuda_free"
         )

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The part of the self-test (self_test.h) that needs torch's libraries for CUDA: the interfaces
+// that the allocators of GPU and of pinned memory implement. PyTorch's own CUDAPluggableAllocator
+// implements the first, and exports its functions; so each function's place is compared by name.
+// PyTorch's allocator of pinned memory exports none; its functions are counted.
+//
+// Threads: any; it calls none of these functions and starts no CUDA.
+#pragma once
+
+#include <string>
+
+namespace tencache::shim {
+
+/// What differs between the loaded libtorch_cuda and the one compiled against, as a clause; empty
+/// if nothing does.
+std::string why_cuda_layouts_differ();
+
+}  // namespace tencache::shim

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where virtual functions lie: as this library's compiler laid them out, from torch's headers, and
+// as they lie in the loaded libtorch, from its symbols. A class that gained or lost a virtual
+// function, or has them in another order, shows itself without a call (Itanium C++ ABI, section
+// 2.5). For self_test.h alone.
+//
+// Threads: any; nothing here keeps state.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+
+namespace tencache::shim {
+
+/// The slot of a virtual function, as compiled here: &c10::Allocator::raw_deleter.
+template <typename Member>
+size_t slot_of(Member function) {
+  static_assert(std::is_member_function_pointer_v<Member>);
+  struct {
+    ptrdiff_t pointer;
+    ptrdiff_t adjustment;
+  } raw;
+  static_assert(sizeof(raw) == sizeof(function));
+  std::memcpy(&raw, &function, sizeof(raw));
+#if defined(__aarch64__)
+  const ptrdiff_t offset = raw.pointer;  // there the adjustment tells that it is virtual
+#else
+  const ptrdiff_t offset = raw.pointer - 1;
+#endif
+  return static_cast<size_t>(offset) / sizeof(void*);
+}
+
+/// A virtual function that a derived class adds takes the first slot behind its base's.
+template <typename Base>
+struct Extended : Base {
+  virtual void next() = 0;
+};
+
+/// How many slots the class has, as compiled here.
+template <typename Base>
+size_t slot_count() {
+  return slot_of(&Extended<Base>::next);
+}
+
+using Slots = std::span<const void* const>;
+
+/// The slots of a loaded library's vtable, whose symbol (_ZTV...) has that address; empty if the
+/// library does not export it.
+Slots exported_slots(const void* vtable);
+
+/// The slots of an object's class. A vtable has no end mark; it ends where no code is pointed at.
+Slots slots_of_object(const void* object);
+
+/// The demangled name of a loaded function, "c10::Allocator::clone(void const*, unsigned long)";
+/// empty if its library does not export it.
+std::string name_of_function(const void* function);
+
+/// A virtual function as compiled here: its slot, and its name without class and parameters.
+struct NamedSlot {
+  size_t slot;
+  const char* name;
+};
+
+/// Why the loaded class differs from the compiled one; empty if it has `count` slots with these
+/// functions in theirs. Functions that the library does not export are not compared.
+std::string why_slots_differ(const char* class_name, Slots loaded, size_t count,
+                             std::span<const NamedSlot> functions);
+
+}  // namespace tencache::shim
