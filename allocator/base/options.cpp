@@ -192,8 +192,8 @@ constexpr std::array<Row, 24> kRows = {{
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
     {{"backend", "choice", "auto|cpu|cuda",
-      "Which tensors move: those in DRAM, to disk (cpu, also auto), or those on GPUs, to host "
-      "memory and from there to disk."},
+      "Which tensors move: those in DRAM, to disk (cpu), or those on GPUs, to host memory and from "
+      "there to disk (cuda); auto takes GPUs where torch sees one."},
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
     {{"host_memory", "bytes", "",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses a program's backend: `cuda` for the memory of GPUs, or `cpu` for tensors in DRAM.
 
-The option `backend` decides; `auto` is `cpu`, because the cuda backend has not run on a GPU yet.
+The option `backend` decides. `auto` is `cuda` where torch sees a GPU that tencache can serve, else
+`cpu`. A process has one backend: where GPU memory has a budget, tensors in DRAM are PyTorch's own.
 Like torch itself, we look for GPUs through NVML if it is there: asking CUDA would initialise it,
 and forked workers could not use it any more. This module imports no torch; the caller passes the
 one that runs. Threads: any.
@@ -15,19 +16,30 @@ from typing import Any
 
 from tencache import _torch_version
 from tencache._library import TencacheError
+from tencache._messages import say
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 
 def resolve(text: str, torch: Any) -> str:
-    """`cpu` or `cuda` for the option's text; TencacheError for cuda if no GPU can be used."""
-    if text == AUTO:
+    """`cpu` or `cuda` for the option's text.
+
+    TencacheError for cuda if no GPU can be used. For auto, a line on stderr says so if there is a
+    GPU that tencache cannot serve: the budget is not that of its memory then.
+    """
+    if text == CPU:
         return CPU
+    reason = why_no_cuda(torch)
+    if reason is None:
+        return CUDA
     if text == CUDA:
-        reason = why_no_cuda(torch)
-        if reason is not None:
-            raise TencacheError(no_cuda_message(reason))
-    return text
+        raise TencacheError(no_cuda_message(reason))
+    if _visible_gpus(torch) > 0:
+        say(
+            f"warning: the budget is that of tensors in DRAM, although there is a GPU: {reason}. "
+            "Use --backend cpu if that is what you want."
+        )
+    return CPU
 
 
 def why_no_cuda(torch: Any) -> str | None:

@@ -263,9 +263,12 @@ def _check_machine(library: Core) -> None:
     The exec that follows closes them. The core is kept quiet here, because it will say the same
     again in the program.
     """
-    if library.option_text("backend") == _backend.CUDA:
+    backend = library.option_text("backend")
+    if backend != _backend.CPU:
         served, reason = _backend.is_served(library.doctor()["gpu"], _torch_version.installed())
-        if not served:
+        if served:
+            library.set_option("backend", _backend.CUDA)  # what auto is here
+        elif backend == _backend.CUDA:
             raise TencacheError(_backend.no_cuda_message(reason))
     library.set_option("quiet", "on")
     library.set_option("log_level", "error")

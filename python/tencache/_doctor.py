@@ -75,7 +75,7 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
     gpu = report["gpu"]
     if backend == _backend.CUDA and not gpu["served"]:
         found.append(_backend.no_cuda_message(gpu["served_reason"]))
-    if backend == _backend.CUDA:
+    if backend == _backend.CUDA or (backend == _backend.AUTO and gpu["served"]):
         return found  # A GPU's tensors can go to host memory.
     if "error" in report["disk"]:
         found.append(report["disk"]["error"])

@@ -95,7 +95,8 @@ def assert_same_under_the_launcher(
 ) -> None:
     results, stats = folder / "results.json", folder / "stats.json"
     budget = budget_of(harness, program, 50)["TENCACHE_DEVICE_MEMORY"]
-    launcher = [sys.executable, "-m", "tencache", "run", "--backend", "cuda"]
+    # No --backend: the launcher and the program find the GPU themselves.
+    launcher = [sys.executable, "-m", "tencache", "run"]
     launcher += ["--device-memory", budget, "--stats", str(stats)]
     done = run_command(
         [*launcher, "--", sys.executable, f"{program}.py", str(results)],
@@ -108,6 +109,7 @@ def assert_same_under_the_launcher(
     )
     assert_right_beyond_memory(harness.stock(program), outcome)
     assert outcome.stats is not None
+    assert outcome.stats["backend"] == "cuda"
     assert outcome.stats["launches"]["seen"], outcome.stats
 
 

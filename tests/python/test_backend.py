@@ -46,16 +46,24 @@ def torch_with(gpu_count: int, cuda: str | None = "13.0") -> Any:
 @pytest.mark.parametrize(
     ("text", "count", "cuda", "built", "expected"),
     [
-        ("auto", 2, "13.0", True, "cpu"),  # even if there are GPUs
+        ("auto", 2, "13.0", True, "cuda"),
         ("AUTO", 0, "13.0", True, "cpu"),
+        ("auto", -1, "13.0", True, "cpu"),  # CUDA itself sees none
+        ("auto", 2, "12.6", True, "cpu"),
+        ("auto", 2, None, True, "cpu"),
         ("cpu", 2, "13.0", True, "cpu"),
         ("Cuda", 1, "13.0", True, "cuda"),
     ],
 )
-def test_gpus_are_taken_where_they_are_asked_for(monkeypatch, text, count, cuda, built, expected):
+def test_the_backend_follows_the_option_and_the_gpus(
+    monkeypatch, capsys, text, count, cuda, built, expected
+):
     monkeypatch.setattr(_build_info, "CUDA_SHIMS", BUILT if built else {})
     _runtime.set_checked(core(), {"backend": text})
     assert _backend.resolve(core().option_text("backend"), torch_with(count, cuda)) == expected
+    # A GPU that cannot be served is not passed over in silence.
+    is_passed_over = text == "auto" and expected == "cpu" and count > 0 and cuda is not None
+    assert ("although there is a GPU" in capsys.readouterr().err) is is_passed_over
 
 
 @pytest.mark.parametrize(
@@ -216,9 +224,12 @@ def test_a_gpu_needs_no_disk():
         "options": {"backend": "cuda"},
     }
     assert _doctor.blockers(report) == []
-    for backend in ("cpu", "auto"):
-        report["options"]["backend"] = backend
-        assert _doctor.blockers(report) == ["no disk"]
+    report["options"]["backend"] = "auto"
+    assert _doctor.blockers(report) == []
+    report["gpu"]["served"] = False
+    assert _doctor.blockers(report) == ["no disk"]
+    report["options"]["backend"] = "cpu"
+    assert _doctor.blockers(report) == ["no disk"]
 
 
 def test_stats_of_gpus_are_shown_one_by_one(run_tencache, tmp_path):
