@@ -218,6 +218,26 @@ def cpp_files() -> list[str]:
     return [str(path) for path in source_files(CPP_SUFFIXES)]
 
 
+def github_checks() -> list[tuple[str, Sequence[str | Path]]]:
+    """Checks of the files that GitHub reads: against its schemas, and for risky workflows."""
+    github, programs = ROOT / ".github", MAIN.folder / "bin"
+    forms = sorted(path for path in (github / "ISSUE_TEMPLATE").iterdir() if path.stem != "config")
+    files = {
+        "workflows": sorted((github / "workflows").iterdir()),
+        "issue-forms": forms,
+        "issue-config": [github / "ISSUE_TEMPLATE" / "config.yml"],
+    }
+    checks: list[tuple[str, Sequence[str | Path]]] = [
+        (
+            f"Check GitHub's files ({name})",
+            [programs / "check-jsonschema", "--builtin-schema", f"vendor.github-{name}", *paths],
+        )
+        for name, paths in files.items()
+    ]
+    zizmor: list[str | Path] = [programs / "zizmor", "--offline", "--no-progress", github]
+    return [*checks, ("Check GitHub's files (zizmor)", zizmor)]
+
+
 def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
     """Runs every check, even after one has found something.
 
@@ -236,6 +256,7 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
         ("Check Python (ruff)", [ruff, "check", "--no-fix", "--output-format", "concise", "."]),
         ("Check the format of Python (ruff)", [ruff, "format", "--check", "."]),
         ("Check the types of Python (mypy)", [MAIN.folder / "bin" / "mypy"]),
+        *github_checks(),
     ]
     for name, paths in sources.items():
         if paths:
