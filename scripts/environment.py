@@ -52,7 +52,7 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-PACKAGE_SOURCES = ("allocator", "shim", "cmake", "python")
+PACKAGE_SOURCES = ("allocator", "guard", "shim", "cmake", "python")
 EMULATED_GPU_SOURCES = (
     "allocator/base",
     "allocator/platform",

@@ -124,11 +124,15 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   std::string getUserMetadata() override;
   void attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver observer) override;
   void attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) override;
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(12)
   void attachOomRejectionObserver(cuda_api::OomRejectionObserver observer) override;
-  c10::DataPtr allocateWithAddress(size_t bytes, void* address) override;
-  bool supportsUserMetadata() override { return true; }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* address) override;
+#endif
+#if TENCACHE_TORCH_SINCE(13)
+  c10::DataPtr allocateWithAddress(size_t bytes, void* address) override;
+#endif
+#if TENCACHE_TORCH_SINCE(14)
+  bool supportsUserMetadata() override { return true; }
   void annotateMemory(const void* address, const std::string& metadata) override;
 #endif
 

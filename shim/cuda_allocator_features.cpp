@@ -147,14 +147,9 @@ void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker 
   trackers_.attach(std::move(tracker));
 }
 
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(12)
 // We reject no request before trying it, so this observer has nothing to see.
 void CudaAllocator::attachOomRejectionObserver(cuda_api::OomRejectionObserver) {}
-
-c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
-  throw_unsupported("allocation at a given address", "addresses are the core's to choose.",
-                    "Allocate anywhere, and copy.");
-}
 
 std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {
   c10::DeviceIndex index = 0;
@@ -165,7 +160,16 @@ std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const 
   }
   return history_.context_of_block(block.address);
 }
+#endif
 
+#if TENCACHE_TORCH_SINCE(13)
+c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
+  throw_unsupported("allocation at a given address", "addresses are the core's to choose.",
+                    "Allocate anywhere, and copy.");
+}
+#endif
+
+#if TENCACHE_TORCH_SINCE(14)
 void CudaAllocator::annotateMemory(const void* address, const std::string& metadata) {
   c10::DeviceIndex index = 0;
   tencache_gpu_block block = {};

@@ -142,7 +142,7 @@ void CudaHistory::note_annotation(
   keep_last(annotations_, entries_max_);
 }
 
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15)
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14)
 void CudaHistory::note_remark(c10::DeviceIndex device, const tencache_gpu_block& block,
                               const Request& request, const std::string& remark) {
   const std::lock_guard lock(mutex_);

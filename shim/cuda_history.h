@@ -77,7 +77,7 @@ class CudaHistory {
                        const std::vector<std::pair<std::string, std::string>>& metadata);
   /// `event` is TENCACHE_SEGMENT_MADE and so on.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15)
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14)
   /// A remark of the program on an earlier allocation.
   void note_remark(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request,
                    const std::string& remark);

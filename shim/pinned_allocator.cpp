@@ -251,7 +251,7 @@ void PinnedAllocator::reset_peak_stats() {
   if (memory != nullptr) tencache_pinned_reset_peaks(memory);
 }
 
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(14)
 void PinnedAllocator::record_history(bool enabled, c10::CachingDeviceAllocator::CreateContextFn,
                                      size_t, c10::CachingDeviceAllocator::RecordContext, bool) {
   if (!enabled) return;  // it never is

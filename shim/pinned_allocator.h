@@ -72,7 +72,7 @@ class PinnedAllocator final : public at::HostAllocator {
   void begin_allocate_to_pool(c10::MempoolId_t id, Filter filter) override;
   void end_allocate_to_pool(c10::MempoolId_t id) override;
   void release_pool(c10::MempoolId_t id) override;
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(14)
   void record_history(bool enabled, c10::CachingDeviceAllocator::CreateContextFn context_recorder,
                       size_t entries_max, c10::CachingDeviceAllocator::RecordContext when,
                       bool clear_history) override;

@@ -302,7 +302,7 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     {"caching off", "without tencache", [&] { cuda_->enable(false); }},
     {"all of the allocator's memory", "Unset TORCH_NCCL",
      [&] { cuda_->attachAllocatorTraceTracker({}); }},
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(13)
     {"given address", "Allocate anywhere", [&] { (void)cuda_->allocateWithAddress(1, nullptr); }},
 #endif
   };
@@ -316,8 +316,10 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
   cuda_->enable(true);
   cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
                        {});
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(12)
   cuda_->attachOomRejectionObserver([](int64_t, size_t, size_t, size_t) {});
+#endif
+#if TENCACHE_TORCH_SINCE(14)
   EXPECT_TRUE(cuda_->supportsUserMetadata());
 #endif
   cuda_->releasePool(0, kGraph);

@@ -312,7 +312,7 @@ TEST_F(PinnedAllocatorTest, StatisticsTellExactBytes) {
   EXPECT_EQ(stats.allocations.current, 1);
 }
 
-#if TENCACHE_TORCH_SINCE(15)
+#if TENCACHE_TORCH_SINCE(14)
 TEST_F(PinnedAllocatorTest, SegmentsAreItsBlocks) {
   start();
   EXPECT_TRUE(host_->get_segments().empty());
