@@ -591,7 +591,7 @@ launch = lambda stream, state: runtime.emulated_gpu_launch(
 assert launch(None, 1) == 0
 call("cudaStreamSynchronize", None)
 assert (ran, destroyed) == ([1], [1])
-assert launch(c_void_p(0x123450), 2) == 400  # no such stream
+assert launch(c_void_p(2), 2) == 400  # the per-thread default stream has no stand-in
 ctypes.CDLL("libcuda.so.1").emulated_gpu_fail(719)
 assert launch(None, 3) == 719
 assert (ran, destroyed) == ([1], [1, 2, 3])
