@@ -51,7 +51,7 @@ def test_message_of_lost_bytes_names_file_and_offset() -> None:
 
 
 def drifted(name: str, values: list[int]) -> str:
-    still = {"rss": 1 << 30, "mappings": 500, "descriptors": 20, "file": 1 << 26, "live": 1 << 26}
+    still = {"rss": 1 << 30, "mappings": 500, "descriptors": 20, "file": 1 << 28, "live": 1 << 28}
     return drift.growth_of(
         done("".join(f"SAMPLE {json.dumps(still | {name: value})}\n" for value in values))
     )
@@ -59,8 +59,8 @@ def drifted(name: str, values: list[int]) -> str:
 
 def test_growth_is_noticed() -> None:
     assert drifted("rss", [1 << 30] * 40) == ""
-    for name, step in (("rss", 4 << 20), ("mappings", 10), ("descriptors", 1), ("file", 2 << 20)):
-        start = {"rss": 1 << 30, "mappings": 500, "descriptors": 20, "file": 1 << 26}[name]
+    for name, step in (("rss", 4 << 20), ("mappings", 10), ("descriptors", 1), ("file", 8 << 20)):
+        start = {"rss": 1 << 30, "mappings": 500, "descriptors": 20, "file": 1 << 28}[name]
         assert name in drifted(name, [start + i * step for i in range(40)])
         # What grows only at first is no drift.
         assert drifted(name, [start - step] * 5 + [start] * 35) == ""

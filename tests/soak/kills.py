@@ -30,7 +30,7 @@ from zygote import Done, Job, Kill, Zygote
 
 STEPS = 3
 PAUSE_US_MAX = 100_000  # about a step
-ROUNDS_BETWEEN_CHECKS = 25
+ROUNDS_BETWEEN_CHECKS = 10
 
 
 class Kills(Soak):
@@ -94,4 +94,7 @@ class Kills(Soak):
         after = judge(done, self.zygote.digest(whole), must_be_right=True)
         if after.verdict != FAILED and (left := self._folder.trace_left()):
             return failure(left, done)
-        return outcome if after.verdict != FAILED else after
+        if after.verdict == FAILED:
+            return after
+        outcome.counts["right runs after"] += 1
+        return outcome

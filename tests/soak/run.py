@@ -197,7 +197,11 @@ def play_rounds(soak: Soak, result: Result, choice: Choice, until_s: float | Non
             console.print(f"{soak.name}: given up after {FAILURES_SHOWN} failures")
             return
     last = soak.finish(result.rounds, result.counts)
-    if last is not None and last.verdict == FAILED:
+    if last is None:
+        return
+    if last.verdict != FAILED:
+        result.counts.update(last.counts)
+    else:
         result.add(last, "after the last round; the same line without --first and --rounds")
 
 
