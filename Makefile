@@ -3,13 +3,15 @@
 # Everything from a fresh clone. Each target installs and builds what it needs: system packages
 # (apt), .venv with PyTorch, the libraries. scripts/dev.py does the work.
 PYTHON ?= python3
-# Arguments for pytest: make test-python ARGS="-k trainer -x"
+# Arguments for pytest: make test-python ARGS="-k trainer -x"; for soaks: make soak ARGS="--minutes 60"
 ARGS ?=
 
 TASKS := build check demo test lint format bench clean mutations \
          test-core test-asan-ubsan test-tsan wheel test-wheel check-wheel
 
-.PHONY: help $(TASKS) test-gpu test-gpu-2.15 test-python test-python-2.15
+WITH_ARGS := test-gpu test-gpu-2.15 test-python test-python-2.15 soak
+
+.PHONY: help $(TASKS) $(WITH_ARGS)
 
 help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
@@ -25,6 +27,7 @@ help:
 	@echo '  make check-wheel       builds a wheel for both torches, and checks what it needs of a system'
 	@echo '  make test-python       pytest on torch 2.11 in .venv       (ARGS="-k name -x")'
 	@echo '  make test-python-2.15  pytest on torch 2.15 in .venv-2.15  (ARGS="-k name -x")'
+	@echo '  make soak              kills, disk faults, forks, drift   (ARGS="--minutes 60")'
 	@echo 'make wheel               dist/tencache-*.whl, for every supported torch; needs no compiler'
 	@echo 'make test-wheel          installs it beside torch 2.11, 2.13 and 2.15, and runs the demo there'
 	@echo 'make bench               the benchmarks'
@@ -35,5 +38,5 @@ help:
 $(TASKS):
 	@$(PYTHON) scripts/dev.py $@
 
-test-gpu test-gpu-2.15 test-python test-python-2.15:
+$(WITH_ARGS):
 	@$(PYTHON) scripts/dev.py $@ $(ARGS)

@@ -6,7 +6,8 @@ Each task first installs and builds what it needs (system packages, virtual envi
 which takes a moment if it is there already. `test` goes on after a part that failed, so that one
 run shows all failures, and ends with a table of its steps.
 
-Usage: dev.py TASK [arguments of pytest, for test-gpu and test-python, and for both with -2.15]
+Usage: dev.py TASK [arguments: of pytest, for test-gpu and test-python, and for both with -2.15; of
+tests/soak/run.py, for soak]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from environment import (
     TEST_BYTES,
     TEST_PACKAGES,
     VirtualEnvironment,
+    build_emulated_gpu,
     build_environment,
     build_shim_suites,
     install_package,
@@ -348,6 +350,19 @@ def mutations() -> None:
     run("Mutations", [MAIN.python, program], environment=clean_variables(), live=True)
 
 
+def soak(*arguments: str) -> None:
+    """Runs the soaks: a short round of each, or what the arguments ask for."""
+    ready(MAIN)
+    install_package(MAIN)
+    build_emulated_gpu(MAIN)
+    run(
+        "Soaks",
+        [MAIN.python, "tests/soak/run.py", *arguments],
+        environment=build_environment() | clean_variables(),
+        live=True,
+    )
+
+
 def clean() -> None:
     """Removes what was built; the virtual environments stay."""
     shutil.rmtree(ROOT / "build", ignore_errors=True)
@@ -364,6 +379,7 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("test-python-2.15", python_tests_of_the_version),
     ("test-gpu-2.15", gpu_tests_of_the_version),
     ("test-python", every_python_test),
+    ("soak", soak),
 )
 
 
@@ -397,6 +413,7 @@ def main(arguments: list[str]) -> int:
         **dict(TEST_PARTS),
         "wheel": whole_wheel,
         "test-wheel": test_wheel,
+        "soak": lambda: soak(*arguments[1:]),
         "test-core": lambda: core_preset("release"),
         "test-gpu": lambda: test_gpu(MAIN, *(arguments[1:] or in_processes())),
         "test-gpu-2.15": lambda: test_gpu(NEWEST_TORCH, *(arguments[1:] or in_processes())),

@@ -22,6 +22,7 @@
 #include "operator_table.h"
 #include "tensor_walk.h"
 #include "thread_state.h"
+#include "torch_error.h"
 
 namespace tencache::shim {
 namespace {
@@ -71,6 +72,7 @@ std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan
   const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   if (is_list_of(type, c10::TypeKind::TensorType)) {
     plan->arguments.push_back(ArgumentRole::kTensorList);
+    plan->writes_lists = plan->writes_lists || is_written;
     if (is_written && argument.kwarg_only()) plan->out_arguments.push_back(index);
   } else if (is_list_of(type, c10::TypeKind::NumberType)) {
     plan->arguments.push_back(ArgumentRole::kScalarList);
@@ -276,6 +278,27 @@ class Expectation {
   Expectation& operator=(const Expectation&) = delete;
 };
 
+// While it lives, the thread changes tensors in place and is refused no memory. The constructor
+// throws an out-of-memory error where the disk would make the call exceed the budget.
+class InPlaceScope {
+ public:
+  InPlaceScope(bool is_in_place, const AccessList& accesses) : is_in_place_(is_in_place) {
+    if (!is_in_place) return;
+    tencache_error error;
+    if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {
+      throw_out_of_memory(error);
+    }
+  }
+  ~InPlaceScope() {
+    if (is_in_place_) tencache_end_in_place();
+  }
+  InPlaceScope(const InPlaceScope&) = delete;
+  InPlaceScope& operator=(const InPlaceScope&) = delete;
+
+ private:
+  const bool is_in_place_;
+};
+
 // The kernel of one split operator.
 class ListSplitKernel final : public c10::OperatorKernel {
  public:
@@ -292,6 +315,7 @@ class ListSplitKernel final : public c10::OperatorKernel {
     const auto arguments = torch::jit::last(*stack, count);
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, {arguments.data(), arguments.size()}, accesses);
+    const InPlaceScope in_place(plan_.writes_lists, accesses);
     const uint64_t bytes_max = tencache_chunk_bytes();
     if (tencache_distinct_bytes(accesses.data(), accesses.count()) <= bytes_max ||
         !values_fit(plan_, arguments)) {

@@ -20,6 +20,9 @@
 // An operator that breaks a rule is left alone, with the reason; it then passes the gate as a
 // whole.
 //
+// A call that writes tensors of its lists either ends or does not begin, as far as a failing disk
+// is concerned: it must not leave some tensors changed and others not (tencache_begin_in_place).
+//
 // Threads: any. Until the runtime arms, the kernel only calls the original.
 #pragma once
 
@@ -45,6 +48,7 @@ struct SplitPlan {
   std::vector<ReturnRole> returns;
   size_t leading_argument = 0;        // the first Tensor[]: its length counts
   std::vector<size_t> out_arguments;  // each Tensor[] that is written after everything is read
+  bool writes_lists = false;          // tensors of the lists, "out" ones included
 };
 
 /// Returns an empty text on success, else the reason why the operator is left alone. Pure.

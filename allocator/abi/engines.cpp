@@ -160,6 +160,15 @@ void Engines::expect(std::span<const Access> accesses) const {
   }
 }
 
+Status Engines::admit(std::span<const Access> accesses) const {
+  for (size_t index = 0; index < count(); ++index) {
+    Engine* const engine = entries_[index].engine;
+    if (engine == nullptr || engine->is_passive()) continue;
+    TENCACHE_RETURN_IF_ERROR(engine->admit(accesses));
+  }
+  return Status::ok();
+}
+
 Extent* Engines::find(const void* address) const {
   for (size_t index = 0; index < count(); ++index) {
     Engine* const engine = entries_[index].engine;

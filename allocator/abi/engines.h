@@ -78,6 +78,8 @@ class Engines {
   void on_step() const;
   /// As Engine::expect().
   void expect(std::span<const Access> accesses) const;
+  /// As Engine::admit(), of every engine.
+  Status admit(std::span<const Access> accesses) const;
   /// Null if no engine has an extent with this address.
   Extent* find(const void* address) const;
   /// Whether the gate of any engine must be told of ops.

@@ -174,6 +174,13 @@ TENCACHE_API uint64_t tencache_chunk_bytes(void);
  * takes the place of the one given before; call with a count of 0 when the op ends, also if it
  * fails. */
 TENCACHE_API void tencache_expect(const tencache_access* accesses, uint32_t count);
+/* The calling thread is about to change in place what it names, and may not stop halfway. While the
+ * disk takes nothing and not all of it can be resident at once, that is refused, with *error
+ * filled and nothing begun. Else 0, and until tencache_end_in_place() this thread is refused no
+ * memory because of the disk. Calls nest. */
+TENCACHE_API int tencache_begin_in_place(const tencache_access* accesses, uint32_t count,
+                                         tencache_error* error);
+TENCACHE_API void tencache_end_in_place(void);
 /* Size of the extent that contains the address; 0 if there is none. */
 TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
 /* Where that extent begins; NULL if there is none. Several small tensors may lie in one. */

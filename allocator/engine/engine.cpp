@@ -97,15 +97,27 @@ void Engine::make_planning_parts() {
   if (peak_bytes > budget().attention()) budget().set_attention(0);
 }
 
-void Engine::expect(std::span<const Access> accesses) {
-  if (upcoming_ == nullptr) return;
+std::vector<Extent*> Engine::extents_of(std::span<const Access> accesses, bool with_slabs) const {
   std::vector<Extent*> extents;
   extents.reserve(accesses.size());
   for (const Access& access : accesses) {
     Extent* extent = heap().find(access.address);
-    if (extent != nullptr && !extent->is_slab) extents.push_back(extent);
+    if (extent != nullptr && (with_slabs || !extent->is_slab)) extents.push_back(extent);
   }
-  upcoming_->expect(extents);
+  return extents;
+}
+
+void Engine::expect(std::span<const Access> accesses) {
+  if (upcoming_ != nullptr) upcoming_->expect(extents_of(accesses, /*with_slabs=*/false));
+}
+
+Status Engine::admit(std::span<const Access> accesses) {
+  if (!heap().is_in_debt() && !evictor_->is_disk_failing()) return Status::ok();
+  std::vector<Extent*> extents = extents_of(accesses, /*with_slabs=*/true);
+  std::ranges::sort(extents);
+  const auto doubles = std::ranges::unique(extents);
+  extents.erase(doubles.begin(), doubles.end());
+  return heap().admit(extents);
 }
 
 void Engine::reset_peaks() {

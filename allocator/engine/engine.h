@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/options.h"
@@ -79,6 +80,8 @@ class Engine final : private PlanSink {
   /// The calling thread is about to name these, op by op, in this order: the runs of one call. An
   /// empty row takes back its last one.
   void expect(std::span<const Access> accesses);
+  /// As Heap::admit().
+  Status admit(std::span<const Access> accesses);
 
   Device& device() { return *device_; }
   Heap& heap() const { return *parts_.heap; }
@@ -110,6 +113,7 @@ class Engine final : private PlanSink {
       gate_->on_allocate(extent);
     }
   }
+  std::vector<Extent*> extents_of(std::span<const Access> accesses, bool with_slabs) const;
   void make_parts();
   void make_planning_parts();
   void list_for_forks();

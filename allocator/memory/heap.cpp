@@ -10,6 +10,23 @@
 #include "memory/unnamed_extents.h"
 
 namespace tencache {
+namespace {
+
+/// How many ops that may not stop halfway are open on this thread.
+__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_must_finish = 0;
+
+uint64_t cold_bytes_of(std::span<Extent* const> extents) {
+  uint64_t bytes = 0;
+  for (const Extent* extent : extents) {
+    if (extent->state() == ExtentState::kCold) bytes += extent->bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void Heap::MustFinish::begin() { ++t_must_finish; }
+void Heap::MustFinish::end() { --t_must_finish; }
 
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return Status::ok();
@@ -18,14 +35,21 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
   }
   const RoomWait wait(*this, streams);
   Status reason;
-  return climb({.bytes = bytes, .requested_bytes = requested_bytes}, &reason);
+  Status status = climb({.bytes = bytes, .requested_bytes = requested_bytes}, &reason);
+  const bool is_disks_fault = !status.is_ok() && !reason.is_ok();
+  if (!is_disks_fault || t_must_finish == 0) return status;
+  exceed(bytes, reason);
+  return Status::ok();
 }
 
 void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
   if (budget_.try_reserve(bytes)) return;
   const WantedRoom wanted = {.bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes};
   Status reason;
-  if (climb(wanted, &reason).is_ok()) return;
+  if (!climb(wanted, &reason).is_ok()) exceed(bytes, reason);
+}
+
+void Heap::exceed(uint64_t bytes, const Status& reason) {
   const uint64_t excess_bytes = budget_.force_reserve(bytes);
   const bool is_full = reason.code() == StatusCode::kNoSpace;
   const bool is_to_blame = is_full || (!reason.is_ok() && room_maker_->is_disk_failing());
@@ -49,7 +73,8 @@ void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason
 }
 
 Status Heap::pay_debt(uint64_t requested_bytes) {
-  constexpr uint64_t kLeast = 1;  // the last byte that must fit, too
+  if (t_must_finish > 0) return Status::ok();  // and stays in debt
+  constexpr uint64_t kLeast = 1;               // the last byte that must fit, too
   drop_cached_above_budget();
   if (budget_.used() > budget_.limit()) {
     const RoomWait wait(*this, kNoStreams);
@@ -58,6 +83,26 @@ Status Heap::pay_debt(uint64_t requested_bytes) {
     budget_.release(kLeast);
   }
   is_in_debt_.store(false, std::memory_order_relaxed);
+  return Status::ok();
+}
+
+// Each turn lets something leave that needs no write, or ends: the disk takes something again, or
+// nothing can leave. On a GPU, host memory takes what leaves, so one look at the debt has to do.
+Status Heap::admit(std::span<Extent* const> extents) {
+  uint64_t cold_bytes = cold_bytes_of(extents);
+  if (is_in_debt()) TENCACHE_RETURN_IF_ERROR(pay_debt(cold_bytes));
+  while (is_cold_usable() && t_must_finish == 0 && room_maker_->is_disk_failing()) {
+    const uint64_t room_bytes = budget_.free() + cached_bytes();
+    if (cold_bytes <= room_bytes) break;
+    const RoomWait wait(*this, kNoStreams);
+    const WantedRoom wanted = {.bytes = room_bytes + 1, .requested_bytes = cold_bytes};
+    Status reason;
+    if (!await_room(wanted, &reason)) {
+      return reason.is_ok() ? reason : out_of_memory(wanted, reason);
+    }
+    budget_.release(wanted.bytes);
+    cold_bytes = cold_bytes_of(extents);
+  }
   return Status::ok();
 }
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -135,6 +136,23 @@ class Heap {
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
   Status pay_debt(uint64_t requested_bytes);
 
+  /// For an op that may not stop halfway, before it begins: whether what it names fits the budget.
+  /// That is so as long as the disk takes something, or if all of it can be resident at once. Else
+  /// the error says why nothing can leave.
+  Status admit(std::span<Extent* const> extents);
+  /// While it lives, the calling thread is in such an op: no heap refuses it memory because of the
+  /// disk. It goes over the budget instead, and the debt is paid later.
+  class MustFinish {
+   public:
+    MustFinish() { begin(); }
+    ~MustFinish() { end(); }
+    MustFinish(const MustFinish&) = delete;
+    MustFinish& operator=(const MustFinish&) = delete;
+    /// They nest.
+    static void begin();
+    static void end();
+  };
+
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
   /// that a pass makes besides. False when none is left, or cold bytes are not usable.
   bool let_unnamed_leave(uint64_t bytes);
@@ -224,6 +242,7 @@ class Heap {
 
   /// `reason`: why nothing could leave, if a lower tier is to blame.
   Status climb(const WantedRoom& wanted, Status* reason);
+  void exceed(uint64_t bytes, const Status& reason);
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;

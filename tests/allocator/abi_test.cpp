@@ -134,6 +134,8 @@ TEST_F(AbiTest, MemoryGateAndFiguresWorkTogether) {
     EXPECT_EQ(tencache_distinct_bytes(twice, 2), kMiB);
     tencache_expect(twice, 2);
     tencache_expect(nullptr, 0);
+    EXPECT_EQ(tencache_begin_in_place(twice, 2, &error_), TENCACHE_OK);
+    tencache_end_in_place();
     const Json stats = json_of(&tencache_stats_json);
     EXPECT_EQ(stats["schema"], 1);
     EXPECT_EQ(stats["budget"]["device"], 32 * kMiB);

@@ -249,5 +249,63 @@ TEST_F(DiskPatienceTest, ADiskThatComesBackPaysTheDebt) {
   EXPECT_EQ(engine().check_books(engine().device().heap().small_blocks().used()), "");
 }
 
+std::vector<Access> writes_of(const std::vector<char*>& addresses) {
+  std::vector<Access> accesses;
+  for (char* address : addresses) accesses.push_back({address, AccessMode::kWrite});
+  return accesses;
+}
+
+TEST_F(DiskPatienceTest, AnOpThatMayNotStopHalfwayIsRefusedBeforeItBegins) {
+  start(0, 0);
+  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<Access> all = writes_of(addresses);
+  EXPECT_TRUE(engine()->admit(all).is_ok()) << "the disk takes what leaves";
+  plan_->add({.error_number = EROFS});
+  ASSERT_FALSE(engine()->allocate(16 * kMiB).is_ok());
+  ASSERT_TRUE(engine().device().disk()->is_failing());
+  const Status refused = engine()->admit(all);
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(refused.message().find("Read-only file system"), std::string::npos)
+      << refused.message();
+  EXPECT_LE(engine()->budget().used(), kBudget);
+  EXPECT_TRUE(engine()->admit({all.data() + 59, 1}).is_ok()) << "resident as it is";
+  // The program makes room for all that is cold.
+  for (uint64_t index = 30; index < 60; ++index) engine().free(addresses[index]);
+  EXPECT_TRUE(engine()->admit({all.data(), 30}).is_ok());
+  EXPECT_EQ(engine().read(engine().stats().over_budget_events), 0U);
+  expect_intact({addresses.begin(), addresses.begin() + 30});
+}
+
+TEST_F(DiskPatienceTest, ADiskThatCameBackIsNoReasonToRefuse) {
+  start(0, 0);
+  const std::vector<char*> addresses = use_extents(60);
+  plan_->add({.error_number = EIO});
+  ASSERT_FALSE(engine()->allocate(16 * kMiB).is_ok());
+  plan_->clear();
+  EXPECT_TRUE(engine().device().disk()->is_failing()) << "nobody has tried since";
+  EXPECT_TRUE(engine()->admit(writes_of(addresses)).is_ok());
+  EXPECT_FALSE(engine().device().disk()->is_failing());
+  EXPECT_EQ(engine().check_books(), "");
+}
+
+TEST_F(DiskPatienceTest, AnOpThatHasBegunIsRefusedNothingAndTheDebtIsPaidLater) {
+  start(0, 0);
+  const std::vector<char*> addresses = use_extents(60);
+  plan_->add({.error_number = EROFS});
+  Status error;
+  {
+    const Heap::MustFinish whole;
+    EXPECT_EQ(run_ops(engine(), addresses, &error), 60U) << error.message();
+    EXPECT_TRUE(engine()->heap().is_in_debt());
+  }
+  EXPECT_GT(engine().read(engine().stats().over_budget_events), 0U);
+  EXPECT_EQ(engine()->admit(writes_of(addresses)).code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(run_ops(engine(), addresses, &error), 0U) << "allocations find it, too";
+  plan_->clear();
+  EXPECT_EQ(run_ops(engine(), addresses, &error), 60U);
+  EXPECT_LE(engine()->budget().used(), kBudget);
+  expect_intact(addresses);
+}
+
 }  // namespace
 }  // namespace tencache
