@@ -78,8 +78,9 @@ bool Period::is_like(const Period& other) const {
 
 bool Period::has_same_ops(const Period& other) const {
   const size_t common = common_count(sorted(digests), sorted(other.digests));
+  const size_t may_be_common = std::max(count_unknown(*this), count_unknown(other));
   return 10 * common >= 9 * std::max(digests.size(), other.digests.size()) &&
-         share_extents(*this, other);
+         share_extents(*this, other, may_be_common);
 }
 
 bool Period::contains(const Period& other) const {

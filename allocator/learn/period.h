@@ -58,8 +58,9 @@ struct Period {
   /// Whether both are the same row of ops, perhaps from another tick on, and mostly on the same
   /// extents, where one that is not known yet may be any. They are two guesses about one program.
   bool is_like(const Period& other) const;
-  /// Whether nine in ten ops are the same, in whatever order, and mostly on the same extents. They
-  /// are one loop, seen from different ticks, in passes that differ a little.
+  /// Whether nine in ten ops are the same, in whatever order, and mostly on the same extents, where
+  /// one that is not known yet may be any. They are one loop, seen from different ticks, in passes
+  /// that differ a little.
   bool has_same_ops(const Period& other) const;
   /// Whether the other's row of ops is a part of this loop, on the same extents.
   bool contains(const Period& other) const;

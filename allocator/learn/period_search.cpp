@@ -21,6 +21,8 @@ constexpr size_t kAgreedExtentsMin = 4;
 // A shorter row of other ticks is passed over wherever it occurs; a longer one may be a loop of its
 // own, like an evaluation between two steps.
 constexpr uint64_t kAdditionMin = 32;
+// A row came in place of another one if that has at least this part of its ticks.
+constexpr uint64_t kReplacedPart = 4;
 
 bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
   for (uint64_t number = place.begin; number < place.end(); ++number) {
@@ -151,17 +153,22 @@ Comparison compare(const TickStream& stream, const PeriodPlace& segment, const P
       align(known_identities(period), known_identities(stream, segment, period));
   Comparison comparison;
   uint64_t matched = 0;
-  uint64_t others = 0;  // in a row
+  uint64_t others = 0;    // in a row
+  uint64_t expected = 0;  // the period's tick after the one matched last
   for (uint64_t index = 0; index <= counterparts.size(); ++index) {
-    if (index < counterparts.size() && counterparts[index] == kUnmatched) {
+    const bool is_end = index == counterparts.size();
+    if (!is_end && counterparts[index] == kUnmatched) {
       ++others;
       continue;
     }
+    const uint64_t next = is_end ? period.trace.tick_count() : counterparts[index];
     if (others >= kAdditionMin) {
       comparison.additions.push_back({segment.begin + index - others, others});
+      comparison.has_replacements |= kReplacedPart * (next - expected) >= others;
     }
     others = 0;
-    matched += index < counterparts.size() ? 1 : 0;
+    matched += is_end ? 0 : 1;
+    expected = next + 1;
   }
   comparison.of_period = static_cast<double>(matched) / period.trace.tick_count();
   comparison.of_segment = static_cast<double>(matched) / static_cast<double>(segment.length);

@@ -54,6 +54,7 @@ struct Comparison {
   double of_period = 0;                // the part of the period's ticks that the segment has, too
   double of_segment = 0;               // the part of the segment's ticks that the period has
   std::vector<PeriodPlace> additions;  // long rows of other ticks within the segment
+  bool has_replacements = false;       // one of them came in place of ticks of the period
 };
 Comparison compare(const TickStream& stream, const PeriodPlace& segment, const Period& period);
 

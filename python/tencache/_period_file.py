@@ -87,6 +87,7 @@ class _Reader:
         self._access_tensors = array("I")
         self._access_writes = array("B")
         self._op_names: list[bytes] = []
+        self._names: dict[str, bytes] = {}  # each name once: a program has few, and many ops
         self._unordered_line = 0
         self._indices: dict[int, int] = {}  # index of each tensor, by id
         self._overwritten_at: dict[int, list[int]] = {}  # ticks, by index of the tensor
@@ -179,7 +180,7 @@ class _Reader:
         if tick == _COUNT_MAX:
             raise self._refusal(number, f"there are more than {_COUNT_MAX} ops")
         self._compute_ns.append(self._whole(number, line, "compute_ns"))
-        self._op_names.append(str(line["name"]).encode(errors="replace"))
+        self._op_names.append(self._name(line))
         reads, writes = self._ids(number, line, "reads"), self._ids(number, line, "writes")
         unread, unwritten = iter(reads), iter(writes)
         for letter in self._order(number, line, len(reads), len(writes)):
@@ -188,6 +189,10 @@ class _Reader:
             self._access_writes.append(letter == "w")
         self._access_counts.append(len(reads) + len(writes))
         self._add_overwrites(number, tick, line)
+
+    def _name(self, line: dict[str, Any]) -> bytes:
+        name = str(line["name"])
+        return self._names.setdefault(name, name.encode(errors="replace"))
 
     def _ids(self, number: int, line: dict[str, Any], name: str) -> list[Any]:
         ids = line.get(name, [])

@@ -327,6 +327,30 @@ TEST_F(PeriodTest, WhatComesBetweenIsFound) {
   ASSERT_EQ(comparison.additions.size(), 1u);
   EXPECT_EQ(comparison.additions[0].begin, begin);
   EXPECT_EQ(comparison.additions[0].end(), end);
+  EXPECT_FALSE(comparison.has_replacements);
+}
+
+// Another budget cuts a list op into other chunks, which come in place of those of the period.
+TEST_F(PeriodTest, WhatComesInPlaceOfOtherTicksIsTold) {
+  const auto step = [&](size_t chunks) {
+    for (uint64_t parameter = 1; parameter <= 200; ++parameter) op(kForward, {{parameter}});
+    for (size_t chunk = 0; chunk < chunks; ++chunk) {
+      op(kUpdate, std::vector<Use>(1 + chunks % 7, {chunk + 1, true}));
+    }
+    mark();
+  };
+  step(20);
+  step(20);
+  const std::optional<Period> period = build_from_one();
+  ASSERT_TRUE(period.has_value());
+  const uint64_t begin = stream_.end() + 200;
+  step(50);
+  flush();
+  const Comparison comparison = compare(stream_, *last_segment(stream_), *period);
+  EXPECT_DOUBLE_EQ(comparison.of_period, 200.0 / 220);
+  ASSERT_EQ(comparison.additions.size(), 1u);
+  EXPECT_EQ(comparison.additions[0].begin, begin);
+  EXPECT_TRUE(comparison.has_replacements);
 }
 
 TEST_F(PeriodTest, ALoopContainsItsParts) {

@@ -1,17 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Finding the extents of a stored period: by size and place at first, by themselves from then on;
-// what is freed, what was a wrong guess, what the first repetition makes besides.
+// what is freed, what was a wrong guess, what the first repetition makes besides. Nothing grows in
+// a long run, and an op that comes again allocates nothing.
 #include "engine/plan/stored_roles.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "learn/tick_digest.h"
+
+namespace {
+
+thread_local uint64_t allocation_count = 0;
+
+}  // namespace
+
+// The whole suite allocates here.
+void* operator new(size_t bytes) {
+  ++allocation_count;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
 
 namespace tencache {
 namespace {
@@ -111,6 +129,61 @@ TEST_F(StoredRolesTest, TheSuccessorOfAFreedExtentIsFoundAnew) {
   EXPECT_TRUE(agrees(0, {&extents_[kLayers]}));
   follow(0, {&extents_[kLayers]});
   EXPECT_EQ(roles_->extent_ids()[0], kLayers + 1);
+}
+
+// A tensor that the program makes anew in each repetition, for as long as it runs.
+TEST_F(StoredRolesTest, WhatWasFreedIsForgotten) {
+  follow_all_layers();
+  for (uint64_t id = 100; id < 1000; ++id) {
+    extents_[0].retire();
+    extents_[0].id = id;
+    extents_[0].revive();
+    ASSERT_TRUE(agrees(0, {&extents_[0]}));
+    follow(0, {&extents_[0]});
+    ASSERT_EQ(roles_->tensor_of(id), 0u);
+    ASSERT_EQ(roles_->tensor_of(id == 100 ? 1 : id - 1), std::nullopt) << "its predecessor";
+  }
+  EXPECT_EQ(count_unknown(), 0u);
+  roles_->give_up();
+  EXPECT_EQ(roles_->tensor_of(999), 0u) << "its place was held for long";
+}
+
+TEST_F(StoredRolesTest, OnlyWhatWasFoundAtAWrongPlaceIsForgottenWithIt) {
+  follow_all_layers();
+  roles_->give_up();
+  extents_[0].retire();
+  roles_->take_place(0);
+  follow(0, {&extents_[kLayers]});
+  EXPECT_EQ(count_unknown(), 0u);
+  roles_->give_up();
+  EXPECT_EQ(count_unknown(), 1u);
+  EXPECT_EQ(roles_->tensor_of(kLayers + 1), std::nullopt);
+  EXPECT_EQ(roles_->tensor_of(2), 1u);
+}
+
+TEST_F(StoredRolesTest, TicksThatComeAgainAllocateNothing) {
+  const std::vector<Extent*> pair = {&extents_[0], &extents_[1]};
+  const std::vector<Extent*> other = {&extents_[1], &extents_[0]};
+  roles_->take_place(0);
+  for (Tick round = 0; round < 2; ++round) {
+    const uint64_t before = allocation_count;
+    EXPECT_TRUE(roles_->agrees(kLayers, digest(2), pair, Unknown::kMayBeIt));
+    roles_->follow(kLayers, pair);
+    EXPECT_FALSE(roles_->agrees(kLayers, digest(2), other, Unknown::kMayBeIt));
+    if (round == 0) {
+      EXPECT_GT(allocation_count, before) << "what was found is noted";
+    } else {
+      EXPECT_EQ(allocation_count, before) << "on the path of every op";
+    }
+  }
+  roles_->give_up();
+  for (int tick = 0; tick < 4; ++tick) roles_->see(digest(2), pair);
+  const uint64_t before = allocation_count;
+  for (int tick = 0; tick < 100; ++tick) {
+    roles_->see(digest(2), pair);
+    roles_->fits_seen(kLayers);
+  }
+  EXPECT_EQ(allocation_count, before) << "while there is no place";
 }
 
 TEST_F(StoredRolesTest, APlaceThatIsGivenUpSoonWasAWrongOne) {

@@ -269,6 +269,7 @@ def test_accesses_come_in_the_order_of_the_file(tmp_path: Path) -> None:
     path.write_text("\n".join(valid_lines()) + "\n")
     period = _period_file.read_period_to_follow(path)
     assert period.op_names[4] == b"aten::op1"
+    assert period.op_names[4] is period.op_names[1], "a name is kept once, however many ops have it"
     # The second op names 1, then writes 4, then names 2.
     assert list(period.struct.access_tensors[2:5]) == [1, 4, 2]
     assert list(period.struct.access_writes[2:5]) == [0, 1, 0]

@@ -124,7 +124,10 @@ void Learner::look() {
   const Following following = cursor_.following();
   Kind* followed = count_periods(following);
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
-  if (followed != nullptr && following.periods > 0) {
+  const bool has_periods = followed != nullptr && following.periods > 0;
+  if (has_periods && followed->is_stored) plan_again(followed->number);
+  // A stored kind that is followed and not copied exactly hides what this run repeats.
+  if (has_periods && !followed->is_stored) {
     guesses_in_vain_ = 0;
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
@@ -214,7 +217,10 @@ void Learner::learn_segment(const PeriodPlace& segment) {
     nearest = &kind;
     comparison = std::move(other);
   }
-  if (comparison.of_period >= kSameShare && !comparison.additions.empty()) {
+  // Under another budget list ops are cut into other chunks, which come in place of the stored
+  // ones.
+  const bool is_outdated = comparison.has_replacements && nearest->is_stored;
+  if (comparison.of_period >= kSameShare && !comparison.additions.empty() && !is_outdated) {
     for (const PeriodPlace& addition : comparison.additions) learn_addition(addition);
     return;
   }
@@ -229,16 +235,22 @@ void Learner::learn_segment(const PeriodPlace& segment) {
 }
 
 // A loop that was found in the second step, before that had ended, from now on begins at its mark.
+// Where it is a stored one in other words, that one goes.
 bool Learner::begin_at_mark(const PeriodPlace& segment) {
   std::optional<Period> period = build_period(stream_, segment, recorder_);
   if (!period) return false;
-  for (Kind& kind : kinds_) {
-    if (kind.is_marked || !kind.is_guess || !kind.learned->period->has_same_ops(*period)) continue;
-    kind.is_marked = true;
-    plan_period(&kind, std::move(*period));
-    return true;
-  }
-  return false;
+  const auto begins_here = [&period](const Kind& kind) {
+    return !kind.is_marked && kind.is_guess && kind.learned->period->has_same_ops(*period);
+  };
+  if (std::ranges::none_of(kinds_, begins_here)) return false;
+  std::erase_if(kinds_, [&](const Kind& kind) {
+    return kind.is_stored &&
+           compare(stream_, segment, *kind.learned->period).of_period >= kBetterShare;
+  });
+  Kind& kind = *std::ranges::find_if(kinds_, begins_here);
+  kind.is_marked = true;
+  plan_period(&kind, std::move(*period));
+  return true;
 }
 
 // What comes between the ops of a step is a loop, such as the batches of an evaluation, or else it
@@ -294,7 +306,7 @@ bool Learner::learn(const Candidate& candidate) {
 // Whether the period is known already, as a whole, as a part, or as a guess that is not as good.
 bool Learner::recognise(const Candidate& candidate, const Period& period) {
   const auto is_known = [&period](const Kind& kind) {
-    return kind.learned->period->is_same_loop(period);
+    return !kind.is_stored && kind.learned->period->is_same_loop(period);
   };
   if (std::ranges::any_of(kinds_, is_known)) return true;
   // While the second step is under way, each search finds another copy, of which one is enough.
@@ -305,7 +317,9 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
   // A guess may take for always there what was only never seen to end. So it seems to hold the
   // better period.
   for (Kind& kind : kinds_) {
-    if (!kind.is_guess || !kind.learned->period->is_like(period)) continue;
+    const Period& known = *kind.learned->period;
+    const bool is_alike = known.is_like(period) || (kind.is_stored && known.has_same_ops(period));
+    if (!kind.is_guess || !is_alike) continue;
     if (candidate.is_guess) {
       correct(&kind, period);
     } else {
@@ -351,12 +365,16 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   kind->is_guess = false;
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (period && period->is_like(*kind->learned->period)) {
+    kind->periods_planned_at = kind->periods;
     plan_period(kind, std::move(*period));
   }
 }
 
+// Of a stored kind any copy of this run is a better guess.
 void Learner::correct(Kind* kind, Period period) {
-  if (is_worth_a_guess(++kind->others_seen)) plan_period(kind, std::move(period));
+  if (kind->is_stored || is_worth_a_guess(++kind->others_seen)) {
+    plan_period(kind, std::move(period));
+  }
 }
 
 // A program that never repeats itself would be planned at each step, each time in vain. So only
@@ -432,6 +450,7 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   const bool is_replan = kind->learned != nullptr;
   kind->plans.take(learned);
   kind->learned = learned;
+  kind->is_stored = is_stored;
   kind->stall_free_budget_bytes = 0;
   std::vector<LearnedKind> plans;
   plans.reserve(kinds_.size());

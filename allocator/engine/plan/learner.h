@@ -12,7 +12,9 @@
 // out the budget with which the kind would hardly wait.
 //
 // A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
-// cursor finds its extents; from then on the learner recognises copies of it.
+// cursor finds its extents; from then on the learner recognises copies of it. It may fit but for
+// some ops: another version of the program, another budget, which cuts list ops elsewhere. So until
+// a copy of this run has taken its place, the learner goes on looking while it is followed.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -87,6 +89,7 @@ class Learner {
     LearnedKind plans;                           // for several sizes
     bool is_marked = false;                      // it was found between marks
     bool is_guess = false;                 // made from one copy, and no second one has confirmed it
+    bool is_stored = false;                // of an earlier run; no copy has taken its place yet
     uint64_t others_seen = 0;              // copies that differed from the guess
     uint64_t further_sizes = 0;            // copies of a size for which there was no room
     uint64_t periods = 0;                  // how many whole ones were followed

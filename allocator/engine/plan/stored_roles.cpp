@@ -7,8 +7,6 @@
 namespace tencache {
 namespace {
 
-// The ticks before the one at which a place is taken that identify it, too.
-constexpr size_t kBefore = 3;
 // A place that was held for so many ticks, or half a period, was the right one.
 constexpr uint64_t kHeldTicks = 32;
 // An op that fills a new extent calls others that name it, too.
@@ -35,15 +33,8 @@ StoredRoles::StoredRoles(std::shared_ptr<const Period> period)
   passes_left_ = kPassesPerTensor * unknown_count_;
 }
 
-StoredRoles::NamedTick StoredRoles::named(std::span<Extent* const> extents) {
-  NamedTick tick;
-  tick.reserve(extents.size());
-  for (const Extent* extent : extents) tick.push_back({extent, extent->id, extent->bytes});
-  return tick;
-}
-
 uint64_t StoredRoles::known_id(uint32_t tensor) const {
-  const Named& found = found_[tensor];
+  const Found& found = found_[tensor];
   if (found.extent == nullptr) return period_->extent_ids[tensor];
   return is_alive(*found.extent, found.id) ? found.id : kUnknownExtent;
 }
@@ -59,10 +50,11 @@ bool StoredRoles::may_be(const Named& extent, uint32_t tensor) const {
 
 bool StoredRoles::agrees(Tick tick, uint64_t digest, std::span<Extent* const> extents,
                          Unknown unknown) const {
-  return digest == period_->digests[tick] && agrees_with(tick, named(extents), unknown);
+  return digest == period_->digests[tick] && agrees_with(tick, extents, unknown);
 }
 
-bool StoredRoles::agrees_with(Tick tick, const NamedTick& extents, Unknown unknown) const {
+template <typename Entry>
+bool StoredRoles::agrees_with(Tick tick, std::span<const Entry> extents, Unknown unknown) const {
   const std::vector<TraceAccess>& accesses = period_->trace.ops[tick].accesses;
   if (extents.size() != accesses.size()) return false;
   bool names_known = false;
@@ -70,18 +62,19 @@ bool StoredRoles::agrees_with(Tick tick, const NamedTick& extents, Unknown unkno
   for (size_t index = 0; index < accesses.size(); ++index) {
     const uint32_t tensor = accesses[index].tensor;
     if (period_->extent_ids[tensor] == 0) continue;
+    const Named extent = named(extents[index]);
     const uint64_t known = known_id(tensor);
     if (known != kUnknownExtent) {
-      if (extents[index].id != known) return false;
+      if (extent.id != known) return false;
       names_known = true;
       continue;
     }
-    if (!may_be(extents[index], tensor)) return false;
+    if (!may_be(extent, tensor)) return false;
     names_unknown = true;
     // Within the op, too, one extent stands for one tensor.
     for (size_t earlier = 0; earlier < index; ++earlier) {
       const bool is_same_tensor = accesses[earlier].tensor == tensor;
-      if (is_same_tensor != (extents[earlier].id == extents[index].id)) return false;
+      if (is_same_tensor != (named(extents[earlier]).id == extent.id)) return false;
     }
   }
   return unknown == Unknown::kMayBeIt || names_known || !names_unknown;
@@ -99,17 +92,20 @@ bool StoredRoles::names_always_there(Tick tick) const {
 }
 
 void StoredRoles::see(uint64_t digest, std::span<Extent* const> extents) {
-  seen_.push_back({digest, named(extents)});
-  if (seen_.size() > kBefore + 1) seen_.pop_front();
+  SeenTick& tick = seen_[seen_count_ % seen_.size()];
+  ++seen_count_;
+  tick.digest = digest;
+  tick.extents.clear();
+  for (const Extent* extent : extents) tick.extents.push_back(named(extent));
   if (++ticks_without_place_ > period_->digests.size()) forget_all();
 }
 
 bool StoredRoles::fits_seen(Tick tick) const {
-  if (seen_.size() < kBefore) return false;
+  if (seen_count() < kBefore) return false;
   bool tells = names_always_there(tick);
   for (size_t age = 1; age <= kBefore; ++age) {
     const Tick earlier = before(tick, age);
-    const NamedTick& extents = seen_[seen_.size() - age].extents;
+    const std::span<const Named> extents = seen(age).extents;
     if (!agrees_with(earlier, extents, Unknown::kMayBeIt)) return false;
     tells = tells || names_always_there(earlier);
   }
@@ -117,39 +113,40 @@ bool StoredRoles::fits_seen(Tick tick) const {
 }
 
 bool StoredRoles::has_begun_at(Tick tick) const {
-  if (tick != kBefore || seen_.size() <= kBefore) return false;
+  if (tick != kBefore || seen_count() <= kBefore) return false;
   const std::vector<uint64_t>& digests = period_->digests;
-  return std::ranges::find(digests, seen_.front().digest) == digests.end();
+  return std::ranges::find(digests, seen(kBefore + 1).digest) == digests.end();
 }
 
 void StoredRoles::take_place(Tick tick) {
-  found_here_.clear();
+  ++places_taken_;
   ticks_held_ = 0;
   ticks_without_place_ = 0;
-  const std::deque<SeenTick> seen = std::exchange(seen_, {});
-  for (size_t age = std::min(seen.size(), kBefore); age > 0; --age) {
-    const NamedTick& earlier = seen[seen.size() - age].extents;
+  for (size_t age = std::min(seen_count(), kBefore); age > 0; --age) {
+    const std::span<const Named> earlier = seen(age).extents;
     // What one of them names may have been found by the one before it.
     if (agrees_with(before(tick, age), earlier, Unknown::kMayBeIt)) {
       bind(before(tick, age), earlier);
     }
   }
+  forget_seen();
 }
 
 void StoredRoles::follow(Tick tick, std::span<Extent* const> extents) {
   ++ticks_held_;
-  bind(tick, named(extents));
+  bind(tick, extents);
 }
 
-void StoredRoles::bind(Tick tick, const NamedTick& extents) {
+template <typename Entry>
+void StoredRoles::bind(Tick tick, std::span<const Entry> extents) {
   const std::vector<TraceAccess>& accesses = period_->trace.ops[tick].accesses;
   for (size_t index = 0; index < accesses.size(); ++index) {
     const uint32_t tensor = accesses[index].tensor;
     if (period_->extent_ids[tensor] == 0 || known_id(tensor) != kUnknownExtent) continue;
-    if (found_[tensor].extent == nullptr) ++found_count_;
-    found_[tensor] = extents[index];
-    tensor_of_[extents[index].id] = tensor;
-    found_here_.push_back(tensor);
+    unbind(tensor);  // from one that was freed
+    found_[tensor] = {named(extents[index]), places_taken_};
+    tensor_of_[found_[tensor].id] = tensor;
+    ++found_count_;
   }
 }
 
@@ -167,15 +164,15 @@ bool StoredRoles::passes_over(std::span<Extent* const> extents) {
 }
 
 void StoredRoles::give_up() {
-  if (!is_held()) {
-    for (const uint32_t tensor : found_here_) unbind(tensor);
-  }
-  found_here_.clear();
   ticks_without_place_ = 0;
+  if (is_held()) return;
+  for (uint32_t tensor = 0; tensor < found_.size(); ++tensor) {
+    if (found_[tensor].place == places_taken_) unbind(tensor);
+  }
 }
 
 void StoredRoles::unbind(uint32_t tensor) {
-  Named& found = found_[tensor];
+  Found& found = found_[tensor];
   if (found.extent == nullptr) return;
   tensor_of_.erase(found.id);
   found = {};

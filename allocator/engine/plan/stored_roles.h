@@ -6,13 +6,16 @@
 // other one. From then on that place must name this very extent, until the program frees it.
 //
 // Such a guess can be wrong. If the cursor gives up its place soon, what was found there is
-// forgotten; if nothing fits for a whole period, everything is.
+// forgotten; if nothing fits for a whole period, everything is. One extent is kept for each tensor,
+// so a long run keeps no more than a short one.
 //
-// Threads: belongs to the cursor, under its lock.
+// Threads: belongs to the cursor, under its lock. Every op passes here, so comparing and following
+// allocate nothing but the note of an extent that was found.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +51,7 @@ class StoredRoles {
   /// before them was of something else. The program then comes to its first step.
   bool has_begun_at(Tick tick) const;
   /// Forgets the ticks that were seen: the next one does not follow them.
-  void forget_seen() { seen_.clear(); }
+  void forget_seen() { seen_count_ = 0; }
   /// The cursor takes a place of this period: the program makes `tick` now. The ticks seen last
   /// came before it.
   void take_place(Tick tick);
@@ -64,38 +67,54 @@ class StoredRoles {
   std::vector<uint64_t> extent_ids() const;
 
  private:
+  // The ticks before the one at which a place is taken that identify it, too.
+  static constexpr size_t kBefore = 3;
+
   /// An extent as it was when an op named it.
   struct Named {
     const Extent* extent = nullptr;
     uint64_t id = 0;
     uint64_t bytes = 0;
   };
-  using NamedTick = std::vector<Named>;
+  struct Found : Named {
+    uint64_t place = 0;  // the number of the cursor's place at which it was found
+  };
   struct SeenTick {
     uint64_t digest = 0;
-    NamedTick extents;
+    std::vector<Named> extents;
   };
 
-  static NamedTick named(std::span<Extent* const> extents);
+  static Named named(const Extent* extent) { return {extent, extent->id, extent->bytes}; }
+  static const Named& named(const Named& extent) { return extent; }
+
   uint64_t known_id(uint32_t tensor) const;
   bool may_be(const Named& extent, uint32_t tensor) const;
-  bool agrees_with(Tick tick, const NamedTick& extents, Unknown unknown) const;
+  /// `Entry` is Extent*, of an op that is open, or Named.
+  template <typename Entry>
+  bool agrees_with(Tick tick, std::span<const Entry> extents, Unknown unknown) const;
+  template <typename Entry>
+  void bind(Tick tick, std::span<const Entry> extents);
+  /// The ticks that were seen last and are kept.
+  size_t seen_count() const { return std::min<size_t>(seen_count_, seen_.size()); }
+  /// One of them; the newest has age 1.
+  const SeenTick& seen(size_t age) const { return seen_[(seen_count_ - age) % seen_.size()]; }
   Tick before(Tick tick, size_t age) const;
   bool names_always_there(Tick tick) const;
   bool is_held() const;
-  void bind(Tick tick, const NamedTick& extents);
   void unbind(uint32_t tensor);
   void forget_all();
 
   std::shared_ptr<const Period> period_;
-  std::vector<Named> found_;                          // by tensor
+  std::vector<Found> found_;                          // by tensor
   std::unordered_map<uint64_t, uint32_t> tensor_of_;  // by extent
   size_t unknown_count_ = 0;                          // tensors without an extent, at first
   size_t found_count_ = 0;                            // of them
-  std::deque<SeenTick> seen_;                         // without a place, the newest last
+  // A ring. Its entries are kept for their capacity.
+  std::array<SeenTick, kBefore + 1> seen_;
+  uint64_t seen_count_ = 0;  // without a place
   uint64_t ticks_without_place_ = 0;
-  uint64_t ticks_held_ = 0;           // followed since the place was taken
-  std::vector<uint32_t> found_here_;  // tensors, since then
+  uint64_t places_taken_ = 0;
+  uint64_t ticks_held_ = 0;  // followed since the place was taken
   uint64_t passes_left_ = 0;
 };
 
