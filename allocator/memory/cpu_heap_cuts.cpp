@@ -3,8 +3,8 @@
 // CpuHeap's cuts: how freed memory serves another size where it is. To move pages elsewhere
 // (memory/cpu_heap_frames.cpp) takes several system calls, and each of them holds up all threads of
 // the program that touch new memory. So where memory is plentiful, an extent has whole granules.
-// Behind its end lies padding: pages with room, which count as cached. Cached extents that are
-// neighbours then make runs without gaps. A request takes a part of the tightest run that suffices,
+// Behind its end lies padding: pages with room, which count as cached. Cached extents that lie side
+// by side then make runs without gaps. A request takes a part of the tightest run that suffices,
 // and what is left of the last extent stays cached. That is bookkeeping alone.
 //
 // Padding and live memory together stay within what is worth keeping (memory/live_peak.h), and
