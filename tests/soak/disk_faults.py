@@ -28,6 +28,7 @@ from rounds import (
 from zygote import Done, Faults, Job
 
 STEPS = 3
+STRIDE = 5  # through the rows, so that a few rounds play different ones; no divisor of their number
 ALWAYS = 10_000
 ENDLESS = 1 << 60
 
@@ -81,13 +82,13 @@ THREADS = (
 
 
 class DiskFaults(Soak):
-    """Plays the rows of the matrix in turn."""
+    """Plays every row of the matrix in as many rounds as there are rows."""
 
     cases: tuple[Case, ...] = ()
 
     def play(self, number: int, chance: random.Random, is_long: bool) -> Outcome:
         del is_long
-        case = self.cases[number % len(self.cases)]
+        case = self.cases[number * STRIDE % len(self.cases)]
         faults = Faults(
             case.kind,
             seed=chance.randrange(1 << 32),
@@ -98,7 +99,7 @@ class DiskFaults(Soak):
         )
         options = ways_to_move(chance)
         # Where it can only end in an error, do not wait for long.
-        options["TENCACHE_DISK_WAIT"] = "0" if faults.chance == ALWAYS else "2s"
+        options["TENCACHE_DISK_WAIT"] = "0" if faults.chance == ALWAYS else "1s"
         done, made = self.run(faults, options)
         digest = self.zygote.digest(train_job(self, STEPS, {}))
         outcome = judge(done, digest, must_be_right=case.must_be_right)
@@ -124,7 +125,7 @@ class ThreadFaults(DiskFaults):
     about = "a preloaded library makes calls of the threads channel fail or lie"
     cases = THREADS
     cpu = Size(26, 2000)
-    cuda = Size(6, 500)
+    cuda = Size(4, 500)
 
     def __enter__(self) -> ThreadFaults:
         self._folder = Folder(self.work / "disk")
@@ -145,7 +146,7 @@ class RingFaults(DiskFaults):
     about = "a FUSE file system makes requests of io_uring and of mappings fail or lie"
     cases = COMMON
     cpu = Size(16, 2000)
-    cuda = Size(4, 500)
+    cuda = Size(3, 500)
 
     def __enter__(self) -> RingFaults:
         self._folder = LyingFolder(self.work / "disk")

@@ -37,7 +37,7 @@ class Kills(Soak):
     name = "kills"
     about = "SIGKILL at random moments; then nothing is left, and the next run is right"
     cpu = Size(50, 1000)
-    cuda = Size(6, 300)
+    cuda = Size(4, 300)
 
     def __init__(self, zygote: Zygote, work: Path) -> None:
         super().__init__(zygote, work)

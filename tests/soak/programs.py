@@ -240,9 +240,12 @@ def spill_file() -> str:
 
 
 def flip(place: float, bit: int) -> int:
-    """Changes a bit of the spill file behind tencache's back; returns its offset."""
+    """Changes a bit of the spill file behind tencache's back; returns its offset.
+
+    Slots lie at the file's begin, so `place` is a share of what the disk tier has held.
+    """
     descriptor = os.open(spill_file(), os.O_RDWR)
-    offset = int(place * os.fstat(descriptor).st_size)
+    offset = int(place * tencache.stats()["peak"]["disk"])
     (byte,) = os.pread(descriptor, 1, offset)
     os.pwrite(descriptor, bytes([byte ^ 1 << bit]), offset)
     os.fsync(descriptor)

@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -240,7 +241,13 @@ def write_results(choice: Choice, results: list[Result]) -> None:
     (choice.results / "results.json").write_text(json.dumps(data, indent=2) + "\n")
 
 
+def leave(number: int, _frame: object) -> None:
+    """Ends as after an interrupt, so that what is mounted is unmounted."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, leave)
     choice = parsed(sys.argv[1:])
     build = ROOT / "build" / "soak"
     build.mkdir(parents=True, exist_ok=True)
