@@ -95,7 +95,8 @@ def wheel_of_environments() -> None:
     They are here already, and ccache has most of the objects. `make test-wheel` takes every torch.
     """
     ready(NEWEST_TORCH)
-    wheels.build([each.torch.removeprefix("torch-") for each in (MAIN, NEWEST_TORCH)])
+    minors = [each.torch.removeprefix("torch-") for each in (MAIN, NEWEST_TORCH)]
+    wheels.build(minors, wheels.PARTIAL)
 
 
 def test_wheel() -> None:

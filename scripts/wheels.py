@@ -7,7 +7,7 @@ package of requirements/torch-<minor>.txt below build/torch. `auditwheel` then c
 library needs more of the system than POLICY allows, and gives the wheel its tag. `try_out` installs
 the wheel into fresh virtual environments and runs the demonstration there.
 
-Everything lies below build/, but for the wheel in dist/.
+Everything lies below build/, but for the whole wheel in dist/.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ POLICY = "manylinux_2_34_x86_64"
 # These belong to torch and are in the process when a shim is loaded.
 FOREIGN_LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch*.so", f"libcudart.so.{CUDA_MAJOR}")
 DIST = ROOT / "dist"
+# For a wheel that lacks torches: its name would be that of the whole one.
+PARTIAL = ROOT / "build" / "wheel" / "partial"
 _UNPACKED = ROOT / "build" / "torch"
 _BUILD = ROOT / "build" / "wheel"
 _TRIAL = ROOT / "build" / "wheel-trial"
 _DEMO_PACKAGES = ("accelerate", "numpy", "transformers==5.17.*")
 
 
-def build(minors: Sequence[str] = MINORS) -> Path:
-    """Builds the wheel for these torches and checks it; returns its path.
+def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
+    """Builds the wheel for these torches, checks it, and puts it into `folder`; returns its path.
 
     StepFailed if it needs more of the system than POLICY allows, or lacks something.
     """
@@ -60,8 +62,8 @@ def build(minors: Sequence[str] = MINORS) -> Path:
     run("Install the tools that check wheels", tools)
     roots = ";".join(str(_torch_folder(minor)) for minor in minors)
     plain, repaired = _BUILD / "plain", _BUILD / "repaired"
-    for folder in (plain, repaired):
-        shutil.rmtree(folder, ignore_errors=True)
+    for made_anew in (plain, repaired):
+        shutil.rmtree(made_anew, ignore_errors=True)
     command: list[str | Path] = [MAIN.python, "-m", "pip", "wheel", "--verbose", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", plain]
     command += ["--config-settings", f"build-dir={_BUILD / 'tree'}"]
@@ -81,8 +83,8 @@ def build(minors: Sequence[str] = MINORS) -> Path:
         problems = problems_in(checked.name, archive.namelist(), minors)
     if problems:
         raise StepFailed(f"{checked.name}: {'; '.join(problems)}")
-    DIST.mkdir(exist_ok=True)
-    path = DIST / checked.name
+    folder.mkdir(exist_ok=True)
+    path = folder / checked.name
     shutil.move(checked, path)
     say(f"    {path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.1f} MB")
     return path

@@ -14,8 +14,8 @@
 
 // Vtables that libtorch exports, by their mangled names.
 extern "C" {
-extern const char device_allocator_vtable[] asm("_ZTVN3c1015DeviceAllocatorE");
-extern const char pluggable_allocator_vtable[] asm(
+extern const char kDeviceAllocatorVtable[] asm("_ZTVN3c1015DeviceAllocatorE");
+extern const char kPluggableAllocatorVtable[] asm(
     "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE");
 }
 
@@ -28,7 +28,7 @@ using RecordStream = void (Cuda::*)(const c10::DataPtr&, c10::cuda::CUDAStream);
 
 std::string why_device_memory_differs() {
   std::string difference = why_slots_differ(
-      "c10::DeviceAllocator", exported_slots(device_allocator_vtable), slot_count<Device>(), {});
+      "c10::DeviceAllocator", exported_slots(kDeviceAllocatorVtable), slot_count<Device>(), {});
   if (!difference.empty()) return difference;
   const std::array functions = {
       NamedSlot{slot_of(&Device::allocate), "allocate"},
@@ -63,7 +63,7 @@ std::string why_device_memory_differs() {
       NamedSlot{slot_of(&Cuda::setCheckpointPoolState), "setCheckpointPoolState"},
       NamedSlot{slot_of(&Cuda::name), "name"},
   };
-  return why_slots_differ("CUDAAllocator", exported_slots(pluggable_allocator_vtable),
+  return why_slots_differ("CUDAAllocator", exported_slots(kPluggableAllocatorVtable),
                           slot_count<torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator>(),
                           functions);
 }

@@ -34,9 +34,9 @@
 
 // Vtables that libtorch exports, by their mangled names.
 extern "C" {
-extern const char allocator_vtable[] asm("_ZTVN3c109AllocatorE");
+extern const char kAllocatorVtable[] asm("_ZTVN3c109AllocatorE");
 #if TENCACHE_HAS_C10D
-extern const char work_vtable[] asm("_ZTVN4c10d4WorkE");
+extern const char kWorkVtable[] asm("_ZTVN4c10d4WorkE");
 #endif
 }
 
@@ -86,7 +86,7 @@ class ProbeAllocator final : public c10::Allocator {
 std::string why_allocator_differs() {
   const std::array functions = {
       NamedSlot{slot_of(&c10::Allocator::is_simple_data_ptr), "is_simple_data_ptr"}};
-  std::string difference = why_slots_differ("c10::Allocator", exported_slots(allocator_vtable),
+  std::string difference = why_slots_differ("c10::Allocator", exported_slots(kAllocatorVtable),
                                             slot_count<c10::Allocator>(), functions);
   if (!difference.empty()) return difference;
   ProbeAllocator probe;
@@ -274,7 +274,7 @@ std::string why_calls_differ(const BlobTensor& target, const BlobTensor& source)
 std::string why_work_differs() {
 #if TENCACHE_HAS_C10D
   const std::array functions = {NamedSlot{slot_of(&c10d::Work::isCompleted), "isCompleted"}};
-  return why_slots_differ("c10d::Work", exported_slots(work_vtable), slot_count<c10d::Work>(),
+  return why_slots_differ("c10d::Work", exported_slots(kWorkVtable), slot_count<c10d::Work>(),
                           functions);
 #else
   return {};
