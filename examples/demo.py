@@ -202,6 +202,11 @@ def print_summary(bits, hashes, stats, peak, seconds):
     table.add_row(
         "evicted / fetched", f"{format_bytes(moved['evicted'])} / {format_bytes(moved['fetched'])}"
     )
+    early = moved["fetched_early"]
+    share = 100 * early / max(1, moved["fetched"])
+    table.add_row(
+        "fetched before its use", f"{format_bytes(early)} ({share:.0f}% of what came back)"
+    )
     table.add_row(
         "written to / read from disk",
         f"{format_bytes(moved['disk_written'])} / {format_bytes(moved['disk_read'])}",
