@@ -85,7 +85,7 @@ class StoredRoles {
   };
 
   static Named named(const Extent* extent) { return {extent, extent->id, extent->bytes}; }
-  static const Named& named(const Named& extent) { return extent; }
+  static Named named(Named extent) { return extent; }
 
   uint64_t known_id(uint32_t tensor) const;
   bool may_be(const Named& extent, uint32_t tensor) const;
