@@ -29,6 +29,8 @@ INTERPOSED = frozenset(
         "cuGetProcAddress_v2",
         "cuModuleUnload",
         "cuLibraryUnload",
+        "cuStreamDestroy",
+        "cuStreamDestroy_v2",
         *(
             f"cuLaunch{name}{suffix}"
             for name in ("Kernel", "KernelEx", "CooperativeKernel")

@@ -117,8 +117,8 @@ Status Engine::admit(std::span<const Access> accesses) {
   if (!heap().is_in_debt() && !evictor_->is_disk_failing()) return Status::ok();
   std::vector<Extent*> extents = extents_of(accesses, /*with_slabs=*/true);
   std::ranges::sort(extents);
-  const auto doubles = std::ranges::unique(extents);
-  extents.erase(doubles.begin(), doubles.end());
+  // clang 14 cannot compile std::ranges::unique().
+  extents.erase(std::unique(extents.begin(), extents.end()), extents.end());
   return heap().admit(extents);
 }
 
