@@ -38,6 +38,7 @@ STATS = {
     "steps": 10,
     "extents": 321,
     "wall_s": 50.0,
+    "versions": {"tencache": "0.1.0"},
 }
 
 

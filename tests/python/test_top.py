@@ -126,7 +126,7 @@ def test_top_shows_one_look_as_a_table_and_as_json(tmp_path):
 
 
 @pytest.mark.any_torch
-@pytest.mark.parametrize("number", ["999999999", str(os.getpid())])
+@pytest.mark.parametrize("number", ["999999999", str(os.getpid())], ids=["nobody", "stock"])
 def test_top_of_another_process_says_what_is_wrong(tmp_path, number):
     done = run_command([sys.executable, "-m", "tencache", "top", number, "--once"], cwd=tmp_path)
     assert done.returncode == 2

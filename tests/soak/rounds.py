@@ -26,7 +26,9 @@ BUDGETS = {
     "cuda": {"TENCACHE_DEVICE_MEMORY": "64MiB", "TENCACHE_HOST_MEMORY": "16MiB"},
 }
 # A message of tencache's own, as an error of the program or as its last line.
-_MESSAGE = re.compile(r"(tencache: (fatal|error): |OutOfMemoryError: tencache ).{20,}")
+_MESSAGE = re.compile(
+    r"(tencache: (fatal|error): |OutOfMemoryError: (CUDA out of memory\. .*)?tencache ).{20,}"
+)
 _LOST_BYTES = re.compile(r"tencache: (fatal|error): .*spill file in /.*offset")
 
 
