@@ -156,7 +156,7 @@ std::vector<MoveRequest> Neighbours::next_requests() {
 }
 
 // Room is made by passes, which the program causes only while it waits or allocates.
-void Neighbours::request(std::span<const MoveRequest> requests) const {
+void Neighbours::request(std::span<const MoveRequest> requests) {
   if (requests.empty()) return;
   parts_.prefetcher->request(requests);
   parts_.evictor->on_attention();

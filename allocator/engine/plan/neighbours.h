@@ -71,7 +71,7 @@ class Neighbours {
   void append_requests(Row* row, std::vector<MoveRequest>* requests) const
       TENCACHE_REQUIRES(mutex_);
   std::vector<MoveRequest> next_requests() TENCACHE_REQUIRES(mutex_);
-  void request(std::span<const MoveRequest> requests) const TENCACHE_EXCLUDES(mutex_);
+  void request(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
 
   const Parts& parts_;
   std::atomic<bool> is_active_{false};
