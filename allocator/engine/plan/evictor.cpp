@@ -8,7 +8,6 @@
 #include "base/units.h"
 #include "engine/gate/gate.h"
 #include "engine/move/fork_latch.h"
-#include "engine/plan/neighbours.h"
 #include "engine/plan/plan_cursor.h"
 #include "engine/plan/prefetcher.h"
 #include "engine/plan/upcoming_uses.h"
@@ -302,8 +301,7 @@ uint64_t Evictor::wanted_bytes() {
 uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
-  uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
-  if (parts_.neighbours != nullptr) missing_bytes += parts_.neighbours->missing_bytes();
+  const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
   const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes + any_room_bytes;
   const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
   const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
