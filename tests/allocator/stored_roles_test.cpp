@@ -14,6 +14,7 @@
 #include <new>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "learn/tick_digest.h"
 
 namespace {
@@ -22,6 +23,14 @@ thread_local uint64_t allocation_count = 0;
 
 }  // namespace
 
+// ThreadSanitizer's library has operators of its own.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TENCACHE_NEW_IS_TAKEN 1
+#endif
+#endif
+
+#ifndef TENCACHE_NEW_IS_TAKEN
 // The whole suite allocates here.
 void* operator new(size_t bytes) {
   ++allocation_count;
@@ -30,6 +39,7 @@ void* operator new(size_t bytes) {
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t /*bytes*/) noexcept { std::free(memory); }
+#endif
 
 namespace tencache {
 namespace {
@@ -162,6 +172,7 @@ TEST_F(StoredRolesTest, OnlyWhatWasFoundAtAWrongPlaceIsForgottenWithIt) {
 }
 
 TEST_F(StoredRolesTest, TicksThatComeAgainAllocateNothing) {
+  if (kHasThreadSanitizer) GTEST_SKIP() << "allocations are not counted here";
   const std::vector<Extent*> pair = {&extents_[0], &extents_[1]};
   const std::vector<Extent*> other = {&extents_[1], &extents_[0]};
   roles_->take_place(0);
