@@ -79,6 +79,8 @@ class Runtime {
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
   std::string history_json() { return watch_.history_json(); }
+  /// Call before an engine goes.
+  void stop_watch() { watch_.stop(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }

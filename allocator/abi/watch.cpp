@@ -91,15 +91,35 @@ void Watch::start(uint64_t started_ns, int rank) {
   }
   sample();
   try {
-    start_service_thread("tencache-watch", [this] { work(); }).detach();
+    thread_ = start_service_thread("tencache-watch", [this] { work(); });
   } catch (const std::system_error& error) {
     TENCACHE_LOG_DEBUG("no history is kept: no thread for it (%s)", error.what());
   }
 }
 
+// A forked child has the object and not the thread.
+Watch::~Watch() {
+  stop();
+  if (thread_.joinable()) thread_.detach();
+}
+
+void Watch::stop() {
+  if (getpid() != owner_pid_ || !thread_.joinable()) return;
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    stopping_.notify_all();
+  }
+  thread_.join();
+}
+
 void Watch::work() {
   for (;;) {
-    std::this_thread::sleep_for(kWatchInterval);
+    {
+      MutexLock lock(mutex_);
+      if (!is_stopping_) stopping_.wait_for(mutex_, kWatchInterval);
+      if (is_stopping_) return;
+    }
     sample();
   }
 }

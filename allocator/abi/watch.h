@@ -49,12 +49,16 @@ class Watch {
  public:
   /// The engines outlive it.
   explicit Watch(const Engines& engines) : engines_(engines) {}
+  ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   /// From now on the thread samples, for as long as the process lives. Once at most. Where the page
   /// or the thread cannot be made, there is none; only `tencache top` and the history miss it.
   void start(uint64_t started_ns, int rank);
+  /// Samples no more by itself. Call before an engine goes, which happens in tests alone. One
+  /// thread calls it.
+  void stop() TENCACHE_EXCLUDES(mutex_);
   /// Takes a sample now.
   void sample() TENCACHE_EXCLUDES(mutex_);
   /// Everything that was kept and what is now, as tencache_history_json() describes it.
@@ -66,14 +70,17 @@ class Watch {
   void publish(const std::vector<LiveEngine>& engines, uint64_t now) TENCACHE_REQUIRES(mutex_);
   HistorySample sum_of(const std::vector<LiveEngine>& engines, uint64_t now) const;
   void keep(const HistorySample& sample) TENCACHE_REQUIRES(mutex_);
-  void work();
+  void work() TENCACHE_EXCLUDES(mutex_);
 
   const Engines& engines_;
   pid_t owner_pid_ = 0;
   uint64_t started_ns_ = 0;
   LivePage* page_ = nullptr;  // null: it could not be made
+  std::thread thread_;
 
   Mutex mutex_;
+  CondVar stopping_;
+  bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::vector<HistorySample> history_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t samples_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t samples_per_kept_ TENCACHE_GUARDED_BY(mutex_) = 1;

@@ -102,8 +102,12 @@ def test_lightning_shows_figures_in_its_logger(tmp_path: Path) -> None:
 
 
 LAUNCHERS = {
-    "torchrun": ["torchrun", "--nproc-per-node", "2"],
-    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
+    # Each on a port that is free: tests run side by side.
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
+    "accelerate": [
+        *("accelerate", "launch", "--multi_gpu", "--num_processes", "2"),
+        *("--main_process_port", "0"),
+    ],
 }
 
 
