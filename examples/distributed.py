@@ -41,6 +41,9 @@ def main():
         accelerator.print(f"step {len(losses)}: loss {losses[-1]:.6f}")
     if options.losses and accelerator.is_main_process:
         options.losses.write_text(json.dumps([loss.hex() for loss in losses]))
+    # The process group ends here only if nothing holds it any more. The thread of a group that
+    # outlives the interpreter ends the process with SIGABRT, now and then.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 

@@ -17,15 +17,22 @@
 
 namespace tencache {
 
+namespace {
+
+// An exception ends the child here: past this frame it would run the suite's other tests, too.
+[[noreturn]] void run_and_exit(const std::function<void()>& body) noexcept {
+  body();
+  fflush(nullptr);
+  _exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+}  // namespace
+
 int run_in_child(const std::function<void()>& body) {
   fflush(nullptr);
   const pid_t child = fork();
   if (child < 0) return -1;
-  if (child == 0) {
-    body();
-    fflush(nullptr);
-    _exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
+  if (child == 0) run_and_exit(body);
   int status = 0;
   if (waitpid(child, &status, 0) != child) return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
