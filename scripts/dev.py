@@ -242,6 +242,15 @@ def github_checks() -> list[tuple[str, Sequence[str | Path]]]:
     return [*checks, ("Check GitHub's files (zizmor)", zizmor)]
 
 
+def packaging_checks() -> list[tuple[str, Sequence[str | Path]]]:
+    """Checks of the files that make a container's image and a conda package from the wheel."""
+    hadolint = MAIN.folder / "bin" / "hadolint"
+    return [
+        ("Check the Dockerfile (hadolint)", [hadolint, ROOT / "Dockerfile"]),
+        ("Check the conda recipe", [MAIN.python, SCRIPTS / "check_recipe.py"]),
+    ]
+
+
 def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
     """Runs every check, even after one has found something.
 
@@ -261,6 +270,7 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
         ("Check the format of Python (ruff)", [ruff, "format", "--check", "."]),
         ("Check the types of Python (mypy)", [MAIN.folder / "bin" / "mypy"]),
         *github_checks(),
+        *packaging_checks(),
     ]
     for name, paths in sources.items():
         if paths:
