@@ -83,18 +83,18 @@ def closure(
 def misread_lists(page: PurePosixPath, text: str) -> Iterator[Problem]:
     """Lists that GitHub shows as meant and MkDocs does not."""
     is_code = False
-    before = ""
+    first = ""  # the first line of this block; empty lines lie between blocks
     for number, line in enumerate(text.splitlines(), start=1):
         if _FENCE.match(line):
             is_code = not is_code
+        first = first or line.rstrip()
         item = None if is_code else _ITEM.match(line)
-        if item is not None:
-            if len(item["indent"]) % 4:
-                yield Problem(str(page), number, "indent a list in a list by 4 spaces")
-            follows_text = bool(before.strip()) and not before.startswith(" ")
-            if not item["indent"] and follows_text and not _ITEM.match(before):
-                yield Problem(str(page), number, "leave an empty line before the list")
-        before = line
+        if item is not None and len(item["indent"]) % 4:
+            yield Problem(str(page), number, "indent a list in a list by 4 spaces")
+        elif item is not None and not _ITEM.match(first):
+            yield Problem(str(page), number, "leave an empty line before this item of a list")
+        if not line.strip():
+            first = ""
 
 
 class _Loads(HTMLParser):
@@ -147,18 +147,27 @@ def stage() -> list[Problem]:
     return problems
 
 
+def build(configuration: Path) -> str:
+    """Builds the site; returns what MkDocs finds wrong, or an empty text."""
+    # With --quiet, MkDocs would not count its warnings, so that --strict would have no effect.
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"],
+        cwd=configuration.parent,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # an advertisement of the theme's
+    )
+    return built.stdout + built.stderr if built.returncode != 0 else ""
+
+
 def main() -> int:
     problems = stage()
     for problem in problems:
         print(problem)
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--quiet"],
-        cwd=ROOT,
-        check=False,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # an advertisement of the theme's
-    )
-    if built.returncode != 0:
-        return built.returncode
+    if found := build(CONFIGURATION):
+        print(found)
+        return 1
     loads = 0
     for page in sorted(SITE.rglob("*.html")):
         for address in foreign_loads(page.read_text(encoding="utf-8")):

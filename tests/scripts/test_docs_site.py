@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import re
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from docs_site import CONFIGURATION, closure, foreign_loads, misread_lists, pages_in
+from docs_site import CONFIGURATION, build, closure, foreign_loads, misread_lists, pages_in
 from repository import source_files
 
 PAGE = PurePosixPath("docs/a.md")
@@ -36,11 +37,37 @@ def test_a_page_brings_what_it_links_to() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("# A\n\n[b](b.md#there), [core](core.h)\n", ""),
+        ("# A\n\n[gone](gone.md)\n", "gone.md"),
+        ("# A\n\n[gone](gone.h)\n", "gone.h"),
+        ("# A\n\n[b](b.md#nowhere)\n", "#nowhere"),
+        ("# A\n\n[here](#nowhere)\n", "#nowhere"),
+        ("# A\n\n[root](/b.md)\n", "/b.md"),
+    ],
+)
+def test_links_that_lead_nowhere_are_found(tmp_path: Path, text: str, problem: str) -> None:
+    pytest.importorskip("mkdocs", reason="the environment of the newest torch has no MkDocs")
+    settings = CONFIGURATION.read_text(encoding="utf-8")
+    validation = re.search(r"(?ms)^validation:\n.*?\n(?=\S)", settings)
+    assert validation is not None
+    (tmp_path / "docs").mkdir()
+    for name, content in (("a.md", text), ("b.md", "# B\n\n## There\n"), ("core.h", "")):
+        (tmp_path / "docs" / name).write_text(content)
+    configuration = tmp_path / "mkdocs.yml"
+    configuration.write_text(f"site_name: test\nnav: [a.md, b.md]\n{validation[0]}")
+    found = build(configuration)
+    assert problem in found if problem else not found, found
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "Text\n\n- one\n- two\n  goes on\n- three\n",
         "1. one\n    - within\n    - and\n2. two\n",
         "1. one:\n    1. within\n",
+        "1. one\n\n    goes on\n\n2. two\n",
         "```\ntext\n- no list\n```\n",
         "Text with a dash - here\nand -1 there\n",
         "# Heading\n\n10. ten\n    goes on\n11. eleven\n",
@@ -57,6 +84,8 @@ def test_lists_that_the_site_shows_as_meant(text: str) -> None:
         ("1. one\n   - within\n", 2),
         ("- a\n  1. b\n", 2),
         ("Text:\n1. a\n", 2),
+        ("1. a\n\n    goes on\n2. b\n", 4),
+        ("Text:\n    - a\n", 2),
     ],
 )
 def test_lists_that_the_site_would_misread(text: str, line: int) -> None:
