@@ -4,12 +4,12 @@
 The model is a GPT-2 with random weights (GPT2Config). The text is on every machine: the source
 files of Python's standard library, in alphabetical order, one token a byte. Nothing is downloaded.
 The Trainer runs with its defaults: fused AdamW, gradient clipping, evaluation in between, a
-checkpoint after the last step.
+checkpoint after the last step. It runs on the CPU; --cuda chooses the GPU.
 
 The same seed on the same machine gives the same bits. --report FILE writes what is needed to check
 that: every loss and gradient norm as exact hexadecimal floats, and a SHA-256 of every parameter and
-every tensor of the optimizer's state after the last step. It also writes how much the process's
-memory grew after the imports.
+every tensor of the optimizer's state after the last step. It also writes the peak of memory: on the
+CPU how much the process's memory grew after the imports, on a GPU what was allocated there.
 """
 
 import argparse
@@ -98,6 +98,7 @@ def parse_arguments():
     parser.add_argument("--eval-blocks", type=int, default=8, help="blocks held out for evaluation")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--cuda", action="store_true", help="train on the GPU")
     parser.add_argument("--output", default="build/train_gpt2", help="folder for checkpoints")
     parser.add_argument("--report", help="JSON file for exact results")
     return parser.parse_args()
@@ -131,7 +132,7 @@ def make_trainer(options):
         eval_steps=max(1, options.steps // 2),
         save_steps=options.steps,
         seed=options.seed,
-        use_cpu=True,
+        use_cpu=not options.cuda,
     )
     return Trainer(
         model=model,
@@ -143,6 +144,10 @@ def make_trainer(options):
 
 def main():
     options = parse_arguments()
+    if options.cuda:
+        # Some kernels of CUDA add in another order each time.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     # If two threads are first to use a function of oneMKL 2024.2 at once, it may give other bits
     # than later (pytorch issue 188792). A single element needs one thread.
     torch.tanh(torch.zeros(1))
@@ -160,7 +165,10 @@ def main():
             "parameters": parameter_digests(trainer.model),
             "optimizer": optimizer_digests(trainer.optimizer),
             "train_runtime_s": next(e["train_runtime"] for e in history if "train_runtime" in e),
-            "rss_growth_bytes": memory_bytes("VmHWM") - rss_after_imports,
+            "device": torch.cuda.get_device_name() if options.cuda else "CPU",
+            "peak_bytes": torch.cuda.max_memory_allocated()
+            if options.cuda
+            else memory_bytes("VmHWM") - rss_after_imports,
         }
         Path(options.report).write_text(json.dumps(report, indent=1))
 

@@ -44,7 +44,7 @@ _BUILD = ROOT / "build" / "wheel"
 _TRIAL = ROOT / "build" / "wheel-trial"
 # The demonstration takes ten seconds a step on two cores; these show what its usual six do.
 TRIAL_STEPS = "3"
-_DEMO_PACKAGES = ("accelerate", "numpy", "transformers==5.17.*")
+_DEMO_PACKAGES = ("accelerate", "numpy", "plotext==5.*", "transformers==5.17.*")
 
 
 def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:

@@ -10,7 +10,7 @@
 //   2. where the engine obeys it, a member of EngineConfig, CpuDeviceConfig or CudaDeviceConfig,
 //      and the line that passes it on (Runtime::engine_config, cpu_config or gpu_config); where one
 //      part of the engine obeys it, that part's config, which Engine::make_parts fills
-//   3. its row in the README's table (`python -m tencache._options` prints it), and its case in
+//   3. its row in docs/options.md (`python -m tencache._options` prints it), and its case in
 //      tests/allocator/options_test.cpp
 // Flags, keywords, variables and `tencache doctor` follow from the row. What the options of files
 // name, Python reads and writes (python/tencache/_runtime.py), except for the recorded period.
