@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An ordinary training loop with libtorch: a multilayer perceptron with Adam, on random data. Its
+// An ordinary training loop with libtorch: a multilayer perceptron with Adam, on one random batch. Its
 // parameters, gradients and optimizer state take 128 MiB.
 #include "train.h"
 
@@ -41,8 +41,8 @@ void train() {
   torch::manual_seed(0);
   torch::nn::Sequential model = make_model();
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-3));
+  const torch::Tensor input = torch::randn({kBatch, kWidth});
   for (int step = 0; step < kSteps; ++step) {
-    const torch::Tensor input = torch::randn({kBatch, kWidth});
     optimizer.zero_grad();
     torch::Tensor loss = torch::mse_loss(model->forward(input), input);
     loss.backward();
