@@ -116,7 +116,7 @@ Main chosen_main(Main main) {
 }  // namespace
 }  // namespace tencache::preload
 
-// The C library's name. NOLINTNEXTLINE(bugprone-reserved-identifier)
+// The C library's name. NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" __attribute__((visibility("default"))) int __libc_start_main(
     tencache::preload::Main main, int count, char** arguments, void (*init)(), void (*fini)(),
     void (*loader_fini)(), void* stack_end) {
