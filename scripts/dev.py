@@ -172,6 +172,8 @@ def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
     """Runs the tests that need a GPU on an emulated one, so that no machine needs a GPU."""
     ready(environment, TEST_PACKAGES)
     install_package(environment)
+    if environment is MAIN:
+        build_cpp_example(environment)
     emulated = ROOT / "tests" / "emulated_gpu" / "run"
     version = environment.torch.removeprefix("torch-")
     pytest = (environment.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")

@@ -260,8 +260,8 @@ def build_shim_suites(environment: VirtualEnvironment) -> None:
 def build_cpp_example(environment: VirtualEnvironment) -> None:
     """Builds examples/cpp as a user does, with the installed package and the environment's torch.
 
-    But that torch is built for CUDA, and its own CMake files ask for a toolkit; the tests bring
-    others.
+    But that torch is built for CUDA, and its own CMake files ask for a toolkit; tests/support has
+    another one.
     """
     (packages,) = environment.folder.glob("lib/python3*/site-packages")
     folder = cpp_example_folder(environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python program that is started with `LD_PRELOAD=$(tencache preload)` on a GPU."""
+"""Programs in Python and C++ that are started with `LD_PRELOAD=$(tencache preload)` on a GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from environment import MAIN, cpp_example_folder
 from tencache import _library
 
 pytestmark = pytest.mark.skipif(
     "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
 )
 
-BUDGET_BYTES = 96 << 20
-# Parameters, gradients and Adam's state take 192 MiB.
+# Parameters, gradients and Adam's state take 192 MiB, in the program in C++ (examples/cpp) 128 MiB.
+BUDGET_BYTES = 80 << 20
 TRAIN = """
 import torch
 torch.manual_seed(0)
@@ -46,20 +48,48 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_a_preloaded_program_trains_beyond_the_memory_of_its_gpu(tmp_path: Path) -> None:
+# Gives a C++ program the emulated operators, as it were part of its libtorch.
+LOAD_OPERATORS = """
+#include <dlfcn.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void load() {
+  if (!dlopen(getenv("EMULATED_GPU_OPERATORS"), RTLD_NOW)) abort();
+}
+"""
+
+
+def assert_bits_are_kept(folder: Path, *command: str, preloaded: str) -> None:
+    """Compares the command with its run under the preload library."""
     preload = run(sys.executable, "-m", "tencache", "preload").strip()
     assert preload == f"{_library.guard_path()}:{_library.preload_path()}"
-    stock = run(sys.executable, "-c", TRAIN)
-    stats = tmp_path / "stats.json"
+    stock = run(*command, LD_PRELOAD=preloaded)
     trained = run(
-        *(sys.executable, "-c", TRAIN),
-        LD_PRELOAD=f"{preload}:{os.environ['LD_PRELOAD']}",
+        *command,
+        LD_PRELOAD=f"{preload}:{preloaded}",
         TENCACHE_DEVICE_MEMORY=str(BUDGET_BYTES),
-        TENCACHE_STATS=str(stats),
+        TENCACHE_STATS=str(folder / "stats.json"),
     )
     assert trained == stock
-    told = json.loads(stats.read_text())
+    told = json.loads((folder / "stats.json").read_text())
     assert told["backend"] == "cuda"
     assert told["launches"]["seen"]
     assert told["bytes"]["fetched"] > 0
     assert told["over_budget"]["events"] == 0
+
+
+def test_a_python_program_trains_beyond_the_memory_of_its_gpu(tmp_path: Path) -> None:
+    assert_bits_are_kept(tmp_path, sys.executable, "-c", TRAIN, preloaded=os.environ["LD_PRELOAD"])
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(MAIN.torch.removeprefix("torch-")),
+    reason="the example is built for another torch",
+)
+def test_a_cpp_program_trains_beyond_the_memory_of_its_gpu(tmp_path: Path) -> None:
+    program = cpp_example_folder(MAIN) / "plain"
+    assert program.exists(), f"{program} is not built; run `make test-gpu`, which builds it"
+    source, library = tmp_path / "operators.cpp", tmp_path / "operators.so"
+    source.write_text(LOAD_OPERATORS, encoding="utf-8")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    preloaded = f"{os.environ['LD_PRELOAD']}:{library}"
+    assert_bits_are_kept(tmp_path, str(program), preloaded=preloaded)

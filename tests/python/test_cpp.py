@@ -96,7 +96,7 @@ def test_the_files_of_a_run_are_those_that_python_programs_write(
     [
         ({"TENCACHE_STATS": "/nowhere/run.json"}, ["stats", "/nowhere/run.json"]),
         ({"TENCACHE_LEARN_FROM": "period.jsonl"}, ["learn_from", "period.jsonl"]),
-        ({"TENCACHE_BACKEND": "cuda"}, ["backend=cuda", "not linked with PyTorch's libraries"]),
+        ({"TENCACHE_BACKEND": "cuda"}, ["backend=cuda", "torch sees no GPU"]),
         ({"TENCACHE_DEVICE_MEMORY": "much"}, ["device_memory", "much"]),
         ({"TENCACHE": "perhaps"}, ["neither yes nor no"]),
     ],
