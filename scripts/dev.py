@@ -60,6 +60,10 @@ NEWEST_ON_EMULATED_GPU = (
 )
 SOAK_SEED = "2026"  # of the short round, so that a change is compared with what was there before
 SLOWEST = ("--durations", "15")  # shown at the end of a whole run
+BUILD_SITE: tuple[str, Sequence[str | Path]] = (
+    "Build the site of documents",
+    [MAIN.python, SCRIPTS / "docs_site.py"],
+)
 CTEST = ("ctest", "--progress") if sys.stdout.isatty() else ("ctest",)
 
 
@@ -69,6 +73,17 @@ def ready(environment: VirtualEnvironment, packages: tuple[str, ...] = ()) -> No
     prepare(MAIN)
     if environment is not MAIN:
         prepare(environment)
+
+
+def docs() -> None:
+    """Builds the site of documents; `make lint` does the same."""
+    install_system_packages(())
+    prepare(MAIN)
+    title, command = BUILD_SITE
+    run(title, command)
+    say(
+        "open build/docs/site/index.html; for the search: python3 -m http.server -d build/docs/site"
+    )
 
 
 def build() -> None:
@@ -247,6 +262,15 @@ def github_checks() -> list[tuple[str, Sequence[str | Path]]]:
     return [*checks, ("Check GitHub's files (zizmor)", zizmor)]
 
 
+def packaging_checks() -> list[tuple[str, Sequence[str | Path]]]:
+    """Checks of the files that make a container's image and a conda package from the wheel."""
+    hadolint = MAIN.folder / "bin" / "hadolint"
+    return [
+        ("Check the Dockerfile (hadolint)", [hadolint, ROOT / "Dockerfile"]),
+        ("Check the conda recipe", [MAIN.python, SCRIPTS / "check_recipe.py"]),
+    ]
+
+
 def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
     """Runs every check, even after one has found something.
 
@@ -266,6 +290,8 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
         ("Check the format of Python (ruff)", [ruff, "format", "--check", "."]),
         ("Check the types of Python (mypy)", [MAIN.folder / "bin" / "mypy"]),
         *github_checks(),
+        *packaging_checks(),
+        BUILD_SITE,
     ]
     for name, paths in sources.items():
         if paths:
@@ -414,6 +440,7 @@ def main(arguments: list[str]) -> int:
         "build": build,
         "check": check,
         "demo": demo,
+        "docs": docs,
         "test": test,
         "format": format_sources,
         "bench": bench,

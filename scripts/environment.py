@@ -80,7 +80,7 @@ class VirtualEnvironment:
         return ROOT / "build" / self.torch
 
 
-MAIN = VirtualEnvironment(ROOT / ".venv", "torch-2.11", ("build.txt", "lint.txt"))
+MAIN = VirtualEnvironment(ROOT / ".venv", "torch-2.11", ("build.txt", "lint.txt", "docs.txt"))
 NEWEST_TORCH = VirtualEnvironment(ROOT / ".venv-2.15", "torch-2.15", ("build.txt",))
 # One copy of uv, in the main environment, installs into both.
 UV = MAIN.folder / "bin" / "uv"

@@ -86,6 +86,8 @@ void Engine::make_planning_parts() {
   mover()->set_next_uses(cursor_.get());
   upcoming_ = std::make_unique<UpcomingUses>(parts_);
   parts_.upcoming = upcoming_.get();
+  neighbours_ = std::make_unique<Neighbours>(parts_);
+  parts_.neighbours = neighbours_.get();
   const uint64_t budget_bytes = budget().limit();
   learner_ = std::make_unique<Learner>(
       parts_, LearnerConfig{budget_bytes, budget_bytes / 2, config_.stored_period});

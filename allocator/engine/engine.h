@@ -27,6 +27,7 @@
 #include "engine/plan/evictor.h"
 #include "engine/plan/learner.h"
 #include "engine/plan/machine_meter.h"
+#include "engine/plan/neighbours.h"
 #include "engine/plan/plan_cursor.h"
 #include "engine/plan/prefetcher.h"
 #include "engine/plan/upcoming_uses.h"
@@ -138,6 +139,7 @@ class Engine final : private PlanSink {
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<UpcomingUses> upcoming_;
+  std::unique_ptr<Neighbours> neighbours_;
   std::unique_ptr<Evictor> evictor_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Gate> gate_;

@@ -3,8 +3,8 @@
 // Parts: the objects of one engine, so that each of them can call the others by name. The engine
 // fills this in while it is made; once the first thread runs, it does not change. A null part does
 // not exist in this engine: there is no mover and no disk in strict mode; no op_timer, prefetcher,
-// cursor, upcoming, learner and machine where nothing is planned; no timers where the host's clock
-// tells an op's time.
+// cursor, upcoming, neighbours, learner and machine where nothing is planned; no timers where the
+// host's clock tells an op's time.
 //
 // EngineHooks: what an engine asks of the process around it. Each may be empty.
 //
@@ -22,6 +22,7 @@ class Heap;
 class Learner;
 class MachineMeter;
 class Mover;
+class Neighbours;
 class Evictor;
 class OpTimer;
 class PlanCursor;
@@ -54,6 +55,7 @@ struct Parts {
   Evictor* evictor = nullptr;
   Prefetcher* prefetcher = nullptr;
   UpcomingUses* upcoming = nullptr;
+  Neighbours* neighbours = nullptr;
   PlanCursor* cursor = nullptr;
   Learner* learner = nullptr;
   MachineMeter* machine = nullptr;

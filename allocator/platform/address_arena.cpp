@@ -2,6 +2,7 @@
 #include "platform/address_arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -55,9 +56,18 @@ bool probe_keeping_the_source() {
 
 }  // namespace
 
+Status AddressArena::expect_page_size(uint64_t kernel_page_bytes) {
+  if (kernel_page_bytes == kPageBytes) return Status::ok();
+  return {StatusCode::kUnavailable,
+          "this kernel's memory pages have " + format_bytes(kernel_page_bytes) +
+              ", and on DRAM tencache serves only kernels whose pages have " +
+              format_bytes(kPageBytes) + "; start the machine with such a kernel"};
+}
+
 Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes, uint64_t least_bytes) {
   TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(bytes));
+  TENCACHE_RETURN_IF_ERROR(expect_page_size(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   const std::optional<uint64_t> left_bytes = address_bytes_left();
   const uint64_t most_bytes = left_bytes ? std::min(bytes, *left_bytes / 2) : bytes;
   least_bytes = std::max(std::min(least_bytes, bytes), kGranuleBytes);

@@ -36,6 +36,8 @@ class AddressArena {
   /// the program need addresses, too. Halves the size until the kernel grants it; kUnavailable
   /// below `least_bytes`.
   static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes, uint64_t least_bytes);
+  /// kUnavailable where the kernel's pages are not of kPageBytes.
+  static Status expect_page_size(uint64_t kernel_page_bytes);
   ~AddressArena();
   AddressArena(const AddressArena&) = delete;
   AddressArena& operator=(const AddressArena&) = delete;

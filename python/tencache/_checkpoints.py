@@ -9,7 +9,7 @@ message, and not with a wrong checkpoint. In a forked child, which fetches nothi
 compared where it lies.
 
 Nothing here imports safetensors. Not seen are writers in C++ (`torch.jit.save`, `torch::save`) and
-whoever reads through an address or a NumPy view; README says what holds for them.
+whoever reads through an address or a NumPy view; docs/limits.md says what holds for them.
 Threads: any.
 """
 

@@ -2,7 +2,7 @@
 """The option table in Python, and how Python values become its texts.
 
 The only table is in the core (allocator/base/options.cpp). From it come the keywords of
-`tencache.enable`, the flags of `tencache run` and the table in README.md (`python -m
+`tencache.enable`, the flags of `tencache run` and the table in docs/options.md (`python -m
 tencache._options` prints it). Only the core reads texts (of keywords, flags and variables) and
 holds the defaults; this file only writes values as text. The variable TENCACHE is not an option: it
 is read here, because the core is not loaded if it says no. Threads: any; everything here is a pure
@@ -105,7 +105,7 @@ def switch_is_on(value: str | None) -> bool:
 
 
 def markdown_lines(options: Iterable[Option]) -> list[str]:
-    """README's table of options."""
+    """The table of docs/options.md."""
     lines = ["| option | variable | default | meaning |", "|---|---|---|---|"]
     for option in options:
         flag, meaning = option.flag, option.help

@@ -28,7 +28,7 @@ _VERSION = 1
 _NO_TICK = 2**32 - 1
 _COUNT_MAX = _NO_TICK - 1  # of ops and of tensors: their numbers are 32 bits wide in the core
 _NUMBER_MAX = 2**63 - 1
-_DESCRIPTION = 'The format is described in README.md, "Planning without the machine".'
+_DESCRIPTION = "docs/planning.md describes the format."
 
 
 @dataclass(frozen=True)

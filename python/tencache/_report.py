@@ -243,13 +243,13 @@ def trouble_lines(stats: Mapping[str, Any]) -> list[str]:
     if unannounced["reads"] or unannounced["writes"]:
         lines.append(
             f"cold tensors were touched outside of ops: {_count(unannounced['reads'], 'read')} and "
-            f'{_count(unannounced["writes"], "write")} (right, but slow; README, "Limits")'
+            f"{_count(unannounced['writes'], 'write')} (right, but slow; docs/limits.md)"
         )
     launches = stats.get("launches", {}).get("unannounced", 0)
     if launches:
         lines.append(
             f"{_count(launches, 'launch', 'launches')} used tensors that no op had announced, and "
-            'passed the gate as ops of their own (right; README, "Limits")'
+            "passed the gate as ops of their own (right; docs/limits.md)"
         )
     failures = stats.get("eviction_failures", 0)
     if failures and not has_failed:

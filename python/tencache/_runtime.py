@@ -65,7 +65,7 @@ def enable(**options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
     It takes the place of the allocator of CPU tensors, or with `backend="cuda"` of CUDA tensors.
-    Keywords are the options of README's table: `device_memory="2GiB"` (or bytes as an int),
+    Keywords are the options of docs/options.md: `device_memory="2GiB"` (or bytes as an int),
     `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes from its
     TENCACHE_* variable, else from probing. Call it before the first tensors exist: existing ones
     stay in memory, outside the budget, and a warning says so (existing CUDA tensors are refused). A
@@ -128,7 +128,7 @@ def _texts(library: Core) -> dict[str, str]:
 
 
 def stats() -> dict[str, Any]:
-    """The counters so far, schema 1 (README, "Reading the stats"); bytes and seconds.
+    """The counters so far, schema 1 (docs/stats.md); bytes and seconds.
 
     Raises TencacheError if tencache is not enabled.
     """

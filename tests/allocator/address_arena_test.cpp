@@ -5,6 +5,7 @@
 #include "platform/address_arena.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -88,6 +89,13 @@ TEST_F(AddressArenaTest, SaysWhatToRaiseWhenAddressesAreLimited) {
     EXPECT_NE(other, MAP_FAILED);
   });
   EXPECT_EQ(outcome, 0);
+}
+
+TEST_F(AddressArenaTest, RefusesKernelsWithOtherPages) {
+  EXPECT_TRUE(AddressArena::expect_page_size(4 * kKiB).is_ok());
+  const Status refused = AddressArena::expect_page_size(64 * kKiB);
+  EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("64.0 KiB"));
 }
 
 TEST_F(AddressArenaTest, CommittedMemoryIsZeroAndDecommittedIsGone) {

@@ -144,6 +144,22 @@ TEST_F(PlanEngineTest, TheThirdStepIsPlanned) {
 }
 
 // The second evaluation is planned, and the step's plan survives the first.
+TEST_F(PlanEngineTest, AGuessFromAnOddStepIsReplaced) {
+  constexpr uint32_t kOddTicks = 4;
+  train_step();
+  // Once in this program, as a profiler or a warm-up does.
+  for (uint32_t tick = 0; tick < kOddTicks; ++tick) op(7, parameters_[2 * tick]);
+  train_step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
+  ASSERT_EQ(engine_->learner()->summary().learned->tick_count(), 5 * kLayers + kOddTicks);
+  EXPECT_TRUE(repeat_until(
+      [&] { train_step(); },
+      [&] { return engine_->learner()->summary().learned->tick_count() == 5 * kLayers; }));
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 2; }));
+  EXPECT_EQ(engine_->learner()->summary().kinds, 1u);
+  expect_bytes();
+}
+
 TEST_F(PlanEngineTest, WhatComesBetweenStepsIsAKindOfItsOwn) {
   train_step();
   train_step();

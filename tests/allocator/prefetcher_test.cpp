@@ -226,6 +226,40 @@ TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(wanted); }));
 }
 
+TEST_F(PrefetcherTest, GuessesLeaveTheHeadroomFreeAndHoldUpNoRequest) {
+  const char* guessed = cold(1);
+  const char* planned = cold(2);
+  char* filler = engine_.allocate(7 * kBytes);
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  prefetcher.guess({request(guessed)});
+  prefetcher.start();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(engine_.is_cold(guessed)) << "without it there would be no headroom";
+  prefetcher.request(std::vector<MoveRequest>{request(planned)});
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(planned); }));
+  EXPECT_TRUE(engine_.is_cold(guessed));
+  EXPECT_EQ(prefetcher.guessed_bytes(), kBytes);
+  EXPECT_FALSE(prefetcher.has_requests());
+  engine_.free(filler);
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(guessed); }));
+  EXPECT_EQ(prefetcher.guessed_bytes(), 0u);
+}
+
+TEST_F(PrefetcherTest, NewGuessesTakeThePlaceOfOldOnes) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  while_reading([&] { prefetcher.guess({}); });
+  prefetcher.guess({request(second)});
+  EXPECT_EQ(prefetcher.guessed_bytes(), kBytes);
+  prefetcher.guess({request(first), request(second)});
+  EXPECT_EQ(prefetcher.guessed_bytes(), 2 * kBytes);
+  prefetcher.start();
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(engine_.is_cold(second));
+}
+
 TEST_F(PrefetcherTest, ForgetsWhatItWasTold) {
   const char* wanted = cold(1);
   char* filler = engine_.allocate(8 * kBytes);

@@ -9,6 +9,7 @@ not depend on the user's shell.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 Finished = subprocess.CompletedProcess[str]
 TIMEOUT_S = 600
+FAULTS = Path(__file__).resolve().parents[1] / "soak" / "faults.cpp"
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -132,3 +134,15 @@ def run_tencache(tmp_path: Path) -> Callable[..., Finished]:
         return run_command([sys.executable, "-m", "tencache", *arguments], cwd=tmp_path, env=env)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that makes a disk fail when a program asks for it (LD_PRELOAD)."""
+    compiler = shutil.which("g++-12") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ on this machine")
+    library = tmp_path_factory.mktemp("faults") / "libfaults.so"
+    options = ["-std=c++20", "-O2", "-shared", "-fPIC"]
+    subprocess.run([compiler, *options, "-o", library, FAULTS], check=True)
+    return library

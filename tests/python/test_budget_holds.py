@@ -50,7 +50,7 @@ VERDICT = """
 
 # name: (what stock PyTorch writes beforehand, what is run, how many extents it makes at least).
 # `torch.UntypedStorage(size)` takes an allocator that cannot be replaced. Such a storage is no
-# extent, nor is a mapped file (README, "Limits"): the budget must hold for what is.
+# extent, nor is a mapped file (docs/limits.md): the budget must hold for what is.
 LOADERS = {
     "load": ("torch.save(filled(), 'file')", "tensors = torch.load('file')", 24),
     "load_mapped": (

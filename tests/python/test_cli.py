@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -78,6 +79,19 @@ def test_run_needs_no_dashes_and_flags_win_over_variables(run_tencache):
     assert environment["TENCACHE"] == "1"
     assert environment["TENCACHE_DEVICE_MEMORY"] == "2GiB"
     assert environment["TENCACHE_LOG_LEVEL"] == "error"
+
+
+def test_entry_point_of_the_image_runs_programs(run_tencache, tmp_path):
+    dockerfile = (Path(__file__).resolve().parents[2] / "Dockerfile").read_text(encoding="utf-8")
+    entry, shown = (
+        json.loads(re.search(rf"(?m)^{word} (\[.*\])$", dockerfile)[1])
+        for word in ("ENTRYPOINT", "CMD")
+    )
+    assert entry[0] == "tencache" and "VOLUME /spill\n" in dockerfile
+    words = [str(tmp_path) if word == "/spill" else word for word in entry[1:]]
+    done = run_tencache(*words, "--", sys.executable, "-c", SHOW)
+    assert json.loads(done.stdout)[1]["TENCACHE_SPILL_DIR"] == str(tmp_path)
+    assert "Run PROGRAM" in run_tencache(*words, *shown).stdout
 
 
 def test_run_becomes_the_program():

@@ -7,8 +7,6 @@ program chooses.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 
 Run = Callable[..., Any]
 
-FAULTS = Path(__file__).resolve().parents[1] / "soak" / "faults.cpp"
 # Twenty tensors of 4 MiB beyond a budget of 32 MiB; two lists that make one op.
 PRELUDE = """
     import ctypes, os, torch, tencache
@@ -36,17 +33,6 @@ PRELUDE = """
         now = tencache.stats()
         return now["now"]["device"], now["budget"]["device"]
 """
-
-
-@pytest.fixture(scope="session")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("g++-12") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ on this machine")
-    library = tmp_path_factory.mktemp("faults") / "libfaults.so"
-    options = ["-std=c++20", "-O2", "-shared", "-fPIC"]
-    subprocess.run([compiler, *options, "-o", library, FAULTS], check=True)
-    return library
 
 
 @pytest.fixture

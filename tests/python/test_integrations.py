@@ -2,7 +2,7 @@
 """The examples of training frameworks: at a budget below what they need, they give the bits that
 they give without tencache, and show its figures where the framework shows its own.
 
-Each example runs as README says: started by `tencache run` or, for stock, plainly.
+Each example runs as the documents say: started by `tencache run` or, for stock, plainly.
 """
 
 from __future__ import annotations

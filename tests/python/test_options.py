@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option table: one table for the core, the keywords, the flags, the variables and README."""
+"""One option table for the core, the keywords, the flags, the variables and docs/options.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tencache._library import OptionError, core
 # These tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 
 
 def test_table_names_each_option_in_all_three_spellings():
@@ -33,12 +33,12 @@ def test_core_accepts_every_default():
         core().check_option(row.name, row.default)
 
 
-def test_readme_shows_the_table():
-    text = README.read_text(encoding="utf-8")
+def test_documents_show_the_table():
+    text = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- options:begin -->\n", "<!-- options:end -->"
     shown = text[text.index(begin) + len(begin) : text.index(end)]
     expected = "\n".join(_options.markdown_lines(_options.table())) + "\n"
-    assert shown == expected, "run `python -m tencache._options` and put its output into README.md"
+    assert shown == expected, "put the output of `python -m tencache._options` into docs/options.md"
 
 
 @pytest.mark.parametrize(

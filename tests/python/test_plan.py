@@ -386,9 +386,9 @@ def test_ids_are_names_and_lives_end(tmp_path):
     assert prediction.largest_op_bytes == 3 + 10 + 1000  # op a
 
 
-def test_the_file_in_readme_is_a_whole_one(tmp_path):
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    block = readme.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
+def test_the_file_in_the_documents_is_a_whole_one(tmp_path):
+    page = Path(__file__).resolve().parents[2] / "docs" / "planning.md"
+    block = page.read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
     assert '"tencache-period"' in block
     path = tmp_path / "period.jsonl"
     path.write_text(block)

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "engine/plan/chaos.h"
 #include "engine/plan/learner.h"
+#include "engine/plan/neighbours.h"
 #include "engine/plan/prefetcher.h"
 #include "engine/plan/upcoming_uses.h"
 #include "learn/tick_digest.h"
@@ -117,6 +118,7 @@ Gate::Gate(const Parts& parts)
       cursor_(parts.cursor),
       prefetcher_(parts.prefetcher),
       upcoming_(parts.upcoming),
+      neighbours_(parts.neighbours),
       learner_(parts.learner),
       chaos_(parts.chaos),
       recorder_(*parts.recorder),
@@ -183,7 +185,12 @@ Gate::ThreadOps* Gate::make_thread_ops() {
 inline bool Gate::tell_cursor(const ThreadOps& thread, size_t first_pin, uint64_t digest,
                               bool is_chunk) {
   if (cursor_ == nullptr || !cursor_->is_active()) return false;
-  return cursor_->on_tick(digest, std::span(thread.pins).subspan(first_pin), is_chunk);
+  const std::span<Extent* const> extents = std::span(thread.pins).subspan(first_pin);
+  const bool is_foreseen = cursor_->on_tick(digest, extents, is_chunk);
+  if (is_foreseen && neighbours_ != nullptr && neighbours_->is_active()) [[unlikely]] {
+    neighbours_->clear();
+  }
+  return is_foreseen;
 }
 
 void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
@@ -222,7 +229,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     }
     const bool is_usable = Extent::usable_in(Extent::state_of(word));
     if (is_usable && (word & kFlagAhead) != 0) [[unlikely]]
-      mover_->count_early(extent);
+      note_early(extent);
     all_usable &= is_usable;
   }
   const bool is_tick = thread.pins.size() > first_pin;
@@ -234,7 +241,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
     thread.slabs.clear();
   }
   if (!all_usable) [[unlikely]] {
-    fetch_slow(thread, first_pin, streams);
+    fetch_slow(thread, first_pin, streams, is_foreseen || is_chunk);
   }
   if (is_chunk) [[unlikely]] {
     upcoming_->on_tick(std::span(thread.pins).subspan(first_pin), is_foreseen);
@@ -251,17 +258,25 @@ TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   extent->set_flags(kFlagSeen);
 }
 
-TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams) {
+// What comes next is guessed where neither a plan nor a list op has told it.
+TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams,
+                                    bool is_expected) {
   std::vector<Extent*> missing;
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      mover_->count_early(extent);  // it has landed since it was pinned
+      note_early(extent);  // it has landed since it was pinned
     }
   }
   fetch(missing, streams);
+  if (!is_expected && neighbours_ != nullptr) neighbours_->on_late(missing);
+}
+
+TENCACHE_SLOW void Gate::note_early(Extent* extent) {
+  mover_->count_early(extent);
+  if (neighbours_ != nullptr && neighbours_->is_active()) neighbours_->on_early(extent);
 }
 
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
@@ -389,7 +404,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
     if (!Extent::usable_in(Extent::state_of(word))) {
       missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
-      mover_->count_early(extent);
+      note_early(extent);
     }
     hold->extents.push_back(extent);
   }
@@ -406,6 +421,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
     }
   }
   fetch(missing, streams);
+  if (neighbours_ != nullptr) neighbours_->on_late(missing);
   return hold->extents.empty() ? nullptr : hold.release();
 }
 

@@ -129,7 +129,8 @@ class Gate {
   ThreadOps& thread_ops_slow();
   ThreadOps* make_thread_ops();
   bool tell_cursor(const ThreadOps& thread, size_t first_pin, uint64_t digest, bool is_chunk);
-  void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams);
+  void fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams, bool is_expected);
+  void note_early(Extent* extent);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   Wait begin_wait(StreamSet streams);
   void end_wait(const Wait& wait, const LateFetches& late);
@@ -142,6 +143,7 @@ class Gate {
   PlanCursor* const cursor_;
   Prefetcher* const prefetcher_;
   UpcomingUses* const upcoming_;
+  Neighbours* const neighbours_;
   Learner* const learner_;
   Chaos* const chaos_;
   Recorder& recorder_;

@@ -19,6 +19,9 @@ namespace {
 // After each batch of this size the evictor looks anew how much room is wanted.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
+// So many extents that the program has just named, and may still use by address, are worth more
+// than a guess.
+constexpr size_t kNamedLately = 8;
 
 /// Puts clean extents first, but only among extents that are old anyway: within each run of victims
 /// that would make the wanted room twice over.
@@ -32,6 +35,15 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
     std::stable_partition(
         begin, end, [](const ListedExtent& listed) { return listed.extent->is_presumed_clean(); });
     begin = end;
+  }
+}
+
+/// Drops the newest, so that as many which the program has named stay. What was fetched ahead is as
+/// new, but not named yet.
+void spare_named_lately(std::vector<ListedExtent>& by_age) {
+  for (size_t named = 0; named < kNamedLately && !by_age.empty();) {
+    named += by_age.back().extent->has(kFlagAhead) ? 0 : 1;
+    by_age.pop_back();
   }
 }
 
@@ -98,7 +110,8 @@ void Evictor::on_attention() {
     if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
-  const bool is_short = wanted_bytes_for(0, 0) > headroom_bytes_ / 2 || heap_.needs_free_room();
+  const bool is_short =
+      wanted_bytes_for(0, 0, guessed_bytes()) > headroom_bytes_ / 2 || heap_.needs_free_room();
   if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
@@ -152,7 +165,7 @@ uint64_t Evictor::evict_all() {
   if (!may_evict()) return 0;
   mover_->settle(true);
   std::vector<Extent*> all;
-  for (const ListedExtent& victim : victims(~uint64_t{0} / 2)) all.push_back(victim.extent);
+  for (const ListedExtent& victim : victims(~uint64_t{0} / 2, false)) all.push_back(victim.extent);
   const EvictionResult result = mover_->evict(all);
   note_spill(result);
   publish();
@@ -236,7 +249,10 @@ std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   mover_->settle(false);
-  const uint64_t wanted = wanted_bytes();
+  // Room for guesses is made by passes of their own.
+  const bool is_for_guesses = wanted_bytes(0) == 0;
+  const auto wanted_now = [&] { return wanted_bytes(is_for_guesses ? guessed_bytes() : 0); };
+  const uint64_t wanted = wanted_now();
   if (wanted == 0) return std::nullopt;
   const bool is_demanded = has_demand();
   if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
@@ -249,9 +265,9 @@ std::optional<EvictionResult> Evictor::run_pass() {
   // No op has used these since they left, so they go before all others.
   evict_written(wanted - total.bytes, false, &total);
   if (total.bytes >= wanted) return total;
-  const std::vector<ListedExtent> chosen = victims(wanted - total.bytes);
-  for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_bytes() > 0;) {
-    const std::vector<MoveRequest> batch = first_of(left, std::min(kBatchBytes, wanted_bytes()));
+  const std::vector<ListedExtent> chosen = victims(wanted - total.bytes, is_for_guesses);
+  for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_now() > 0;) {
+    const std::vector<MoveRequest> batch = first_of(left, std::min(kBatchBytes, wanted_now()));
     left = left.subspan(batch.size());
     mover_->evict_requested(batch, [&](const EvictionResult& part) {
       note_spill(part);
@@ -261,7 +277,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
       publish();
     });
   }
-  if (is_demanded || heap_.needs_free_room()) evict_written(wanted_bytes(), true, &total);
+  if (is_demanded || heap_.needs_free_room()) evict_written(wanted_bytes(0), true, &total);
   if (!has_demand()) shrink_to_budget();
   return total;
 }
@@ -291,24 +307,35 @@ bool Evictor::has_demand() {
   return demand_bytes_ > 0;
 }
 
-uint64_t Evictor::wanted_bytes() {
-  MutexLock lock(mutex_);
-  return wanted_bytes_for(demand_bytes_, any_room_bytes_);
+uint64_t Evictor::guessed_bytes() const {
+  return parts_.prefetcher != nullptr ? parts_.prefetcher->guessed_bytes() : 0;
+}
+
+uint64_t Evictor::wanted_bytes(uint64_t guessed_bytes) {
+  uint64_t demand_bytes = 0;
+  uint64_t any_room_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    demand_bytes = demand_bytes_;
+    any_room_bytes = any_room_bytes_;
+  }
+  return wanted_bytes_for(demand_bytes, any_room_bytes, guessed_bytes);
 }
 
 // Cached memory counts as headroom where it can serve every request. What was requested ahead of
 // use comes on top.
-uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes) const {
+uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes,
+                                   uint64_t guessed_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
-  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes + any_room_bytes;
+  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes + guessed_bytes + any_room_bytes;
   const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
   const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
   return used_then > budget.limit() ? used_then - budget.limit() : 0;
 }
 
-std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes) const {
+std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_guesses) const {
   struct Candidate {
     uint64_t ticks_to_next_use;
     uint64_t last_use_at;
@@ -328,6 +355,7 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes) const {
   std::vector<ListedExtent> chosen;
   chosen.reserve(candidates.size());
   for (const Candidate& candidate : candidates) chosen.push_back(candidate.listed);
+  if (is_for_guesses) spare_named_lately(chosen);
   if (next_uses.empty()) put_clean_first(chosen, wanted_bytes);
   return chosen;
 }

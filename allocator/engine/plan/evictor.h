@@ -14,6 +14,9 @@
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
 // is resident.
 //
+// Room for guesses (engine/plan/neighbours.h) is not made at the cost of what the program has just
+// named.
+//
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
 // chooses by it, too: first what the plan does not know, then what it needs last. Without one it
 // does the same with what the program is about to name (engine/plan/upcoming_uses.h).
@@ -88,9 +91,11 @@ class Evictor final : public RoomMaker {
   void watch_budget();
   bool may_evict() const { return mover_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
-  uint64_t wanted_bytes() TENCACHE_EXCLUDES(mutex_);
-  uint64_t wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes) const;
-  std::vector<ListedExtent> victims(uint64_t wanted_bytes) const;
+  uint64_t guessed_bytes() const;
+  uint64_t wanted_bytes(uint64_t guessed_bytes) TENCACHE_EXCLUDES(mutex_);
+  uint64_t wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes,
+                            uint64_t guessed_bytes) const;
+  std::vector<ListedExtent> victims(uint64_t wanted_bytes, bool is_for_guesses) const;
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "base/service_thread.h"
@@ -56,10 +57,33 @@ void Prefetcher::request(std::span<const MoveRequest> fetches) {
   changed_.notify_one();
 }
 
+void Prefetcher::guess(std::vector<MoveRequest> fetches) {
+  for (const MoveRequest& request : fetches) {
+    raise_to(request.extent->last_use_at, request.given_at);
+  }
+  MutexLock lock(mutex_);
+  guesses_.assign(std::make_move_iterator(fetches.begin()), std::make_move_iterator(fetches.end()));
+  has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
+  if (is_guess_) is_called_off_ = true;
+  changed_.notify_one();
+}
+
+uint64_t Prefetcher::guessed_bytes() const {
+  if (!has_guesses_.load(std::memory_order_relaxed)) return 0;
+  MutexLock lock(mutex_);
+  uint64_t bytes = 0;
+  for (const MoveRequest& request : guesses_) {
+    if (request.is_current() && request.extent->state() == ExtentState::kCold) {
+      bytes += request.bytes;
+    }
+  }
+  return bytes;
+}
+
 void Prefetcher::forget() {
   MutexLock lock(mutex_);
   requests_.clear();
-  is_called_off_ = true;
+  if (!is_guess_) is_called_off_ = true;
 }
 
 bool Prefetcher::has_requests() const {
@@ -69,29 +93,45 @@ bool Prefetcher::has_requests() const {
 
 void Prefetcher::on_room() {
   MutexLock lock(mutex_);
-  if (!requests_.empty()) changed_.notify_one();
+  if (has_work()) changed_.notify_one();
 }
 
 std::optional<MoveRequest> Prefetcher::take() {
   if (mover_.is_demanded()) return std::nullopt;
   MutexLock lock(mutex_);
-  if (is_stopping_ || requests_.empty()) return std::nullopt;
-  MoveRequest request = std::move(requests_.front());
-  requests_.pop_front();
+  const bool is_guess = requests_.empty();
+  if (is_stopping_ || (is_guess && !has_room_for_guess())) return std::nullopt;
+  is_guess_ = is_guess;
+  std::deque<MoveRequest>& from = is_guess ? guesses_ : requests_;
+  MoveRequest request = std::move(from.front());
+  from.pop_front();
+  has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
   is_called_off_ = false;
   return request;
 }
 
+// False also where nothing is guessed. Idle cached memory is room, too, where it serves any
+// request.
+bool Prefetcher::has_room_for_guess() const {
+  if (guesses_.empty()) return false;
+  const Budget& budget = heap_.budget();
+  const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
+  const uint64_t needed_bytes = guesses_.front().bytes + headroom_of(budget.limit());
+  return budget.free() + cached_bytes >= needed_bytes;
+}
+
 void Prefetcher::put_back(const MoveRequest& request) {
   MutexLock lock(mutex_);
-  if (!is_called_off_) requests_.push_front(request);
+  if (is_called_off_) return;
+  (is_guess_ ? guesses_ : requests_).push_front(request);
+  has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
 }
 
 void Prefetcher::work() {
   for (;;) {
     {
       MutexLock lock(mutex_);
-      while (!is_stopping_ && requests_.empty()) changed_.wait(mutex_);
+      while (!is_stopping_ && !has_work()) changed_.wait(mutex_);
       while (!is_stopping_ && mover_.is_demanded()) changed_.wait_for(mutex_, kDemandPoll);
       if (is_stopping_) return;
       is_at_work_ = true;
@@ -100,8 +140,9 @@ void Prefetcher::work() {
     const bool has_dropped = lacking_bytes > 0 && heap_.drop_idle_cached(lacking_bytes) > 0;
     MutexLock lock(mutex_);
     is_at_work_ = false;
-    const bool is_short = lacking_bytes > 0 && !has_dropped && !requests_.empty();
-    if (is_short && !is_stopping_) changed_.wait_for(mutex_, room_poll(mover_));
+    // Where nothing is lacking, guesses that are left have no room beside the headroom.
+    const bool is_short = lacking_bytes > 0 ? !has_dropped : requests_.empty();
+    if (is_short && has_work() && !is_stopping_) changed_.wait_for(mutex_, room_poll(mover_));
   }
 }
 

@@ -5,14 +5,19 @@
 // eviction. While an op waits for a fetch on demand, or an allocation for room, it begins nothing
 // new, so that the waiting thread has the disk to itself.
 //
+// Guesses (engine/plan/neighbours.h) come after all requests and hold up none of them. A plan knows
+// what the program is about to allocate, a guess does not: so guesses leave the headroom free.
+//
 // Threads: one worker; any thread calls the rest. mutex_ is never held while anything moves.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "base/mutex.h"
 #include "engine/move/move_request.h"
@@ -30,9 +35,13 @@ class Prefetcher final : private RequestSource {
   void start();
 
   void request(std::span<const MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
+  /// Takes the place of all earlier guesses that have not begun.
+  void guess(std::vector<MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
+  /// Bytes of the guesses that have not begun and are not there otherwise.
+  uint64_t guessed_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Drops every request that was not taken.
   void forget() TENCACHE_EXCLUDES(mutex_);
-  /// Whether any request is left, including what is under way.
+  /// Whether any request is left, or anything is under way.
   bool has_requests() const TENCACHE_EXCLUDES(mutex_);
   /// Call when something was evicted.
   void on_room() TENCACHE_EXCLUDES(mutex_);
@@ -41,13 +50,20 @@ class Prefetcher final : private RequestSource {
   void work();
   std::optional<MoveRequest> take() override TENCACHE_EXCLUDES(mutex_);
   void put_back(const MoveRequest& request) override TENCACHE_EXCLUDES(mutex_);
+  bool has_work() const TENCACHE_REQUIRES(mutex_) {
+    return !requests_.empty() || !guesses_.empty();
+  }
+  bool has_room_for_guess() const TENCACHE_REQUIRES(mutex_);
 
   Heap& heap_;
   Mover& mover_;
 
   mutable Mutex mutex_;
   CondVar changed_;
+  std::atomic<bool> has_guesses_{false};  // so that nobody takes the lock to learn of none
   std::deque<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<MoveRequest> guesses_ TENCACHE_GUARDED_BY(mutex_);
+  bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;  // what was taken last
   bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
   bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // drop what was taken last, if put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;

@@ -155,8 +155,8 @@ MUTATIONS = [
     Mutation(
         "the pins of an op end before it has queued its work",
         "allocator/engine/gate/gate.cpp",
-        "    fetch_slow(thread, first_pin, streams);\n  }\n",
-        "    fetch_slow(thread, first_pin, streams);\n  }\n"
+        "    fetch_slow(thread, first_pin, streams, is_foreseen || is_chunk);\n  }\n",
+        "    fetch_slow(thread, first_pin, streams, is_foreseen || is_chunk);\n  }\n"
         "  unpin_down_to(thread.pins, first_pin, now);\n",
         "large_result",
     ),

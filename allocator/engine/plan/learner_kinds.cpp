@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The part of Learner that keeps the kinds: adds and drops them, confirms and corrects guesses, and
+// plans.
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/plan/learner.h"
+#include "engine/plan/machine_meter.h"
+#include "learn/period_builder.h"
+#include "learn/stall_free_budget.h"
+#include "memory/budget.h"
+
+namespace tencache {
+namespace {
+
+constexpr size_t kKindsMax = 16;
+// A kind is planned anew after this many periods, then after twice as many, and so on.
+constexpr uint64_t kFirstReplanPeriods = 1;
+// Stalls below this share of compute time do not justify a larger budget.
+constexpr double kStallShareMax = 0.01;
+// The search for a stall-free budget makes some more plans, so it runs only where planning is
+// quick.
+constexpr uint64_t kQuickPlanningNs = 200'000'000;
+
+}  // namespace
+
+// A loop takes the place of its parts: as long as both are in the library, hardly any place of
+// either is the only one that fits.
+void Learner::add_kind(const Candidate& candidate, Period period) {
+  if (!candidate.is_guess) {
+    std::erase_if(kinds_, [&](const Kind& kind) { return period.contains(*kind.learned->period); });
+  }
+  drop_least_used();
+  Kind kind;
+  kind.number = next_number_++;
+  kind.is_marked = candidate.is_marked;
+  kind.is_guess = candidate.is_guess;
+  kind.used_at = look_count_;
+  kinds_.push_back(std::move(kind));
+  plan_period(&kinds_.back(), std::move(period));
+}
+
+Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
+  for (Kind& kind : kinds_) {
+    if (is_copy(stream_, place, *kind.learned->period)) return &kind;
+  }
+  return nullptr;
+}
+
+// The second copy shows what was a guess after the first.
+void Learner::confirm(Kind* kind, const PeriodPlace& place) {
+  guesses_in_vain_ = 0;
+  if (!kind->is_guess) return;
+  kind->is_guess = false;
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (period && period->is_like(*kind->learned->period)) {
+    kind->periods_planned_at = kind->periods;
+    plan_period(kind, std::move(*period));
+  }
+}
+
+// Of a stored kind any copy of this run is a better guess.
+void Learner::correct(Kind* kind, Period period) {
+  if (kind->is_stored || is_worth_a_guess(++kind->others_seen)) {
+    plan_period(kind, std::move(period));
+  }
+}
+
+// A program that never repeats itself would be planned at each step, each time in vain. So only
+// those guesses are made whose number is a power of two.
+bool Learner::is_worth_a_guess(uint64_t count) {
+  if (std::has_single_bit(count)) return true;
+  MutexLock lock(mutex_);
+  ++summary_.passed_over;
+  return false;
+}
+
+void Learner::drop_least_used() {
+  if (kinds_.size() < kKindsMax) return;
+  kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
+    return a.used_at < b.used_at;
+  }));
+  ++dropped_;
+}
+
+// Returns the kind that is followed now, or null.
+Learner::Kind* Learner::count_periods(const Following& following) {
+  Kind* followed = nullptr;
+  const uint64_t new_periods = following.periods_ever - periods_seen_;
+  periods_seen_ = following.periods_ever;
+  for (Kind& kind : kinds_) {
+    if (kind.number == following.last_period_plan) kind.periods += new_periods;
+    if (kind.number != following.plan_number) continue;
+    kind.used_at = look_count_;
+    followed = &kind;
+  }
+  return followed;
+}
+
+// Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
+void Learner::plan_again(uint64_t number) {
+  for (Kind& kind : kinds_) {
+    if (kind.number != number) continue;
+    const std::optional<PeriodPlace> place = find_copy(stream_, *kind.learned->period);
+    if (!place) return;
+    look_at_size(&kind, *place);
+    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
+    kind.periods_planned_at = kind.periods;
+    std::optional<Period> period = build_period(stream_, *place, recorder_);
+    if (!period || !period->is_like(*kind.learned->period)) return;
+    kind.is_guess = false;
+    const uint64_t planning_ns = plan_period(&kind, std::move(*period));
+    if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
+    return;
+  }
+}
+
+// Plans the kind for the sizes of this copy unless it has a plan for similar ones. It is the cost
+// of a plan, not of following it, that forbids one for each size.
+void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
+  if (kind->plans.plan_for(born_bytes(stream_, place)) != nullptr) return;
+  // More sizes than there is room for would be planned again and again.
+  if (kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) return;
+  std::optional<Period> period = build_period(stream_, place, recorder_);
+  if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
+}
+
+// Returns the processor time that planning took. That is what it costs the program, however long
+// this thread has to wait for a core.
+uint64_t Learner::plan_period(Kind* kind, Period period) {
+  const uint64_t begin_ns = thread_work_ns();
+  const bool is_stored = period.has_unknown_extents();
+  uint64_t fixed_bytes = 0;
+  const Machine machine = parts_.machine->measure(&fixed_bytes);
+  // Before the first step, what will be fixed does not exist yet.
+  period.trace.fixed_bytes = std::max(period.trace.fixed_bytes, fixed_bytes);
+  const std::shared_ptr<const LearnedPlan> learned =
+      make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
+  const bool is_replan = kind->learned != nullptr;
+  kind->plans.take(learned);
+  kind->learned = learned;
+  kind->is_stored = is_stored;
+  kind->stall_free_budget_bytes = 0;
+  std::vector<LearnedKind> plans;
+  plans.reserve(kinds_.size());
+  for (const Kind& planned : kinds_) plans.push_back(planned.plans);
+  const uint64_t planning_ns = thread_work_ns() - begin_ns;
+  TENCACHE_LOG_DEBUG(
+      "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
+      "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
+      "MiB, written %.0f MiB; planned in %.0f ms",
+      static_cast<unsigned long long>(kind->number), learned->tick_count(),
+      learned->period->trace.tensors.size(), learned->planned.plan.moves.size(),
+      static_cast<double>(machine.budget_bytes) / 1048576.0,
+      static_cast<double>(learned->period->trace.fixed_bytes) / 1048576.0,
+      machine.read_bytes_per_s / 1e9, machine.write_bytes_per_s / 1e9,
+      static_cast<double>(learned->planned.simulation.step_ns) / 1e6,
+      static_cast<double>(learned->planned.simulation.compute_ns) / 1e6,
+      static_cast<double>(learned->bound_ns) / 1e6,
+      static_cast<double>(learned->planned.simulation.bytes_read) / 1048576.0,
+      static_cast<double>(learned->planned.simulation.bytes_written) / 1048576.0,
+      static_cast<double>(planning_ns) / 1e6);
+  if (parts_.hooks->on_learned_plan && !is_stored) parts_.hooks->on_learned_plan(*learned);
+  cursor_.install(plans, parts_.heap->extents());
+  MutexLock lock(mutex_);
+  summary_.kinds = kinds_.size();
+  summary_.replans += is_replan ? 1 : 0;
+  summary_.dropped = dropped_;
+  summary_.planning_ns += planning_ns;
+  published_ = kinds_;
+  return planning_ns;
+}
+
+// The cursor follows the new plan by now, so only the end of the program waits for this.
+void Learner::find_stall_free_budget(Kind& kind) {
+  const uint64_t begin_ns = thread_work_ns();
+  const LearnedPlan& learned = *kind.learned;
+  uint64_t bytes = config_.budget_bytes;
+  if (!is_stall_free(learned.planned.simulation, kStallShareMax)) {
+    bytes = budget_with_headroom(
+        stall_free_budget(learned.period->trace, learned.machine, kStallShareMax, [this] {
+          stream_.append(recorder_.drain(&positions_));  // the rings go on filling
+          return !is_stopping();
+        }));
+  }
+  kind.stall_free_budget_bytes = bytes;
+  MutexLock lock(mutex_);
+  summary_.planning_ns += thread_work_ns() - begin_ns;
+  published_ = kinds_;
+}
+
+}  // namespace tencache
