@@ -63,7 +63,8 @@ function(tencache_find_cuda_runtime root major result)
 endfunction()
 
 # tencache_add_torch(<target> <root> <version> <library>...) adds the target with the headers of the
-# torch in `root` and these of its libraries.
+# torch in `root` and these of its libraries. libtorch.so is never one: it is empty but loads all of
+# CUDA, and a C++ program may go without.
 function(tencache_add_torch target root version)
   add_library(${target} INTERFACE IMPORTED GLOBAL)
   target_include_directories(${target} SYSTEM INTERFACE ${root}/include
@@ -101,7 +102,7 @@ foreach(root IN LISTS torch_roots)
     list(APPEND TENCACHE_TORCH_MINORS ${minor})
     set(TENCACHE_TORCH_${minor}_VERSION ${version})
     set(TENCACHE_TORCH_${minor}_LIBRARIES ${root}/lib)
-    tencache_add_torch(tencache::torch-${minor} ${root} ${version} c10 torch_cpu torch)
+    tencache_add_torch(tencache::torch-${minor} ${root} ${version} c10 torch_cpu)
   endif()
 
   string(REGEX MATCH "^[0-9]+" cuda_major "${cuda}")
@@ -119,7 +120,7 @@ foreach(root IN LISTS torch_roots)
   list(APPEND TENCACHE_TORCH_CUDA_KEYS ${key})
   set(TENCACHE_TORCH_${key}_VERSION ${version})
   set(TENCACHE_TORCH_${key}_LIBRARIES ${root}/lib)
-  tencache_add_torch(tencache::torch_cuda-${key} ${root} ${version} c10 torch_cpu torch c10_cuda)
+  tencache_add_torch(tencache::torch_cuda-${key} ${root} ${version} c10 torch_cpu c10_cuda)
   target_link_libraries(tencache::torch_cuda-${key} INTERFACE ${cuda_runtime} tencache::cuda_headers)
 endforeach()
 

@@ -53,6 +53,7 @@ _PYTEST_FILES = {
     "python/tencache/_doctor.py": "cli",
     "python/tencache/_trace.py": "report",
     "python/tencache/_cli_plan.py": "plan",
+    "python/tencache/_cli_cpp.py": "preload",
     "python/tencache/_period_file.py": "plan",
     "shim/cpu_allocator.cpp": "shim_allocator",
     "shim/cuda_self_test.cpp": "self_test",
@@ -121,10 +122,11 @@ def pytest_files_of(
     for path in changed:
         if path in files:
             chosen[path] = None
-        if path.parts[0] not in ("python", "shim"):
+        if path.parts[0] not in ("python", "preload", "shim"):
             continue
         name = path.with_suffix(".cpp") if path.parts[0] == "shim" else path
         own = f"shim_{path.stem}" if path.parts[0] == "shim" else path.stem.strip("_")
+        own = "preload" if path.parts[0] == "preload" else own
         stem = _PYTEST_FILES.get(str(name), own)
         # One suite covers all of the shim's files for GPU memory.
         stem = "shim_cuda_allocator" if stem.startswith(("shim_cuda", "shim_pinned")) else stem
@@ -139,6 +141,7 @@ def sources_to_tidy(changed: Iterable[PurePosixPath]) -> list[PurePosixPath]:
     found = {
         path.with_suffix(".cpp")
         for path in changed
-        if path.suffix in (".h", ".cpp") and path.parts[0] in ("allocator", "guard", "shim")
+        if path.suffix in (".h", ".cpp")
+        and path.parts[0] in ("allocator", "guard", "preload", "shim")
     }
     return sorted(path for path in found if (ROOT / path).is_file())

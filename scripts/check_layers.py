@@ -8,7 +8,8 @@
 allocator/ includes no header of torch or Python. Only platform/cuda/ includes <cuda.h>, which holds
 only types. shim/ reaches the core only through the headers of its C ABI: abi/tencache.h,
 abi/tencache_gpu.h and abi/tencache_pinned.h. guard/ includes <cuda.h>, its own headers and
-abi/tencache_guard.h. Suites and benchmarks of the core may include every layer, and no torch.
+abi/tencache_guard.h; preload/ includes its own headers and abi/tencache.h. Suites and benchmarks of
+the core may include every layer, and no torch.
 
 Usage: check_layers.py
 """
@@ -25,6 +26,7 @@ from repository import CPP_SUFFIXES, Problem, report, source_files, without_comm
 LAYERS = ("base", "platform", "tier", "memory", "learn", "engine", "abi")
 CORE_HEADERS = ("abi/tencache.h", "abi/tencache_gpu.h", "abi/tencache_pinned.h")
 GUARD_HEADER = "abi/tencache_guard.h"
+PRELOAD_HEADER = "abi/tencache.h"
 CUDA_PLATFORM = PurePosixPath("allocator/platform/cuda")
 
 # Each room of engine/ with the rooms it includes. plan and gate know each other, because they share
@@ -60,6 +62,7 @@ def check_layers(path: PurePosixPath, text: str) -> Iterable[Problem]:
         "allocator": _core_problem,
         "shim": _shim_problem,
         "guard": _guard_problem,
+        "preload": _preload_problem,
         "tests": _core_test_problem,
         "benchmarks": _core_test_problem,
     }
@@ -122,6 +125,14 @@ def _guard_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | N
         return f"includes {included}; the guard knows nothing of the core but {GUARD_HEADER}"
     if not quoted and included != "cuda.h":
         return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
+    return None
+
+
+def _preload_problem(_path: PurePosixPath, quoted: bool, included: str) -> str | None:
+    if not quoted:
+        return _foreign(included, (_TORCH, "torch"), (_PYTHON, "Python"), (_CUDA, "CUDA"))
+    if "/" in included and included != PRELOAD_HEADER:
+        return f"includes {included}; preload/ knows nothing of the core but {PRELOAD_HEADER}"
     return None
 
 

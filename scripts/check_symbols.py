@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the exports and needs of a built libtencache.so or libtencache_guard.so.
+"""Checks the exports and needs of a built libtencache.so, libtencache_guard.so or
+libtencache_preload.so.
 
 The library exports exactly the functions that the C ABI's headers declare, so that nothing in a
 process can bind to an inner symbol by accident. The guard also exports the functions that it
-interposes. The library needs no symbol of torch or Python, and no shared library outside the C and
-C++ runtime, so that one file serves every torch and every Python without installing a package. Its
-thread-locals fit into the room that the loader reserves for libraries that come late.
+interposes; the preload library exports nothing else. The library needs no symbol of torch or
+Python, and no shared library outside the C and C++ runtime, so that one file serves every torch and
+every Python without installing a package. Its thread-locals fit into the room that the loader
+reserves for libraries that come late.
 
 Usage: check_symbols.py LIBRARY
 """
@@ -39,6 +41,7 @@ INTERPOSED = frozenset(
     }
 )
 RUNTIME_LIBRARIES = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-.*)\.so\.\d+")
+START = "__libc_start_main"  # through which a program starts
 # If one thread-local of a library is reached without a call (initial-exec), all of them lie in the
 # static block of each thread. The loader reserves some 1.6 KiB of it for all libraries that a
 # process loads after its start. If they ask for more, loading one fails with "cannot allocate
@@ -107,6 +110,8 @@ def exports_of(library: str) -> set[str]:
     """The functions that the library of that name must export."""
     if "guard" in Path(library).name:
         return declared_functions(GUARD_HEADER.read_text()) | INTERPOSED
+    if "preload" in Path(library).name:
+        return {START}
     return declared_functions(*(header.read_text() for header in HEADERS))
 
 

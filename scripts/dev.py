@@ -30,6 +30,7 @@ from environment import (
     TEST_BYTES,
     TEST_PACKAGES,
     VirtualEnvironment,
+    build_cpp_example,
     build_emulated_gpu,
     build_environment,
     build_shim_suites,
@@ -50,7 +51,7 @@ SHORT_ON_EMULATED_GPU = (
     "or 50-plain or 25-chaos"
 )
 # The sources of the core and of the shim, as clang-tidy reads them.
-EVERY_SOURCE = {"core": ("allocator", "guard"), "shim": ("shim",)}
+EVERY_SOURCE = {"core": ("allocator", "guard", "preload"), "shim": ("shim",)}
 # What may depend on the version, for the newest torch: its memory interfaces, the doors, graphs,
 # NCCL's process groups, and one program.
 NEWEST_ON_EMULATED_GPU = (
@@ -172,6 +173,8 @@ def test_python(
     ready(environment, TEST_PACKAGES)
     install_package(environment)
     build_shim_suites(environment)
+    if environment is MAIN:  # what it tests does not depend on the version
+        build_cpp_example(environment)
     run(
         f"Tests of the package and the scripts on {environment.torch}",
         [environment.python, "-m", "pytest", *arguments],
@@ -184,6 +187,8 @@ def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
     """Runs the tests that need a GPU on an emulated one, so that no machine needs a GPU."""
     ready(environment, TEST_PACKAGES)
     install_package(environment)
+    if environment is MAIN:
+        build_cpp_example(environment)
     emulated = ROOT / "tests" / "emulated_gpu" / "run"
     version = environment.torch.removeprefix("torch-")
     pytest = (environment.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")
@@ -323,6 +328,8 @@ def check() -> None:
     files = [str(path) for path in changes.pytest_files_of(changed, source_files((".py",)))]
     if any("shim_cuda" in name or "self_test" in name for name in files):
         build_shim_suites(MAIN)
+    if any("test_cpp" in name for name in files):
+        build_cpp_example(MAIN)
     run(
         "Quick tests of the package and the scripts",
         [MAIN.python, "-m", "pytest", *in_processes(), *changes.ALWAYS, *files, "-m", "not slow"],

@@ -52,7 +52,7 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-PACKAGE_SOURCES = ("allocator", "guard", "shim", "cmake", "python")
+PACKAGE_SOURCES = ("allocator", "guard", "preload", "shim", "cmake", "python")
 EMULATED_GPU_SOURCES = (
     "allocator/base",
     "allocator/platform",
@@ -255,6 +255,31 @@ def install_package(environment: VirtualEnvironment) -> None:
 def build_shim_suites(environment: VirtualEnvironment) -> None:
     """Builds the suites of the shim in the package's build folder, where the shim's objects are."""
     _build_target(environment, "the suites of the shim", "SHIM_TESTS", "shim_suites")
+
+
+def build_cpp_example(environment: VirtualEnvironment) -> None:
+    """Builds examples/cpp as a user does, with the installed package and the environment's torch.
+
+    But that torch is built for CUDA, and its own CMake files ask for a toolkit; tests/support has
+    another one.
+    """
+    (packages,) = environment.folder.glob("lib/python3*/site-packages")
+    folder = cpp_example_folder(environment)
+    configure: list[str | Path] = ["cmake", "-S", ROOT / "examples" / "cpp", "-B", folder]
+    configure += ["-G", "Ninja", f"-Dtencache_DIR={packages / 'tencache' / 'cmake'}"]
+    configure += [f"-DTorch_DIR={ROOT / 'tests' / 'support' / 'torch_without_toolkit'}"]
+    configure += [f"-DTORCH_FOLDER={packages / 'torch'}"]
+    build: list[str | Path] = ["cmake", "--build", folder]
+    for title, command in (("Configure", configure), ("Build", build)):
+        run(
+            f"{title} the example in C++ for {environment.torch}",
+            command,
+            environment=build_environment(),
+        )
+
+
+def cpp_example_folder(environment: VirtualEnvironment) -> Path:
+    return ROOT / "build" / f"{environment.torch}-cpp-example"
 
 
 def build_emulated_gpu(environment: VirtualEnvironment) -> None:

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INCLUDE_ROOTS = (ROOT / "allocator", ROOT / "guard", ROOT / "tests")
+INCLUDE_ROOTS = (ROOT / "allocator", ROOT / "guard", ROOT / "preload", ROOT / "tests")
 MEMORY_NAME = "clang-tidy-clean.json"
 # The static analyzer gives up on a function after this many steps. Its own limit, 225000, takes
 # more than half of the whole time, for a few long functions.

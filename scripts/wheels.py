@@ -37,6 +37,16 @@ POLICY = "manylinux_2_34_x86_64"
 # These belong to torch and are in the process when a shim is loaded.
 FOREIGN_LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch*.so", f"libcudart.so.{CUDA_MAJOR}")
 DIST = ROOT / "dist"
+# Files without which the package or a C++ program cannot be used.
+OTHER_FILES = (
+    "__init__.py",
+    "_build_info.py",
+    "py.typed",
+    "include/tencache.h",
+    "cmake/tencacheConfig.cmake",
+    "cmake/tencacheConfig-release.cmake",
+    "cmake/tencacheConfigVersion.cmake",
+)
 # For a wheel that lacks torches: its name would be that of the whole one.
 PARTIAL = ROOT / "build" / "wheel" / "partial"
 _UNPACKED = ROOT / "build" / "torch"
@@ -94,7 +104,7 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
 
 def libraries_of(minors: Iterable[str]) -> set[str]:
     """The names of the libraries in a wheel for these torches."""
-    names = {"libtencache.so", "libtencache_guard.so"}
+    names = {"libtencache.so", "libtencache_guard.so", "libtencache_preload.so"}
     for minor in minors:
         names.add(f"libtencache_torch-{minor}.so")
         names.add(f"libtencache_torch_cuda-{minor}-cu{CUDA_MAJOR}.so")
@@ -111,9 +121,7 @@ def problems_in(wheel: str, names: Collection[str], minors: Iterable[str]) -> li
     problems += [f"lacks {name}" for name in sorted(wanted - libraries)]
     problems += [f"holds {name}, which nobody asked for" for name in sorted(libraries - wanted)]
     problems += [
-        f"lacks tencache/{name}"
-        for name in ("__init__.py", "_build_info.py", "py.typed")
-        if f"tencache/{name}" not in names
+        f"lacks tencache/{name}" for name in OTHER_FILES if f"tencache/{name}" not in names
     ]
     if not any(name.endswith(".dist-info/entry_points.txt") for name in names):
         problems.append("lacks its entry points, without which torch does not load it")

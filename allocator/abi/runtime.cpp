@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "base/units.h"
 #include "engine/cpu_device.h"
 #include "learn/period_writer.h"
+#include "platform/launch_rank.h"
 #include "platform/machine.h"
 
 namespace tencache {
@@ -32,20 +32,6 @@ std::vector<std::string> environment_names() {
     }
   }
   return names;
-}
-
-/// This process's rank among those of one launch; -1 if a launcher has set none, or only one.
-int launch_rank() {
-  int rank = -1;
-  int world = 0;
-  for (const auto& [name, value] : {std::pair("RANK", &rank), std::pair("WORLD_SIZE", &world)}) {
-    const char* const text = getenv(name);
-    if (text == nullptr) return -1;
-    const std::string_view digits(text);
-    const auto [rest, error] = std::from_chars(text, text + digits.size(), *value);
-    if (error != std::errc() || rest != text + digits.size()) return -1;
-  }
-  return world > 1 && rank >= 0 ? rank : -1;
 }
 
 /// Chooses which learned period is recorded: of several kinds that of the one that needs the most

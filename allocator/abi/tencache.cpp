@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "abi/accesses.h"
+#include "abi/enable.h"
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
@@ -85,6 +86,10 @@ int tencache_parse_bytes(const char* text, uint64_t* bytes, tencache_error* erro
 void tencache_set_label(const char* label) { tencache::set_log_label(label); }
 
 int tencache_start(tencache_error* error) { return report(Runtime::instance().start(), error); }
+
+int tencache_enable(tencache_error* error) {
+  return report(tencache::enable(Runtime::instance()), error);
+}
 
 int tencache_is_started(void) { return Runtime::instance().is_started() ? 1 : 0; }
 

@@ -4,9 +4,10 @@
  * Python package (ctypes) and any other host program use nothing else. No function throws or
  * longjmps.
  *
- * Life: tencache_set_option()* -> tencache_start() -> the rest. A process has one runtime, which
- * lives until the process ends. A forked child keeps a passive one: its memory stays readable,
- * nothing migrates, and new allocations come from malloc.
+ * Life: tencache_set_option()* -> tencache_start() -> the rest. A program with libtorch calls
+ * tencache_enable() instead of tencache_start(), and needs nothing of the rest. A process has one
+ * runtime, which lives until the process ends. A forked child keeps a passive one: its memory stays
+ * readable, nothing migrates, and new allocations come from malloc.
  *
  * The option backend says whose memory tencache manages. On cpu (also for auto) that is DRAM, from
  * tencache_allocate(). On cuda it is the memory of the GPUs that tencache_open_gpu() opens
@@ -80,6 +81,16 @@ TENCACHE_API void tencache_set_label(const char* label);
  * 0. */
 TENCACHE_API int tencache_start(tencache_error* error);
 TENCACHE_API int tencache_is_started(void);
+
+/* For C++ programs that link libtorch: puts tencache under PyTorch, with the options set so far.
+ * Finds the libtorch that is loaded, loads the library of this package that fits its version, tests
+ * that this libtorch is laid out as that library expects, and starts. The option backend is settled
+ * first: auto is cuda where torch sees a GPU. The files of the options stats, trace and record are
+ * tried now and written when the process exits, with a summary on stderr. Returns 0, or an error
+ * code with *error filled and nothing installed. A second call does nothing. Call it on one thread,
+ * before the first tensors exist: those stay outside the budget, and existing CUDA tensors are
+ * refused. */
+TENCACHE_API int tencache_enable(tencache_error* error);
 /* The backend in force, "cpu" or "cuda"; "" before start. */
 TENCACHE_API const char* tencache_backend(void);
 

@@ -54,9 +54,28 @@ def autoload() -> None:
         say(f"error: {_one_line(error)}")
         say(
             "error: The program ends here, since TENCACHE asked for tencache and it cannot start. "
-            "Unset TENCACHE to run without it."
+            "Unset TENCACHE, or set TENCACHE=0, to run without it."
         )
         raise SystemExit(EXIT_STATUS) from error
+
+
+def refuse_if_not_loaded() -> None:
+    """The preload library calls this when a program imports torch; raises at most SystemExit.
+
+    It does so only where a variable kept torch from loading extensions at the program's start.
+    """
+    reason = why_not_loaded(os.environ)
+    if reason is None or is_launcher(sys.orig_argv):
+        return
+    try:
+        from tencache import _options
+
+        is_wanted = _options.switch_is_on(os.environ.get("TENCACHE"))
+    except Exception as error:
+        reason, is_wanted = _one_line(error), True
+    if is_wanted:
+        say(f"error: {reason}")
+        raise SystemExit(EXIT_STATUS)
 
 
 def why_not_loaded(environment: Mapping[str, str]) -> str | None:
@@ -66,8 +85,8 @@ def why_not_loaded(environment: Mapping[str, str]) -> str | None:
         return None
     return (
         f"{VARIABLE}={shortened(value)} stops torch from loading extensions, and with `tencache "
-        "run` or TENCACHE=1 tencache starts as one: the program would run without a budget. Unset "
-        f"the variable (`env -u {VARIABLE} tencache run …`). A program that calls "
+        "run`, LD_PRELOAD or TENCACHE=1 tencache starts as one: the program would run without a "
+        f"budget. Unset the variable (`env -u {VARIABLE} tencache run …`). A program that calls "
         "tencache.enable() itself needs neither."
     )
 

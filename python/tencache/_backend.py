@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tencache import _torch_version
-from tencache._library import TencacheError
+from tencache._library import Core, TencacheError
 from tencache._messages import say
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
@@ -40,6 +40,21 @@ def resolve(text: str, torch: Any) -> str:
             "Use --backend cpu if that is what you want."
         )
     return CPU
+
+
+def settle(library: Core) -> None:
+    """Sets the option backend to cuda where it will be that, for a command that imports no torch.
+
+    TencacheError if cuda is asked for and no GPU can be used.
+    """
+    backend = library.option_text("backend")
+    if backend == CPU:
+        return
+    served, reason = is_served(library.doctor()["gpu"], _torch_version.installed())
+    if served:
+        library.set_option("backend", CUDA)  # what auto is here
+    elif backend == CUDA:
+        raise TencacheError(no_cuda_message(reason))
 
 
 def why_no_cuda(torch: Any) -> str | None:

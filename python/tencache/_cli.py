@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tencache` command: run, doctor, stats, report, top, trace, plan.
+"""The `tencache` command: run, doctor, stats, report, top, trace, plan, preload, cmake-dir.
 
 `run` is only a launcher. It checks every value, opens the tiers once to be sure that this machine
 can, writes the options into the environment and becomes the program through exec. So exit status,
@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -31,22 +30,29 @@ from rich.table import Table
 from tencache import (
     _autoload,
     _backend,
+    _cli_cpp,
     _cli_look,
     _cli_plan,
     _doctor,
     _options,
+    _preload,
     _report,
     _runtime,
-    _torch_version,
     _trace,
 )
-from tencache._library import Core, TencacheError, core, guard_path, package_version
+from tencache._library import (
+    Core,
+    TencacheError,
+    core,
+    guard_path,
+    package_version,
+    preload_path,
+)
 from tencache._messages import say, shortened
 
 _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
-_PRELOAD_VARIABLE, _PRELOAD_SEPARATORS = "LD_PRELOAD", " :"
 _USAGE_LETTERS_MAX = 1000
 
 
@@ -134,6 +140,8 @@ def command() -> None:
 command.add_command(_cli_plan.plan)
 command.add_command(_cli_look.report)
 command.add_command(_cli_look.top)
+command.add_command(_cli_cpp.preload)
+command.add_command(_cli_cpp.cmake_dir)
 
 
 # ---- run ---------------------------------------------------------------------------------------
@@ -165,11 +173,15 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     reason = _autoload.why_not_loaded(os.environ)
     if reason is not None:
         raise TencacheError(reason)
-    _check_interpreter(executable)
+    interpreter = interpreter_of(executable)
+    _check_interpreter(executable, interpreter)
     environment = dict(os.environ)
     _write_environment(environment, library, given)
     _check_machine(library)  # This quietens the library.
-    _preload_guard(environment, library, guard_path())
+    if interpreter is None:
+        # It may be a program that links libtorch, or start one.
+        _preload.add_preload(environment, preload_path())
+    _preload.add_guard(environment, library, guard_path())
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -233,9 +245,8 @@ def interpreter_of(executable: str) -> str | None:
     return None
 
 
-def _check_interpreter(executable: str) -> None:
+def _check_interpreter(executable: str, interpreter: str | None) -> None:
     """Refuses a Python that has no tencache: the program would silently run without it."""
-    interpreter = interpreter_of(executable)
     if interpreter is None or interpreter == sys.executable:
         return
     question = (
@@ -263,13 +274,7 @@ def _check_machine(library: Core) -> None:
     The exec that follows closes them. The core is kept quiet here, because it will say the same
     again in the program.
     """
-    backend = library.option_text("backend")
-    if backend != _backend.CPU:
-        served, reason = _backend.is_served(library.doctor()["gpu"], _torch_version.installed())
-        if served:
-            library.set_option("backend", _backend.CUDA)  # what auto is here
-        elif backend == _backend.CUDA:
-            raise TencacheError(_backend.no_cuda_message(reason))
+    _backend.settle(library)
     library.set_option("quiet", "on")
     library.set_option("log_level", "error")
     library.start()
@@ -281,29 +286,6 @@ def _write_environment(
     environment[_options.SWITCH] = "1"
     for name in given:
         environment[_options.find(name).environment] = library.option_text(name)
-
-
-def _preload_guard(
-    environment: MutableMapping[str, str], library: Core, guard: Path | None
-) -> None:
-    """Makes the dynamic linker load the guard before all other libraries of the program.
-
-    Programs that it starts inherit the guard, as they do the options.
-    """
-    if library.option_text("backend") != _backend.CUDA:
-        return
-    if guard is None or library.option_text("launch_guard") == "off":
-        return
-    if set(str(guard)) & set(_PRELOAD_SEPARATORS):
-        say(
-            f"warning: {guard} cannot be preloaded, because its path has a space or a colon in it: "
-            "kernels that no op announces are not seen, nor streams that the program destroys. "
-            "Install tencache elsewhere, or silence this with --no-launch-guard."
-        )
-        return
-    given = environment.get(_PRELOAD_VARIABLE, "")
-    if str(guard) not in re.split(f"[{_PRELOAD_SEPARATORS}]", given):
-        environment[_PRELOAD_VARIABLE] = f"{guard}:{given}" if given else str(guard)
 
 
 # ---- doctor ------------------------------------------------------------------------------------

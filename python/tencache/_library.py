@@ -6,7 +6,8 @@ command line, `tencache doctor` and the option table work even if torch is absen
 version. `shim()` gives libtencache_torch-<minor>.so, the doors into PyTorch. It reads the C++
 structures of one minor version of torch, so it is loaded only if that version runs
 (`_torch_version.py`). `cuda_shim()` gives libtencache_torch_cuda-<minor>-cu<major>.so, the doors
-for GPU memory. libtencache_guard.so is not loaded here: a program is started with it.
+for GPU memory. libtencache_guard.so and libtencache_preload.so are not loaded here: a program is
+started with them.
 
 The libraries are in the package's folder, beside the `_build_info.py` that the build writes.
 Invariants: (1) nothing here imports torch; (2) every C function has its argument types declared
@@ -34,7 +35,7 @@ from tencache._torch_version import (
 )
 
 _FOLDER = Path(__file__).resolve().parent
-_GUARD = "libtencache_guard.so"
+_GUARD, _PRELOAD = "libtencache_guard.so", "libtencache_preload.so"
 
 # The values of tencache_error.code that this module tells apart (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
@@ -474,6 +475,22 @@ def guard_path() -> Path | None:
     """The library that is preloaded to see kernel launches; None if it was not built."""
     path = _FOLDER / _GUARD
     return path if path.exists() else None
+
+
+def preload_path() -> Path:
+    """The library that enables tencache in a program that is started with it."""
+    path = _FOLDER / _PRELOAD
+    if not path.exists():
+        raise TencacheError(_not_built(_PRELOAD))
+    return path
+
+
+def cmake_folder() -> Path:
+    """The folder with tencacheConfig.cmake."""
+    path = _FOLDER / "cmake"
+    if not path.exists():
+        raise TencacheError(_not_built("cmake/tencacheConfig.cmake"))
+    return path
 
 
 def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:

@@ -91,6 +91,14 @@ TEST_F(AbiTest, BeforeStartThereIsNoArena) {
   });
 }
 
+TEST_F(AbiTest, WithoutLibtorchNothingIsEnabled) {
+  in_child([this] {
+    EXPECT_EQ(tencache_enable(&error_), TENCACHE_FAILED_PRECONDITION);
+    EXPECT_NE(strstr(error_.message, "no libtorch in this process"), nullptr) << error_.message;
+    EXPECT_EQ(tencache_is_started(), 0);
+  });
+}
+
 TEST_F(AbiTest, APeriodToFollowIsGivenBeforeStart) {
   in_child([this] {
     Trace trace;

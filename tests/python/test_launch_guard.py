@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tencache import _cli, _library
+from tencache import _library, _preload
 
 GUARD = _library.guard_path()
 has_cuda_torch = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def preloaded(monkeypatch):
             monkeypatch.setenv(name, text)
         _library.core().read_environment()
         environment = dict(environment)
-        _cli._preload_guard(environment, _library.core(), guard)
+        _preload.add_guard(environment, _library.core(), guard)
         return environment.get("LD_PRELOAD")
 
     return preload

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import run_command
+from test_cpp import PRELOADED, program_with_libtorch
 from test_failures import Mount, needs_root, unmount
 from test_self_test import ANSWERS
 from troubleshooting import has, messages
@@ -147,6 +148,15 @@ OF_LIMITS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+# By what the libtorch of a preloaded C++ program has.
+OF_LIBTORCH: Mapping[str, str] = {
+    "The program ends here, since LD_PRELOAD asked for tencache and it cannot start.": "",
+    "This tencache supports torch …, but this program runs with torch …": (
+        "unsigned long aoti_torch_abi_version() { return 2ul << 56 | 99ul << 48; }"
+    ),
+    "The libtorch of this process does not tell its version, …": "",
+}
+
 OF_ANOTHER_LAYOUT = (
     "… is not laid out like torch …, which this part of tencache was compiled against: …"
 )
@@ -156,7 +166,7 @@ OF_A_FULL_DISK = "Cannot spill to …: only … are free there and at least … 
 
 def test_the_page_has_these_messages_and_no_others() -> None:
     here = [message for said in OF_TROUBLES.values() for message in said]
-    for by_message in (OF_COMMANDS, OF_VARIABLES, OF_TORCH, OF_LIMITS):
+    for by_message in (OF_COMMANDS, OF_VARIABLES, OF_TORCH, OF_LIMITS, OF_LIBTORCH):
         here += by_message
     here += [OF_ANOTHER_LAYOUT, OF_ANOTHER_USER, OF_A_FULL_DISK]
     assert sorted(here) == sorted(messages(with_gpus=False))
@@ -226,6 +236,14 @@ def test_torch_of_another_layout(run_python: Run, tmp_path: Path) -> None:
         status=2,
     )
     assert has(done.stderr, OF_ANOTHER_LAYOUT), done.stderr
+
+
+@pytest.mark.parametrize("message", OF_LIBTORCH)
+def test_cpp_program_says_so(tmp_path: Path, message: str) -> None:
+    program = program_with_libtorch(tmp_path, OF_LIBTORCH[message])
+    done = run_command([str(program)], cwd=tmp_path, env=PRELOADED)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert has(done.stderr, message), done.stderr
 
 
 # ---- On the command line ------------------------------------------------------------------------

@@ -84,6 +84,14 @@ def test_the_guard_knows_one_header_of_the_core() -> None:
     assert "CUDA" in problems("guard/a.cpp", "#include <cuda_runtime_api.h>")[0]
 
 
+def test_the_preload_library_knows_one_header_of_the_core() -> None:
+    text = '#include "abi/tencache.h"\n#include "python.h"\n#include <dlfcn.h>\n'
+    assert problems("preload/a.cpp", text) == []
+    assert "nothing of the core" in problems("preload/a.cpp", '#include "base/log.h"')[0]
+    assert "torch" in problems("preload/a.cpp", "#include <torch/all.h>")[0]
+    assert "Python" in problems("preload/a.cpp", "#include <Python.h>")[0]
+
+
 def test_suites_of_the_core_do_without_torch() -> None:
     assert problems("tests/allocator/a_test.cpp", '#include "engine/engine.h"') == []
     assert "torch" in problems("tests/allocator/a_test.cpp", "#include <torch/all.h>")[0]

@@ -30,6 +30,10 @@ def test_the_guard_exports_what_it_stands_in_for() -> None:
     assert "dlsym" not in check_symbols.exports_of("build/libtencache.so")
 
 
+def test_the_preload_library_exports_one_function() -> None:
+    assert check_symbols.exports_of("build/libtencache_preload.so") == {"__libc_start_main"}
+
+
 def test_a_good_library_passes() -> None:
     needed = {"libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
     assert check_symbols.problems_in(DECLARED, {"mmap", "_ZSt9terminatev"}, needed, DECLARED) == []

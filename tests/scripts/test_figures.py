@@ -66,7 +66,7 @@ def test_arrows_between_states() -> None:
 def test_threads() -> None:
     started: set[str] = set()
     for path in source_files((".cpp", ".h")):
-        if path.parts[0] in ("allocator", "shim", "guard"):
+        if path.parts[0] in ("allocator", "shim", "guard", "preload"):
             code = without_comments((ROOT / path).read_text(), keep_strings=True)
             started.update(re.findall(r'start_service_thread\(\s*"([^"]+)"', code))
     assert started

@@ -13,9 +13,7 @@ MINORS = ("2.11", "2.13")
 NAME = f"tencache-0.1.0-py3-none-{wheels.POLICY}.whl"
 CONTENT = {
     *(f"tencache/{name}" for name in wheels.libraries_of(MINORS)),
-    "tencache/__init__.py",
-    "tencache/_build_info.py",
-    "tencache/py.typed",
+    *(f"tencache/{name}" for name in wheels.OTHER_FILES),
     "tencache-0.1.0.dist-info/METADATA",
     "tencache-0.1.0.dist-info/entry_points.txt",
 }
@@ -31,6 +29,8 @@ def test_a_whole_wheel_has_no_problems() -> None:
         ("tencache/libtencache_torch-2.13.so", "lacks tencache/libtencache_torch-2.13.so"),
         ("tencache/libtencache_torch_cuda-2.11-cu13.so", "libtencache_torch_cuda-2.11-cu13.so"),
         ("tencache/libtencache_guard.so", "lacks tencache/libtencache_guard.so"),
+        ("tencache/libtencache_preload.so", "lacks tencache/libtencache_preload.so"),
+        ("tencache/include/tencache.h", "lacks tencache/include/tencache.h"),
         ("tencache/_build_info.py", "lacks tencache/_build_info.py"),
         ("tencache-0.1.0.dist-info/entry_points.txt", "lacks its entry points"),
     ],

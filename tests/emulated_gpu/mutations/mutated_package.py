@@ -25,6 +25,7 @@ MINOR = MAIN.torch.removeprefix("torch-")
 LIBRARIES = (
     "allocator/libtencache.so",
     "guard/libtencache_guard.so",
+    "preload/libtencache_preload.so",
     f"shim/libtencache_torch-{MINOR}.so",
     f"shim/libtencache_torch_cuda-{MINOR}-cu13.so",
 )

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a C++ program gets when it exits: the stats file, the trace file, and a short summary on
+// stderr. A Python program gets them from the package instead (python/tencache/_report.py), with a
+// longer summary. The stats file has the same fields, so `tencache stats` and `tencache report`
+// read both. A file that cannot be written costs one line and never the exit status. A process that
+// ends by a signal or by _exit() leaves nothing, and neither does a forked child.
+//
+// Threads: one; at exit, that which calls exit().
+#pragma once
+
+#include <string>
+
+#include "abi/runtime.h"
+#include "base/status.h"
+
+namespace tencache {
+
+/// Makes the paths of the options stats, trace and record absolute, with the rank in them where
+/// there are several, and tries each. An error for one that could not be written: after hours of
+/// training it would be too late. Call before start.
+Status settle_output_files(Runtime& runtime);
+
+/// Has all this done when the process exits. Call once, after start.
+void report_at_exit(const std::string& torch_version);
+
+}  // namespace tencache

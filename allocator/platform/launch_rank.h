@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The place of this process among those of one launch, as launchers set it (RANK, WORLD_SIZE).
+// Reads the environment; no state.
+#pragma once
+
+namespace tencache {
+
+/// This process's rank; -1 if a launcher has set none, or started only one process.
+int launch_rank();
+
+}  // namespace tencache

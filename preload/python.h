@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Python interpreters under the preload library. There torch itself enables tencache: at the end of
+// `import torch` it loads its extensions, tencache among them, and the variable TENCACHE asks for
+// it (python/tencache/_autoload.py). So a Python program that never imports torch goes on as if
+// nothing were preloaded, and so do the programs that it starts.
+//
+// Threads: the one that starts the program.
+#pragma once
+
+namespace tencache::preload {
+
+/// Whether this process is a Python interpreter, or links one.
+bool is_python();
+
+/// Sets TENCACHE=1, unless the variable is set. If TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from
+/// loading extensions, `import torch` will be an error: the program would run without a budget.
+/// Call before the interpreter starts.
+void prepare_python();
+
+}  // namespace tencache::preload
