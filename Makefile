@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Arguments for pytest: make test-python ARGS="-k trainer -x"; for soaks: make soak ARGS="--minutes 60"
 ARGS ?=
 
-TASKS := build check demo docs test lint format bench clean mutations \
+TASKS := build check demo demo-cuda docs test lint format bench clean mutations \
          test-core test-asan-ubsan test-tsan wheel test-wheel check-wheel
 
 WITH_ARGS := test-gpu test-gpu-2.15 test-python test-python-2.15 soak
@@ -17,6 +17,7 @@ help:
 	@echo 'make build               builds tencache and installs it into .venv: .venv/bin/tencache'
 	@echo 'make check               lints, and the fast tests of what changed: minutes'
 	@echo 'make demo                trains a model beyond its memory budget and compares every bit'
+	@echo 'make demo-cuda           the same on an emulated GPU: its bits count, its times do not'
 	@echo 'make docs                build/docs/site: the documents as a site'
 	@echo 'make test                everything below, in the parts that CI runs'
 	@echo '  make lint              formats, layers, house rules, clang-tidy, ruff, mypy, documents'

@@ -43,6 +43,7 @@ from repository import CPP_SUFFIXES, source_files
 from steps import ROOT, StepFailed, run, say
 
 SCRIPTS = ROOT / "scripts"
+EMULATED_GPU = ROOT / "tests" / "emulated_gpu" / "run"  # runs a command there
 SHORT = "not slow and not any_torch"  # selects from tests/python
 ONCE = "not repeated"  # the same, for the oldest torch
 # Two of each program's seven runs; all runs take five minutes on two cores.
@@ -98,6 +99,14 @@ def demo() -> None:
     run(
         "Demonstration", [MAIN.python, "examples/demo.py"], environment=clean_variables(), live=True
     )
+
+
+def demo_cuda() -> None:
+    ready(MAIN)
+    install_package(MAIN)
+    say("An emulated GPU runs on the CPU: the bits of this demonstration count, its times do not.")
+    command = [EMULATED_GPU, "--", MAIN.python, "examples/demo.py", "--cuda"]
+    run("Demonstration on an emulated GPU", command, environment=clean_variables(), live=True)
 
 
 def whole_wheel() -> None:
@@ -189,12 +198,11 @@ def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
     install_package(environment)
     if environment is MAIN:
         build_cpp_example(environment)
-    emulated = ROOT / "tests" / "emulated_gpu" / "run"
     version = environment.torch.removeprefix("torch-")
     pytest = (environment.python, "-m", "pytest", "tests/emulated_gpu", "tests/gpu")
     run(
         f"Tests on an emulated GPU on {environment.torch}",
-        [emulated, "--torch", version, "--", *pytest, *arguments],
+        [EMULATED_GPU, "--torch", version, "--", *pytest, *arguments],
         environment=clean_variables(),
         live=True,
     )
@@ -440,6 +448,7 @@ def main(arguments: list[str]) -> int:
         "build": build,
         "check": check,
         "demo": demo,
+        "demo-cuda": demo_cuda,
         "docs": docs,
         "test": test,
         "format": format_sources,
