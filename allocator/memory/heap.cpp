@@ -189,8 +189,9 @@ Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const
                      " with " + format_bytes(budget_.used()) + " of the device budget of " +
                      format_bytes(budget_.limit()) + " in use. ";
   if (reason.is_ok()) {
-    text += "Strict mode does not spill; the smallest budget that would do here is " +
-            option_bytes(would_do) + ": raise --device-memory or leave out --strict.";
+    text += "Strict mode does not spill; this allocation would have fitted into " +
+            option_bytes(would_do) +
+            ", and later ones may need more: raise --device-memory or leave out --strict.";
   } else {
     text += "Nothing can be spilled: " + reason.clause() +
             ". The smallest budget that would do here without spilling more is " +

@@ -170,3 +170,5 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         for line in lines:
             console.print(f"[bold]{title}:[/bold] ", end="")
             console.print(line, markup=False, highlight=False)
+    if not blockers(report):
+        console.print("Nothing is blocked: tencache can start here.")

@@ -106,8 +106,7 @@ def _subtitle(stats: Mapping[str, Any]) -> str:
 
 def _cards(stats: Mapping[str, Any]) -> Iterator[Card]:
     wall_s, steps, plan = stats["wall_s"], stats["steps"], stats.get("plan") or {}
-    each = f", {format_seconds(wall_s / steps)} each" if steps else ""
-    yield Card("Time", format_seconds(wall_s), f"{steps} steps{each}")
+    yield Card("Time in all", format_seconds(wall_s), f"{steps} steps")
     if plan.get("step_s"):
         over = plan["step_s"] / plan["ideal_step_s"] if plan["ideal_step_s"] else 0
         note = f"{over:.2f} times computing alone" if over else ""

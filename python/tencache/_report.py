@@ -162,7 +162,7 @@ def _first_line(stats: Mapping[str, Any]) -> str:
     peak, budget = stats["peak"]["device"], stats["budget"]["device"]
     line = format_seconds(wall_s)
     if steps:
-        line += f" for {_count(steps, 'step')} ({format_seconds(wall_s / steps)} each)"
+        line += f" in all, {_count(steps, 'step')}"
     return f"{line}; device peak {format_bytes(peak)} of a budget of {format_bytes(budget)}"
 
 

@@ -51,7 +51,7 @@ def stats_with(**changes):
 def test_summary_holds_every_figure():
     text = "\n".join(_report.summary_lines(STATS))
     for figure in (
-        "50.0 s for 10 steps (5.00 s each)",
+        "50.0 s in all, 10 steps",
         "device peak 2.00 GiB of a budget of 2.00 GiB",
         "evicted 10.0 GiB, fetched 9.00 GiB",
         "6.00 GiB written, 9.00 GiB read, 4.00 GiB clean",
