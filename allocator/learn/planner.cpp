@@ -10,6 +10,7 @@
 #include "learn/early_fetches.h"
 #include "learn/gap_choice.h"
 #include "learn/link_time.h"
+#include "learn/local_search.h"
 #include "learn/near_fetches.h"
 
 namespace tencache {
@@ -28,8 +29,6 @@ constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
 // How much may be copied to disk ahead of need, in shares of what goes there anyway.
 constexpr std::array<double, 4> kCopyShares = {0.5, 0.75, 1.0, 1.25};
-// Steps are compared in units of this part of the computing time.
-constexpr uint64_t kStepParts = 1024;
 constexpr int kFeedbackRounds = 2;
 
 /// Gives every chosen gap the op at which its fetch may start.
@@ -104,21 +103,6 @@ class FetchSchedule {
   std::vector<uint64_t> used_;  // by bin, while everything chosen is away
 };
 
-uint64_t bytes_moved(const Simulation& simulation) {
-  return simulation.bytes_read + simulation.bytes_written + simulation.disk_bytes_read +
-         simulation.disk_bytes_written;
-}
-
-bool is_better(const Simulation& left, const Simulation& right) {
-  if (left.over_budget_bytes != right.over_budget_bytes) {
-    return left.over_budget_bytes < right.over_budget_bytes;
-  }
-  const uint64_t unit = left.compute_ns / kStepParts + 1;
-  if (left.step_ns / unit != right.step_ns / unit) return left.step_ns < right.step_ns;
-  if (left.bytes_late != right.bytes_late) return left.bytes_late < right.bytes_late;
-  return bytes_moved(left) < bytes_moved(right);
-}
-
 // Returns whether there is a new best.
 bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
                   Planned* best) {
@@ -173,6 +157,7 @@ class Search {
     for (int round = 0; round < kOrderedRounds && has_stalls(best_.simulation); ++round) {
       if (!try_ordered(BinTimeline(trace_, best_.simulation.stall_ns), belady)) break;
     }
+    improve_moves(trace_, machine_, gaps_, &best_);
     return std::move(best_);
   }
 

@@ -536,7 +536,22 @@ void Replay::release(uint32_t tensor) {
   state.open_move = TensorState::kNone;
 }
 
+uint64_t bytes_moved(const Simulation& simulation) {
+  return simulation.bytes_read + simulation.bytes_written + simulation.disk_bytes_read +
+         simulation.disk_bytes_written;
+}
+
 }  // namespace
+
+bool is_better(const Simulation& left, const Simulation& right) {
+  if (left.over_budget_bytes != right.over_budget_bytes) {
+    return left.over_budget_bytes < right.over_budget_bytes;
+  }
+  const uint64_t unit = left.compute_ns / kStepParts + 1;
+  if (left.step_ns / unit != right.step_ns / unit) return left.step_ns < right.step_ns;
+  if (left.bytes_late != right.bytes_late) return left.bytes_late < right.bytes_late;
+  return bytes_moved(left) < bytes_moved(right);
+}
 
 Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine) {
   return Replay(trace, plan, machine).run();
