@@ -277,7 +277,8 @@ typedef struct tencache_machine {
 #define TENCACHE_PLAN_JSON_BYTES 1024
 
 /* Plans the period for the machine and writes the prediction for one period into `buffer` as JSON:
- * step_ns, compute_ns, bound_step_ns (no schedule can beat it), stall_ns,
+ * step_ns, step_slower_ns and step_faster_ns (the same plan, with links and disk 20 % slower and
+ * faster), compute_ns, bound_step_ns (no schedule can beat it), stall_ns,
  * work_ns (processor time that moving takes from the program; step = compute + stall + work);
  * bytes_read, bytes_written, bytes_dropped (left without a write), bytes_late (those read that an
  * op waited for); disk_bytes_read and disk_bytes_written, below host memory if there is a disk;

@@ -7,9 +7,10 @@
 
 namespace tencache {
 
-HostModel::HostModel(const Trace& trace, const Machine& machine)
+HostModel::HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes)
     : trace_(trace),
       machine_(machine),
+      copy_ahead_bytes_(copy_ahead_bytes),
       window_bytes_(bytes_needed_next(machine.host_bytes, machine.host_headroom_bytes)),
       copies_(trace.tensors.size()),
       fetched_bytes_(machine.host_bytes) {
@@ -17,91 +18,112 @@ HostModel::HostModel(const Trace& trace, const Machine& machine)
 }
 
 uint64_t HostModel::take_room(uint32_t tensor, uint64_t now_ns) {
-  const uint64_t room_ns = make_room(bytes_of(tensor), now_ns);
-  copies_[tensor].is_in_host = true;
+  const uint64_t room_ns = enter(tensor, machine_.host_headroom_bytes, now_ns);
   copies_[tensor].ready_ns = 0;
   return room_ns;
 }
 
 void HostModel::become_cold(uint32_t tensor, uint64_t next_use) {
-  Copy& copy = copies_[tensor];
-  spare_.erase(tensor);
-  copy.is_cold = true;
-  copy.next_use = next_use;
-  cold_list_of(copy).emplace(next_use, tensor);
+  remove_spare(tensor);
+  copies_[tensor].next_use = next_use;
+  enter_cold(tensor);
   // Room was promised to those that were still leaving; now one of the cold ones can give it.
-  make_room(0, now_ns_);
+  make_room(0, machine_.host_headroom_bytes, now_ns_);
 }
 
 uint64_t HostModel::fetch(uint32_t tensor, uint64_t now_ns) {
   Copy& copy = copies_[tensor];
-  cold_list_of(copy).erase({copy.next_use, tensor});
-  copy.is_cold = false;
+  leave_cold(tensor);
   fetched_bytes_ += bytes_of(tensor);
-  if (!copy.is_in_host) read(tensor, make_room(bytes_of(tensor), now_ns));
+  if (!copy.is_in_host) read(tensor, now_ns);
   return std::max(now_ns, copy.ready_ns);
 }
 
 void HostModel::become_resident(uint32_t tensor) {
-  if (copies_[tensor].is_in_host) spare_.insert(tensor);
+  if (copies_[tensor].is_in_host && spare_.insert(tensor).second) spare_bytes_ += bytes_of(tensor);
 }
 
 void HostModel::forget(uint32_t tensor) {
   Copy& copy = copies_[tensor];
-  if (copy.is_cold) cold_list_of(copy).erase({copy.next_use, tensor});
-  spare_.erase(tensor);
+  if (copy.is_cold) leave_cold(tensor);
+  remove_spare(tensor);
   if (copy.is_in_host) used_bytes_ -= bytes_of(tensor);
+  if (copy.is_on_disk) disk_bytes_ -= bytes_of(tensor);
   copy = {};
 }
 
 void HostModel::advance(uint64_t until_ns) {
-  // The engine looks each time that this much was fetched, until it finds nothing more to read.
-  while (fetched_bytes_ >= machine_.host_headroom_bytes / 4) {
-    if (std::max(read_free_ns_, now_ns_) >= until_ns) break;
-    const std::optional<uint32_t> next = first_to_read();
-    if (!next) {
-      fetched_bytes_ = 0;
-      break;
-    }
-    // The tensor leaves the list first, so that it is not the one that makes room.
-    const uint64_t next_use = copies_[*next].next_use;
-    on_disk_.erase({next_use, *next});
-    read(*next, make_room(bytes_of(*next), now_ns_));
-    in_host_.emplace(next_use, *next);
-  }
+  copy_ahead(until_ns);
+  read_ahead(until_ns);
   now_ns_ = std::max(now_ns_, until_ns);
 }
 
-// Returns the time from which on there is room.
-uint64_t HostModel::make_room(uint64_t bytes, uint64_t now_ns) {
-  uint64_t room_ns = now_ns;
-  while (used_bytes_ + bytes > capacity_bytes()) {
-    if (drop_spare_copy()) continue;
-    if (in_host_.empty()) break;
-    const uint32_t last = in_host_.rbegin()->second;
-    Copy& copy = copies_[last];
-    in_host_.erase(std::prev(in_host_.end()));
-    if (!copy.is_on_disk) {
-      const uint64_t begin_ns = std::max({write_free_ns_, now_ns, copy.ready_ns});
-      write_free_ns_ = begin_ns + transfer_ns(bytes_of(last), machine_.disk_write_bytes_per_s);
-      bytes_written_ += bytes_of(last);
-      copy.is_on_disk = true;
-      const uint64_t ahead_ns =
-          transfer_ns(machine_.host_headroom_bytes, machine_.disk_write_bytes_per_s);
-      if (write_free_ns_ > now_ns + ahead_ns) room_ns = write_free_ns_ - ahead_ns;
-    }
-    give_back(last);
-    on_disk_.emplace(copy.next_use, last);
+void HostModel::copy_ahead(uint64_t until_ns) {
+  while (!not_copied_.empty()) {
+    const uint32_t last = not_copied_.rbegin()->second;
+    const uint64_t begin_ns = std::max({write_free_ns_, now_ns_, copies_[last].ready_ns});
+    if (begin_ns >= until_ns || !may_be_copied(last)) return;
+    not_copied_.erase(std::prev(not_copied_.end()));
+    write(last, begin_ns);
   }
-  used_bytes_ += bytes;
-  return room_ns;
+}
+
+void HostModel::read_ahead(uint64_t until_ns) {
+  // The engine looks each time that this much was fetched, until it finds nothing more to read.
+  while (fetched_bytes_ >= machine_.host_headroom_bytes / 4) {
+    if (std::max(read_free_ns_, now_ns_) >= until_ns) return;
+    const std::optional<uint32_t> next = first_to_read();
+    if (!next || !has_room_for(*next)) {
+      fetched_bytes_ = 0;
+      return;
+    }
+    // The tensor leaves the list first, so that it is not the one that makes room.
+    leave_cold(*next);
+    read(*next, now_ns_);
+    enter_cold(*next);
+  }
+}
+
+// Returns the time from which on there is room for the tensor.
+uint64_t HostModel::enter(uint32_t tensor, uint64_t kept_free_bytes, uint64_t now_ns) {
+  make_room(bytes_of(tensor), kept_free_bytes, now_ns);
+  used_bytes_ += bytes_of(tensor);
+  copies_[tensor].is_in_host = true;
+  // What was given up holds its room until it is written; it need not be as far as more is free.
+  const uint64_t free_bytes = machine_.host_bytes - std::min(machine_.host_bytes, used_bytes_);
+  const uint64_t free_ns = transfer_ns(free_bytes, machine_.disk_write_bytes_per_s);
+  return std::max(now_ns, write_free_ns_ - std::min(write_free_ns_, free_ns));
+}
+
+// Afterwards there is room for `bytes`, with half of the headroom free beside them. Where it was
+// not, so much is made free.
+void HostModel::make_room(uint64_t bytes, uint64_t kept_free_bytes, uint64_t now_ns) {
+  if (used_bytes_ + bytes <= window_bytes_) return;
+  while (used_bytes_ + bytes > machine_.host_bytes - kept_free_bytes) {
+    if (!drop_spare_copy() && !demote_last(now_ns)) return;
+  }
 }
 
 bool HostModel::drop_spare_copy() {
   if (spare_.empty()) return false;
   const uint32_t tensor = *spare_.begin();
-  spare_.erase(spare_.begin());
+  remove_spare(tensor);
   give_back(tensor);
+  return true;
+}
+
+// The tensor that is needed last is on disk alone from now on. False if there is none.
+bool HostModel::demote_last(uint64_t now_ns) {
+  if (in_host_.empty()) return false;
+  const uint32_t last = in_host_.rbegin()->second;
+  leave_cold(last);
+  if (!copies_[last].is_on_disk) {
+    // A copy ahead of need would have begun as soon as the disk was free.
+    const uint64_t asked_ns = may_be_copied(last) ? now_ns_ : now_ns;
+    write(last, std::max({write_free_ns_, asked_ns, copies_[last].ready_ns}));
+  }
+  give_back(last);
+  enter_cold(last);
   return true;
 }
 
@@ -111,12 +133,18 @@ void HostModel::give_back(uint32_t tensor) {
 }
 
 void HostModel::read(uint32_t tensor, uint64_t now_ns) {
-  Copy& copy = copies_[tensor];
-  read_free_ns_ = std::max(read_free_ns_, now_ns) +
+  const uint64_t room_ns = enter(tensor, machine_.host_headroom_bytes / 2, now_ns);
+  read_free_ns_ = std::max(read_free_ns_, room_ns) +
                   transfer_ns(bytes_of(tensor), machine_.disk_read_bytes_per_s);
   bytes_read_ += bytes_of(tensor);
-  copy.is_in_host = true;
-  copy.ready_ns = read_free_ns_;
+  copies_[tensor].ready_ns = read_free_ns_;
+}
+
+void HostModel::write(uint32_t tensor, uint64_t begin_ns) {
+  write_free_ns_ = begin_ns + transfer_ns(bytes_of(tensor), machine_.disk_write_bytes_per_s);
+  bytes_written_ += bytes_of(tensor);
+  disk_bytes_ += bytes_of(tensor);
+  copies_[tensor].is_on_disk = true;
 }
 
 // Among the tensors needed next, the first that is only on disk.
@@ -129,6 +157,35 @@ std::optional<uint32_t> HostModel::first_to_read() const {
     next_bytes += bytes_of(other);
   }
   return next_bytes <= window_bytes_ ? std::optional(tensor) : std::nullopt;
+}
+
+// Whether reading it takes room only from what is spare or needed later. Otherwise what made room
+// would be the next to be read.
+bool HostModel::has_room_for(uint32_t tensor) const {
+  uint64_t room_bytes = window_bytes_ - std::min(window_bytes_, used_bytes_) + spare_bytes_;
+  for (auto last = in_host_.rbegin(); last != in_host_.rend(); ++last) {
+    if (room_bytes >= bytes_of(tensor) || last->first <= copies_[tensor].next_use) break;
+    room_bytes += bytes_of(last->second);
+  }
+  return room_bytes >= bytes_of(tensor);
+}
+
+void HostModel::enter_cold(uint32_t tensor) {
+  Copy& copy = copies_[tensor];
+  copy.is_cold = true;
+  cold_list_of(copy).emplace(copy.next_use, tensor);
+  if (!copy.is_on_disk) not_copied_.emplace(copy.next_use, tensor);
+}
+
+void HostModel::leave_cold(uint32_t tensor) {
+  Copy& copy = copies_[tensor];
+  copy.is_cold = false;
+  cold_list_of(copy).erase({copy.next_use, tensor});
+  not_copied_.erase({copy.next_use, tensor});
+}
+
+void HostModel::remove_spare(uint32_t tensor) {
+  if (spare_.erase(tensor) > 0) spare_bytes_ -= bytes_of(tensor);
 }
 
 }  // namespace tencache

@@ -4,11 +4,13 @@
 // departing bytes wait for room there, and returning bytes for the disk. It does what the engine
 // does (engine/move/cuda/host_spill.h): first it gives up copies of resident tensors, then it
 // writes the tensors that are needed last to disk. It reads what is needed next ahead of its fetch.
+// If the plan says so, it copies what is needed last to disk while the disk has nothing to write.
 //
-// The model: the disk does one read and one write at a time, side by side. Copies fill host memory
-// up to the headroom. Writes free the headroom again while evictions go on, so an eviction waits
-// only for writes that are behind by more than the headroom. In the end there is always room; the
-// engine would leave a tensor on the device instead, which the simulator does not play.
+// The model: the disk does one read and one write at a time, side by side. Where an eviction would
+// leave less free than half of the headroom, the whole of it is made free. What is being written
+// still holds its room, so an eviction waits where more is being written than is free. Reads leave
+// half of the headroom free. In the end there is always room; the engine would leave a tensor on
+// the device instead, which the simulator does not play.
 //
 // Time never goes back between calls. Pure: no clock, no threads.
 #pragma once
@@ -27,17 +29,19 @@ namespace tencache {
 /// The part of host memory that is kept free for evictions where there is a disk below it.
 inline constexpr double kHostHeadroomShare = 1.0 / 8;
 
-/// How much of what is needed next is to be in host memory: all that fits beside the headroom. A
-/// disk is so much slower than the link that reads must begin as soon as there is room. What makes
-/// room is needed later than what is read, since the tensors needed last leave first.
+/// How much of what is needed next is to be in host memory: all that fits beside half of the
+/// headroom, which is left to evictions. A disk is so much slower than the link that reads must
+/// begin as soon as there is room. What makes room is needed later than what is read, since the
+/// tensors needed last leave first.
 constexpr uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes) {
-  return host_bytes - headroom_bytes;
+  return host_bytes - headroom_bytes / 2;
 }
 
 class HostModel {
  public:
-  /// REQUIRES: machine.host_bytes > 0. Both outlive the model.
-  HostModel(const Trace& trace, const Machine& machine);
+  /// Copies to disk are made ahead of need until `copy_ahead_bytes` lie there. REQUIRES:
+  /// machine.host_bytes > 0. Trace and machine outlive the model.
+  HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes = 0);
 
   /// Whether the tensor has a copy, in either tier.
   bool holds(uint32_t tensor) const {
@@ -54,7 +58,7 @@ class HostModel {
   void become_resident(uint32_t tensor);
   /// The tensor's copy is worthless from now on.
   void forget(uint32_t tensor);
-  /// Plays the reads ahead of use that can begin by then.
+  /// Plays the copies ahead of need and the reads ahead of use that can begin by then.
   void advance(uint64_t until_ns);
 
   uint64_t used_bytes() const { return used_bytes_; }
@@ -76,22 +80,37 @@ class HostModel {
   using ByNextUse = std::set<std::pair<uint64_t, uint32_t>>;
 
   uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
-  uint64_t capacity_bytes() const { return machine_.host_bytes - machine_.host_headroom_bytes; }
-  uint64_t make_room(uint64_t bytes, uint64_t now_ns);
+  uint64_t enter(uint32_t tensor, uint64_t kept_free_bytes, uint64_t now_ns);
+  void make_room(uint64_t bytes, uint64_t kept_free_bytes, uint64_t now_ns);
   bool drop_spare_copy();
+  bool demote_last(uint64_t now_ns);
   void give_back(uint32_t tensor);
   void read(uint32_t tensor, uint64_t now_ns);
+  void write(uint32_t tensor, uint64_t begin_ns);
+  void read_ahead(uint64_t until_ns);
+  void copy_ahead(uint64_t until_ns);
+  bool may_be_copied(uint32_t tensor) const {
+    return disk_bytes_ + bytes_of(tensor) <= copy_ahead_bytes_;
+  }
   std::optional<uint32_t> first_to_read() const;
+  bool has_room_for(uint32_t tensor) const;
+  void enter_cold(uint32_t tensor);
+  void leave_cold(uint32_t tensor);
+  void remove_spare(uint32_t tensor);
   ByNextUse& cold_list_of(const Copy& copy) { return copy.is_in_host ? in_host_ : on_disk_; }
 
   const Trace& trace_;
   const Machine& machine_;
+  const uint64_t copy_ahead_bytes_;
   const uint64_t window_bytes_;  // bytes_needed_next()
   std::vector<Copy> copies_;
   // Cold tensors: those with a block of host memory, and those on disk alone.
   ByNextUse in_host_;
   ByNextUse on_disk_;
+  ByNextUse not_copied_;      // of those in host memory: the ones that the disk lacks
+  uint64_t disk_bytes_ = 0;   // of all that have a copy on disk
   std::set<uint32_t> spare_;  // resident tensors with a copy in host memory
+  uint64_t spare_bytes_ = 0;  // of those
   uint64_t used_bytes_ = 0;   // of host memory
   uint64_t read_free_ns_ = 0;
   uint64_t write_free_ns_ = 0;

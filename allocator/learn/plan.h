@@ -28,6 +28,9 @@ enum class Victim : uint8_t {
 struct Plan {
   std::vector<PlannedMove> moves;
   Victim otherwise = Victim::kFarthestNextUse;
+  // Where a disk lies below host memory: while the disk has nothing else to write, what is needed
+  // last is copied to it, until so much lies there.
+  uint64_t copy_ahead_bytes = 0;
 };
 
 constexpr uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "learn/bin_timeline.h"
+#include "learn/early_fetches.h"
 #include "learn/gap_choice.h"
 #include "learn/link_time.h"
+#include "learn/local_search.h"
 #include "learn/near_fetches.h"
 
 namespace tencache {
@@ -20,13 +22,14 @@ namespace {
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
 // How often a plan is made anew, with the times that the previous one really takes.
 constexpr int kTimedRounds = 2;
-// The same for plans that fetch only a little ahead; and how much that is, in shares of the budget.
-constexpr int kNearRounds = 2;
+// The same for plans that fetch in the order of the deadlines; and how far ahead some of them do,
+// in shares of the budget.
+constexpr int kOrderedRounds = 2;
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
-// Steps are compared in units of this part of the computing time.
-constexpr uint64_t kStepParts = 1024;
-constexpr int kFeedbackRounds = 3;
+// How much may be copied to disk ahead of need, in shares of what goes there anyway.
+constexpr std::array<double, 4> kCopyShares = {0.5, 0.75, 1.0, 1.25};
+constexpr int kFeedbackRounds = 2;
 
 /// Gives every chosen gap the op at which its fetch may start.
 class FetchSchedule {
@@ -100,16 +103,6 @@ class FetchSchedule {
   std::vector<uint64_t> used_;  // by bin, while everything chosen is away
 };
 
-bool is_better(const Simulation& left, const Simulation& right) {
-  if (left.over_budget_bytes != right.over_budget_bytes) {
-    return left.over_budget_bytes < right.over_budget_bytes;
-  }
-  const uint64_t unit = left.compute_ns / kStepParts + 1;
-  if (left.step_ns / unit != right.step_ns / unit) return left.step_ns < right.step_ns;
-  if (left.bytes_late != right.bytes_late) return left.bytes_late < right.bytes_late;
-  return left.bytes_read + left.bytes_written < right.bytes_read + right.bytes_written;
-}
-
 // Returns whether there is a new best.
 bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
                   Planned* best) {
@@ -157,9 +150,14 @@ class Search {
     const std::vector<Gap> belady = gaps_used(gaps_, best_.simulation.moves);
     search_each_charge();
     keep_better(by_last_use);
-    for (int round = 0; round < kNearRounds && has_stalls(best_.simulation); ++round) {
-      if (!try_near(BinTimeline(trace_, best_.simulation.stall_ns), belady)) break;
+    if (has_stalls(best_.simulation)) {
+      try_early(BinTimeline(trace_), choices_on(BinTimeline(trace_), belady));
+      try_copies_ahead();
     }
+    for (int round = 0; round < kOrderedRounds && has_stalls(best_.simulation); ++round) {
+      if (!try_ordered(BinTimeline(trace_, best_.simulation.stall_ns), belady)) break;
+    }
+    improve_moves(trace_, machine_, gaps_, &best_);
     return std::move(best_);
   }
 
@@ -200,24 +198,60 @@ class Search {
     return is_improved;
   }
 
-  /// The same with plans that fetch only a little ahead, all choices of gaps, and Belady's besides.
-  bool try_near(const BinTimeline& timeline, const std::vector<Gap>& belady) {
-    std::vector<std::vector<Gap>> choices = {belady, gaps_used(gaps_, best_.simulation.moves)};
+  /// Belady's choice of gaps, and those for that timeline.
+  std::vector<std::vector<Gap>> choices_on(const BinTimeline& timeline,
+                                           const std::vector<Gap>& belady) const {
+    std::vector<std::vector<Gap>> choices = {belady};
     for (const WriteCharge charge : kCharges) {
       choices.push_back(choose_gaps(trace_, machine_, timeline, gaps_, charge));
     }
+    return choices;
+  }
+
+  /// The same with plans that fetch in the order of the deadlines, as early as there is room or
+  /// only a little ahead.
+  bool try_ordered(const BinTimeline& timeline, const std::vector<Gap>& belady) {
+    const std::vector<std::vector<Gap>> choices = choices_on(timeline, belady);
+    bool is_improved = try_early(timeline, choices);
+    for (const std::vector<Gap>& chosen : choices) is_improved |= try_near(chosen);
+    return try_near(gaps_used(gaps_, best_.simulation.moves)) || is_improved;
+  }
+
+  // What the best of them used is a choice that knows of the disk.
+  bool try_early(const BinTimeline& timeline, const std::vector<std::vector<Gap>>& choices) {
+    const auto plan = [&](const std::vector<Gap>& chosen) {
+      return fetch_when_room(trace_, machine_.budget_bytes, timeline, chosen);
+    };
     bool is_improved = false;
-    for (const std::vector<Gap>& chosen : choices) {
-      for (const double share : kAheadShares) {
-        const double ahead_bytes = share * static_cast<double>(machine_.budget_bytes);
-        is_improved |=
-            keep_better(fetch_near_use(trace_, chosen, static_cast<uint64_t>(ahead_bytes)));
-      }
+    for (const std::vector<Gap>& chosen : choices) is_improved |= keep_better(plan(chosen));
+    return keep_better(plan(gaps_used(gaps_, best_.simulation.moves))) || is_improved;
+  }
+
+  bool try_near(const std::vector<Gap>& chosen) {
+    bool is_improved = false;
+    for (const double share : kAheadShares) {
+      const double ahead_bytes = share * static_cast<double>(machine_.budget_bytes);
+      is_improved |=
+          keep_better(fetch_near_use(trace_, chosen, static_cast<uint64_t>(ahead_bytes)));
     }
     return is_improved;
   }
 
+  // Of what goes to disk anyway. More would not begin sooner, and some of it would not have to go
+  // there.
+  void try_copies_ahead() {
+    const uint64_t disk_bytes = best_.simulation.disk_bytes_written;
+    uint64_t best_bytes = 0;
+    for (const double share : kCopyShares) {
+      if (disk_bytes == 0) return;
+      copy_ahead_bytes_ = static_cast<uint64_t>(share * static_cast<double>(disk_bytes));
+      if (keep_better(Plan(best_.plan))) best_bytes = copy_ahead_bytes_;
+    }
+    copy_ahead_bytes_ = best_bytes;
+  }
+
   bool keep_better(Plan plan) {
+    plan.copy_ahead_bytes = copy_ahead_bytes_;
     Simulation simulation = simulate(trace_, plan, machine_);
     if (!is_better(simulation, best_.simulation)) return false;
     best_ = {std::move(plan), std::move(simulation)};
@@ -227,6 +261,7 @@ class Search {
   const Trace& trace_;
   const Machine& machine_;
   std::vector<Gap> gaps_;
+  uint64_t copy_ahead_bytes_ = 0;  // of the plans that are made
   Planned best_;
 };
 

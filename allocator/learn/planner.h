@@ -9,8 +9,10 @@
 //   2. When to fetch. As late as the links allow, from the last deadline backwards, then earlier by
 //      a margin where there is room.
 //   3. Feedback (Capuchin, section 5): what came late in the simulation is fetched earlier.
-//   4. Where the program waits all the same, fetches that are only a little ahead of their use
-//      (learn/near_fetches.h).
+//   4. Where the program waits all the same, fetches in the order of their deadlines: as early as
+//      there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h). Where
+//      a disk lies below host memory, copies to it ahead of need.
+//   5. The best plan's moves are changed one by one, as long as time allows (learn/local_search.h).
 //
 // A call takes time about linear in ticks and gaps, because gaps are looked at through at most
 // kBinsMax bins of time, mostly kBlockBins at once. Memory is linear.
@@ -23,11 +25,6 @@
 #include "learn/trace.h"
 
 namespace tencache {
-
-struct Planned {
-  Plan plan;
-  Simulation simulation;  // of the plan
-};
 
 /// REQUIRES: trace.validate() is ok; the bandwidths are above 0.
 Planned make_plan(const Trace& trace, const Machine& machine);

@@ -26,7 +26,7 @@ struct TensorState {
   Place place = Place::kAbsent;
   bool has_copy = false;     // the tier below holds its bytes
   uint64_t done_ns = 0;      // end of the eviction or fetch under way
-  uint64_t move_number = 0;  // tells an eviction that was called off from the one after it
+  uint64_t move_number = 0;  // tells a move that was called off from the one after it
   uint64_t last_use = 0;     // ticks since the begin of the simulation
   size_t open_move = kNone;  // its move in Simulation::moves that still lacks the return
 
@@ -52,11 +52,11 @@ class Replay {
   Simulation run();
 
  private:
-  struct Eviction {
+  struct UnderWay {
     uint64_t done_ns;
     uint32_t tensor;
     uint64_t move_number;
-    bool operator>(const Eviction& other) const { return done_ns > other.done_ns; }
+    bool operator>(const UnderWay& other) const { return done_ns > other.done_ns; }
   };
 
   void begin_life();
@@ -86,6 +86,7 @@ class Replay {
   bool has_copy(uint32_t tensor) const;
   std::array<uint64_t, 4> backlogs_ns() const;
   void become_cold(uint32_t tensor);
+  void advance_host(uint64_t until_ns);
   void arrive(uint32_t tensor);
   void lose_copy(uint32_t tensor);
 
@@ -99,7 +100,8 @@ class Replay {
   std::vector<std::vector<uint32_t>> freed_at_;
 
   std::vector<TensorState> states_;
-  std::priority_queue<Eviction, std::vector<Eviction>, std::greater<>> evictions_;
+  std::priority_queue<UnderWay, std::vector<UnderWay>, std::greater<>> evictions_;
+  std::deque<UnderWay> fetches_;  // below them is a host; some may have ended
   std::deque<uint32_t> fetch_queue_;
   std::vector<bool> is_needed_now_;
   std::optional<HostModel> host_;
@@ -129,7 +131,7 @@ Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
       states_(trace.tensors.size()),
       is_needed_now_(trace.tensors.size(), false),
       victims_(ends_of_idleness(trace, uses_), trace.tick_count(), plan.otherwise) {
-  if (machine.host_bytes > 0) host_.emplace(trace, machine);
+  if (machine.host_bytes > 0) host_.emplace(trace, machine, plan.copy_ahead_bytes);
   // Of the fetches that may start at the same op, the one that is needed first goes first.
   std::vector<const PlannedMove*> returning;
   for (const PlannedMove& move : plan.moves) {
@@ -249,7 +251,7 @@ void Replay::run_tick(Tick tick) {
   for (const uint32_t tensor : born_at_[tick]) need_no_longer(tensor);
   for (const uint32_t tensor : freed_at_[tick]) release(tensor);
   for (const uint32_t tensor : evictions_after_[tick]) {
-    if (states_[tensor].place == Place::kResident) evict(tensor, tick);
+    if (states_[tensor].place == Place::kResident) evict(tensor, last_use_of(tensor));
   }
   leave_excess();
   result_.used_bytes.push_back(used_most_);
@@ -285,7 +287,20 @@ void Replay::advance(uint64_t until_ns) {
   while (start_next_fetch(until_ns) || finish_next_eviction(until_ns)) {
   }
   mover_ns_ = std::max(mover_ns_, until_ns);
-  if (host_) host_->advance(until_ns);
+  if (host_) advance_host(until_ns);
+}
+
+// The copy of a tensor is a spare one once it is back on the device, whenever it will be named.
+void Replay::advance_host(uint64_t until_ns) {
+  while (!fetches_.empty() && fetches_.front().done_ns <= until_ns) {
+    const UnderWay fetch = fetches_.front();
+    fetches_.pop_front();
+    const TensorState& state = states_[fetch.tensor];
+    if (state.place == Place::kFetching && state.move_number == fetch.move_number) {
+      host_->become_resident(fetch.tensor);
+    }
+  }
+  host_->advance(until_ns);
 }
 
 bool Replay::start_next_fetch(uint64_t until_ns) {
@@ -303,7 +318,7 @@ bool Replay::start_next_fetch(uint64_t until_ns) {
 
 bool Replay::finish_next_eviction(uint64_t until_ns) {
   if (evictions_.empty() || evictions_.top().done_ns > until_ns) return false;
-  const Eviction eviction = evictions_.top();
+  const UnderWay eviction = evictions_.top();
   evictions_.pop();
   mover_ns_ = std::max(mover_ns_, eviction.done_ns);
   TensorState& state = states_[eviction.tensor];
@@ -345,11 +360,16 @@ void Replay::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
   TensorState& state = states_[tensor];
   const uint64_t bytes = trace_.tensors[tensor].bytes;
   uint64_t begin_ns = std::max(read_free_ns_, not_before_ns);
-  if (host_) begin_ns = host_->fetch(tensor, begin_ns);
+  if (host_) {
+    advance_host(begin_ns);
+    begin_ns = host_->fetch(tensor, begin_ns);
+  }
   read_free_ns_ = begin_ns + machine_.read_ns(bytes);
   note_migration(tensor, true, begin_ns, read_free_ns_);
   state.place = Place::kFetching;
   state.done_ns = read_free_ns_;
+  state.move_number = ++number_;
+  if (host_) fetches_.push_back({state.done_ns, tensor, state.move_number});
   result_.bytes_read += bytes;
   if (state.open_move != TensorState::kNone) result_.moves[state.open_move].fetch_at = tick_;
   state.open_move = TensorState::kNone;
@@ -516,7 +536,22 @@ void Replay::release(uint32_t tensor) {
   state.open_move = TensorState::kNone;
 }
 
+uint64_t bytes_moved(const Simulation& simulation) {
+  return simulation.bytes_read + simulation.bytes_written + simulation.disk_bytes_read +
+         simulation.disk_bytes_written;
+}
+
 }  // namespace
+
+bool is_better(const Simulation& left, const Simulation& right) {
+  if (left.over_budget_bytes != right.over_budget_bytes) {
+    return left.over_budget_bytes < right.over_budget_bytes;
+  }
+  const uint64_t unit = left.compute_ns / kStepParts + 1;
+  if (left.step_ns / unit != right.step_ns / unit) return left.step_ns < right.step_ns;
+  if (left.bytes_late != right.bytes_late) return left.bytes_late < right.bytes_late;
+  return bytes_moved(left) < bytes_moved(right);
+}
 
 Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine) {
   return Replay(trace, plan, machine).run();

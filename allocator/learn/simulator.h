@@ -57,6 +57,18 @@ struct Simulation {
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }
 };
 
+struct Planned {
+  Plan plan;
+  Simulation simulation;  // of the plan
+};
+
+/// Steps are compared in units of this part of the computing time.
+inline constexpr uint64_t kStepParts = 1024;
+
+/// Whether the left plan is the better one: it exceeds the budget less, then takes less time, then
+/// is late with fewer bytes, then moves fewer.
+bool is_better(const Simulation& left, const Simulation& right);
+
 /// REQUIRES: trace.validate() is ok and the plan's numbers are the trace's.
 Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine);
 

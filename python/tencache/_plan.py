@@ -164,6 +164,8 @@ class Prediction:
 
     budget_bytes: int
     step_ns: int
+    step_slower_ns: int
+    step_faster_ns: int
     compute_ns: int
     bound_step_ns: int
     stall_ns: int
@@ -310,6 +312,8 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
         "budget_bytes": prediction.budget_bytes,
         "share_of_peak": prediction.share_of_peak,
         "step_s": prediction.step_ns * 1e-9,
+        "step_slower_s": prediction.step_slower_ns * 1e-9,
+        "step_faster_s": prediction.step_faster_ns * 1e-9,
         "versus_ideal": prediction.versus_ideal,
         "bound_step_s": prediction.bound_step_ns * 1e-9,
         "versus_bound": prediction.versus_bound,
@@ -389,6 +393,13 @@ def lines_below(report: Report) -> list[str]:
         f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",
         f"smallest budget, which the largest op just fits: {_budget_text(report.smallest)}",
         f"cheapest budget within {NEAR_IDEAL - 1:.0%} of ideal: {_budget_text(report.cheapest)}",
+    ]
+    lines += [
+        f"under {format_bytes(prediction.budget_bytes)} a step takes "
+        f"{format_time(prediction.step_slower_ns)} with links 20% slower, "
+        f"{format_time(prediction.step_faster_ns)} with links 20% faster"
+        for prediction in report.predictions
+        if prediction.step_slower_ns != prediction.step_faster_ns
     ]
     lines += [
         f"under {format_bytes(prediction.budget_bytes)} the disk below host memory reads "

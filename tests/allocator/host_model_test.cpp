@@ -20,13 +20,14 @@ constexpr uint64_t kBytes = 100;
 // Tensors of 100 bytes; reading one from disk takes 100 ns, writing one 200.
 class HostModelTest : public ::testing::Test {
  protected:
-  void start(uint64_t host_bytes, uint64_t headroom_bytes, uint32_t tensors) {
+  void start(uint64_t host_bytes, uint64_t headroom_bytes, uint32_t tensors,
+             uint64_t copy_ahead_bytes = 0) {
     trace_.tensors.assign(tensors, {kBytes, kNoTick, kNoTick});
     machine_.host_bytes = host_bytes;
     machine_.host_headroom_bytes = headroom_bytes;
     machine_.disk_read_bytes_per_s = 1e9;
     machine_.disk_write_bytes_per_s = 0.5e9;
-    model_.emplace(trace_, machine_);
+    model_.emplace(trace_, machine_, copy_ahead_bytes);
   }
   /// Returns when there was room for it.
   uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
@@ -96,6 +97,41 @@ TEST_F(HostModelTest, WritesMayBeBehindByTheHeadroom) {
   EXPECT_EQ(model_->bytes_written(), 0u);
   EXPECT_EQ(leave(1, 0, 20), 0u) << "200 ns of writing, which the headroom hides";
   EXPECT_EQ(leave(2, 0, 30), 200u);
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+}
+
+// Half of the headroom is for evictions alone. Once that is all, the whole of it is made free.
+TEST_F(HostModelTest, RoomIsMadeForTheWholeHeadroom) {
+  start(6 * kBytes, 2 * kBytes, 7);
+  for (uint32_t tensor = 0; tensor < 5; ++tensor) EXPECT_EQ(leave(tensor, 0, 10 + tensor), 0u);
+  EXPECT_EQ(model_->bytes_written(), 0u);
+  EXPECT_EQ(leave(5, 0, 20), 0u) << "400 ns of writing, and room for two meanwhile";
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  EXPECT_EQ(model_->used_bytes(), 4 * kBytes);
+}
+
+// Tensors that are on their way hold most of it. What could make room is needed sooner.
+TEST_F(HostModelTest, WhatIsNeededSoonerMakesNoRoom) {
+  start(3 * kBytes, 0, 4);
+  for (uint32_t tensor = 0; tensor < 4; ++tensor) leave(tensor, 0, 10 + tensor);
+  EXPECT_EQ(model_->bytes_written(), kBytes) << "tensor 2, before 3 was cold";
+  model_->fetch(0, 5000);
+  model_->fetch(3, 5000);
+  model_->advance(9000);
+  EXPECT_EQ(model_->bytes_read(), 0u) << "tensor 1 stays";
+  model_->become_resident(3);
+  model_->advance(10000);
+  EXPECT_EQ(model_->bytes_read(), kBytes) << "in the place of the copy of tensor 3";
+}
+
+TEST_F(HostModelTest, WhatIsNeededLastIsCopiedAhead) {
+  start(3 * kBytes, 0, 4, 2 * kBytes);
+  for (uint32_t tensor = 0; tensor < 3; ++tensor) leave(tensor, 0, 10 + tensor);
+  model_->advance(1);
+  EXPECT_EQ(model_->bytes_written(), kBytes);
+  model_->advance(1000);
+  EXPECT_EQ(model_->bytes_written(), 2 * kBytes) << "and no more than was said";
+  EXPECT_EQ(leave(3, 1000, 30), 1000u) << "a block is given back without a write";
   EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
 }
 

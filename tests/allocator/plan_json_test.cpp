@@ -82,7 +82,8 @@ TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
   // Nothing can be done ahead. Before op 1, tensor 0 is written and 1 is read; before op 0, tensor
   // 1 is dropped and 0 is read.
   EXPECT_EQ(plan(two_in_turn(), byte_per_ns(10)), Json::parse(R"({
-      "step_ns": 230, "compute_ns": 200, "bound_step_ns": 220, "stall_ns": 30, "work_ns": 0,
+      "step_ns": 230, "step_slower_ns": 236, "step_faster_ns": 224,
+      "compute_ns": 200, "bound_step_ns": 220, "stall_ns": 30, "work_ns": 0,
       "bytes_read": 20,
       "bytes_written": 10, "bytes_dropped": 10, "bytes_late": 20,
       "disk_bytes_read": 0, "disk_bytes_written": 0, "over_budget_bytes": 0,

@@ -17,8 +17,10 @@ namespace tencache {
 
 class EveryPlan {
  public:
-  EveryPlan(const Trace& trace, const Machine& machine)
-      : trace_(trace), machine_(machine), gaps_(gaps_of(trace)) {}
+  EveryPlan(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes = 0)
+      : trace_(trace), machine_(machine), gaps_(gaps_of(trace)) {
+    plan_.copy_ahead_bytes = copy_ahead_bytes;
+  }
 
   uint64_t count() const {
     uint64_t count = 1;
@@ -27,7 +29,7 @@ class EveryPlan {
   }
   /// The plan that exceeds the budget least, and of those the one that takes least time.
   Simulation best() {
-    best_ = simulate(trace_, {}, machine_);
+    best_ = simulate(trace_, plan_, machine_);
     extend(0);
     return best_;
   }

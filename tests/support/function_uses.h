@@ -16,12 +16,15 @@ class FunctionUses final : public NextUses {
  public:
   using Function = std::function<std::unordered_map<const Extent*, uint64_t>()>;
 
-  explicit FunctionUses(Function function) : function_(std::move(function)) {}
+  explicit FunctionUses(Function function, uint64_t copy_ahead_bytes = 0)
+      : function_(std::move(function)), copy_ahead_bytes_(copy_ahead_bytes) {}
 
   std::unordered_map<const Extent*, uint64_t> next_uses() const override { return function_(); }
+  uint64_t copy_ahead_bytes() const override { return copy_ahead_bytes_; }
 
  private:
   const Function function_;
+  const uint64_t copy_ahead_bytes_;
 };
 
 }  // namespace tencache

@@ -408,4 +408,9 @@ std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   return uses;
 }
 
+uint64_t PlanCursor::copy_ahead_bytes() const {
+  MutexLock lock(mutex_);
+  return current_ == nullptr ? 0 : current_->plan().planned.plan.copy_ahead_bytes;
+}
+
 }  // namespace tencache

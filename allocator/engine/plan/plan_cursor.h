@@ -106,6 +106,7 @@ class PlanCursor final : public NextUses {
 
   /// Empty while lost.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
+  uint64_t copy_ahead_bytes() const override TENCACHE_EXCLUDES(mutex_);
 
  private:
   static constexpr size_t kGram = 4;           // ticks that identify a place

@@ -74,18 +74,19 @@ class HostSpillTest : public ::testing::Test {
            extent(index)->slot.is_valid();
   }
   /// Follows a plan that predicts these uses; null: no plan any more.
-  void follow(const FunctionUses::Function& function) {
-    auto uses = function ? std::make_unique<FunctionUses>(function) : nullptr;
+  void follow(const FunctionUses::Function& function, uint64_t copy_ahead_bytes = 0) {
+    auto uses = function ? std::make_unique<FunctionUses>(function, copy_ahead_bytes) : nullptr;
     (*engine_)->mover()->set_next_uses(uses.get());
     uses_ = std::move(uses);
   }
   /// Follows a plan that needs the tensors in their order.
-  void need_in_order() {
-    follow([this] {
+  void need_in_order(uint64_t copy_ahead_bytes = 0) {
+    const auto uses_in_order = [this] {
       std::unordered_map<const Extent*, uint64_t> uses;
       for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
       return uses;
-    });
+    };
+    follow(uses_in_order, copy_ahead_bytes);
   }
   /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead: a
   /// batch would leave out an extent that is claimed just for this look.
@@ -169,6 +170,33 @@ TEST_F(HostSpillTest, NeededNextIsReadAhead) {
   }
   follow(nullptr);
   EXPECT_EQ(engine_->device().host()->stats().peak_beyond_bytes, 0u);
+  check_all();
+}
+
+// The disk writes before room is short, those needed last first, and no more than the plan says.
+TEST_F(HostSpillTest, NeededLastIsCopiedAhead) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
+  allocate(6);
+  evict(3);
+  EXPECT_EQ(written_bytes(), 0u);
+  need_in_order(2 * kBytes);
+  ASSERT_TRUE(eventually([&] { return written_bytes() >= 2 * kBytes; }));
+  for (const uint64_t index : {0u, 1u, 2u}) EXPECT_TRUE(has_block(index)) << index;
+  for (const uint64_t index : {3u, 4u, 5u}) ASSERT_TRUE(engine_->evict(tensors_[index]));
+  follow(nullptr);
+  EXPECT_TRUE(is_on_disk_alone(2) || is_on_disk_alone(1)) << "its block went without a write";
+  check_all();
+  EXPECT_EQ(engine_->check_books(), "");
+}
+
+TEST_F(HostSpillTest, FailedCopyAheadCostsNothing) {
+  start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
+  allocate(3);
+  evict(3);
+  faults_->add({.direction = IoDirection::kWrite, .count = 3, .error_number = EIO});
+  need_in_order(3 * kBytes);
+  ASSERT_TRUE(eventually([&] { return faults_->injected() >= 1; }));
+  follow(nullptr);
   check_all();
 }
 

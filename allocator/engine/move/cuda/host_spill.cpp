@@ -133,7 +133,7 @@ HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
   // Phase 2: slots.
   take_slots(demotions);
   // Phases 3 and 4: bytes, then blocks.
-  Outcome outcome = demotions.empty() ? Outcome{} : write_and_release(demotions);
+  Outcome outcome = demotions.empty() ? Outcome{} : write(demotions, false);
   outcome.freed_bytes += freed_bytes;
   return outcome;
 }
@@ -201,7 +201,7 @@ void HostSpill::take_slots(std::vector<Demotion>& demotions) {
 }
 
 // Where a write fails, no slot of its batch is trusted: the error may concern any of them.
-HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& demotions) {
+HostSpill::Outcome HostSpill::write(const std::vector<Demotion>& demotions, bool keeps_blocks) {
   Writer writer(demotions);
   const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
@@ -219,8 +219,10 @@ HostSpill::Outcome HostSpill::write_and_release(const std::vector<Demotion>& dem
     extent->slot = demotions[index].slot;
     extent->slot_hash = writer.hash(index);
     ledger_.log_move(MoveKind::kDemote, extent->id, extent->bytes, demotions[index].claimed_at);
-    outcome.freed_bytes += extent->host_block.bytes;
-    heap_.release_block(extent);
+    if (!keeps_blocks) {
+      outcome.freed_bytes += extent->host_block.bytes;
+      heap_.release_block(extent);
+    }
     heap_.end_demotion(extent);
   }
   return outcome;
@@ -283,6 +285,7 @@ void HostSpill::work() {
     fetched_bytes_ = 0;
     if (free_bytes() < headroom_bytes_ / 2) make_headroom();
     read_ahead();
+    copy_ahead();
   }
 }
 
@@ -326,8 +329,6 @@ bool HostSpill::read_batch(bool* lacks_room) {
 // Claims extents that are needed next and lie on disk alone, as far as there is room.
 std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   std::vector<Candidate> needed_first = cold_extents();
-  std::erase_if(needed_first,
-                [](const Candidate& candidate) { return candidate.ticks_to_next_use == kUnknown; });
   std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
   const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes(), headroom_bytes_);
   const uint64_t enough_bytes = batch_bytes(read_speed_);
@@ -335,6 +336,7 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
   uint64_t next_bytes = 0;
   uint64_t claimed_bytes = 0;
   for (const Candidate& candidate : needed_first) {
+    if (candidate.ticks_to_next_use == kUnknown) break;
     CudaExtent* extent = candidate.extent;
     next_bytes += candidate.bytes;  // the extent may be freed meanwhile, and allocated anew
     if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
@@ -345,14 +347,26 @@ std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
     }
     const HostBlock block = take_spare_block(extent->bytes);
     if (!block.is_valid()) {
-      *lacks_room = true;
       heap_.end_demotion(extent);
+      const size_t later = static_cast<size_t>(&candidate - needed_first.data()) + 1;
+      *lacks_room = is_any_in_host(std::span(needed_first).subspan(later));
       break;
     }
     readings.push_back({extent, block});
     claimed_bytes += extent->bytes;
   }
   return readings;
+}
+
+// Whether one of them could make room. Those needed last are the ones that most likely could not,
+// so the look begins with those needed first.
+bool HostSpill::is_any_in_host(std::span<const Candidate> candidates) {
+  return std::ranges::any_of(candidates, [this](const Candidate& candidate) {
+    if (!candidate.extent->claim_for_demotion()) return false;
+    const bool is_in_host = candidate.extent->host_block.is_valid();
+    heap_.end_demotion(candidate.extent);
+    return is_in_host;
+  });
 }
 
 // No block where there is no room. Half of the headroom is left to evictions.
@@ -381,6 +395,56 @@ bool HostSpill::read(const std::vector<Reading>& readings) {
     heap_.end_demotion(reading.extent);
   }
   return result.done == readings.size();
+}
+
+uint64_t HostSpill::copy_ahead_bytes() {
+  MutexLock lock(plan_mutex_);
+  return next_uses_ == nullptr ? 0 : next_uses_->copy_ahead_bytes();
+}
+
+// One batch at a time, so that the thread sees in between whether room or bytes are wanted. Where
+// nothing came of it, the next block that is taken starts the next try.
+void HostSpill::copy_ahead() {
+  const uint64_t wanted_bytes = copy_ahead_bytes();
+  copies_ahead_.store(wanted_bytes > 0, std::memory_order_relaxed);
+  const uint64_t there_bytes = disk_.used_bytes();
+  if (there_bytes >= wanted_bytes) return;
+  const MigrationPermit permit(fork_latch_);
+  {
+    MutexLock lock(mutex_);
+    is_reading_ = true;
+  }
+  std::vector<Demotion> copies =
+      claim_needed_last(std::min(wanted_bytes - there_bytes, batch_bytes(write_speed_)));
+  take_slots(copies);
+  if (!copies.empty()) write(copies, true);
+  MutexLock lock(mutex_);
+  is_reading_ = false;
+  ++readings_;
+  is_nudged_ |= disk_.used_bytes() > there_bytes;
+  changed_.notify_all();
+}
+
+// Claims extents in host memory that have no slot, those needed last first.
+std::vector<HostSpill::Demotion> HostSpill::claim_needed_last(uint64_t bytes) {
+  std::vector<Candidate> coldest_first = cold_extents();
+  std::ranges::sort(coldest_first, leaves_before<Candidate>);
+  std::vector<Demotion> copies;
+  uint64_t claimed_bytes = 0;
+  for (const Candidate& candidate : coldest_first) {
+    if (claimed_bytes >= bytes) break;
+    if (candidate.ticks_to_next_use == kUnknown) continue;
+    CudaExtent* extent = candidate.extent;
+    const uint64_t claimed_at = timestamp();
+    if (!extent->claim_for_demotion()) continue;
+    if (extent->slot.is_valid() || !extent->host_block.is_valid()) {
+      heap_.end_demotion(extent);
+      continue;
+    }
+    claimed_bytes += candidate.bytes;
+    copies.push_back({extent, claimed_at});
+  }
+  return copies;
 }
 
 }  // namespace tencache

@@ -31,9 +31,14 @@
 // costs nothing. Other threads demote meanwhile; one that finds nothing to demote waits for the
 // reading, which leaves what can be given back.
 //
-// Threads: any, and `tencache-spill`, which keeps room free and reads ahead. mutex_ only serialises
-// whose turn it is; it is never held across I/O. plan_mutex_ is held while the plan cursor is asked
-// what it needs next.
+// Note [Copying ahead]. Evictions come in bursts, and a disk that idles before one is what the
+// burst waits for. So a plan may say how much is to lie on disk ahead of need. After reading ahead
+// the same thread writes the extents that are needed last to slots, a batch at a time, and leaves
+// them their blocks. Demoting them later only gives the blocks back.
+//
+// Threads: any, and `tencache-spill`, which keeps room free, reads and copies ahead. mutex_ only
+// serialises whose turn it is; it is never held across I/O. plan_mutex_ is held while the plan
+// cursor is asked what it needs next.
 #pragma once
 
 #include <atomic>
@@ -86,7 +91,10 @@ class HostSpill {
 
   /// A block was taken. Cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_) {
-    if (headroom_bytes_ > 0 && free_bytes() < headroom_bytes_ / 2) nudge();
+    if (headroom_bytes_ == 0) return;
+    if (free_bytes() < headroom_bytes_ / 2 || copies_ahead_.load(std::memory_order_relaxed)) {
+      nudge();
+    }
   }
   /// So many bytes are back on the GPU; their copies are spare now. Cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
@@ -133,7 +141,7 @@ class HostSpill {
   std::vector<Candidate> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
-  Outcome write_and_release(const std::vector<Demotion>& demotions);
+  Outcome write(const std::vector<Demotion>& demotions, bool keeps_blocks);
   void give_up(const Demotion& demotion);
   void warn(const Status& failure);
 
@@ -144,8 +152,12 @@ class HostSpill {
   void read_ahead() TENCACHE_EXCLUDES(mutex_);
   bool read_batch(bool* lacks_room) TENCACHE_EXCLUDES(mutex_);
   std::vector<Reading> claim_needed_next(bool* lacks_room);
+  bool is_any_in_host(std::span<const Candidate> candidates);
   HostBlock take_spare_block(uint64_t bytes);
   bool read(const std::vector<Reading>& readings);
+  uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
+  void copy_ahead() TENCACHE_EXCLUDES(plan_mutex_, mutex_);
+  std::vector<Demotion> claim_needed_last(uint64_t bytes);
 
   CudaHeap& heap_;
   HostTier& host_;
@@ -157,6 +169,7 @@ class HostSpill {
   MoveRate read_speed_;  // of the disk
   MoveRate write_speed_;
   std::atomic<uint64_t> fetched_bytes_{0};  // since the thread last read ahead
+  std::atomic<bool> copies_ahead_{false};   // the plan lets the thread do so, and more may come
   uint64_t headroom_bytes_ = 0;             // constant after keep_free()
 
   Mutex plan_mutex_;  // held while next_uses_ is asked, so that it can be taken away
@@ -167,8 +180,8 @@ class HostSpill {
   bool is_demoting_ TENCACHE_GUARDED_BY(mutex_) = false;
   uint64_t demotions_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
   Outcome last_outcome_ TENCACHE_GUARDED_BY(mutex_);
-  bool is_reading_ TENCACHE_GUARDED_BY(mutex_) = false;
-  uint64_t readings_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that have ended
+  bool is_reading_ TENCACHE_GUARDED_BY(mutex_) = false;  // or copying: it has claimed extents
+  uint64_t readings_ TENCACHE_GUARDED_BY(mutex_) = 0;    // that have ended
   bool is_nudged_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

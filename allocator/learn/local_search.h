@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LocalSearch: changes a plan one move at a time, plays it, and keeps what is better. Two kinds of
+// change are tried.
+//   1. Evictions that leave later. A link carries them in the order of the requests. An op that
+//      waits for room waits for what was asked for before; where that is large, smaller tensors
+//      that leave first are enough for it.
+//   2. A gap that is used or not, and each moment at which its fetch could start. That is for short
+//      periods only, where all gaps can be tried.
+//
+// The search ends where nothing is better, or when it has played so many ops that planning would
+// become slow. It is a pure function: no clock tells it to end.
+#pragma once
+
+#include <vector>
+
+#include "learn/plan.h"
+#include "learn/simulator.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// Makes the plan better, if it can. REQUIRES: the gaps are those of gaps_of(trace), the plan's
+/// moves use some of them.
+void improve_moves(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
+                   Planned* best);
+
+}  // namespace tencache
