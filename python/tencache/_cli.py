@@ -264,7 +264,7 @@ def _check_interpreter(executable: str, interpreter: str | None) -> None:
         raise TencacheError(
             f"{interpreter} would run this program, and tencache is not installed there: it would "
             f"run without a budget. Write `tencache run -- {sys.executable} …` for the Python that "
-            f"has it, or install it there: `{interpreter} -m pip install …`."
+            f"has it, or install it there: `{interpreter} -m pip install`, with tencache's wheel."
         )
 
 

@@ -108,10 +108,12 @@ def markdown_lines(options: Iterable[Option]) -> list[str]:
     """The table of docs/options.md."""
     lines = ["| option | variable | default | meaning |", "|---|---|---|---|"]
     for option in options:
-        flag, meaning = option.flag, option.help
+        flags, meaning = f"`{option.flag}`", option.help
+        if option.kind == "flag":
+            flags += f", `--no-{option.flag.removeprefix('--')}`"
         if option.choices:
             meaning += f" ({', '.join(option.choices)})"
-        cells = (f"`{flag}`", f"`{option.environment}`", f"`{option.default}`", meaning)
+        cells = (flags, f"`{option.environment}`", f"`{option.default}`", meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

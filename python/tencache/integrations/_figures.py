@@ -17,12 +17,13 @@ class StepFigures:
     """Turns the running totals of `tencache.stats()` into figures of the steps in between."""
 
     def __init__(self) -> None:
+        self._begin: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
 
     def begin(self) -> None:
         """Starts counting. Says so if tencache is not enabled; there are no figures then."""
         if tencache.is_enabled():
-            self._before = tencache.stats()
+            self._begin = self._before = tencache.stats()
         else:
             say(
                 "warning: TencacheCallback logs nothing, because tencache is not enabled in this "
@@ -40,18 +41,27 @@ class StepFigures:
         """
         if self._before is None:
             return {}
-        before, now = self._before, tencache.stats()
-        self._before = now
-        moved = {name: now["bytes"][name] - before["bytes"][name] for name in _BYTES}
-        figures = {
-            "tencache_stall_s": now["stall_s"] - before["stall_s"],
-            "tencache_fetched_bytes": float(moved["fetched"]),
-            "tencache_evicted_bytes": float(moved["evicted"]),
-            "tencache_peak_device_bytes": float(now["peak"]["device"]),
-        }
-        if moved["fetched"] > 0:
-            figures["tencache_early_share"] = moved["fetched_early"] / moved["fetched"]
-        return figures
+        before, self._before = self._before, tencache.stats()
+        return _between(before, self._before)
+
+    def total(self) -> dict[str, float]:
+        """The same figures since `begin`."""
+        if self._begin is None:
+            return {}
+        return _between(self._begin, tencache.stats())
 
 
 _BYTES = ("fetched", "fetched_early", "evicted")
+
+
+def _between(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]:
+    moved = {name: now["bytes"][name] - before["bytes"][name] for name in _BYTES}
+    figures = {
+        "tencache_stall_s": now["stall_s"] - before["stall_s"],
+        "tencache_fetched_bytes": float(moved["fetched"]),
+        "tencache_evicted_bytes": float(moved["evicted"]),
+        "tencache_peak_device_bytes": float(now["peak"]["device"]),
+    }
+    if moved["fetched"] > 0:
+        figures["tencache_early_share"] = moved["fetched_early"] / moved["fetched"]
+    return figures

@@ -44,8 +44,9 @@ class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any
     ) -> None:
-        """Adds what happened since the log before."""
-        figures = self._figures.take()
+        """Adds what happened since the log before; to the last one, which sums up, everything."""
+        is_sum = logs is not None and "train_runtime" in logs
+        figures = self._figures.total() if is_sum else self._figures.take()
         if logs is not None:
             logs.update(figures)
         # The Trainer has entered a copy of the logs there already.
