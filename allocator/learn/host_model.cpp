@@ -163,9 +163,11 @@ std::optional<uint32_t> HostModel::first_to_read() const {
 // would be the next to be read.
 bool HostModel::has_room_for(uint32_t tensor) const {
   uint64_t room_bytes = window_bytes_ - std::min(window_bytes_, used_bytes_) + spare_bytes_;
-  for (auto last = in_host_.rbegin(); last != in_host_.rend(); ++last) {
-    if (room_bytes >= bytes_of(tensor) || last->first <= copies_[tensor].next_use) break;
+  auto last = in_host_.rbegin();
+  while (last != in_host_.rend() && room_bytes < bytes_of(tensor) &&
+         last->first > copies_[tensor].next_use) {
     room_bytes += bytes_of(last->second);
+    ++last;
   }
   return room_bytes >= bytes_of(tensor);
 }
