@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tencache import _autoload, _backend, _torch_version
+from tencache import _autoload, _backend, _options, _torch_version
 from tencache._library import Core, guard_path
 from tencache._report import format_bytes
 
@@ -119,8 +119,15 @@ def hints(report: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def changed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not at their defaults."""
+    defaults = {option.name: option.default for option in _options.table()}
+    changed = {name: value for name, value in options.items() if value != defaults.get(name)}
+    return changed or {"all": "at their defaults"}
+
+
 def rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A section as (label, text) rows, each reason beside the value it explains."""
+    """A section as (label, text) rows, each reason beside the first value it explains."""
     first = next(iter(section), None)
     reasons = {}
     for key, value in section.items():
@@ -128,11 +135,15 @@ def rows(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             reasons[first] = value
         elif key.endswith(f"_{_REASON}"):
             reasons[key.removesuffix(f"_{_REASON}")] = value
+    told = set()
     for key, value in section.items():
         name = key.removesuffix("_bytes")
         if key == _REASON or key.endswith(f"_{_REASON}"):
             continue
         reason = reasons.get(name)
+        if reason in told:
+            reason = None
+        told.add(reason)
         text = value_text(key, value)
         yield name.replace("_", " "), f"{text} ({reason})" if reason else text
 
@@ -158,6 +169,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     table.add_column("found", overflow="fold")
     for name, section in report.items():
         part = name.replace("_", " ")
+        if name == "options":
+            section = changed_options(section)
         if not isinstance(section, Mapping):
             table.add_row(part, "", value_text(name, section))
             continue

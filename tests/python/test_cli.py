@@ -423,8 +423,11 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
 
 
 def test_doctor_as_a_table_shows_the_same(run_tencache):
-    done = run_tencache("doctor", env={"COLUMNS": "150"})
+    done = run_tencache("doctor", "--device-memory=3GiB", env={"COLUMNS": "150"})
     assert done.returncode == 0, done.stderr
+    assert "Nothing is blocked" in done.stdout
+    assert "device memory" in done.stdout
+    assert "chunk share" not in done.stdout  # it has its default
     disk = ("disk", "io uring", "registered buffers", "direct io")
     for part in ("memory", "default device budget", *disk, "gpu", "torch"):
         assert part in done.stdout

@@ -468,6 +468,8 @@ def test_doctor_shows_sizes_and_reasons_beside_what_they_explain():
         ("limit", "none"),
         ("direct io", "yes"),
     ]
+    same = {"devices": [], "reason": "no driver", "served": False, "served_reason": "no driver"}
+    assert list(_doctor.rows(same)) == [("devices", "none (no driver)"), ("served", "no")]
     assert list(_doctor.rows({"bytes": 1 << 30, "reason": "half of it"})) == [
         ("bytes", "1.00 GiB (half of it)")
     ]
