@@ -105,7 +105,7 @@ def demo_cuda() -> None:
     ready(MAIN)
     install_package(MAIN)
     say("An emulated GPU runs on the CPU: the bits of this demonstration count, its times do not.")
-    command = [EMULATED_GPU, "--", MAIN.python, "examples/demo.py", "--cuda"]
+    command: list[str | Path] = [EMULATED_GPU, "--", MAIN.python, "examples/demo.py", "--cuda"]
     run("Demonstration on an emulated GPU", command, environment=clean_variables(), live=True)
 
 

@@ -316,7 +316,7 @@ TEST_F(HeapTest, StrictModeNamesOpBudgetAndWhatWouldDo) {
   const std::string text = refusal(4 * kMiB);
   EXPECT_NE(text.find("Tried to allocate 4.00 MiB in aten::addmm"), std::string::npos) << text;
   EXPECT_NE(text.find("63.0 MiB of the device budget of 64.0 MiB"), std::string::npos) << text;
-  EXPECT_NE(text.find("would do here is 67MiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("would have fitted into 67MiB"), std::string::npos) << text;
   EXPECT_EQ(room_maker_.asked, 0);
   EXPECT_EQ(stats_.over_budget_events.load(), 0u);
   EXPECT_NE(allocate(kMiB).extent, nullptr) << "what fits is still served";

@@ -166,10 +166,10 @@ class HostSpill {
   MoveLedger& ledger_;
   std::atomic<bool> warned_{false};
   std::atomic<bool> is_stopping_{false};
-  MoveRate read_speed_;  // of the disk
+  std::atomic<bool> copies_ahead_{false};  // the plan lets the thread do so, and more may come
+  MoveRate read_speed_;                    // of the disk
   MoveRate write_speed_;
   std::atomic<uint64_t> fetched_bytes_{0};  // since the thread last read ahead
-  std::atomic<bool> copies_ahead_{false};   // the plan lets the thread do so, and more may come
   uint64_t headroom_bytes_ = 0;             // constant after keep_free()
 
   Mutex plan_mutex_;  // held while next_uses_ is asked, so that it can be taken away
