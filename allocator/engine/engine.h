@@ -98,6 +98,8 @@ class Engine final : private PlanSink {
   void reset_peaks();
   Gate& gate() { return *gate_; }
   Evictor& evictor() { return *evictor_; }
+  /// Null where nothing is planned.
+  const Prefetcher* prefetcher() const { return prefetcher_.get(); }
   Recorder& recorder() { return recorder_; }
   /// Null where nothing is planned.
   Learner* learner() { return learner_.get(); }

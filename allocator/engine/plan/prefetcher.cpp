@@ -91,6 +91,11 @@ bool Prefetcher::has_requests() const {
   return is_at_work_ || !requests_.empty();
 }
 
+bool Prefetcher::is_at_work() const {
+  MutexLock lock(mutex_);
+  return is_at_work_;
+}
+
 void Prefetcher::on_room() {
   MutexLock lock(mutex_);
   if (has_work()) changed_.notify_one();
