@@ -107,7 +107,7 @@ class Evictor final : public RoomMaker {
 
   // Set once, by the thread that arms.
   std::atomic<bool> is_armed_{false};
-  // Set by allocating threads, cleared by the worker; keeps on_attention() free of locks.
+  // Set by allocating threads, cleared by the worker; spares on_attention() the lock.
   std::atomic<bool> is_nudged_{false};
   std::atomic<bool> has_spilled_{false};
 

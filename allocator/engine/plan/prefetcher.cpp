@@ -28,6 +28,11 @@ std::chrono::nanoseconds room_poll(Mover& mover) {
       kRoomPollMax, std::chrono::nanoseconds(static_cast<int64_t>(kRoomPollBytes * ns_per_byte)));
 }
 
+// So a request calls off an eviction that is requested or under way.
+void count_as_uses(std::span<const MoveRequest> fetches) {
+  for (const MoveRequest& fetch : fetches) raise_to(fetch.extent->last_use_at, fetch.given_at);
+}
+
 }  // namespace
 
 Prefetcher::~Prefetcher() {
@@ -44,10 +49,7 @@ void Prefetcher::start() {
 }
 
 void Prefetcher::request(std::span<const MoveRequest> fetches) {
-  // A request counts as a use, so it calls off an eviction that is requested or under way.
-  for (const MoveRequest& request : fetches) {
-    raise_to(request.extent->last_use_at, request.given_at);
-  }
+  count_as_uses(fetches);
   MutexLock lock(mutex_);
   requests_.insert(requests_.end(), fetches.begin(), fetches.end());
   while (requests_.size() > kRequestsMax) {
@@ -58,9 +60,7 @@ void Prefetcher::request(std::span<const MoveRequest> fetches) {
 }
 
 void Prefetcher::guess(std::vector<MoveRequest> fetches) {
-  for (const MoveRequest& request : fetches) {
-    raise_to(request.extent->last_use_at, request.given_at);
-  }
+  count_as_uses(fetches);
   MutexLock lock(mutex_);
   guesses_.assign(std::make_move_iterator(fetches.begin()), std::make_move_iterator(fetches.end()));
   has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
