@@ -69,6 +69,9 @@ class CpuHeap final : public Heap {
   /// none keep what stood behind them. REQUIRES: the range is anonymous memory that begins at a
   /// granule, and nobody else uses it.
   Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// Drops what is cached beyond what is worth keeping (memory/live_peak.h). Call before room for so
+  /// many fresh bytes is taken.
+  void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
   /// A guess whether this much is free or cached.
   bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
@@ -148,7 +151,6 @@ class CpuHeap final : public Heap {
   bool take_off(char* address, uint64_t bytes);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_cached_extents(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   bool are_mappings_used_up() const {
     return extent_count() + further_mappings_.load() >= config_.extent_count_max;
   }

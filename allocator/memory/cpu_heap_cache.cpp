@@ -79,7 +79,6 @@ uint64_t CpuHeap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// Call before `fresh_bytes` are reserved.
 void CpuHeap::bound_cache(uint64_t fresh_bytes) {
   const uint64_t excess =
       excess_cached_bytes(fresh_bytes, retire_count_.load(std::memory_order_relaxed));

@@ -166,6 +166,22 @@ TEST(HeapCacheTest, WhatIsNotFoundIsTakenFromTheBudget) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
+// The kernel gives what no donor has, and the cache makes way for it.
+TEST(HeapCacheTest, AFetchKeepsTheCacheWithinItsBound) {
+  TestEngine engine;
+  char* cold = engine.allocate(kMiB);
+  fill_pattern(cold, kMiB, 7);
+  ASSERT_TRUE(engine.evict(cold));
+  engine.free(engine.allocate(10 * kMiB));
+  EXPECT_EQ(engine->heap().cached_bytes(), 10 * kMiB) << "it has no tail to give";
+  engine.use({cold});
+  EXPECT_TRUE(has_pattern(cold, kMiB, 7));
+  EXPECT_EQ(engine->heap().live_bytes(), kMiB);
+  EXPECT_LE(engine.read(engine.stats().peak_device_bytes),
+            10 * kMiB + 10 * kMiB / LivePeak::kSlackShare);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
 TEST(HeapCacheTest, MappingsAreLimited) {
   TestEngine engine([](CpuEngineConfig& config) {
     small_budget()(config);

@@ -141,7 +141,6 @@ def test_what_is_larger_than_the_budget_is_read_without_room(run_cold: Run) -> N
         print("written")
         """,
         TENCACHE_DEVICE_MEMORY="16MiB",
-        TENCACHE_PLAN="off",
     )
     assert done.stdout == "written\n"
 

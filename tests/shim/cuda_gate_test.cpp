@@ -297,7 +297,7 @@ TEST_F(CudaGateTest, OpsOnSeveralStreamsWaitForWhatIsBroughtBack) {
 }
 
 TEST_F(CudaGateTest, AnOpsTensorsArePinnedWhileItRuns) {
-  run({{"arm_at", "0.01"}}, [] {
+  run({{"arm_at", "0.01"}, {"plan", "off"}}, [] {
     const at::Tensor a = make_filled(1), b = make_filled(2), other = make_filled(3);
     g_cuda.driver->wait_until_idle();
     EXPECT_GT(tencache_evict_all(), 0u);

@@ -277,7 +277,10 @@ bool SlotFetches::try_take_room(Fetch* fetch) {
   // Pages that are cached later could not be added.
   if (fetch->room_bytes == 0 && heap_.may_have_room(fetch->extent->bytes)) furnish(fetch);
   const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
-  if (lacking_bytes > 0 && !heap_.budget().try_reserve(lacking_bytes)) return false;
+  if (lacking_bytes > 0) {
+    heap_.bound_cache(lacking_bytes);
+    if (!heap_.budget().try_reserve(lacking_bytes)) return false;
+  }
   has_room(fetch);
   return true;
 }
