@@ -279,7 +279,8 @@ TYPED_TEST(BackendsTest, FiguresAddUp) {
     const bool adds_up = stats.evicted_bytes - stats.fetched_bytes == cold_bytes;
     this->engine().mover()->fork_latch().reopen();
     return adds_up;
-  })) << stats.evicted_bytes << " evicted, " << stats.fetched_bytes << " fetched, " << cold_bytes;
+  })) << stats.evicted_bytes
+      << " evicted, " << stats.fetched_bytes << " fetched, " << cold_bytes;
   EXPECT_GE(cold_bytes, 8 * this->kBytes);
   EXPECT_EQ(stats.ops, 24u + 8u);
   EXPECT_EQ(stats.extents_allocated, 24u);
@@ -350,7 +351,7 @@ TYPED_TEST(BackendsTest, PlansFetchEarly) {
   this->start({.budget_tensors = 7});
   this->engine().evictor().arm();
   const std::vector<char*> tensors = this->written(12);
-  // How long an op lasts, during which other tensors are fetched. On a slow machine it takes longer.
+  // How long an op lasts, so that other tensors can be fetched. A slow machine needs longer.
   std::chrono::nanoseconds work = std::chrono::milliseconds(2);
   const auto step = [&] {
     for (uint64_t seed = 0; seed < tensors.size(); ++seed) {
