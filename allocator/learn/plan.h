@@ -45,6 +45,7 @@ struct Machine {
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
   uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
+  uint64_t wait_resolution_ns = 0;  // a fetch that an op waits for no longer than this is not late
   // Processor time of a move, which a program that computes on all processors loses.
   double read_work_ns_per_byte = 0;
   double write_work_ns_per_byte = 0;

@@ -52,6 +52,14 @@ TEST(SimulatorTest, WithoutAPlanOpsWaitForRoomAndBytes) {
   EXPECT_EQ(result.over_budget_bytes, 0u);
 }
 
+TEST(SimulatorTest, AWaitThatCannotBeToldFromNoneIsNone) {
+  Machine machine = byte_per_ns(10);
+  machine.wait_resolution_ns = 10;
+  const Simulation result = simulate(two_in_turn(), kNoPlan, machine);
+  EXPECT_EQ(result.stall_ns, (std::vector<uint64_t>{10, 20}));
+  EXPECT_EQ(result.bytes_late, 10u);
+}
+
 TEST(SimulatorTest, OneOpMayExceedTheBudgetAndIsTold) {
   Trace trace = two_in_turn();
   trace.ops[0].accesses.push_back({1, false});
