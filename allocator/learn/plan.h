@@ -45,7 +45,6 @@ struct Machine {
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
   uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
-  uint64_t wait_resolution_ns = 0;  // a fetch that an op waits for no longer than this is not late
   // Processor time of a move, which a program that computes on all processors loses.
   double read_work_ns_per_byte = 0;
   double write_work_ns_per_byte = 0;
@@ -56,6 +55,7 @@ struct Machine {
   uint64_t host_headroom_bytes = 0;
   double disk_read_bytes_per_s = 0;
   double disk_write_bytes_per_s = 0;
+  uint64_t wait_resolution_ns = 0;  // a fetch that an op waits for no longer than this is not late
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns + transfer_ns(bytes, read_bytes_per_s);

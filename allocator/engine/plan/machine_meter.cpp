@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/gate/op_timer.h"
 #include "engine/move/mover.h"
 #include "engine/plan/evictor.h"
 #include "memory/heap.h"
