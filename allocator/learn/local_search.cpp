@@ -23,6 +23,11 @@ constexpr std::array<double, 3> kLaterShares = {1.0, 0.5, 0.25};
 constexpr std::array<Tick, 6> kLaterOps = {0, 2, 8, 32, 64, 128};
 // What has left longer ago than this part of the period is not in the way any more.
 constexpr Tick kRecentParts = 4;
+// Where several gaps change at once: how many, how many plans are kept on the way, and how many ops
+// are played at most.
+constexpr int kChangesMax = 4;
+constexpr size_t kFrontMax = 16;
+constexpr uint64_t kFrontOpsMax = 60'000;
 
 class LocalSearch {
  public:
@@ -40,8 +45,9 @@ class LocalSearch {
     const bool waits = simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
     if (!waits || plays_left_ < kPlaysMin) return;
     leave_later();
-    while (try_each_gap()) {
-    }
+    climb();
+    plays_left_ = std::min(plays_left_, kFrontOpsMax / trace_.tick_count());
+    while (change_several()) climb();
   }
 
  private:
@@ -49,12 +55,20 @@ class LocalSearch {
     return (end + trace_.tick_count() - begin) % trace_.tick_count();
   }
 
-  bool keep_better(Plan plan) {
-    if (plays_left_ == 0) return false;
+  /// Nullopt where nothing may be played any more. Where a period does not end as it began, later
+  /// ones may take longer: such a plan does not take the place of one that is steady.
+  std::optional<Simulation> play(const Plan& plan) {
+    if (plays_left_ == 0) return std::nullopt;
     --plays_left_;
     Simulation simulation = simulate(trace_, plan, machine_);
-    if (!is_better(simulation, best_.simulation)) return false;
-    best_ = {std::move(plan), std::move(simulation)};
+    if (best_.simulation.is_steady && !simulation.is_steady) return std::nullopt;
+    return simulation;
+  }
+
+  bool keep_better(Plan plan) {
+    std::optional<Simulation> simulation = play(plan);
+    if (!simulation || !is_better(*simulation, best_.simulation)) return false;
+    best_ = {std::move(plan), std::move(*simulation)};
     return true;
   }
 
@@ -151,47 +165,109 @@ class LocalSearch {
 
   // ---- Each gap ----
 
-  /// Whether there is a new best. False, too, where not all of them could be tried.
-  bool try_each_gap() {
-    if (plays_left_ < gaps_.size() * kMomentsMax) return false;
-    bool is_improved = false;
-    for (const Gap& gap : gaps_) is_improved |= try_gap(gap);
-    return try_copies_ahead() || is_improved;
+  void climb() {
+    while (try_each_gap()) {
+    }
   }
 
-  // None, and as many as there could be.
-  bool try_copies_ahead() {
-    if (machine_.host_bytes == 0) return false;
+  bool can_try_each_gap() const { return plays_left_ >= gaps_.size() * kMomentsMax; }
+
+  /// Whether there is a new best. False, too, where not all of them could be tried.
+  bool try_each_gap() {
+    if (!can_try_each_gap()) return false;
     bool is_improved = false;
-    for (const uint64_t bytes : {uint64_t{0}, machine_.host_bytes}) {
-      Plan plan = best_.plan;
-      plan.copy_ahead_bytes = bytes;
-      is_improved |= keep_better(std::move(plan));
+    for (const Gap& gap : gaps_) {
+      for (Plan& plan : variants(best_.plan, gap)) is_improved |= keep_better(std::move(plan));
     }
+    for (Plan& plan : copy_variants(best_.plan)) is_improved |= keep_better(std::move(plan));
     return is_improved;
   }
 
-  bool try_gap(const Gap& gap) {
-    Plan without = best_.plan;
+  /// The plan without the gap if it used it, and with each moment for its fetch. The gap's tensor
+  /// then leaves first of those that leave after the same op.
+  std::vector<Plan> variants(const Plan& plan, const Gap& gap) const {
+    Plan without = plan;
     const bool is_used = std::erase_if(without.moves, [&](const PlannedMove& move) {
                            return move.tensor == gap.tensor && move.needed_at == gap.before;
                          }) > 0;
-    bool is_improved = is_used && keep_better(without);
+    std::vector<Plan> variants;
+    if (is_used) variants.push_back(without);
     PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
-    if (!gap.comes_back()) return keep_better(with(without, move)) || is_improved;
+    if (!gap.comes_back()) {
+      variants.push_back(with(without, move));
+      return variants;
+    }
     const Tick length =
         after(gap.after, gap.before) == 0 ? trace_.tick_count() : after(gap.after, gap.before);
     const Tick distance = (length + kMomentsMax - 1) / kMomentsMax;
     for (Tick ahead = 0; ahead < length; ahead += distance) {
       move.fetch_at = (gap.before + trace_.tick_count() - ahead) % trace_.tick_count();
-      is_improved |= keep_better(with(without, move));
+      variants.push_back(with(without, move));
     }
-    return is_improved;
+    return variants;
   }
 
   static Plan with(Plan plan, const PlannedMove& move) {
-    plan.moves.push_back(move);
+    plan.moves.insert(plan.moves.begin(), move);
     return plan;
+  }
+
+  /// With no copies to disk ahead of need, and with as many as there could be.
+  std::vector<Plan> copy_variants(const Plan& plan) const {
+    std::vector<Plan> variants;
+    if (machine_.host_bytes == 0) return variants;
+    for (const uint64_t bytes : {uint64_t{0}, trace_.peak_bytes()}) {
+      variants.push_back(plan);
+      variants.back().copy_ahead_bytes = bytes;
+    }
+    return variants;
+  }
+
+  // ---- Several gaps at once ----
+
+  /// What tells plans apart here. Those that do the same are tried once.
+  using Figures = std::array<uint64_t, 7>;
+
+  static Figures figures_of(const Simulation& simulation) {
+    return {simulation.over_budget_bytes, simulation.step_ns,       simulation.bytes_late,
+            simulation.bytes_read,        simulation.bytes_written, simulation.disk_bytes_read,
+            simulation.disk_bytes_written};
+  }
+
+  /// Whether there is a new best.
+  bool change_several() {
+    if (!can_try_each_gap()) return false;
+    std::vector<Planned> front = {best_};
+    std::set<Figures> seen = {figures_of(best_.simulation)};
+    for (int changes = 0; changes < kChangesMax && !front.empty(); ++changes) {
+      front = best_neighbours(front, &seen);
+      if (front.empty() || !is_better(front.front().simulation, best_.simulation)) continue;
+      best_ = std::move(front.front());
+      return true;
+    }
+    return false;
+  }
+
+  /// The best of all plans that are one change away, the best one first.
+  std::vector<Planned> best_neighbours(const std::vector<Planned>& front, std::set<Figures>* seen) {
+    std::vector<Planned> best;
+    for (const Planned& planned : front) {
+      for (const Gap& gap : gaps_) add_unseen(variants(planned.plan, gap), seen, &best);
+      add_unseen(copy_variants(planned.plan), seen, &best);
+    }
+    return best;
+  }
+
+  void add_unseen(std::vector<Plan> plans, std::set<Figures>* seen, std::vector<Planned>* best) {
+    for (Plan& plan : plans) {
+      std::optional<Simulation> simulation = play(plan);
+      if (!simulation || !seen->insert(figures_of(*simulation)).second) continue;
+      const auto place = std::find_if(best->begin(), best->end(), [&](const Planned& other) {
+        return is_better(*simulation, other.simulation);
+      });
+      best->insert(place, {std::move(plan), std::move(*simulation)});
+      if (best->size() > kFrontMax) best->pop_back();
+    }
   }
 
   const Trace& trace_;

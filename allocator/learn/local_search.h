@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalSearch: changes a plan one move at a time, plays it, and keeps what is better. Two kinds of
-// change are tried.
+// LocalSearch: changes a plan one move at a time, plays it, and keeps what is better. Three kinds
+// of change are tried.
 //   1. Evictions that leave later. A link carries them in the order of the requests. An op that
 //      waits for room waits for what was asked for before; where that is large, smaller tensors
 //      that leave first are enough for it.
 //   2. A gap that is used or not, and each moment at which its fetch could start. That is for short
 //      periods only, where all gaps can be tried.
+//   3. Several gaps at once, where no single one helps any more: room that one tensor gives lets
+//      another come earlier, but by itself it only takes time. So the best plans that are one
+//      change away are kept, though they are worse, then the best that are one change away from
+//      those, and so on.
 //
 // The search ends where nothing is better, or when it has played so many ops that planning would
 // become slow. It is a pure function: no clock tells it to end.

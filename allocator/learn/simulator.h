@@ -5,13 +5,10 @@
 // fetch on demand what is missing. It returns time, stalls and traffic of a period in steady state.
 // It is a pure function: the same arguments always give the same result.
 //
-// Where the machine has a disk below host memory, departures and returns wait for the disk, too
-// (learn/host_model.h).
-//
-// The model: one fetch and one eviction at a time (or one of both on a half-duplex machine), in the
-// order in which they were requested; a demand fetch goes to the front. Room is taken when a fetch
-// starts and free when an eviction has ended. The processor time of the moves is added to the step
-// at the end, since it is taken from all ops alike.
+// How long ops wait, learn/device_model.h tells: it plays the device and its link. Where the
+// machine has a disk below host memory, departures and returns wait for the disk, too
+// (learn/host_model.h). The processor time of the moves is added to the step at the end, since it
+// is taken from all ops alike.
 #pragma once
 
 #include <cstdint>

@@ -164,7 +164,7 @@ TEST(PlannerTest, CopesWithSeveralOpsPerBin) {
 
 TEST(PlannerTest, CopesWithAllOfItAtRandom) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 60 : 200); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 20 : 60); ++round) {
     const RandomTraceShape shape = {.ops = static_cast<Tick>(random.between(1, 20)),
                                     .tensors = static_cast<uint32_t>(random.between(1, 12)),
                                     .bytes_max = random.chance(0.5) ? 8u : 1000u,
@@ -241,24 +241,27 @@ Simulation best_of_all(const Trace& trace, const Machine& limits) {
   Simulation best = EveryPlan(trace, limits).best();
   if (limits.host_bytes == 0) return best;
   Simulation with_copies = EveryPlan(trace, limits, trace.peak_bytes()).best();
-  return is_better(with_copies, best) ? with_copies : best;
+  return EveryPlan::rank(with_copies) < EveryPlan::rank(best) ? with_copies : best;
 }
 
-/// Plans small random traces on machines that `machine_for` makes.
+/// Plans small random traces on machines that `machine_for` makes. They are the same in every run,
+/// so that only a change of the planner can change the figures.
 void compare_with_the_best(const char* name,
                            Machine (*machine_for)(Random& random, const Trace& trace)) {
-  Random random;
   double ratio_sum = 0;
   double ratio_most = 0;
+  uint64_t worst = 0;
   int count = 0;
   const int wanted = trace_count();
-  for (int tries = 0; tries < 40 * wanted && count < wanted; ++tries) {
+  for (uint64_t seed = 0; count < wanted && seed < 40 * static_cast<uint64_t>(wanted); ++seed) {
+    Random random = Random::fixed(seed);
     const Trace trace =
         random_trace(random, {.ops = 8, .tensors = 5, .bytes_max = 8, .compute_ns_max = 20});
     const Machine limits = machine_for(random, trace);
     if (EveryPlan(trace, limits).count() > 5000) continue;
     const Simulation best = best_of_all(trace, limits);
     const Planned planned = make_plan(trace, limits);
+    EXPECT_LE(planned.simulation.over_budget_bytes, best.over_budget_bytes) << "seed " << seed;
     if (planned.simulation.over_budget_bytes != best.over_budget_bytes || best.step_ns == 0)
       continue;
     ++count;
@@ -266,12 +269,16 @@ void compare_with_the_best(const char* name,
     const double ratio = static_cast<double>(planned.simulation.step_ns) /
                          static_cast<double>(std::min(best.step_ns, planned.simulation.step_ns));
     ratio_sum += ratio;
-    ratio_most = std::max(ratio_most, ratio);
+    if (ratio > ratio_most) {
+      ratio_most = ratio;
+      worst = seed;
+    }
   }
-  ASSERT_GE(count, wanted / 2);
+  ASSERT_EQ(count, wanted);
   std::printf("%d traces, %s: %.4f times the best step time on average, at most %.3f\n", count,
               name, ratio_sum / count, ratio_most);
   EXPECT_LE(ratio_sum / count, 1.01);
+  EXPECT_LE(ratio_most, 1.10) << "seed " << worst;
 }
 
 Machine two_tiers(Random& random, const Trace& trace) {

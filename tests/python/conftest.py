@@ -89,8 +89,8 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
-# Armed from the start and roomy: tensors go cold only when the program asks for it, and nothing that
-# no op names comes back.
+# Armed from the start and roomy: tensors go cold only when the program asks for it, and nothing
+# comes back that no op names.
 COLD_VARIABLES = {
     "TENCACHE": "1",
     "TENCACHE_DEVICE_MEMORY": "256MiB",

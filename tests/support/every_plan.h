@@ -2,10 +2,12 @@
 //
 // EveryPlan: the best of all plans of a small trace, found by playing each. A plan uses any of the
 // gaps, and each fetch may start at any op of its gap. Moves at one op have one order only, so a
-// plan that orders them otherwise can be a little better.
+// plan that orders them otherwise can be a little better. What does not end as it began is no plan
+// for every period, so those that do come first.
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,7 +29,12 @@ class EveryPlan {
     for (const Gap& gap : gaps_) count *= 1 + choices(gap);
     return count;
   }
-  /// The plan that exceeds the budget least, and of those the one that takes least time.
+  /// The least is the best: of the plans that are steady, if any is, the one that exceeds the
+  /// budget least, and of those the one that takes least time.
+  static std::tuple<bool, uint64_t, uint64_t> rank(const Simulation& simulation) {
+    return {!simulation.is_steady, simulation.over_budget_bytes, simulation.step_ns};
+  }
+  /// Of all plans.
   Simulation best() {
     best_ = simulate(trace_, plan_, machine_);
     extend(0);
@@ -44,10 +51,7 @@ class EveryPlan {
   void extend(size_t index) {
     if (index == gaps_.size()) {
       const Simulation simulation = simulate(trace_, plan_, machine_);
-      if (std::pair(simulation.over_budget_bytes, simulation.step_ns) <
-          std::pair(best_.over_budget_bytes, best_.step_ns)) {
-        best_ = simulation;
-      }
+      if (rank(simulation) < rank(best_)) best_ = simulation;
       return;
     }
     extend(index + 1);

@@ -36,6 +36,9 @@ class Random {
   /// `stream` tells several generators of one test apart.
   explicit Random(uint64_t stream = 0) : generator_(test_seed() * 1'000'003 + stream) {}
 
+  /// The same numbers in every run, where a figure must not change from run to run.
+  static Random fixed(uint64_t seed) { return Random(std::mt19937_64(seed)); }
+
   uint64_t next() { return generator_(); }
   /// Uniform in [low, high].
   uint64_t between(uint64_t low, uint64_t high) {
@@ -63,6 +66,8 @@ class Random {
  private:
   static constexpr size_t kBlockBytes = 1 << 16;
   static constexpr size_t kPageBytes = 4096;
+
+  explicit Random(const std::mt19937_64& generator) : generator_(generator) {}
 
   std::mt19937_64 generator_;
 };

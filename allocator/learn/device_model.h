@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceModel: the device and the link to the tier below, for the simulator. It tells where each
+// tensor is, how long an op waits for bytes and for room, and what the link carries when. It does
+// what the engine does at an op: wait for fetches, make room, fetch on demand what is missing.
+//
+// The model: one fetch and one eviction at a time (or one of both on a half-duplex machine), in the
+// order in which they were requested; a demand fetch goes to the front. Room is taken when a fetch
+// starts and free when an eviction has ended. Where nothing that was requested makes room, victims
+// leave by the plan's rule. Below the link is a HostModel where the machine has a disk.
+//
+// An op is played in this order: begin_op, need_now for all that it names or allocates, requests,
+// catch_up, require, allocate, use, compute, need_no_longer, release, requests, leave_excess.
+//
+// Time never goes back. Pure: no clock, no threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "learn/host_model.h"
+#include "learn/plan.h"
+#include "learn/simulator.h"
+#include "learn/tensor_uses.h"
+#include "learn/trace.h"
+#include "learn/victim_order.h"
+
+namespace tencache {
+
+class DeviceModel {
+ public:
+  enum class Place : uint8_t { kAbsent, kResident, kEvicting, kCold, kFetching };
+
+  /// At first, persistent tensors are on the device while they fit, else they have a copy below.
+  /// What is moved is noted in `notes`. Trace, machine and notes outlive the model.
+  DeviceModel(const Trace& trace, const Machine& machine, const Plan& plan, Simulation* notes);
+
+  // ---- One op ----
+  void begin_op(Tick tick);
+  /// The op names or allocates the tensor, which cannot leave until it is needed no longer.
+  void need_now(uint32_t tensor);
+  void need_no_longer(uint32_t tensor);
+  /// The plan's requests. Without effect where the tensor is not what they expect.
+  void request_fetch(uint32_t tensor);
+  void request_eviction(uint32_t tensor);
+  /// Plays what ends or starts until now.
+  void catch_up() { advance(now_ns_); }
+  /// Waits until everything is there that the op names.
+  void require(const TraceOp& op);
+  /// Waits for room.
+  void allocate(uint32_t tensor);
+  void use(const TraceAccess& access);
+  void compute(uint64_t ns);
+  void release(uint32_t tensor);
+  /// What the op needed beyond the budget leaves, while the program goes on.
+  void leave_excess();
+
+  // ---- What it is like now ----
+  uint64_t now_ns() const { return now_ns_; }
+  /// The most on the device since the op began.
+  uint64_t used_most_bytes() const { return used_most_; }
+  /// Where each tensor is, and whether the tier below has its bytes.
+  std::vector<std::pair<Place, bool>> places() const;
+  /// Requests that have found no room yet.
+  size_t waiting_count() const { return fetch_queue_.size(); }
+  /// How far each link is behind the program: what it carries for this period after its end.
+  std::array<uint64_t, 4> backlogs_ns() const;
+  /// Null where the tier below holds everything.
+  const HostModel* host() const { return host_ ? &*host_ : nullptr; }
+  /// What was noted so far has been taken away.
+  void forget_notes();
+
+ private:
+  struct TensorState {
+    Place place = Place::kAbsent;
+    bool has_copy = false;     // the tier below holds its bytes
+    uint64_t done_ns = 0;      // end of the eviction or fetch under way
+    uint64_t move_number = 0;  // tells a move that was called off from the one after it
+    uint64_t last_use = 0;     // ticks since the begin of the simulation
+    size_t open_move = kNone;  // its move in Simulation::moves that still lacks the return
+
+    static constexpr size_t kNone = ~size_t{0};
+  };
+  struct UnderWay {
+    uint64_t done_ns;
+    uint32_t tensor;
+    uint64_t move_number;
+    bool operator>(const UnderWay& other) const { return done_ns > other.done_ns; }
+  };
+
+  struct FetchRequest {
+    uint32_t tensor;
+    uint64_t tick_number;  // when it was made
+  };
+
+  uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
+  void begin_life();
+  void advance(uint64_t until_ns);
+  void advance_host(uint64_t until_ns);
+  bool finish_next_eviction(uint64_t until_ns);
+  bool start_next_fetch(uint64_t until_ns);
+  bool is_outdated(const FetchRequest& request) const;
+  void make_room(uint64_t bytes);
+  bool await_fetch();
+  void may_leave(uint32_t tensor);
+  void evict(uint32_t tensor);
+  void start_fetch(uint32_t tensor, uint64_t not_before_ns);
+  void note_migration(uint32_t tensor, bool is_fetch, uint64_t begin_ns, uint64_t end_ns);
+  void take(uint64_t bytes);
+  void stay(uint32_t tensor);
+  bool has_copy(uint32_t tensor) const;
+  void become_cold(uint32_t tensor);
+  void arrive(uint32_t tensor);
+  void lose_copy(uint32_t tensor);
+
+  const Trace& trace_;
+  const Machine& machine_;
+  const Victim victim_;
+  Simulation& notes_;
+  const TensorUses uses_;
+  std::vector<TensorState> states_;
+  std::priority_queue<UnderWay, std::vector<UnderWay>, std::greater<>> evictions_;
+  std::deque<UnderWay> fetches_;  // below them is a host; some may have ended
+  std::deque<FetchRequest> fetch_queue_;
+  std::vector<bool> is_needed_now_;
+  std::optional<HostModel> host_;
+  VictimOrder victims_;        // resident tensors that are not needed now
+  uint64_t now_ns_ = 0;        // of the program
+  uint64_t mover_ns_ = 0;      // up to which evictions and fetches have been played
+  uint64_t read_free_ns_ = 0;  // when the link is free
+  uint64_t write_free_ns_ = 0;
+  uint64_t used_bytes_ = 0;
+  uint64_t used_most_ = 0;
+  uint64_t leaving_bytes_ = 0;  // the part of used_bytes_ that is being evicted
+  uint64_t number_ = 0;
+  uint64_t tick_number_ = 0;
+  Tick tick_ = 0;
+};
+
+}  // namespace tencache
