@@ -12,7 +12,8 @@
 //   4. Where the program waits all the same, fetches in the order of their deadlines: as early as
 //      there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h). Where
 //      a disk lies below host memory, copies to it ahead of need.
-//   5. The best plan's moves are changed one by one, as long as time allows (learn/local_search.h).
+//   5. The best plan's moves are changed, one by one or several at once, as long as time allows
+//      (learn/local_search.h).
 //
 // A call takes time about linear in ticks and gaps, because gaps are looked at through at most
 // kBinsMax bins of time, mostly kBlockBins at once. Memory is linear.
