@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime's JSON: statistics (schema 1) and the findings of `tencache doctor`.
+// The runtime's JSON: statistics (schema 1), the options, and the findings of `tencache doctor`.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -345,12 +345,13 @@ std::string Runtime::doctor_json() const {
   json["disk"] =
       probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
   json["gpu"] = gpu_json(probe_gpus());
-  Json options = Json::object();
-  for (const OptionDescription& option : option_table()) {
-    options[std::string(option.name)] = tencache::option_text(options_, option.name);
-  }
-  json["options"] = options;
+  json["options"] = Json::parse(tencache::options_json(options_));
   return dump(json);
+}
+
+std::string Runtime::options_json() const {
+  MutexLock lock(mutex_);
+  return tencache::options_json(options_);
 }
 
 }  // namespace tencache
