@@ -213,7 +213,7 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
   CpuDeviceConfig config;
   if (options_.device_memory_bytes) {
     config.budget_bytes = *options_.device_memory_bytes;
-    *origin = "as asked";
+    *origin = as_asked();
   } else {
     const DefaultBudget budget = default_device_budget(memory);
     config.budget_bytes = budget.bytes;
@@ -233,6 +233,13 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
                found.value().file_system + ", " + format_bytes(found.value().free_bytes) + " free";
   }
   return config;
+}
+
+// Where the line at the start shows the budget in other units than it was asked for, both stand
+// there.
+std::string Runtime::as_asked() const {
+  const std::string asked = tencache::option_text(options_, "device_memory");
+  return asked.ends_with("iB") ? "as asked" : asked + " as asked";
 }
 
 Result<DiskProbe> Runtime::find_disk() const {

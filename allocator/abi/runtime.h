@@ -94,6 +94,7 @@ class Runtime {
   EngineConfig engine_config() TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
+  std::string as_asked() const TENCACHE_REQUIRES(mutex_);
   Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
   DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
   void record_period(const LearnedPlan& learned, const std::string& path);

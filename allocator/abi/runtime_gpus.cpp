@@ -125,9 +125,10 @@ void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) cons
     below += " and from there to " + disk->directory() + " (at most " +
              format_bytes(disk->quota_bytes()) + ")";
   }
+  const std::string origin = options_.device_memory_bytes ? " (" + as_asked() + ")" : "";
   TENCACHE_LOG_INFO("%s on the cuda backend: GPU %d (%s), device budget %s%s%s", kVersion,
                     gpu.ordinal, name.c_str(), format_bytes(gpu.engine->budget().limit()).c_str(),
-                    options_.device_memory_bytes ? " (as asked)" : "", below.c_str());
+                    origin.c_str(), below.c_str());
 }
 
 }  // namespace tencache

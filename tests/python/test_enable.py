@@ -75,6 +75,16 @@ def test_start_first_spill_and_summary_are_told_on_stderr(run_python):
 
 
 @pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [("64MB", "61.0 MiB (64MB as asked)"), ("64MiB", "64.0 MiB (as asked)")],
+)
+def test_the_budget_is_told_in_the_units_of_the_user_too(run_python, asked, told):
+    done = run_python("import torch", env={"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": asked})
+    assert f"device budget {told}" in done.stderr
+
+
+@pytest.mark.any_torch
 def test_quiet_prints_neither_start_nor_summary(run_python):
     done = run_python(SPILL, env={**ON, "TENCACHE_QUIET": "1"})
     assert "device peak" not in done.stderr
