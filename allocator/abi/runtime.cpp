@@ -280,12 +280,24 @@ void Runtime::announce_start(const std::string& origin) const {
 
 void Runtime::announce_first_spill() const {
   Engine* const current = cpu_engine();
-  TENCACHE_LOG_INFO(
-      "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
-      "longest time go to %s from now on, so steps get slower",
-      format_bytes(current->stats().peak_device_bytes.load()).c_str(),
-      format_bytes(current->budget().limit()).c_str(),
-      current->device().disk()->directory().c_str());
+  TENCACHE_LOG_INFO("first spill: use reached %s of the device budget of %s; %s",
+                    format_bytes(current->stats().peak_device_bytes.load()).c_str(),
+                    format_bytes(current->budget().limit()).c_str(),
+                    spill_text(current, current->device().disk()->directory()).c_str());
+}
+
+std::string Runtime::spill_text(Engine* engine, const std::string& target) {
+  Learner* const learner = engine != nullptr ? engine->learner() : nullptr;
+  const LearnerSummary summary = learner != nullptr ? learner->summary() : LearnerSummary();
+  if (summary.following.plan_number != 0) {
+    return "tensors that the plan needs last go to " + target +
+           " from now on, and come back ahead of their use";
+  }
+  const std::string oldest = "tensors that were not used for the longest time go to " + target;
+  if (summary.stored_ticks > 0) {
+    return oldest + " until the program does what the file of learn_from tells";
+  }
+  return oldest + " from now on, so steps get slower";
 }
 
 }  // namespace tencache

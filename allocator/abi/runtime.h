@@ -105,6 +105,10 @@ class Runtime {
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
+  void announce_first_spill_of(int ordinal) const;  // of a GPU
+  /// What leaves at an engine's first spill, and what comes of it. Null: the engine is not known
+  /// yet.
+  static std::string spill_text(Engine* engine, const std::string& target);
 
   std::atomic<bool> is_started_{false};
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()
