@@ -89,14 +89,16 @@ Json plan_json(Learner* learner) {
                {"events_lost", summary.events_lost},
                {"planning_s", seconds(summary.planning_ns)},
                {"stored", nullptr},
-               {"step_s", 0.0}};
+               {"step_s", 0.0},
+               {"timed_periods", 0}};
   if (summary.stored_ticks > 0) {
     json["stored"] = {{"ticks", summary.stored_ticks},
                       {"ticks_followed", following.stored_ticks_followed}};
   }
   if (summary.learned == nullptr) return json;
   if (following.last_period_plan == summary.learned->number) {
-    json["step_s"] = seconds(following.last_period_ns);
+    json["step_s"] = seconds(following.last_times.median_ns());
+    json["timed_periods"] = following.last_times.count();
   }
   const Simulation& simulation = summary.learned->planned.simulation;
   json["ideal_step_s"] = seconds(simulation.compute_ns);
