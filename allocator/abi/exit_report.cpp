@@ -75,7 +75,12 @@ void write_trace(const Runtime& runtime) {
   tencache_error error = {};
   if (tencache_write_trace(path.c_str(), &error) != TENCACHE_OK) {
     say_not_written("trace", path, error.message);
+    return;
   }
+  std::error_code no_size;  // as of a pipe
+  const uintmax_t bytes = std::filesystem::file_size(path, no_size);
+  if (no_size) return;
+  TENCACHE_LOG_INFO("the trace is in %s (%s)", shown(path).c_str(), format_bytes(bytes).c_str());
 }
 
 void say_whether_recorded(const Runtime& runtime) {

@@ -247,7 +247,8 @@ constexpr std::array<Row, 24> kRows = {{
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
      [](const Options& o) { return format_path(o.stats_path, kOff); }},
     {{"trace", "path", "",
-      "File that receives the recorded events as JSON lines when the program ends."},
+      "File that receives the newest events as JSON lines when the program ends: up to 5 MiB for "
+      "each thread that runs ops, and 10 MiB for moves."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
     {{"record", "path", "",

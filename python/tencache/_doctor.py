@@ -21,7 +21,7 @@ from rich.table import Table
 
 from tencache import _autoload, _backend, _options, _torch_version
 from tencache._library import Core, guard_path
-from tencache._report import format_bytes
+from tencache._units import format_bytes
 
 _REASON = "reason"
 # Most kernels' default. Each extent needs up to four mappings.

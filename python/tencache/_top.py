@@ -22,7 +22,7 @@ from tencache import _live
 from tencache._library import TencacheError
 from tencache._live import LiveEngine, LiveProcess
 from tencache._messages import shortened
-from tencache._report import format_bytes
+from tencache._units import format_bytes
 
 _COMMAND_LETTERS = 100
 _NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
