@@ -436,6 +436,7 @@ def test_damaged_trace_names_the_line(tmp_path):
 
 def report_with(**changes):
     report = {
+        "tencache": {"unused_variables": []},
         "torch": {"installed": "2.11.0+cu130", "supported": ["2.11"], "fits": True},
         "huge_pages": "madvise",
         "map_count_max": 65530,
@@ -476,6 +477,10 @@ def test_doctor_says_what_to_do_about_another_torch(monkeypatch):
         (
             {"disk": {"directory": "/d", "direct_io": False, "direct_io_reason": "EINVAL"}},
             "--spill-dir",
+        ),
+        (
+            {"tencache": {"unused_variables": ["TENCACHE_DEVICE_MEMORY"]}},
+            "TENCACHE_DEVICE_MEMORY is set, and TENCACHE is not",
         ),
         ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
         ({"map_count_max": 1000}, "sysctl vm.max_map_count"),

@@ -49,6 +49,7 @@ OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
         "TENCACHE=… says neither yes nor no.",
         "The program ends here, since TENCACHE asked for tencache and it cannot start.",
     ),
+    "unused_variables": ("… set, and TENCACHE is not, so this program ran without tencache. …",),
     "gpu_passed_over": ("the budget is that of tensors in DRAM, although there is a GPU: …",),
     "no_room_for_thread_locals": ("… cannot be loaded: …",),
     "strict_mode": (
