@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Trains with several processes, each under a memory budget of its own.
 
-    tencache run --device-memory 64MiB -- torchrun --nproc-per-node 2 examples/distributed.py
+    tencache run --device-memory 64MiB -- torchrun --nproc-per-node 2 distributed.py
     tencache run --device-memory 64MiB -- accelerate launch --multi_gpu --num_processes 2 \
-        examples/distributed.py
+        distributed.py
 
 `--device-memory` is the budget of each process. Files are each process's own, too: with
 `--stats run.json` rank 0 writes run.rank0.json, and so on. Needs accelerate.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning shows what a memory budget costs, in the files of its logger.
 
-    tencache run --device-memory 48MiB -- python examples/lightning_logs.py
+    tencache run --device-memory 48MiB -- python lightning_logs.py
 
 The model is a row of linear layers, the data are random numbers. Needs lightning.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray Train, each of its workers under a memory budget of its own.
 
-    tencache run --device-memory 64MiB -- python examples/ray_train.py
+    tencache run --device-memory 64MiB -- python ray_train.py
 
 Ray starts its workers in processes that inherit the environment, in which `tencache run` says what
 is asked for. On a cluster that others have started, the workers get it from Ray instead:

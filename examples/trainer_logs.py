@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Hugging Face Trainer shows what a memory budget costs, in its logs and in TensorBoard.
 
-    tencache run --device-memory 48MiB -- python examples/trainer_logs.py
+    tencache run --device-memory 48MiB -- python trainer_logs.py
     tensorboard --logdir trainer_logs/runs
 
 The model is a small GPT-2 with random weights, the text is the Python that runs this. Needs

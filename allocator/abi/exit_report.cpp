@@ -11,7 +11,6 @@
 
 #include "abi/tencache.h"
 #include "base/log.h"
-#include "base/options.h"
 #include "base/shown_text.h"
 #include "base/units.h"
 #include "platform/launch_rank.h"
@@ -40,20 +39,12 @@ std::string own_path(const std::string& text) {
   return path.replace_filename(path.stem().string() + suffix);
 }
 
-Json options_json(const Runtime& runtime) {
-  Json options = Json::object();
-  for (const OptionDescription& option : option_table()) {
-    options[std::string(option.name)] = runtime.option_text(option.name);
-  }
-  return options;
-}
-
 Json stats_for_file(Runtime& runtime, Json stats) {
   const int rank = launch_rank();
   stats["versions"]["torch"] = *torch_text;
   stats["rank"] = rank < 0 ? Json(nullptr) : Json(rank);
   stats["program"] = program_invocation_name;
-  stats["options"] = options_json(runtime);
+  stats["options"] = Json::parse(runtime.options_json());
   stats["files"] = Json::object();
   for (const char* name : {"trace", "record"}) {
     const std::string path = runtime.option_text(name);
@@ -84,7 +75,12 @@ void write_trace(const Runtime& runtime) {
   tencache_error error = {};
   if (tencache_write_trace(path.c_str(), &error) != TENCACHE_OK) {
     say_not_written("trace", path, error.message);
+    return;
   }
+  std::error_code no_size;  // as of a pipe
+  const uintmax_t bytes = std::filesystem::file_size(path, no_size);
+  if (no_size) return;
+  TENCACHE_LOG_INFO("the trace is in %s (%s)", shown(path).c_str(), format_bytes(bytes).c_str());
 }
 
 void say_whether_recorded(const Runtime& runtime) {

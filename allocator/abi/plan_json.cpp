@@ -75,23 +75,14 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
                  .disk_write_bytes_per_s = given.disk_write_bytes_per_s};
 }
 
-// How much slower or faster than said the links and the disk are for the error bars.
-constexpr double kErrorShare = 0.2;
-
-// What the plan for the machine would take if everything moved at that speed, over the one given.
-uint64_t step_ns_at(double speed, const Trace& trace, const Plan& plan, Machine machine) {
-  machine.read_bytes_per_s *= speed;
-  machine.write_bytes_per_s *= speed;
-  machine.disk_read_bytes_per_s *= speed;
-  machine.disk_write_bytes_per_s *= speed;
-  return simulate(trace, plan, machine).step_ns;
-}
-
 std::string figures_of(const Trace& trace, const Machine& machine) {
   const Planned planned = make_plan(trace, machine);
   const Simulation& simulation = planned.simulation;
-  const uint64_t slower_ns = step_ns_at(1 - kErrorShare, trace, planned.plan, machine);
-  const uint64_t faster_ns = step_ns_at(1 + kErrorShare, trace, planned.plan, machine);
+  // The error bars: the same plan where everything moves slower or faster than it was made for.
+  const Machine slower = machine.at_speed(1 - kSpeedErrorShare);
+  const Machine faster = machine.at_speed(1 + kSpeedErrorShare);
+  const uint64_t slower_ns = simulate(trace, planned.plan, slower).step_ns;
+  const uint64_t faster_ns = simulate(trace, planned.plan, faster).step_ns;
   const nlohmann::ordered_json json = {{"step_ns", simulation.step_ns},
                                        {"step_slower_ns", slower_ns},
                                        {"step_faster_ns", faster_ns},

@@ -213,7 +213,7 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
   CpuDeviceConfig config;
   if (options_.device_memory_bytes) {
     config.budget_bytes = *options_.device_memory_bytes;
-    *origin = "as asked";
+    *origin = as_asked();
   } else {
     const DefaultBudget budget = default_device_budget(memory);
     config.budget_bytes = budget.bytes;
@@ -233,6 +233,13 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
                found.value().file_system + ", " + format_bytes(found.value().free_bytes) + " free";
   }
   return config;
+}
+
+// Where the line at the start shows the budget in other units than it was asked for, both stand
+// there.
+std::string Runtime::as_asked() const {
+  const std::string asked = tencache::option_text(options_, "device_memory");
+  return asked.ends_with("iB") ? "as asked" : asked + " as asked";
 }
 
 Result<DiskProbe> Runtime::find_disk() const {
@@ -273,12 +280,24 @@ void Runtime::announce_start(const std::string& origin) const {
 
 void Runtime::announce_first_spill() const {
   Engine* const current = cpu_engine();
-  TENCACHE_LOG_INFO(
-      "first spill: use reached %s of the device budget of %s; tensors that were not used for the "
-      "longest time go to %s from now on, so steps get slower",
-      format_bytes(current->stats().peak_device_bytes.load()).c_str(),
-      format_bytes(current->budget().limit()).c_str(),
-      current->device().disk()->directory().c_str());
+  TENCACHE_LOG_INFO("first spill: use reached %s of the device budget of %s; %s",
+                    format_bytes(current->stats().peak_device_bytes.load()).c_str(),
+                    format_bytes(current->budget().limit()).c_str(),
+                    spill_text(current, current->device().disk()->directory()).c_str());
+}
+
+std::string Runtime::spill_text(Engine* engine, const std::string& target) {
+  Learner* const learner = engine != nullptr ? engine->learner() : nullptr;
+  const LearnerSummary summary = learner != nullptr ? learner->summary() : LearnerSummary();
+  if (summary.following.plan_number != 0) {
+    return "tensors that the plan needs last go to " + target +
+           " from now on, and come back ahead of their use";
+  }
+  const std::string oldest = "tensors that were not used for the longest time go to " + target;
+  if (summary.stored_ticks > 0) {
+    return oldest + " until the program does what the file of learn_from tells";
+  }
+  return oldest + " from now on, so steps get slower";
 }
 
 }  // namespace tencache

@@ -82,6 +82,8 @@ class Runtime {
   /// Call before an engine goes.
   void stop_watch() { watch_.stop(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
+  /// The text of every option.
+  std::string options_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
@@ -92,6 +94,7 @@ class Runtime {
   EngineConfig engine_config() TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
+  std::string as_asked() const TENCACHE_REQUIRES(mutex_);
   Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
   DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
   void record_period(const LearnedPlan& learned, const std::string& path);
@@ -102,6 +105,10 @@ class Runtime {
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
   void announce_first_spill() const;
+  void announce_first_spill_of(int ordinal) const;  // of a GPU
+  /// What leaves at an engine's first spill, and what comes of it. Null: the engine is not known
+  /// yet.
+  static std::string spill_text(Engine* engine, const std::string& target);
 
   std::atomic<bool> is_started_{false};
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()

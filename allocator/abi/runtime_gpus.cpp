@@ -78,13 +78,17 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
 EngineConfig Runtime::gpu_engine_config(int ordinal) {
   MutexLock lock(mutex_);
   EngineConfig config = engine_config();
-  config.hooks.on_first_spill = [ordinal] {
-    TENCACHE_LOG_INFO(
-        "first spill: use of GPU %d came near its budget; tensors that were not used for the "
-        "longest time go to host memory from now on, so steps may get slower",
-        ordinal);
-  };
+  config.hooks.on_first_spill = [this, ordinal] { announce_first_spill_of(ordinal); };
   return config;
+}
+
+void Runtime::announce_first_spill_of(int ordinal) const {
+  Engine* engine = nullptr;
+  for (const EngineEntry& gpu : engines_.all()) {
+    if (gpu.ordinal == ordinal) engine = gpu.engine;
+  }
+  TENCACHE_LOG_INFO("first spill: use of GPU %d came near its budget; %s", ordinal,
+                    spill_text(engine, "host memory").c_str());
 }
 
 Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
@@ -125,9 +129,10 @@ void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) cons
     below += " and from there to " + disk->directory() + " (at most " +
              format_bytes(disk->quota_bytes()) + ")";
   }
+  const std::string origin = options_.device_memory_bytes ? " (" + as_asked() + ")" : "";
   TENCACHE_LOG_INFO("%s on the cuda backend: GPU %d (%s), device budget %s%s%s", kVersion,
                     gpu.ordinal, name.c_str(), format_bytes(gpu.engine->budget().limit()).c_str(),
-                    options_.device_memory_bytes ? " (as asked)" : "", below.c_str());
+                    origin.c_str(), below.c_str());
 }
 
 }  // namespace tencache

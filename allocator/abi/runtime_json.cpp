@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime's JSON: statistics (schema 1) and the findings of `tencache doctor`.
+// The runtime's JSON: statistics (schema 1), the options, and the findings of `tencache doctor`.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -89,14 +89,16 @@ Json plan_json(Learner* learner) {
                {"events_lost", summary.events_lost},
                {"planning_s", seconds(summary.planning_ns)},
                {"stored", nullptr},
-               {"step_s", 0.0}};
+               {"step_s", 0.0},
+               {"timed_periods", 0}};
   if (summary.stored_ticks > 0) {
     json["stored"] = {{"ticks", summary.stored_ticks},
                       {"ticks_followed", following.stored_ticks_followed}};
   }
   if (summary.learned == nullptr) return json;
   if (following.last_period_plan == summary.learned->number) {
-    json["step_s"] = seconds(following.last_period_ns);
+    json["step_s"] = seconds(following.last_times.median_ns());
+    json["timed_periods"] = following.last_times.count();
   }
   const Simulation& simulation = summary.learned->planned.simulation;
   json["ideal_step_s"] = seconds(simulation.compute_ns);
@@ -345,12 +347,13 @@ std::string Runtime::doctor_json() const {
   json["disk"] =
       probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
   json["gpu"] = gpu_json(probe_gpus());
-  Json options = Json::object();
-  for (const OptionDescription& option : option_table()) {
-    options[std::string(option.name)] = tencache::option_text(options_, option.name);
-  }
-  json["options"] = options;
+  json["options"] = Json::parse(tencache::options_json(options_));
   return dump(json);
+}
+
+std::string Runtime::options_json() const {
+  MutexLock lock(mutex_);
+  return tencache::options_json(options_);
 }
 
 }  // namespace tencache

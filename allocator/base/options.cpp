@@ -154,12 +154,29 @@ Refusal parse_seed(std::string_view text, std::optional<uint64_t>& seed) {
 
 // ---- Value to text -------------------------------------------------------------------------
 
-/// The largest unit that divides the size, so that no digit is lost.
+struct SizeUnit {
+  const char* name;
+  uint64_t bytes;
+};
+
+// Of units that make equally short texts, the first is taken.
+constexpr std::array<SizeUnit, 7> kSizeUnits = {{{"GiB", kGiB},
+                                                 {"MiB", kMiB},
+                                                 {"KiB", kKiB},
+                                                 {"GB", 1'000'000'000},
+                                                 {"MB", 1'000'000},
+                                                 {"kB", 1000},
+                                                 {"", 1}}};
+
+/// The shortest text that loses no digit: what was asked for as 2GB is 2GB, and not 1953125KiB.
 std::string format_size(uint64_t bytes) {
-  if (bytes != 0 && bytes % kGiB == 0) return std::to_string(bytes / kGiB) + "GiB";
-  if (bytes != 0 && bytes % kMiB == 0) return std::to_string(bytes / kMiB) + "MiB";
-  if (bytes != 0 && bytes % kKiB == 0) return std::to_string(bytes / kKiB) + "KiB";
-  return std::to_string(bytes);
+  std::string shortest;
+  for (const SizeUnit& unit : kSizeUnits) {
+    if (bytes % unit.bytes != 0 || (bytes == 0 && unit.bytes > 1)) continue;
+    const std::string text = std::to_string(bytes / unit.bytes) + unit.name;
+    if (shortest.empty() || text.size() < shortest.size()) shortest = text;
+  }
+  return shortest;
 }
 
 std::string format_optional_size(const std::optional<uint64_t>& bytes) {
@@ -230,7 +247,8 @@ constexpr std::array<Row, 24> kRows = {{
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
      [](const Options& o) { return format_path(o.stats_path, kOff); }},
     {{"trace", "path", "",
-      "File that receives the recorded events as JSON lines when the program ends."},
+      "File that receives the newest events as JSON lines when the program ends: up to 5 MiB for "
+      "each thread that runs ops, and 10 MiB for moves."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
     {{"record", "path", "",
@@ -441,6 +459,14 @@ Status read_environment(Options& options, const std::vector<std::string>& names,
 std::string option_text(const Options& options, std::string_view name) {
   const Row* row = find_row(name);
   return row == nullptr ? std::string() : row->format(options);
+}
+
+std::string options_json(const Options& options) {
+  using Json = nlohmann::ordered_json;
+  Json texts = Json::object();
+  for (const Row& row : kRows) texts[std::string(row.description.name)] = row.format(options);
+  // Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
+  return texts.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace tencache

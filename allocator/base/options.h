@@ -86,4 +86,7 @@ Status read_environment(Options& options, const std::vector<std::string>& names,
 /// The option's value as text that set_option accepts; "auto" for an option that was not set.
 std::string option_text(const Options& options, std::string_view name);
 
+/// The text of every option, as a JSON object in the order of the table.
+std::string options_json(const Options& options);
+
 }  // namespace tencache

@@ -37,6 +37,9 @@ constexpr uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {
   return static_cast<uint64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9);
 }
 
+/// How much slower or faster than measured links and disk may be at another time.
+inline constexpr double kSpeedErrorShare = 0.2;
+
 /// What the machine offers. Sizes are in bytes, times in nanoseconds.
 struct Machine {
   uint64_t budget_bytes = 0;
@@ -62,6 +65,15 @@ struct Machine {
   }
   uint64_t write_ns(uint64_t bytes) const {
     return write_fixed_ns + transfer_ns(bytes, write_bytes_per_s);
+  }
+  /// The same machine with links and disk at this share of their speed.
+  Machine at_speed(double share) const {
+    Machine other = *this;
+    other.read_bytes_per_s *= share;
+    other.write_bytes_per_s *= share;
+    other.disk_read_bytes_per_s *= share;
+    other.disk_write_bytes_per_s *= share;
+    return other;
   }
   uint64_t work_ns(uint64_t read_bytes, uint64_t written_bytes, uint64_t left_bytes) const {
     return static_cast<uint64_t>(static_cast<double>(read_bytes) * read_work_ns_per_byte +

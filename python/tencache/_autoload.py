@@ -5,6 +5,9 @@ It does nothing unless the variable TENCACHE asks for tencache. Otherwise a prog
 the import of this small package; no library is loaded. It runs at the end of torch/__init__.py,
 before some of torch's own modules exist, so it imports no submodule of torch and touches no device.
 
+Where options are set as variables and TENCACHE is not, a line says so when the program ends. Only
+then is it known that the program has not called `tencache.enable()` either.
+
 It never raises an Exception: torch would turn that into a failed import that blames a backend
 extension. If the program asked for tencache and it cannot start (a bad value, a torch it was not
 built for), the program must not train without its budget. So one line says why, and the process
@@ -17,12 +20,13 @@ launch do not.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tencache._messages import say, shortened
+from tencache._messages import is_spawned, say, shortened
 
 EXIT_STATUS = 2
 # torch loads extensions, tencache among them, only if this is unset or "1".
@@ -44,6 +48,7 @@ def autoload() -> None:
     """Enables tencache if TENCACHE asks for it. Raises at most SystemExit, never an Exception."""
     value = os.environ.get("TENCACHE")
     if not value:
+        _watch_unused_variables()
         return
     try:
         from tencache import _options, _runtime
@@ -57,6 +62,52 @@ def autoload() -> None:
             "Unset TENCACHE, or set TENCACHE=0, to run without it."
         )
         raise SystemExit(EXIT_STATUS) from error
+
+
+def unused_variables(environment: Mapping[str, str]) -> list[str]:
+    """The variables of options where TENCACHE says neither yes nor no, so that nobody reads them.
+
+    The launcher and `tencache.enable()` read them all the same.
+    """
+    if "TENCACHE" in environment:
+        return []
+    return sorted(
+        name
+        for name in environment
+        if name.startswith("TENCACHE_") and not name.startswith("TENCACHE_INTERNAL_")
+    )
+
+
+def unused_message(names: Sequence[str], consequence: str) -> str:
+    """What follows from unused variables, and what to do about it."""
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{shortened(', '.join(names))} {verb} set, and TENCACHE is not, so {consequence}. Set "
+        "TENCACHE=1, too, or start the program with `tencache run -- …`; TENCACHE=0 says that it "
+        "is meant to run without."
+    )
+
+
+def _watch_unused_variables() -> None:
+    names = unused_variables(os.environ)
+    if names and not is_launcher(sys.orig_argv) and not is_spawned():
+        atexit.register(_tell_unused, names, os.getpid())
+
+
+def _tell_unused(names: Sequence[str], pid: int) -> None:
+    """A forked child says nothing: its parent does."""
+    from tencache import _runtime
+
+    if os.getpid() == pid and not _runtime.is_enabled() and not _is_started_by_cpp():
+        say(f"warning: {unused_message(names, 'this program ran without tencache')}")
+
+
+def _is_started_by_cpp() -> bool:
+    """Whether the C++ program that embeds this Python has enabled tencache itself."""
+    import ctypes
+
+    is_started = getattr(ctypes.CDLL(None), "tencache_is_started", None)
+    return is_started is not None and bool(is_started())
 
 
 def refuse_if_not_loaded() -> None:

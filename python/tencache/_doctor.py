@@ -21,7 +21,7 @@ from rich.table import Table
 
 from tencache import _autoload, _backend, _options, _torch_version
 from tencache._library import Core, guard_path
-from tencache._report import format_bytes
+from tencache._units import format_bytes
 
 _REASON = "reason"
 # Most kernels' default. Each extent needs up to four mappings.
@@ -41,6 +41,7 @@ def collect(library: Core) -> dict[str, Any]:
         "tencache": {
             "version": found.pop("version"),
             "python": f"{platform.python_version()} ({sys.executable})",
+            "unused_variables": _autoload.unused_variables(os.environ),
         },
         "torch": torch,
         **found,
@@ -87,6 +88,10 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
 def hints(report: Mapping[str, Any]) -> list[str]:
     """The things that work but could work better, each with its remedy."""
     found = []
+    unused = report["tencache"]["unused_variables"]
+    if unused:
+        consequence = "a program that does not call tencache.enable() runs without tencache"
+        found.append(_autoload.unused_message(unused, consequence))
     disk = report["disk"]
     if disk.get("io_uring") is False:
         found.append(

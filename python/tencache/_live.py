@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import pwd
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,8 @@ _MAGIC, _VERSION = int.from_bytes(b"tencache", "little"), 1
 _ENGINES_MAX = 16
 _READ_TRIES = 1000
 _PROC = Path("/proc")
+# What multiprocessing gives a worker to run.
+_SPAWNED_BY = re.compile(r"from multiprocessing\.\w+ import \w+; .*parent_pid=(\d+)")
 
 
 _COUNTERS = (
@@ -88,6 +92,8 @@ class LiveProcess:
 
     pid: int
     rank: int | None
+    user: str
+    program: str  # a short name of what it runs
     command: str
     age_s: float  # since tencache started, when this was published
     is_armed: bool
@@ -169,6 +175,7 @@ def _whole_page(path: Path) -> _PageStruct | None:
 
 
 def _describe(pid: int, page: _PageStruct) -> LiveProcess:
+    words = _command(pid)
     engines = []
     for engine in page.engines[: min(page.engine_count, _ENGINES_MAX)]:
         counters = {name: int(getattr(engine, name)) for name in _COUNTERS}
@@ -177,16 +184,48 @@ def _describe(pid: int, page: _PageStruct) -> LiveProcess:
     return LiveProcess(
         pid=pid,
         rank=page.rank_plus_1 - 1 if page.rank_plus_1 else None,
-        command=_command(pid),
+        user=_user(pid),
+        program=program_name(words),
+        command=" ".join(words),
         age_s=(page.sampled_ns - page.started_ns) * 1e-9 if page.sampled_ns else 0.0,
         is_armed=bool(page.is_armed),
         engines=tuple(engines),
     )
 
 
-def _command(pid: int) -> str:
-    words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return " ".join(os.fsdecode(word) for word in words).strip()
+def _command(pid: int) -> list[str]:
+    content = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0")
+    return [os.fsdecode(word) for word in content.split(b"\0")]
+
+
+def _user(pid: int) -> str:
+    number = (_PROC / str(pid)).stat().st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)  # of a container, for instance
+
+
+def program_name(words: Sequence[str]) -> str:
+    """The script or module of a Python's command line; of others, the name of the executable.
+
+    A worker of multiprocessing is named by its parent: "worker of 4711".
+    """
+    executable = os.path.basename(words[0])
+    if not executable.startswith("python"):
+        return executable
+    arguments = iter(words[1:])
+    for argument in arguments:
+        if argument == "-m":
+            return next(arguments, executable)
+        if argument == "-c":
+            parent = _SPAWNED_BY.search(next(arguments, ""))
+            return f"worker of {parent[1]}" if parent else f"{executable} -c"
+        if argument in ("-W", "-X"):
+            next(arguments, None)  # The option's value.
+        elif not argument.startswith("-"):
+            return os.path.basename(argument)
+    return executable
 
 
 def _start_ticks(pid: int) -> int:

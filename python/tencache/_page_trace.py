@@ -13,8 +13,8 @@ from typing import Any
 from tencache import _charts
 from tencache._drawing import largest_unit
 from tencache._page_parts import Section, Table, scaled
-from tencache._plan import format_time
 from tencache._story import Stall, Story
+from tencache._units import format_time
 
 _ROWS_MAX = 20
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from tencache._library import Core, MachineStruct, OptionError, TencacheError, core
 from tencache._period_file import Period
-from tencache._report import format_bytes
+from tencache._units import format_bytes, format_rate, format_time
 
 NEAR_IDEAL = 1.05
 # How close the search comes to the cheapest budget, as a share of the peak.
@@ -428,21 +428,3 @@ def _budget_text(prediction: Prediction) -> str:
 
 def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
-
-
-def format_time(ns: float) -> str:
-    """ "230 ns", "1.52 ms", "41.3 s": three digits."""
-    return _scaled(ns, ("ns", "us", "ms", "s"))
-
-
-def format_rate(bytes_per_s: float) -> str:
-    """ "2.10 GB/s", "800 MB/s": powers of 1000, as disks and links are sold."""
-    return _scaled(bytes_per_s, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
-
-
-def _scaled(value: float, units: Sequence[str]) -> str:
-    unit = 0
-    while value >= 999.5 and unit + 1 < len(units):
-        value, unit = value / 1000, unit + 1
-    decimals = 0 if unit == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{decimals}f} {units[unit]}"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tencache._drawing import largest_unit, save, write_beside
-from tencache._plan import Planner, Prediction, Report, format_time, speeds
-from tencache._report import format_bytes
+from tencache._plan import Planner, Prediction, Report, speeds
+from tencache._units import format_bytes, format_time
 
 _SAMPLES = 16
 _HEADROOM = 1.25  # above the curve, for a name

@@ -22,8 +22,8 @@ from typing import Any
 
 from tencache._drawing import largest_unit, save, write_beside
 from tencache._library import TencacheError
-from tencache._plan import Planner, Prediction, Report, format_time, speeds
-from tencache._report import format_bytes
+from tencache._plan import Planner, Prediction, Report, speeds
+from tencache._units import format_bytes, format_time
 
 STRETCHES = 800
 _HEADROOM = 1.15  # above what exists, for names

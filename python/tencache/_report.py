@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from tencache._library import Core, TencacheError, core
 from tencache._messages import is_spawned, rank_of, say, shortened
+from tencache._units import format_bytes, format_rate, format_seconds, format_time, option_bytes
 
 # By what Core.recorded() returns.
 _NOT_RECORDED = {
@@ -28,24 +30,10 @@ _NOT_RECORDED = {
     "that tencache arms",
     -1: "an earlier line tells why",
 }
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
-
-def format_bytes(count: float) -> str:
-    """ "1.50 GiB", "640 MiB", "12 B": powers of 1024 and three digits, as the core writes them."""
-    if count < 1024:
-        return f"{int(count)} B"
-    value, unit = count / 1024, 0
-    while value >= 1023.5 and unit + 1 < len(_UNITS):
-        value, unit = value / 1024, unit + 1
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f} {_UNITS[unit]}"
-
-
-def format_seconds(seconds: float) -> str:
-    """ "0.52 s", "41.3 s", "312 s"."""
-    decimals = 2 if seconds < 9.995 else 1 if seconds < 99.95 else 0
-    return f"{seconds:.{decimals}f} s"
+# Figures of the stats whose names tell no unit: groups that hold sizes, but for these counts, and
+# shares from 0 to 1.
+_SIZE_GROUPS, _COUNTS = ("budget", "peak", "now", "bytes"), ("cold_extents",)
+_SHARES = ("coverage",)
 
 
 def ranked_path(path: Path, environment: Mapping[str, str]) -> Path:
@@ -89,25 +77,41 @@ def stat_rows(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         if name == "gpus":
             yield from _gpu_rows(value)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield f"{name}.{key}", _stat_text(name, key, item)
         else:
-            yield name, _stat_text(name, "", value)
+            yield from _rows_of(name, value)
+
+
+def _rows_of(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """The rows of one figure, or of a group of them: "plan.simulated.bytes_read"."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _rows_of(f"{name}.{key}", item)
+    else:
+        yield name, _stat_text(name, value)
 
 
 def _gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for gpu in gpus:
-        for group in ("budget", "peak", "bytes"):
-            for key, value in gpu[group].items():
-                yield f"gpu {gpu['ordinal']}: {group}.{key}", _stat_text(group, key, value)
+        for group in ("budget", "peak", "now", "bytes"):
+            for name, text in _rows_of(group, gpu.get(group, {})):
+                yield f"gpu {gpu['ordinal']}: {name}", text
 
 
-def _stat_text(group: str, key: str, value: object) -> str:
-    if isinstance(value, int) and (group in ("budget", "peak", "bytes") or key.endswith("bytes")):
-        return format_bytes(value)
-    if isinstance(value, float) and (key or group).endswith("_s"):
-        return format_seconds(value)
+def _stat_text(name: str, value: object) -> str:
+    """A figure in its unit, which its name tells (docs/stats.md)."""
+    group, _, key = name.rpartition(".")
+    words = key.split("_")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key.endswith("_bytes_per_s"):
+            return format_rate(value)
+        if key in _SHARES:
+            return f"{value:.1%}"
+        if words[-1] == "s":
+            return format_time(value * 1e9)
+        if (group in _SIZE_GROUPS and key not in _COUNTS) or "bytes" in words:
+            return format_bytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "none" if value is None else shortened(str(value))
 
 
@@ -128,8 +132,9 @@ def finish(
     if stats_path is not None:
         content = (json.dumps(stats, indent=2) + "\n").encode()
         _write(stats_path, "stats", lambda path: library.write_file(path, content))
+    trace_size = None
     if trace_path is not None:
-        _write(trace_path, "trace", library.write_trace)
+        trace_size = _write(trace_path, "trace", library.write_trace)
     recorded = library.recorded() if period_path is not None else 0
     if period_path is not None and recorded <= 0:
         say(f"error: {period_path} was not written: {_NOT_RECORDED[recorded]}")
@@ -139,15 +144,24 @@ def finish(
         say(line)
     if recorded > 0:
         say(f"one period was recorded: tencache plan {period_path}")
+    if trace_path is not None and trace_size is not None:
+        own_path = ranked_path(trace_path, os.environ)
+        say(f"the trace is in {own_path} ({format_bytes(trace_size)})")
 
 
-def _write(path: Path, what: str, write: Callable[[Path], None]) -> None:
+def _write(path: Path, what: str, write: Callable[[Path], None]) -> int | None:
+    """Returns the file's size; None for what is no file, and where it could not be written."""
     path = ranked_path(path, os.environ)
     _flush_stdout()  # If the path is stdout, the program's own text comes first.
     try:
         write(path)
+        status = path.stat()
     except TencacheError as error:
         say(f"error: the {what} file {path} could not be written: {error}")
+        return None
+    except OSError:
+        return None  # Somebody took it away already.
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _flush_stdout() -> None:
@@ -200,7 +214,8 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
         return []
     line = (
         f"plans foresaw {plan['coverage']:.0%} of the ops; the period that was learned last took "
-        f"{format_seconds(plan['step_s'])}, predicted {format_seconds(plan['predicted_step_s'])}; "
+        f"{format_seconds(plan['step_s'])}{timed_clause(plan)}, predicted "
+        f"{format_seconds(plan['predicted_step_s'])}; "
         f"computing alone {format_seconds(plan['ideal_step_s'])}, no schedule could beat "
         f"{format_seconds(plan['bound_step_s'])}"
     )
@@ -208,8 +223,16 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
     stall_free = plan.get("stall_free_budget_bytes", 0)
     # Where ops alone exceed the budget, another line names the budget that would hold them.
     if stall_free > stats["budget"]["device"] and not stats["over_budget"]["events"]:
-        line += f"; --device-memory {option_bytes(stall_free)} should remove most of the waiting"
+        line += (
+            f"; learned periods would hardly wait with --device-memory {option_bytes(stall_free)}"
+        )
     return [line]
+
+
+def timed_clause(plan: Mapping[str, Any]) -> str:
+    """What the measured time of a period is: " (median of 5)", or that of a single one."""
+    count = plan.get("timed_periods", 0)  # files of earlier builds lack it
+    return f" (median of {count})" if count > 1 else " (measured once)" if count else ""
 
 
 def _stored_lines(stats: Mapping[str, Any]) -> list[str]:
@@ -273,11 +296,6 @@ def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
         for gpu in stats.get("gpus", ())
         if gpu.get("failure")  # files of earlier builds lack it
     ]
-
-
-def option_bytes(count: int) -> str:
-    """A size as an option takes it, rounded up to whole MiB."""
-    return f"{-(-count // (1 << 20))}MiB"
 
 
 def _count(count: int, noun: str, plural: str = "") -> str:

@@ -37,6 +37,7 @@ from tencache import (
     _report,
     _torch_version,
     _triton,
+    _units,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 from tencache._messages import is_spawned, process_label, rank_of, say, shortened
@@ -424,7 +425,7 @@ def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
         return
     warnings.warn(
         f"tencache was enabled after {len(seen)} tensor{'s' if len(seen) > 1 else ''} of "
-        f"{_report.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "
+        f"{_units.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "
         "outside the budget, and never spill. Enable it before the model is built: put "
         "tencache.enable() at the top of the program, or start it with `tencache run -- python …`.",
         RuntimeWarning,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tencache._report import format_bytes
 from tencache._trace import MOVE_KINDS, TraceReader
+from tencache._units import format_bytes
 
 
 @dataclass

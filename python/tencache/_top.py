@@ -2,8 +2,9 @@
 """`tencache top`: the running processes as a table, redrawn in the terminal.
 
 A row is an engine: the memory of one process, or of one of its GPUs. Rates are those since the last
-look. The first look has none before it, so it shows the average since tencache started. Nothing
-here touches the processes (_live.py). Units: bytes and seconds. Threads: none of its own.
+look. The first look has none before it, so it shows the average since tencache started. Columns
+that would tell no row from another are left out. Nothing here touches the processes (_live.py).
+Units: bytes and seconds. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from tencache import _live
 from tencache._library import TencacheError
 from tencache._live import LiveEngine, LiveProcess
 from tencache._messages import shortened
-from tencache._report import format_bytes
+from tencache._units import format_bytes
 
-_COMMAND_LETTERS = 100
+_COMMAND_LETTERS, _PROGRAM_LETTERS = 100, 20
 _NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
 
 Key = tuple[int, int | None]  # pid, GPU
@@ -114,13 +115,18 @@ def _memory(_process: LiveProcess, engine: LiveEngine, _rate: Rates | None) -> s
     return "DRAM" if engine.gpu is None else f"GPU {engine.gpu}"
 
 
+def _cut(program: str) -> str:
+    name = shortened(program, max(len(program), 1))  # control characters, but no note inside
+    return name if len(name) <= _PROGRAM_LETTERS else f"{name[: _PROGRAM_LETTERS - 1]}…"
+
+
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table; one that would be empty in all rows is left out."""
+    """A column of the table; one that would tell nothing is left out."""
 
     name: str
     text: Callable[[LiveProcess, LiveEngine, Rates | None], str]
@@ -129,6 +135,16 @@ class Column:
 
 _COLUMNS = (
     Column("pid", lambda process, _engine, _rate: str(process.pid)),
+    Column(
+        "user",
+        lambda process, _engine, _rate: process.user,
+        lambda look: len({process.user for process in look.processes}) > 1,
+    ),
+    Column(
+        "program",
+        lambda process, _engine, _rate: _cut(process.program),
+        lambda look: len(look.processes) > 1,
+    ),
     Column(
         "rank",
         lambda process, _engine, _rate: "-" if process.rank is None else str(process.rank),

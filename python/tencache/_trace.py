@@ -19,7 +19,7 @@ from typing import Any
 
 from tencache._library import TencacheError
 from tencache._messages import shortened
-from tencache._report import format_bytes
+from tencache._units import format_bytes
 
 _FORMAT = "tencache-events"
 _VERSIONS = (1, 2)

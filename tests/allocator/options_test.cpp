@@ -224,6 +224,31 @@ TEST(OptionsTest, JsonHoldsEveryRow) {
   EXPECT_EQ(table[0].at("flag"), "--device-memory");
 }
 
+TEST(OptionsTest, SizesAreShownInTheUnitsInWhichTheyWereAskedFor) {
+  const auto shown = [](std::string_view text) {
+    return option_text(options_with("device_memory", text), "device_memory");
+  };
+  for (const std::string_view text :
+       {"2GB", "500MB", "1500MB", "10240kB", "2GiB", "1536MiB", "4097KiB", "1048577"}) {
+    EXPECT_EQ(shown(text), text);
+  }
+  EXPECT_EQ(shown("1.5GiB"), "1536MiB");
+  EXPECT_EQ(shown("2000000000"), "2GB");
+  EXPECT_EQ(shown("1048576kB"), "1000MiB") << "of two exact texts the shorter one";
+}
+
+TEST(OptionsTest, AllTextsAreOneObject) {
+  Options options = options_with("device_memory", "2GB");
+  options.stats_path = "run\xff.json";
+  const auto texts = nlohmann::json::parse(options_json(options));
+  EXPECT_EQ(texts.size(), option_table().size());
+  for (const OptionDescription& row : option_table()) {
+    if (row.name == "stats") continue;
+    EXPECT_EQ(texts.at(std::string(row.name)), option_text(options, row.name)) << row.name;
+  }
+  EXPECT_EQ(texts.at("stats"), "run\uFFFD.json") << "what is no UTF-8 ends no program";
+}
+
 TEST(OptionsTest, TextOfAnUnknownNameIsEmpty) { EXPECT_EQ(option_text(Options(), "nothing"), ""); }
 
 }  // namespace

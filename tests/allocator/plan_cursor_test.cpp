@@ -305,6 +305,9 @@ TEST_F(PlanSizesTest, ThePlanThatFitsTodaysSizesIsFollowed) {
     play_with(kBytes / 4);
     EXPECT_TRUE(evicted_.empty()) << "round " << round;
     EXPECT_EQ(cursor_->following().last_period_born_bytes, kind.plans[0]->period->born_bytes);
+    const size_t timed = cursor_->following().last_times.count();
+    EXPECT_GE(timed, 1u);
+    EXPECT_LE(timed, 3u) << "those of the other sizes are forgotten";
     play_with(4 * kBytes);
     evicted_.clear();
     play_with(4 * kBytes);

@@ -301,12 +301,20 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
   if (is_stall_free(found.learned->planned.simulation, 0.01)) {
     EXPECT_EQ(bytes, engine_->budget().limit());
   } else {
-    Machine machine = found.learned->machine;
+    Machine machine = found.learned->machine.at_speed(1 - kSpeedErrorShare);
     machine.budget_bytes = bytes - headroom_of(bytes);
     const Planned planned = make_plan(found.learned->period->trace, machine);
     EXPECT_TRUE(is_stall_free(planned.simulation, 0.01));
     EXPECT_GT(bytes, engine_->budget().limit());
   }
+  // While the period is planned again, the budget stays known.
+  const uint64_t replans = found.replans;
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] {
+                             found = engine_->learner()->summary();
+                             EXPECT_GT(found.stall_free_budget_bytes, 0u);
+                             return found.replans > replans;
+                           }));
   expect_bytes();
 }
 

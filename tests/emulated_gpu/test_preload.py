@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from conftest import output_of
+
 from environment import MAIN, cpp_example_folder
 from tencache import _library
 
@@ -35,19 +39,6 @@ for _ in range(4):
 """
 
 
-def run(*command: str, **variables: str) -> str:
-    done = subprocess.run(
-        command,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # Gives a C++ program the emulated operators, as it were part of its libtorch.
 LOAD_OPERATORS = """
 #include <dlfcn.h>
@@ -60,14 +51,16 @@ __attribute__((constructor)) static void load() {
 
 def assert_bits_are_kept(folder: Path, *command: str, preloaded: str) -> None:
     """Compares the command with its run under the preload library."""
-    preload = run(sys.executable, "-m", "tencache", "preload").strip()
+    preload = output_of([sys.executable, "-m", "tencache", "preload"]).strip()
     assert preload == f"{_library.guard_path()}:{_library.preload_path()}"
-    stock = run(*command, LD_PRELOAD=preloaded)
-    trained = run(
-        *command,
-        LD_PRELOAD=f"{preload}:{preloaded}",
-        TENCACHE_DEVICE_MEMORY=str(BUDGET_BYTES),
-        TENCACHE_STATS=str(folder / "stats.json"),
+    stock = output_of(command, env={"LD_PRELOAD": preloaded})
+    trained = output_of(
+        command,
+        env={
+            "LD_PRELOAD": f"{preload}:{preloaded}",
+            "TENCACHE_DEVICE_MEMORY": str(BUDGET_BYTES),
+            "TENCACHE_STATS": str(folder / "stats.json"),
+        },
     )
     assert trained == stock
     told = json.loads((folder / "stats.json").read_text())

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
-from conftest import run_command
+from conftest import output_of, run_command
 from differential import (
     PROGRAMS,
     Harness,
@@ -37,6 +37,7 @@ __all__ = [
     "assert_same_bits",
     "budget_of",
     "missing",
+    "output_of",
     "program_names",
     "run_command",
 ]

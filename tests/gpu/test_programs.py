@@ -17,8 +17,6 @@ thread, and give the same bits each time.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -32,6 +30,7 @@ from on_gpu import (
     assert_same_bits,
     budget_of,
     missing,
+    output_of,
     program_names,
 )
 
@@ -116,15 +115,7 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
     torch.cuda.synchronize()
     assert torch.equal(back, on_host)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, **SWITCH},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of([sys.executable, "-c", textwrap.dedent(program)], env=SWITCH)
 
 
 def test_kernels_that_no_op_announces_find_their_tensors() -> None:
@@ -161,11 +152,4 @@ def test_kernels_that_no_op_announces_find_their_tensors() -> None:
     assert stats["bytes"]["fetched"] > 0, stats
     """
     command = ["-m", "tencache", "run", "--backend", "cuda", "--device-memory", "128MiB", "--"]
-    done = subprocess.run(
-        [sys.executable, *command, sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of([sys.executable, *command, sys.executable, "-c", textwrap.dedent(program)])

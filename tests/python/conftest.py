@@ -37,7 +37,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_command(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
+    command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None = None
 ) -> Finished:
     """Runs a command to its end; .stdout and .stderr hold its output."""
     with subprocess.Popen(
@@ -56,6 +56,15 @@ def run_command(
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return Finished(list(command), process.returncode, stdout, stderr)
+
+
+def output_of(
+    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """What a command prints on stdout, which must end well."""
+    done = run_command(command, cwd=cwd, env=env)
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def pytest_configure(config: pytest.Config) -> None:

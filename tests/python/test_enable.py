@@ -75,6 +75,16 @@ def test_start_first_spill_and_summary_are_told_on_stderr(run_python):
 
 
 @pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [("64MB", "61.0 MiB (64MB as asked)"), ("64MiB", "64.0 MiB (as asked)")],
+)
+def test_the_budget_is_told_in_the_units_of_the_user_too(run_python, asked, told):
+    done = run_python("import torch", env={"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": asked})
+    assert f"device budget {told}" in done.stderr
+
+
+@pytest.mark.any_torch
 def test_quiet_prints_neither_start_nor_summary(run_python):
     done = run_python(SPILL, env={**ON, "TENCACHE_QUIET": "1"})
     assert "device peak" not in done.stderr
@@ -347,6 +357,61 @@ def test_program_that_asked_for_it_does_not_run_without_it(run_python, env, part
     assert len(lines) == 2
     assert part in lines[0]
     assert "Unset TENCACHE" in lines[1]
+
+
+UNUSED = {"TENCACHE_DEVICE_MEMORY": "64MiB", "TENCACHE_STRICT": "0"}
+
+
+@pytest.mark.any_torch
+def test_variables_without_the_switch_are_told_at_the_end(run_python):
+    done = run_python("import torch; print('ran')", env=UNUSED)
+    assert done.stdout == "ran\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "tencache: warning: TENCACHE_DEVICE_MEMORY, TENCACHE_STRICT are set, and TENCACHE is not, "
+        "so this program ran without tencache. Set TENCACHE=1"
+    )
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("code", "env"),
+    [
+        ("import torch", {**UNUSED, "TENCACHE": "0"}),
+        ("import torch", {"TENCACHE_INTERNAL_X": "1"}),
+        ("import tencache", UNUSED),
+        ("import torch, tencache; tencache.enable(quiet=True)", UNUSED),
+    ],
+    ids=["switched-off", "internal", "no-torch", "enabled"],
+)
+def test_variables_that_are_used_or_meant_to_be_idle_are_not_told(run_python, code, env):
+    assert run_python(code, env=env).stderr == ""
+
+
+@pytest.mark.any_torch
+def test_children_of_a_program_with_unused_variables_are_silent(run_python):
+    done = run_python(
+        """
+        import multiprocessing, os, sys
+        import torch
+
+        def work():
+            print("worked", flush=True)
+
+        if __name__ == "__main__":
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            os.waitpid(child, 0)
+            worker = multiprocessing.get_context("spawn").Process(target=work)
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+        """,
+        env=UNUSED,
+    )
+    assert done.stdout == "worked\n"
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_other_torch_breaks_nobody_who_did_not_ask(run_python):

@@ -79,9 +79,13 @@ def losses(steps: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_second_run_follows_what_the_first_has_recorded(train: Callable[..., Any]) -> None:
-    first, _ = train("--record=period.jsonl")
+    first, first_said = train("--record=period.jsonl")
     second, said = train("--learn-from=period.jsonl")
     assert losses(second) == losses(first)
+    assert "were not used for the longest time go to" in first_said
+    assert "from now on, so steps get slower" in first_said
+    assert "so steps get slower" not in said, "the first spill comes with a plan"
+    assert "first spill: " in said
     assert first[0]["plan"]["ticks_followed"] == 0, "in the first step nothing is planned"
     assert first[0]["plan"]["stored"] is None
     stored = second[0]["plan"]["stored"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_cli import assert_refused
 
-from tencache import _drawing, _period_file, _plan, _plan_plot
+from tencache import _drawing, _period_file, _plan, _plan_plot, _units
 from tencache._library import OptionError, TencacheError, core
 
 HEADER = {"format": "tencache-period", "version": 1}
@@ -339,7 +339,7 @@ def test_speeds_are_read(text, rate):
     [(0, "0 ns"), (999, "999 ns"), (1500, "1.50 us"), (41.25e6, "41.2 ms"), (312e9, "312 s")],
 )
 def test_times_have_three_digits(ns, text):
-    assert _plan.format_time(ns) == text
+    assert _units.format_time(ns) == text
 
 
 def test_planning_needs_no_torch(run_python, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tencache import _build_info, _doctor, _messages, _report, _trace
+from tencache import _build_info, _doctor, _messages, _report, _trace, _units
 from tencache._library import TencacheError, core
 from tencache._torch_version import TorchVersion
 
@@ -83,10 +83,13 @@ def test_summary_tells_what_plans_foresaw():
         "bound_step_s": 4.6,
     }
     text = "\n".join(_report.summary_lines(stats_with(plan=plan)))
-    assert "should remove most of the waiting" not in text
+    assert "would hardly wait" not in text
     assert "foresaw 93% of the ops" in text
     assert "took 5.00 s, predicted 4.80 s" in text
     assert "alone 4.50 s, no schedule could beat 4.60 s" in text
+    for count, clause in ((5, "5.00 s (median of 5), "), (1, "5.00 s (measured once), ")):
+        timed = stats_with(plan={**plan, "timed_periods": count})
+        assert clause in "\n".join(_report.summary_lines(timed))
     for nothing in (None, {"kinds": 0, "coverage": 0.0, "step_s": 0.0}):
         assert _report.summary_lines(stats_with(plan=nothing)) == _report.summary_lines(STATS)
 
@@ -96,7 +99,7 @@ def test_summary_tells_what_plans_foresaw():
     [
         (0, None),  # not known
         (2 << 30, None),  # nothing waits under this budget
-        ((3 << 30) + 1, "; --device-memory 3073MiB should remove most of the waiting"),
+        ((3 << 30) + 1, "; learned periods would hardly wait with --device-memory 3073MiB"),
     ],
 )
 def test_summary_names_the_budget_without_waiting(stall_free_bytes, clause):
@@ -175,7 +178,7 @@ def test_summary_of_a_program_without_steps_or_time():
     ],
 )
 def test_sizes_are_written_as_the_core_writes_them(count, text):
-    assert _report.format_bytes(count) == text
+    assert _units.format_bytes(count) == text
 
 
 def test_each_rank_has_its_own_file():
@@ -199,6 +202,9 @@ def test_a_device_or_a_pipe_has_one_name_for_all_ranks(path, monkeypatch):
     assert _report.ranked_path(Path(path), {"RANK": "1", "WORLD_SIZE": "4"}) == Path(path)
 
 
+TRACE = '{"kind":"step"}\n'
+
+
 class Library:
     """What `finish` asks of the core."""
 
@@ -207,7 +213,7 @@ class Library:
         self.write_file = core().write_file
 
     def write_trace(self, path):
-        path.write_text('{"kind":"step"}\n')
+        path.write_text(TRACE)
 
 
 def finish(stats=STATS, *, recorded=0, quiet=True, **paths):
@@ -238,9 +244,11 @@ def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     finish(trace_path=tmp_path / "run.trace", quiet=False)
-    lines = capsys.readouterr().err.splitlines()
+    *lines, last = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: rank 3: {line}" for line in _report.summary_lines(STATS)]
-    assert [path.name for path in tmp_path.iterdir()] == ["run.rank3.trace"]
+    [path] = tmp_path.iterdir()
+    assert path.name == "run.rank3.trace"
+    assert last == f"tencache: rank 3: the trace is in {path} ({len(TRACE)} B)"
 
 
 def test_several_processes_name_themselves(monkeypatch):
@@ -258,9 +266,49 @@ def test_several_processes_name_themselves(monkeypatch):
 def test_finish_writes_both_files_and_prints_the_summary(tmp_path, capsys):
     finish(stats_path=tmp_path / "run.json", trace_path=tmp_path / "run.trace", quiet=False)
     assert json.loads((tmp_path / "run.json").read_text()) == STATS
-    assert (tmp_path / "run.trace").read_text() == '{"kind":"step"}\n'
-    lines = capsys.readouterr().err.splitlines()
+    path = tmp_path / "run.trace"
+    assert path.read_text() == TRACE
+    *lines, last = capsys.readouterr().err.splitlines()
     assert lines == [f"tencache: {line}" for line in _report.summary_lines(STATS)]
+    assert last == f"tencache: the trace is in {path} ({len(TRACE)} B)"
+
+
+def test_a_trace_that_goes_to_a_device_has_no_size(capsys):
+    finish(trace_path=Path("/dev/null"), quiet=False)
+    assert "the trace is in" not in capsys.readouterr().err
+
+
+def test_rows_of_the_stats_have_units():
+    stats = stats_with(
+        now={"device": 3 << 30, "cold": 1 << 20, "cold_extents": 5000},
+        plan={
+            "coverage": 0.934,
+            "ticks_seen": 123456,
+            "step_s": 0.25,
+            "stored": None,
+            "bound_bytes_read": 5 << 20,
+            "simulated": {"bytes_late": 7 << 20, "moves": 70000, "read_bytes_per_s": 2.5e9},
+        },
+        gpus=[{"ordinal": 1, **{name: STATS[name] for name in ("budget", "peak", "bytes")}}],
+        armed=True,
+    )
+    rows = dict(_report.stat_rows(stats))
+    assert rows["now.device"] == "3.00 GiB"
+    assert rows["now.cold"] == "1.00 MiB"
+    assert rows["now.cold_extents"] == "5000"
+    assert rows["plan.coverage"] == "93.4%"
+    assert rows["plan.ticks_seen"] == "123456"
+    assert rows["plan.step_s"] == "250 ms"
+    assert rows["plan.stored"] == "none"
+    assert rows["plan.bound_bytes_read"] == "5.00 MiB"
+    assert rows["plan.simulated.bytes_late"] == "7.00 MiB"
+    assert rows["plan.simulated.moves"] == "70000"
+    assert rows["plan.simulated.read_bytes_per_s"] == "2.50 GB/s"
+    assert rows["gpu 1: peak.disk"] == "3.00 GiB"
+    assert rows["over_budget.peak_bytes"] == "0 B"
+    assert rows["stall_s"] == "12.5 s"
+    assert rows["armed"] == "yes"
+    assert not any("{" in text for text in rows.values())
 
 
 @pytest.mark.parametrize(
@@ -388,6 +436,7 @@ def test_damaged_trace_names_the_line(tmp_path):
 
 def report_with(**changes):
     report = {
+        "tencache": {"unused_variables": []},
         "torch": {"installed": "2.11.0+cu130", "supported": ["2.11"], "fits": True},
         "huge_pages": "madvise",
         "map_count_max": 65530,
@@ -428,6 +477,10 @@ def test_doctor_says_what_to_do_about_another_torch(monkeypatch):
         (
             {"disk": {"directory": "/d", "direct_io": False, "direct_io_reason": "EINVAL"}},
             "--spill-dir",
+        ),
+        (
+            {"tencache": {"unused_variables": ["TENCACHE_DEVICE_MEMORY"]}},
+            "TENCACHE_DEVICE_MEMORY is set, and TENCACHE is not",
         ),
         ({"huge_pages": "never"}, "transparent_hugepage/enabled"),
         ({"map_count_max": 1000}, "sysctl vm.max_map_count"),

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,8 @@ def test_running_processes_are_seen_with_their_counters():
     with program(RANK="1", WORLD_SIZE="2") as running:
         process, stats = running.agreed()
         assert process.rank == 1
+        assert process.user == pwd.getpwuid(os.getuid()).pw_name
+        assert process.program.endswith(" -c")
         assert "tencache.enable" in process.command
         assert process.is_armed
         assert process.age_s > 0
@@ -139,6 +142,19 @@ def engine_of(**counters):
     return _live.LiveEngine(None, {**dict.fromkeys(names, 0), **counters})
 
 
+def process_of(pid, engine, *, age_s=1.0, user="ann", program="train.py"):
+    return _live.LiveProcess(
+        pid=pid,
+        rank=None,
+        user=user,
+        program=program,
+        command="python train.py",
+        age_s=age_s,
+        is_armed=True,
+        engines=(engine,),
+    )
+
+
 @pytest.mark.any_torch
 def test_rates_are_those_between_two_looks():
     before = (10.0, engine_of(fetched=100, evicted=50, stall_ns=10**9, early_fetches=1))
@@ -163,7 +179,7 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
         if age_s is None:
             raise TencacheError("gone")
         engine = engine_of(fetched=int(age_s) << 20, device_used=1 << 20, device_budget=1 << 21)
-        return [_live.LiveProcess(4711, None, "python train.py", age_s, True, (engine,))]
+        return [process_of(4711, engine, age_s=age_s)]
 
     monkeypatch.setattr(_live, "processes", processes)
     screen = io.StringIO()
@@ -171,8 +187,57 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
     assert looks == []
     text = screen.getvalue()
     assert "50% of 2.00 MiB" in text
-    assert "rank" not in text and "host" not in text
+    for column in ("rank", "host", "user", "program"):
+        assert column not in text
     assert "python train.py" in text
+
+
+@pytest.mark.any_torch
+def test_rows_of_several_processes_say_which_is_which():
+    look = _top.Look(
+        [
+            process_of(4711, engine_of(), user="ann"),
+            process_of(4712, engine_of(), user="ann", program="worker of 4711"),
+            process_of(4713, engine_of(), user="bob", program="a_very_long_name_of_a_script.py"),
+        ]
+    )
+    screen = io.StringIO()
+    Console(file=screen, width=200).print(_top.table(look, {}))
+    head, *rows = screen.getvalue().splitlines()
+    assert head.split()[:3] == ["pid", "user", "program"]
+    for row, words in zip(
+        rows,
+        (("4711", "ann", "train.py"), ("4712", "ann", "worker of 4711"), ("4713", "bob", "a_very")),
+        strict=False,
+    ):
+        assert all(word in row for word in words), row
+    assert "a_very_long_name_of…" in rows[2]
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["/venv/bin/python", "-u", "-X", "dev", "src/train.py", "--lr", "1"], "train.py"),
+        (["python3.11", "-m", "pkg.train", "x"], "pkg.train"),
+        (["python", "-c", "import torch"], "python -c"),
+        (["python"], "python"),
+        (["./build/plain", "8"], "plain"),
+        (
+            [
+                "/venv/bin/python",
+                "-c",
+                "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, "
+                "parent_pid=4711, pipe_handle=7)",
+                "--multiprocessing-fork",
+            ],
+            "worker of 4711",
+        ),
+        ([""], ""),
+    ],
+)
+def test_a_process_is_named_by_what_it_runs(words, name):
+    assert _live.program_name(words) == name
 
 
 @pytest.mark.any_torch

@@ -49,6 +49,7 @@ OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
         "TENCACHE=… says neither yes nor no.",
         "The program ends here, since TENCACHE asked for tencache and it cannot start.",
     ),
+    "unused_variables": ("… set, and TENCACHE is not, so this program ran without tencache. …",),
     "gpu_passed_over": ("the budget is that of tensors in DRAM, although there is a GPU: …",),
     "no_room_for_thread_locals": ("… cannot be loaded: …",),
     "strict_mode": (
@@ -148,6 +149,13 @@ OF_LIMITS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+# What the shell and Python say where tencache is not: a command line of bash, in which "$0" is
+# Python. Without its site packages it is like another one.
+OF_SHELL: Mapping[str, str] = {
+    "tencache: command not found": "PATH=/nowhere; tencache doctor",
+    "ModuleNotFoundError: No module named 'tencache'": '"$0" -S -c "import tencache"',
+}
+
 # By what the libtorch of a preloaded C++ program has.
 OF_LIBTORCH: Mapping[str, str] = {
     "The program ends here, since LD_PRELOAD asked for tencache and it cannot start.": "",
@@ -166,7 +174,7 @@ OF_A_FULL_DISK = "Cannot spill to …: only … are free there and at least … 
 
 def test_the_page_has_these_messages_and_no_others() -> None:
     here = [message for said in OF_TROUBLES.values() for message in said]
-    for by_message in (OF_COMMANDS, OF_VARIABLES, OF_TORCH, OF_LIMITS, OF_LIBTORCH):
+    for by_message in (OF_COMMANDS, OF_VARIABLES, OF_TORCH, OF_LIMITS, OF_SHELL, OF_LIBTORCH):
         here += by_message
     here += [OF_ANOTHER_LAYOUT, OF_ANOTHER_USER, OF_A_FULL_DISK]
     assert sorted(here) == sorted(messages(with_gpus=False))
@@ -294,6 +302,14 @@ def test_limit_of_the_shell_has_it_say_so(tmp_path: Path, message: str) -> None:
     command = f'ulimit {limit}; exec "$0" -m tencache run {option} -- true'
     done = run_command(["bash", "-c", command, sys.executable], cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
+    assert has(done.stderr, message), done.stderr
+
+
+@pytest.mark.parametrize("message", OF_SHELL)
+def test_shell_says_that_it_is_not_there(tmp_path: Path, message: str) -> None:
+    command = ["bash", "-c", OF_SHELL[message], sys.executable]
+    done = run_command(command, cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert done.returncode != 0, done.stdout + done.stderr
     assert has(done.stderr, message), done.stderr
 
 

@@ -117,6 +117,11 @@ def neither_yes_nor_no():
     raise AssertionError("it ran")
 
 
+@trouble({"TENCACHE_DEVICE_MEMORY": "32MiB"})
+def unused_variables():
+    assert torch.ones(3).sum() == 3
+
+
 @trouble()
 def gpu_passed_over():
     import tencache

@@ -7,11 +7,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from docs_site import CONFIGURATION, build, closure, foreign_loads, misread_lists, pages_in
+from docs_site import (
+    CONFIGURATION,
+    ROOT,
+    build,
+    closure,
+    foreign_loads,
+    linked_files,
+    misread_lists,
+    pages_in,
+)
 from repository import source_files
 
 PAGE = PurePosixPath("docs/a.md")
@@ -22,6 +32,44 @@ def test_the_navigation_names_every_document() -> None:
     documents = {str(path) for path in source_files((".md",)) if path.parts[0] == "docs"}
     assert documents <= named
     assert {"README.md", "CHANGELOG.md", "benchmarks/README.md"} <= named
+
+
+# The programs that pages show whole, without their first line, which is the license.
+PROGRAMS = {
+    "docs/containers.md": "Dockerfile",
+    "docs/integrations.md": "examples/ray_train.py",
+    "docs/lightning.md": "examples/lightning_logs.py",
+    "docs/torchrun.md": "examples/distributed.py",
+    "docs/trainer.md": "examples/trainer_logs.py",
+}
+
+
+def pages_of(*parts: str) -> Iterator[PurePosixPath]:
+    """The pages in these parts of the navigation."""
+    _, *pieces = re.split(r"(?m)^  - ([^:\n]+):\n", CONFIGURATION.read_text(encoding="utf-8"))
+    bodies = dict(zip(pieces[::2], pieces[1::2], strict=True))
+    for part in parts:
+        yield from pages_in(bodies[part])
+
+
+def test_pages_for_users_need_nothing_of_the_sources() -> None:
+    """Whoever has installed the wheel has the site, and not what else the repository holds."""
+    pages = list(pages_of("Start", "How to", "Reference"))
+    assert PurePosixPath("docs/quickstart.md") in pages and len(pages) > 15
+    sources = [
+        f"{page} leads to {file}"
+        for page in pages
+        for file in linked_files(page, (ROOT / page).read_text(encoding="utf-8"))
+        if file.suffix not in (".md", ".png", ".svg")
+    ]
+    assert sources == []
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_a_program_on_a_page_is_the_one_that_is_tested(page: str) -> None:
+    _, program = (ROOT / PROGRAMS[page]).read_text(encoding="utf-8").split("\n", 1)
+    block = f"\n{program.removeprefix('#').lstrip()}```\n"
+    assert block in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_a_page_brings_what_it_links_to() -> None:

@@ -62,8 +62,8 @@ struct LearnerSummary {
   /// The plan of the period that was followed last, for its sizes; else the first that was learned,
   /// else null.
   std::shared_ptr<const LearnedPlan> learned;
-  /// The smallest known budget with which that plan's period would hardly wait, headroom included;
-  /// 0: not known.
+  /// The smallest known budget with which that plan's period would hardly wait, even with slower
+  /// links, headroom included; 0: not known.
   uint64_t stall_free_budget_bytes = 0;
 };
 
@@ -95,7 +95,7 @@ class Learner {
     uint64_t periods = 0;                  // how many whole ones were followed
     uint64_t periods_planned_at = 0;       // `periods` when it was last planned
     uint64_t used_at = 0;                  // the last look that found it followed
-    uint64_t stall_free_budget_bytes = 0;  // of `learned`; 0: not known
+    uint64_t stall_free_budget_bytes = 0;  // for the sizes of `learned`; 0: not known
   };
   /// A part of the stream that may be a period.
   struct Candidate {

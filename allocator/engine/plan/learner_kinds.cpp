@@ -141,10 +141,13 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   const std::shared_ptr<const LearnedPlan> learned =
       make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
   const bool is_replan = kind->learned != nullptr;
+  // What was found for an earlier plan of these sizes stands until it is looked for anew.
+  if (!is_replan || kind->learned->period->born_bytes != learned->period->born_bytes) {
+    kind->stall_free_budget_bytes = 0;
+  }
   kind->plans.take(learned);
   kind->learned = learned;
   kind->is_stored = is_stored;
-  kind->stall_free_budget_bytes = 0;
   std::vector<LearnedKind> plans;
   plans.reserve(kinds_.size());
   for (const Kind& planned : kinds_) plans.push_back(planned.plans);
@@ -175,14 +178,17 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   return planning_ns;
 }
 
-// The cursor follows the new plan by now, so only the end of the program waits for this.
+// The cursor follows the new plan by now, so only the end of the program waits for this. The search
+// ends at the very edge, beyond which a step waits. Whoever takes the budget shall not wait because
+// the disk is a little slower that day.
 void Learner::find_stall_free_budget(Kind& kind) {
   const uint64_t begin_ns = thread_work_ns();
   const LearnedPlan& learned = *kind.learned;
   uint64_t bytes = config_.budget_bytes;
   if (!is_stall_free(learned.planned.simulation, kStallShareMax)) {
+    const Machine slower = learned.machine.at_speed(1 - kSpeedErrorShare);
     bytes = budget_with_headroom(
-        stall_free_budget(learned.period->trace, learned.machine, kStallShareMax, [this] {
+        stall_free_budget(learned.period->trace, slower, kStallShareMax, [this] {
           stream_.append(recorder_.drain(&positions_));  // the rings go on filling
           return !is_stopping();
         }));

@@ -193,9 +193,14 @@ void PlanCursor::end_period() {
   if (is_whole_) {
     ++following_.periods;
     ++following_.periods_ever;
-    following_.last_period_ns = now - period_begin_ns_;
-    following_.last_period_plan = current_->plan().number;
-    following_.last_period_born_bytes = current_->plan().period->born_bytes;
+    const uint64_t number = current_->plan().number;
+    const uint64_t born_bytes = current_->plan().period->born_bytes;
+    if (number != following_.last_period_plan || born_bytes != following_.last_period_born_bytes) {
+      following_.last_times = {};
+    }
+    following_.last_times.add(now - period_begin_ns_);
+    following_.last_period_plan = number;
+    following_.last_period_born_bytes = born_bytes;
     sink_.on_period();
   }
   is_whole_ = true;

@@ -40,6 +40,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "engine/plan/learned_plan.h"
+#include "engine/plan/period_times.h"
 #include "engine/plan/stored_roles.h"
 #include "memory/heap.h"
 
@@ -47,12 +48,12 @@ namespace tencache {
 
 /// How well one plan was followed.
 struct Following {
-  uint64_t plan_number = 0;   // 0: none is followed now
-  uint64_t periods = 0;       // whole ones in a row
-  uint64_t periods_ever = 0;  // whole ones of all plans
-  uint64_t last_period_ns = 0;
-  uint64_t last_period_plan = 0;        // the plan of that period
+  uint64_t plan_number = 0;             // 0: none is followed now
+  uint64_t periods = 0;                 // whole ones in a row
+  uint64_t periods_ever = 0;            // whole ones of all plans
+  uint64_t last_period_plan = 0;        // the plan of the last whole one
   uint64_t last_period_born_bytes = 0;  // and the sizes that it was made for
+  PeriodTimes last_times;               // of that plan and these sizes
   uint64_t ticks_followed = 0;          // of all plans, since the start
   uint64_t ticks_seen = 0;
   uint64_t stored_ticks_followed = 0;  // of a stored period, until this run has shown its own
