@@ -17,10 +17,7 @@ standard error.
 from __future__ import annotations
 
 import collections
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import training
@@ -28,7 +25,7 @@ from reporting import Report, Table
 from training import CnnShape, GptShape
 
 import support
-from support import GIB, STOCK, Variant
+from support import GIB, STOCK, MeanRatio, Variant
 
 SHAPES: dict[str, training.Shape] = {
     "gpt": GptShape(layers=8, width=512, heads=8, vocabulary=4096, sequence=128, batch=2),
@@ -152,32 +149,6 @@ def main() -> None:
     ]
     report.write(options.output)
     print(report.markdown())
-
-
-@dataclass(frozen=True)
-class MeanRatio:
-    """The geometric mean of ratios taken round by round, and twice its relative standard error."""
-
-    mean: float
-    error: float
-
-    @staticmethod
-    def of(ours: Sequence[float], reference: Sequence[float]) -> MeanRatio:
-        logs = [math.log(a / b) for a, b in zip(ours, reference, strict=True)]
-        error = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-        return MeanRatio(math.exp(statistics.fmean(logs)), error)
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} +- {self.mean * self.error:.3f}"
-
-    def verdict(self, phase: str, goal: float) -> str:
-        if self.mean * (1 + self.error) <= goal:
-            outcome = "met"
-        elif self.mean * (1 - self.error) > goal:
-            outcome = "missed"
-        else:
-            outcome = "within what this machine resolves"
-        return f"{phase}: {self} of the step time of stock (goal: at most {goal}): {outcome}"
 
 
 if __name__ == "__main__":

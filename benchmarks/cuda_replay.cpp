@@ -60,6 +60,7 @@ ReplayConfig replay_config(Variant variant, uint64_t peak_bytes) {
   ReplayConfig config;
   config.link_bytes_per_s = in_slow_motion(kLinkBytesPerS);
   config.device_bytes_per_s = in_slow_motion(kDeviceBytesPerS);
+  config.wait_resolution_ns = static_cast<uint64_t>(EventTimer::kResolutionNs * kSlowMotion);
   if (variant.has_disk) {
     config.host_bytes = share_in_granules(peak_bytes, kHostPercent);
     config.disk_read_bytes_per_s = in_slow_motion(kDiskReadBytesPerS);

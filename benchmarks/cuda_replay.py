@@ -213,7 +213,9 @@ def main() -> None:
             "moment at which the stream is done, after the plan was renewed for the last time.",
             "Stall: what lies between two events around each wait, in the stream of the op. Late "
             "is what the device waited for, early the rest: also what was on its way when the "
-            "host, which is ahead, queued the op that needs it.",
+            "host, which is ahead, queued the op that needs it. Here as there, a wait of less than "
+            "10 us counts as none, since two events with nothing between them lie so far apart on "
+            "a GPU; in slow motion that is 5 ms.",
             "Without plans: the median of three periods after two; the least recently used leaves, "
             "and comes back when an op needs it.",
             "Simulated: what the simulator says of the plan that is followed, with the op times "

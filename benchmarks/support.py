@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -260,6 +261,32 @@ class Spread:
 def paired_ratio(ours: Sequence[float], stock: Sequence[float]) -> Spread:
     """ours / stock, round by round, so that a slowdown of the machine cancels out."""
     return Spread.of([a / b for a, b in zip(ours, stock, strict=True)])
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """The geometric mean of ratios taken round by round, and twice its relative standard error."""
+
+    mean: float
+    error: float
+
+    @staticmethod
+    def of(ours: Sequence[float], reference: Sequence[float]) -> MeanRatio:
+        logs = [math.log(a / b) for a, b in zip(ours, reference, strict=True)]
+        error = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+        return MeanRatio(math.exp(statistics.fmean(logs)), error)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} +- {self.mean * self.error:.3f}"
+
+    def verdict(self, phase: str, goal: float, of: str = "the step time of stock") -> str:
+        if self.mean * (1 + self.error) <= goal:
+            outcome = "met"
+        elif self.mean * (1 - self.error) > goal:
+            outcome = "missed"
+        else:
+            outcome = "within what this machine resolves"
+        return f"{phase}: {self} of {of} (goal: at most {goal}): {outcome}"
 
 
 def format_bytes(count: float) -> str:

@@ -33,7 +33,7 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   marks_ = std::make_unique<StreamMarks>(*gpu_);
   streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
   op_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
-  wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
+  wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_, config.wait_resolution_ns);
   frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
   const uint64_t arena_bytes =
       config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;

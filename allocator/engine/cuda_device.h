@@ -45,6 +45,7 @@ struct CudaDeviceConfig {
   /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
   /// the room is needed.
   double host_headroom = kHostHeadroomShare;
+  uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured
   std::optional<NvrtcApi> nvrtc;     // compiles the hash; none: every eviction copies
   std::optional<CuFileApi> cufile;   // reads the disk straight into the GPU, where it can

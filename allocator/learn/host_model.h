@@ -2,7 +2,7 @@
 //
 // HostModel: the host memory between a GPU and a disk, for the simulator. It tells how long
 // departing bytes wait for room there, and returning bytes for the disk. It does what the engine
-// does (engine/move/cuda/host_spill.h): first it gives up copies of resident tensors, then it
+// does (engine/move/cuda/host_ahead.h): first it gives up copies of resident tensors, then it
 // writes the tensors that are needed last to disk. It reads what is needed next ahead of its fetch.
 // If the plan says so, it copies what is needed last to disk while the disk has nothing to write.
 //

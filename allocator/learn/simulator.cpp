@@ -472,7 +472,9 @@ void Replay::require(const TraceOp& op) {
   for (const TraceAccess& access : op.accesses) {
     TensorState& state = states_[access.tensor];
     if (state.place == Place::kFetching) {
-      if (state.done_ns > now_ns_) result_.bytes_late += trace_.tensors[access.tensor].bytes;
+      if (state.done_ns > now_ns_ + machine_.wait_resolution_ns) {
+        result_.bytes_late += trace_.tensors[access.tensor].bytes;
+      }
       now_ns_ = std::max(now_ns_, state.done_ns);
       arrive(access.tensor);
     }

@@ -15,6 +15,7 @@ import json
 import math
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from ctypes import Array, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
@@ -250,10 +251,11 @@ class _Reader:
             return (tick - begin) % count
 
         births = sorted({begin, *overwritten_at}, key=since_begin)
-        for number, birth in enumerate(births):
+        lives: list[list[tuple[int, int]]] = [[] for _ in births]
+        for use in uses:
+            lives[bisect_right(births, since_begin(use[0]), key=since_begin) - 1].append(use)
+        for number, (birth, own) in enumerate(zip(births, lives, strict=True)):
             is_last = number + 1 == len(births)
-            until = count if is_last else since_begin(births[number + 1])
-            own = [use for use in uses if since_begin(birth) <= since_begin(use[0]) < until]
             freed_at = max((tick for tick, _ in own), key=since_begin, default=birth)
             if is_last and end is not None:
                 freed_at = end

@@ -29,22 +29,11 @@ TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {})
   };
 }
 
-/// Small tensors with patterns 0, 1, ..., each written by an op.
-std::vector<char*> small_tensors(TestEngine& engine, uint64_t count) {
-  std::vector<char*> tensors;
-  for (uint64_t index = 0; index < count; ++index) {
-    tensors.push_back(engine.allocate(kSmall));
-    const GateScope op(engine, {tensors.back()}, AccessMode::kWrite);
-    fill_pattern(tensors.back(), kSmall, index);
-  }
-  return tensors;
-}
-
 uint64_t small_bytes(TestEngine& engine) { return engine.device().heap().small_blocks().used(); }
 
 TEST(CpuHeapSlabsTest, FewSmallTensorsStayInMalloc) {
   TestEngine engine(small_budget());
-  const std::vector<char*> tensors = small_tensors(engine, kBudget / 8 / kSmall - 2);
+  const std::vector<char*> tensors = engine.written(kBudget / 8 / kSmall - 2, kSmall);
   for (char* tensor : tensors) EXPECT_EQ(engine.extent(tensor), nullptr);
   EXPECT_EQ(engine.device().heap().slabs().slab_count(), 0u);
   for (char* tensor : tensors) engine.free(tensor);
@@ -54,7 +43,7 @@ TEST(CpuHeapSlabsTest, FewSmallTensorsStayInMalloc) {
 TEST(CpuHeapSlabsTest, SmallTensorsBeyondTheBudgetStayWithinItAndKeepTheirBytes) {
   TestEngine engine(small_budget());
   const uint64_t count = 3 * kBudget / kSmall;
-  const std::vector<char*> tensors = small_tensors(engine, count);
+  const std::vector<char*> tensors = engine.written(count, kSmall);
   EXPECT_LE(small_bytes(engine), kBudget / 8);
   EXPECT_LE(engine->heap().extent_count(), 3 * kBudget / Slabs::kSlabBytes + 1)
       << "one extent serves for many";
@@ -75,7 +64,7 @@ TEST(CpuHeapSlabsTest, SmallTensorsBeyondTheBudgetStayWithinItAndKeepTheirBytes)
 
 TEST(CpuHeapSlabsTest, WhatIsTooLargeForASlabIsAnExtentOfItsOwn) {
   TestEngine engine(small_budget());
-  std::vector<char*> tensors = small_tensors(engine, kBudget / 8 / kSmall);
+  std::vector<char*> tensors = engine.written(kBudget / 8 / kSmall, kSmall);
   tensors.push_back(engine.allocate(768 * kKiB));
   ASSERT_NE(engine.extent(tensors.back()), nullptr);
   EXPECT_EQ(engine.extent(tensors.back())->bytes, 768 * kKiB);
@@ -91,7 +80,7 @@ TEST(CpuHeapSlabsTest, WhereNothingLeavesThereAreNoSlabs) {
     config.heap.strict = true;
     config.disk.reset();
   }));
-  const std::vector<char*> tensors = small_tensors(engine, kBudget / 2 / kSmall);
+  const std::vector<char*> tensors = engine.written(kBudget / 2 / kSmall, kSmall);
   for (char* tensor : tensors) {
     EXPECT_EQ(engine.extent(tensor), nullptr);
     engine.free(tensor);
@@ -101,7 +90,7 @@ TEST(CpuHeapSlabsTest, WhereNothingLeavesThereAreNoSlabs) {
 TEST(CpuHeapSlabsTest, HalfOfTheExtentsAreLeftToLargeTensors) {
   TestEngine engine(
       small_budget([](CpuEngineConfig& config) { config.heap.extent_count_max = 6; }));
-  const std::vector<char*> tensors = small_tensors(engine, kBudget / 2 / kSmall);
+  const std::vector<char*> tensors = engine.written(kBudget / 2 / kSmall, kSmall);
   EXPECT_EQ(engine->heap().extent_count(), 3u);
   EXPECT_EQ(engine.extent(tensors.back()), nullptr);
   for (char* tensor : tensors) engine.free(tensor);
@@ -111,7 +100,7 @@ TEST(CpuHeapSlabsTest, HalfOfTheExtentsAreLeftToLargeTensors) {
 // What an op allocates stays usable until the op ends, in a slab, too.
 TEST(CpuHeapSlabsTest, BlockThatAnOpAllocatesPinsItsSlab) {
   TestEngine engine(small_budget());
-  std::vector<char*> tensors = small_tensors(engine, kBudget / 8 / kSmall + 1);
+  std::vector<char*> tensors = engine.written(kBudget / 8 / kSmall + 1, kSmall);
   const Extent* slab = engine.extent(tensors.back());
   ASSERT_TRUE(slab != nullptr && slab->is_slab);
   engine->evictor().arm();
@@ -130,7 +119,7 @@ TEST(CpuHeapSlabsTest, BlockThatAnOpAllocatesPinsItsSlab) {
 
 TEST(CpuHeapSlabsTest, ColdSlabEndsWithItsLastBlock) {
   TestEngine engine(small_budget());
-  const std::vector<char*> tensors = small_tensors(engine, kBudget / 8 / kSmall + 3);
+  const std::vector<char*> tensors = engine.written(kBudget / 8 / kSmall + 3, kSmall);
   engine->evictor().evict_all();
   for (char* tensor : tensors) engine.free(tensor);
   EXPECT_EQ(engine.device().heap().slabs().slab_count(), 0u);

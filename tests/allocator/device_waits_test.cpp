@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kBytes = 64 * kKiB;
 constexpr uint64_t kLongNs = 5'000'000;
+constexpr uint64_t kResolutionNs = 10'000;
 constexpr uint64_t kShortNs = 2'000;  // the time between two events anyway
 constexpr StreamSet kStream = 2;
 constexpr StreamSet kTwoStreams = 6;
@@ -30,6 +31,7 @@ class FakeTimer final : public OpTimer {
     return new Span{streams, op, begun_at};
   }
   bool end(Span&) override { return !refuses_end; }
+  uint64_t resolution_ns() const override { return kResolutionNs; }
   void finish(Span* span) override {
     finished.push_back({span->begun_at, span->op, device_ns});
     drop(span);

@@ -54,16 +54,6 @@ class DiskPatienceTest : public ::testing::Test {
   }
   TestEngine& engine() { return *engine_; }
 
-  /// Extents of 1 MiB that were used, one after the other.
-  std::vector<char*> use_extents(uint64_t count) {
-    std::vector<char*> addresses;
-    for (uint64_t index = 0; index < count; ++index) {
-      addresses.push_back(engine().allocate(kMiB));
-      fill_pattern(addresses.back(), kMiB, index);
-      engine().use({addresses.back()}, AccessMode::kWrite);
-    }
-    return addresses;
-  }
   void expect_intact(const std::vector<char*>& addresses) {
     for (uint64_t index = 0; index < addresses.size(); ++index) {
       EXPECT_TRUE(has_pattern(addresses[index], kMiB, index)) << index;
@@ -81,7 +71,7 @@ TEST_F(DiskPatienceTest, AnAllocationWaitsUntilTheDiskTakesTensorsAgain) {
     plan_->clear();
     start(kForEver, 0);
     plan_->add({.count = 60, .error_number = error_number});
-    const std::vector<char*> addresses = use_extents(31);
+    const std::vector<char*> addresses = engine().written(31, kMiB);
     EXPECT_TRUE(engine()->allocate(8 * kMiB).is_ok());
     EXPECT_EQ(plan_->injected(), 60U);
     EXPECT_FALSE(engine().device().disk()->is_failing());
@@ -94,7 +84,7 @@ TEST_F(DiskPatienceTest, AnAllocationWaitsUntilTheDiskTakesTensorsAgain) {
 
 TEST_F(DiskPatienceTest, AFetchWaitsToo) {
   start(kForEver, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   ASSERT_TRUE(engine().is_cold(addresses[0]));
   plan_->clear();
   plan_->add({.count = 60, .error_number = ENOSPC});
@@ -113,7 +103,7 @@ TEST_F(DiskPatienceTest, RoomThatComesBackOnTheDiskIsUsed) {
     config.disk->quota_bytes.reset();
     config.disk->free_bytes = [&free_bytes] { return free_bytes.load(); };
   });
-  const std::vector<char*> addresses = use_extents(31);
+  const std::vector<char*> addresses = engine().written(31, kMiB);
   std::thread others([&] {
     ASSERT_TRUE(eventually([] { return g_looks.load() > 3; }));
     free_bytes = kGiB;
@@ -127,7 +117,7 @@ TEST_F(DiskPatienceTest, RoomThatComesBackOnTheDiskIsUsed) {
 TEST_F(DiskPatienceTest, TheWaitEndsWithAnErrorAndNoOtherWaitFollows) {
   start(30 * kSecond, 10 * kSecond);
   plan_->add({.error_number = EROFS});
-  const std::vector<char*> addresses = use_extents(31);
+  const std::vector<char*> addresses = engine().written(31, kMiB);
   const Result<void*> refused = engine()->allocate(8 * kMiB);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
@@ -148,7 +138,7 @@ TEST_F(DiskPatienceTest, TheWaitEndsWithAnErrorAndNoOtherWaitFollows) {
   expect_intact(addresses);
   // The next time the disk fails is another one.
   plan_->add({.error_number = EROFS});
-  use_extents(8);
+  engine().written(8, kMiB);
   EXPECT_FALSE(engine()->allocate(16 * kMiB).is_ok());
   EXPECT_EQ(g_looks.load(), 8U);
   EXPECT_LE(engine().read(engine().stats().peak_device_bytes), kBudget);
@@ -157,7 +147,7 @@ TEST_F(DiskPatienceTest, TheWaitEndsWithAnErrorAndNoOtherWaitFollows) {
 
 TEST_F(DiskPatienceTest, AQuotaThatWasGivenIsNoReasonToWait) {
   start(kForEver, 0, [](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; });
-  use_extents(31);
+  engine().written(31, kMiB);
   const Result<void*> refused = engine()->allocate(16 * kMiB);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_NE(refused.status().message().find("quota of 4.00 MiB"), std::string::npos);
@@ -167,7 +157,7 @@ TEST_F(DiskPatienceTest, AQuotaThatWasGivenIsNoReasonToWait) {
 TEST_F(DiskPatienceTest, WhileAThreadWaitsOthersGoOn) {
   start(kForEver, 0);
   plan_->add({.error_number = ENOSPC});  // from the start, so that nothing has left before
-  const std::vector<char*> addresses = use_extents(31);
+  const std::vector<char*> addresses = engine().written(31, kMiB);
   std::atomic<bool> has_room{false};
   std::thread waiter([&] { has_room = engine()->allocate(8 * kMiB).is_ok(); });
   ASSERT_TRUE(eventually([] { return g_looks.load() > 3; }));
@@ -189,7 +179,7 @@ TEST_F(DiskPatienceTest, WhileAThreadWaitsOthersGoOn) {
 TEST_F(DiskPatienceTest, AnEngineThatEndsDoesNotWait) {
   start(kForEver, 0);
   plan_->add({.error_number = ENOSPC});
-  use_extents(31);
+  engine().written(31, kMiB);
   engine_.reset();
 }
 
@@ -214,7 +204,7 @@ uint64_t run_ops(TestEngine& engine, const std::vector<char*>& addresses, Status
 
 TEST_F(DiskPatienceTest, TheBudgetIsExceededByOneOpAndNoMore) {
   start(0, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   Status error;
   // What malloc keeps of these needs no room later.
   ASSERT_EQ(run_ops(engine(), {addresses[59]}, &error), 1U);
@@ -238,7 +228,7 @@ TEST_F(DiskPatienceTest, TheBudgetIsExceededByOneOpAndNoMore) {
 
 TEST_F(DiskPatienceTest, ADiskThatComesBackPaysTheDebt) {
   start(0, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   plan_->add({.error_number = EROFS});
   Status error;
   ASSERT_LT(run_ops(engine(), addresses, &error), 60U);
@@ -257,7 +247,7 @@ std::vector<Access> writes_of(const std::vector<char*>& addresses) {
 
 TEST_F(DiskPatienceTest, AnOpThatMayNotStopHalfwayIsRefusedBeforeItBegins) {
   start(0, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   const std::vector<Access> all = writes_of(addresses);
   EXPECT_TRUE(engine()->admit(all).is_ok()) << "the disk takes what leaves";
   plan_->add({.error_number = EROFS});
@@ -278,7 +268,7 @@ TEST_F(DiskPatienceTest, AnOpThatMayNotStopHalfwayIsRefusedBeforeItBegins) {
 
 TEST_F(DiskPatienceTest, ADiskThatCameBackIsNoReasonToRefuse) {
   start(0, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   plan_->add({.error_number = EIO});
   ASSERT_FALSE(engine()->allocate(16 * kMiB).is_ok());
   plan_->clear();
@@ -290,7 +280,7 @@ TEST_F(DiskPatienceTest, ADiskThatCameBackIsNoReasonToRefuse) {
 
 TEST_F(DiskPatienceTest, AnOpThatHasBegunIsRefusedNothingAndTheDebtIsPaidLater) {
   start(0, 0);
-  const std::vector<char*> addresses = use_extents(60);
+  const std::vector<char*> addresses = engine().written(60, kMiB);
   plan_->add({.error_number = EROFS});
   Status error;
   {

@@ -168,12 +168,7 @@ TEST(EngineForkPressureTest, ForksDuringHeavyMigrationShowRightBytes) {
   constexpr uint64_t kCount = 12;
   constexpr int kForks = 50;
   TestEngine engine([](CpuEngineConfig& config) { config.budget_bytes = 4 * kMiB; });
-  std::vector<char*> addresses;
-  for (uint64_t index = 0; index < kCount; ++index) {
-    addresses.push_back(engine.allocate(kBytes));
-    fill_pattern(addresses.back(), kBytes, index);
-    engine.use({addresses.back()}, AccessMode::kWrite);
-  }
+  const std::vector<char*> addresses = engine.written(kCount, kBytes);
   std::atomic<bool> is_over{false};
   std::vector<std::jthread> users;
   for (uint64_t user = 0; user < 2; ++user) {

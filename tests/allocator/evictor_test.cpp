@@ -27,20 +27,9 @@ TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {})
   };
 }
 
-/// `count` extents of 1 MiB with patterns, used in this order.
-std::vector<char*> used_extents(TestEngine& engine, uint64_t count) {
-  std::vector<char*> addresses;
-  for (uint64_t index = 0; index < count; ++index) {
-    addresses.push_back(engine.allocate(kMiB));
-    fill_pattern(addresses.back(), kMiB, index);
-    engine.use({addresses.back()}, AccessMode::kWrite);
-  }
-  return addresses;
-}
-
 TEST(EvictorTest, AllocationThatFindsNoRoomGetsItFromTheOldest) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 60);
+  const std::vector<char*> addresses = engine.written(60, kMiB);
   EXPECT_LE(engine.read(engine.stats().peak_device_bytes), kBudget);
   EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
   EXPECT_TRUE(engine.is_cold(addresses.front()));
@@ -55,7 +44,7 @@ TEST(EvictorTest, AllocationThatFindsNoRoomGetsItFromTheOldest) {
 
 TEST(EvictorTest, HeadroomIsRestoredWithoutAnyDemand) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 32);  // fills the budget
+  const std::vector<char*> addresses = engine.written(32, kMiB);  // fills the budget
   EXPECT_TRUE(eventually([&] { return engine->budget().free() >= headroom_of(kBudget); }));
   for (uint64_t index = 0; index < 20; ++index) {
     EXPECT_FALSE(engine.is_cold(addresses[31 - index])) << "evicts more than it keeps free";
@@ -65,7 +54,7 @@ TEST(EvictorTest, HeadroomIsRestoredWithoutAnyDemand) {
 // Where cached pages serve any request, it is enough that they are cached.
 TEST(EvictorTest, ThoseWhomCachedPagesServeWaitForThem) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 30);
+  const std::vector<char*> addresses = engine.written(30, kMiB);
   Heap& heap = engine->heap();
   if (!heap.can_use_any_cached()) GTEST_SKIP() << "the kernel does not move pages here";
   ASSERT_LT(engine->budget().free() + heap.cached_bytes(), 8 * kMiB);
@@ -78,7 +67,7 @@ TEST(EvictorTest, ThoseWhomCachedPagesServeWaitForThem) {
 
 TEST(EvictorTest, NobodyWaitsForRoomThatNothingCanMake) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 30);
+  const std::vector<char*> addresses = engine.written(30, kMiB);
   std::vector<Access> accesses;
   for (const char* address : addresses) accesses.push_back({address, AccessMode::kRead});
   const GateScope op(engine, accesses);
@@ -89,7 +78,7 @@ TEST(EvictorTest, NobodyWaitsForRoomThatNothingCanMake) {
 
 TEST(EvictorTest, LeastRecentlyUsedGoFirst) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 20);
+  const std::vector<char*> addresses = engine.written(20, kMiB);
   for (const uint64_t again : {0u, 3u, 5u}) engine.use({addresses[again]}, AccessMode::kWrite);
   engine.allocate(16 * kMiB);  // four too many, and the headroom
   for (const uint64_t again : {0u, 3u, 5u}) EXPECT_FALSE(engine.is_cold(addresses[again]));
@@ -98,7 +87,7 @@ TEST(EvictorTest, LeastRecentlyUsedGoFirst) {
 
 TEST(EvictorTest, AmongTheOldTheCleanGoFirst) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 24);
+  const std::vector<char*> addresses = engine.written(24, kMiB);
   engine->heap().empty_cache();  // padding would make the room
   ASSERT_TRUE(engine.evict(addresses[2]));
   ASSERT_TRUE(engine.evict(addresses[3]));
@@ -116,7 +105,7 @@ TEST(EvictorTest, AmongTheOldTheCleanGoFirst) {
 // A thread that requests one extent after another waits only once.
 TEST(EvictorTest, RoomIsMadeForWhatIsAskedForSoon) {
   TestEngine engine(small_budget());
-  used_extents(engine, 24);
+  engine.written(24, kMiB);
   ASSERT_TRUE(engine->budget().try_reserve(engine->budget().free()));
   ASSERT_LT(engine->evictor().headroom_bytes(), 4 * kMiB);
   Status reason;
@@ -127,7 +116,7 @@ TEST(EvictorTest, RoomIsMadeForWhatIsAskedForSoon) {
 TEST(EvictorTest, WorkingSetOfOneOpMayExceedTheBudgetAndIsCounted) {
   TestEngine engine(small_budget());
   std::vector<Access> accesses;
-  for (char* address : used_extents(engine, 40)) accesses.push_back({address, AccessMode::kRead});
+  for (char* address : engine.written(40, kMiB)) accesses.push_back({address, AccessMode::kRead});
   EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
   {
     const GateScope op(engine, accesses);
@@ -143,7 +132,7 @@ TEST(EvictorTest, WorkingSetOfOneOpMayExceedTheBudgetAndIsCounted) {
 
 TEST(EvictorTest, WhatNoOpHasNamedLeavesOnlyWhenNothingElseIsLeft) {
   TestEngine engine(small_budget());
-  const std::vector<char*> used = used_extents(engine, 8);
+  const std::vector<char*> used = engine.written(8, kMiB);
   std::vector<char*> unseen;
   for (uint64_t index = 0; index < 24; ++index) {
     unseen.push_back(engine.allocate(kMiB));
@@ -161,7 +150,7 @@ TEST(EvictorTest, WhatNoOpHasNamedLeavesOnlyWhenNothingElseIsLeft) {
 
 TEST(EvictorTest, CacheIsDroppedBeforeAnythingIsEvicted) {
   TestEngine engine(small_budget());
-  const std::vector<char*> addresses = used_extents(engine, 16);
+  const std::vector<char*> addresses = engine.written(16, kMiB);
   engine.free(engine.allocate(14 * kMiB));
   engine.allocate(12 * kMiB);
   EXPECT_EQ(engine.read(engine.stats().evicted_bytes), 0u);
@@ -176,7 +165,7 @@ TEST(EvictorTest, FailingDiskIsTheReasonAndMemoryIsKept) {
   Fault fault;
   fault.error_number = ENOSPC;
   plan->add(fault);
-  const std::vector<char*> addresses = used_extents(engine, 31);
+  const std::vector<char*> addresses = engine.written(31, kMiB);
   const Result<void*> refused = engine->allocate(8 * kMiB);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
@@ -195,7 +184,7 @@ TEST(EvictorTest, FailingDiskIsTheReasonAndMemoryIsKept) {
 TEST(EvictorTest, FullDiskIsTheReason) {
   TestEngine engine(
       small_budget([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kMiB; }));
-  used_extents(engine, 31);
+  engine.written(31, kMiB);
   const Result<void*> refused = engine->allocate(16 * kMiB);
   ASSERT_FALSE(refused.is_ok());
   EXPECT_NE(refused.status().message().find("quota of 4.00 MiB"), std::string::npos)
@@ -247,9 +236,9 @@ TEST(EvictorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
     };
     config.hooks.before_pass = [&] { polls.fetch_add(1); };
   }));
-  used_extents(engine, 10);
+  engine.written(10, kMiB);
   EXPECT_EQ(spills.load(), 0);
-  used_extents(engine, 60);
+  engine.written(60, kMiB);
   EXPECT_EQ(engine->evictor().evict_all() > 0, true);
   EXPECT_EQ(spills.load(), 1);
 }
@@ -265,7 +254,7 @@ TEST(EvictorTest, HoldsGivenUpByThePollMakeRoom) {
   }));
   target = &*engine;
   std::vector<Access> accesses;
-  for (char* address : used_extents(engine, 20)) accesses.push_back({address, AccessMode::kRead});
+  for (char* address : engine.written(20, kMiB)) accesses.push_back({address, AccessMode::kRead});
   hold.store(engine->gate().hold(accesses, false));
   engine.allocate(20 * kMiB);
   EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
@@ -273,7 +262,7 @@ TEST(EvictorTest, HoldsGivenUpByThePollMakeRoom) {
 
 TEST(EvictorTest, EvictAllEvictsAllThatMayGo) {
   TestEngine engine;
-  const std::vector<char*> addresses = used_extents(engine, 8);
+  const std::vector<char*> addresses = engine.written(8, kMiB);
   char* unseen = engine.allocate(kMiB);
   const GateScope op(engine, {addresses[3]});
   EXPECT_EQ(engine->evictor().evict_all(), 7u);
@@ -313,7 +302,7 @@ TEST(EvictorTest, StrictModeNeverEvicts) {
     config.disk.reset();
     config.hooks.on_arm = [&] { armed.fetch_add(1); };
   }));
-  std::vector<char*> addresses = used_extents(engine, 30);
+  std::vector<char*> addresses = engine.written(30, kMiB);
   EXPECT_EQ(armed.load(), 1);
   const uint32_t op = engine->recorder().register_op("aten::relu");
   {

@@ -27,16 +27,10 @@ class NeighboursTest : public ::testing::Test {
       : engine_([=](CpuEngineConfig& config) {
           config.budget_bytes = budget_bytes;
           config.plans = plans;
-        }) {
-    for (size_t index = 0; index < kCount; ++index) {
-      tensors_.push_back(engine_.allocate(kBytes));
-      const GateScope op(engine_, {tensors_.back()}, AccessMode::kWrite);
-      fill_pattern(tensors_.back(), kBytes, index);
-    }
-  }
+        }) {}
 
   TestEngine engine_;
-  std::vector<char*> tensors_;
+  const std::vector<char*> tensors_ = engine_.written(kCount, kBytes);
 };
 
 /// The object alone, over the parts of an engine that does nothing meanwhile. All tensors are cold.

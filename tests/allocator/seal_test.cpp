@@ -320,12 +320,7 @@ TEST_F(ParkedPagesTest, WhoWaitsForRoomGetsIt) {
     park_pages(config);
     config.budget_bytes = 16 * kMiB;
   });
-  std::vector<char*> extents;
-  for (uint64_t index = 0; index < 12; ++index) {
-    extents.push_back(engine.allocate(3 * kMiB));
-    fill_pattern(extents.back(), 3 * kMiB, index);
-    engine.use({extents.back()}, AccessMode::kWrite);
-  }
+  const std::vector<char*> extents = engine.written(12, 3 * kMiB);
   for (uint64_t index = 0; index < extents.size(); ++index) {
     const GateScope op(engine, {extents[index]});
     EXPECT_TRUE(has_pattern(extents[index], 3 * kMiB, index));

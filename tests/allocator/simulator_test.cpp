@@ -52,6 +52,16 @@ TEST(SimulatorTest, WithoutAPlanOpsWaitForRoomAndBytes) {
   EXPECT_EQ(result.over_budget_bytes, 0u);
 }
 
+TEST(SimulatorTest, AFetchIsLateWhereItsWaitCanBeToldFromNone) {
+  Machine machine = byte_per_ns(10);
+  machine.wait_resolution_ns = 9;  // each fetch is waited for 10 ns
+  EXPECT_EQ(simulate(two_in_turn(), kNoPlan, machine).bytes_late, 20u);
+  machine.wait_resolution_ns = 10;
+  const Simulation result = simulate(two_in_turn(), kNoPlan, machine);
+  EXPECT_EQ(result.bytes_late, 0u);
+  EXPECT_EQ(result.stall_ns, (std::vector<uint64_t>{10, 20})) << "it takes its time";
+}
+
 TEST(SimulatorTest, OneOpMayExceedTheBudgetAndIsTold) {
   Trace trace = two_in_turn();
   trace.ops[0].accesses.push_back({1, false});

@@ -25,11 +25,7 @@ class UpcomingUsesTest : public ::testing::Test {
   UpcomingUsesTest()
       : engine_([](CpuEngineConfig& config) { config.budget_bytes = kBudgetExtents * kBytes; }) {
     engine_->evictor().arm();
-    for (size_t index = 0; index < kRow; ++index) {
-      row_.push_back(engine_.allocate(kBytes));
-      const GateScope op(engine_, {row_.back()}, AccessMode::kWrite);
-      fill_pattern(row_.back(), kBytes, index);
-    }
+    row_ = engine_.written(kRow, kBytes);
   }
 
   void expect(const std::vector<char*>& addresses) {

@@ -233,7 +233,8 @@ def test_a_disk_that_takes_no_more_loses_nothing(tmp_path: Path, error: str) -> 
         del more
         check()
     """
-    done = run(textwrap.dedent(DENY) + textwrap.dedent(program), tmp_path, "--io-uring", "off")
+    options = ("--io-uring", "off", "--disk-wait", "2s")
+    done = run(textwrap.dedent(DENY) + textwrap.dedent(program), tmp_path, *options)
     assert_passed(done)
     assert "out of memory" in done.stdout, done.stdout
     assert NOTHING_GOES_TO_DISK.rstrip("…") in done.stderr, done.stderr

@@ -43,6 +43,16 @@ void TestEngine::use(std::initializer_list<const void*> addresses, AccessMode mo
   const GateScope op(*this, addresses, mode);
 }
 
+std::vector<char*> TestEngine::written(uint64_t count, uint64_t bytes) {
+  std::vector<char*> addresses;
+  for (uint64_t index = 0; index < count; ++index) {
+    addresses.push_back(allocate(bytes));
+    const GateScope op(*this, {addresses.back()}, AccessMode::kWrite);
+    fill_pattern(addresses.back(), bytes, index);
+  }
+  return addresses;
+}
+
 bool TestEngine::evict(const void* address) {
   Extent* extents[] = {extent(address)};
   extents[0]->set_flags(kFlagSeen);

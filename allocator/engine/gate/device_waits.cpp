@@ -4,12 +4,6 @@
 #include <bit>
 
 namespace tencache {
-namespace {
-
-// Two events with nothing between them lie some microseconds apart on a GPU.
-constexpr uint64_t kWaitMinNs = 10'000;
-
-}  // namespace
 
 OpTimer::Span* DeviceWaits::begin(StreamSet streams) {
   if (timer_ == nullptr || !std::has_single_bit(streams)) return nullptr;
@@ -54,7 +48,7 @@ void DeviceWaits::settle() {
 
 void DeviceWaits::count(uint64_t device_ns, const LateFetches& late) const {
   // Without a timer, every late fetch counts as waited for, however short the wait.
-  if (timer_ == nullptr || device_ns >= kWaitMinNs) {
+  if (timer_ == nullptr || device_ns >= timer_->resolution_ns()) {
     add(stats_.stall_ns, device_ns);
     add(stats_.late_fetches, late.count);
     return;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -28,8 +29,12 @@ class EventTimer final : public OpTimer {
  public:
   static constexpr size_t kSpansMax = 512;
 
+  /// Two events with nothing between them lie some microseconds apart on a GPU.
+  static constexpr uint64_t kResolutionNs = 10'000;
+
   /// Both outlive the timer.
-  EventTimer(const Gpu& gpu, StreamNumbers& streams) : gpu_(gpu), streams_(streams) {}
+  EventTimer(const Gpu& gpu, StreamNumbers& streams, uint64_t resolution_ns = kResolutionNs)
+      : gpu_(gpu), streams_(streams), resolution_ns_(resolution_ns) {}
   /// REQUIRES: no thread uses the timer any more. Unfinished spans are lost.
   ~EventTimer() override;
 
@@ -37,6 +42,7 @@ class EventTimer final : public OpTimer {
   bool end(Span& span) override;
   void finish(Span* span) override TENCACHE_EXCLUDES(mutex_);
   void drop(Span* span) override TENCACHE_EXCLUDES(mutex_);
+  uint64_t resolution_ns() const override { return resolution_ns_; }
   std::vector<OpTime> take_finished() override TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -50,6 +56,7 @@ class EventTimer final : public OpTimer {
 
   const Gpu& gpu_;
   StreamNumbers& streams_;
+  const uint64_t resolution_ns_;
   Mutex mutex_;
   std::vector<std::unique_ptr<EventSpan>> spans_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<EventSpan*> free_ TENCACHE_GUARDED_BY(mutex_);

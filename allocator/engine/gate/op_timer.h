@@ -41,6 +41,9 @@ class OpTimer {
   virtual void finish(Span* span) = 0;
   virtual void drop(Span* span) = 0;
 
+  /// Times below this are as good as none.
+  virtual uint64_t resolution_ns() const { return 0; }
+
   /// The times of finished spans that the device has passed. Each is returned once.
   virtual std::vector<OpTime> take_finished() = 0;
 };

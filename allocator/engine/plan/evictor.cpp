@@ -111,7 +111,7 @@ void Evictor::on_attention() {
     return;
   }
   const bool is_short =
-      wanted_bytes_for(0, 0, guessed_bytes()) > headroom_bytes_ / 2 || heap_.needs_free_room();
+      bytes_to_free_for(0, 0, guessed_bytes()) > headroom_bytes_ / 2 || heap_.needs_free_room();
   if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
@@ -250,8 +250,8 @@ std::optional<EvictionResult> Evictor::run_pass() {
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   mover_->settle(false);
   // Room for guesses is made by passes of their own.
-  const bool is_for_guesses = wanted_bytes(0) == 0;
-  const auto wanted_now = [&] { return wanted_bytes(is_for_guesses ? guessed_bytes() : 0); };
+  const bool is_for_guesses = bytes_to_free(0) == 0;
+  const auto wanted_now = [&] { return bytes_to_free(is_for_guesses ? guessed_bytes() : 0); };
   const uint64_t wanted = wanted_now();
   if (wanted == 0) return std::nullopt;
   const bool is_demanded = has_demand();
@@ -277,7 +277,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
       publish();
     });
   }
-  if (is_demanded || heap_.needs_free_room()) evict_written(wanted_bytes(0), true, &total);
+  if (is_demanded || heap_.needs_free_room()) evict_written(bytes_to_free(0), true, &total);
   if (!has_demand()) shrink_to_budget();
   return total;
 }
@@ -311,7 +311,7 @@ uint64_t Evictor::guessed_bytes() const {
   return parts_.prefetcher != nullptr ? parts_.prefetcher->guessed_bytes() : 0;
 }
 
-uint64_t Evictor::wanted_bytes(uint64_t guessed_bytes) {
+uint64_t Evictor::bytes_to_free(uint64_t guessed_bytes) {
   uint64_t demand_bytes = 0;
   uint64_t any_room_bytes = 0;
   {
@@ -319,13 +319,13 @@ uint64_t Evictor::wanted_bytes(uint64_t guessed_bytes) {
     demand_bytes = demand_bytes_;
     any_room_bytes = any_room_bytes_;
   }
-  return wanted_bytes_for(demand_bytes, any_room_bytes, guessed_bytes);
+  return bytes_to_free_for(demand_bytes, any_room_bytes, guessed_bytes);
 }
 
 // Cached memory counts as headroom where it can serve every request. What was requested ahead of
 // use comes on top.
-uint64_t Evictor::wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes,
-                                   uint64_t guessed_bytes) const {
+uint64_t Evictor::bytes_to_free_for(uint64_t demand_bytes, uint64_t any_room_bytes,
+                                    uint64_t guessed_bytes) const {
   const Budget& budget = heap_.budget();
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;

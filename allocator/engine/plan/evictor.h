@@ -92,9 +92,9 @@ class Evictor final : public RoomMaker {
   bool may_evict() const { return mover_ != nullptr; }
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t guessed_bytes() const;
-  uint64_t wanted_bytes(uint64_t guessed_bytes) TENCACHE_EXCLUDES(mutex_);
-  uint64_t wanted_bytes_for(uint64_t demand_bytes, uint64_t any_room_bytes,
-                            uint64_t guessed_bytes) const;
+  uint64_t bytes_to_free(uint64_t guessed_bytes) TENCACHE_EXCLUDES(mutex_);
+  uint64_t bytes_to_free_for(uint64_t demand_bytes, uint64_t any_room_bytes,
+                             uint64_t guessed_bytes) const;
   std::vector<ListedExtent> victims(uint64_t wanted_bytes, bool is_for_guesses) const;
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/gate/op_timer.h"
 #include "engine/move/mover.h"
 #include "engine/plan/evictor.h"
 #include "memory/heap.h"
@@ -39,6 +40,9 @@ Machine MachineMeter::measure(uint64_t* fixed_bytes) {
   machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
+  if (parts_.wait_timer != nullptr) {
+    machine.wait_resolution_ns = parts_.wait_timer->resolution_ns();
+  }
   mover.describe_below(&machine);
   const double share = processors_.used_share();
   machine.read_work_ns_per_byte = share * mover.read_work().ns_per_byte(0);

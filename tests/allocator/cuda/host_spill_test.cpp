@@ -13,99 +13,15 @@
 #include <unordered_map>
 
 #include "base/clock.h"
-#include "support/cuda/test_cuda_engine.h"
+#include "support/cuda/spill_fixture.h"
 #include "support/eventually.h"
-#include "support/faulty_channel.h"
-#include "support/function_uses.h"
-#include "support/test_directory.h"
 
 namespace tencache {
 namespace {
 
-constexpr uint64_t kBytes = 4 * kMiB;
-constexpr uint64_t kHostTensors = 4;  // number that host memory holds
-constexpr uint64_t kPieces = kBytes / kPieceBytes;
-
-class HostSpillTest : public ::testing::Test {
+class HostSpillTest : public SpillFixture {
  protected:
-  ~HostSpillTest() override {
-    if (!engine_.has_value()) return;
-    for (char* address : tensors_) engine_->free(address);
-    EXPECT_EQ(engine_->check_books(), "");
-  }
-
-  void start(const TestCudaEngine::Adjust& adjust = {}) {
-    engine_.emplace([&](CudaEngineConfig& config) {
-      config.host->budget_bytes = kHostTensors * kBytes;
-      config.host_headroom = 0;
-      config.disk.emplace();
-      config.disk->directory = directory_.path();
-      config.disk->quota_bytes = 256 * kMiB;
-      config.disk->channel_factory = faulty_channel_factory(faults_);
-      if (adjust) adjust(config);
-    });
-    stream_ = engine_->make_stream();
-  }
-  void allocate(uint64_t count) {
-    for (uint64_t index = 0; index < count; ++index) {
-      tensors_.push_back(engine_->allocate(kBytes, stream_));
-      write(tensors_.size() - 1);
-    }
-  }
-  void write(uint64_t index) { engine_->write(stream_, tensors_[index], kBytes, index); }
-  void check(uint64_t index) {
-    engine_->check(stream_, tensors_[index], kBytes, index);
-    settle();
-  }
-  void check_all() {
-    for (uint64_t index = 0; index < tensors_.size(); ++index) check(index);
-  }
-  void settle() {
-    engine_->wait_until_idle();
-    (*engine_)->mover()->settle(true);
-  }
-  /// Evicts the first `count` tensors, one after another.
-  void evict(uint64_t count) {
-    for (uint64_t index = 0; index < count; ++index) ASSERT_TRUE(engine_->evict(tensors_[index]));
-  }
-  CudaExtent* extent(uint64_t index) { return engine_->extent(tensors_[index]); }
-  bool is_on_disk_alone(uint64_t index) {
-    return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
-           extent(index)->slot.is_valid();
-  }
-  /// Follows a plan that predicts these uses; null: no plan any more.
-  void follow(const FunctionUses::Function& function, uint64_t copy_ahead_bytes = 0) {
-    auto uses = function ? std::make_unique<FunctionUses>(function, copy_ahead_bytes) : nullptr;
-    (*engine_)->mover()->set_next_uses(uses.get());
-    uses_ = std::move(uses);
-  }
-  /// Follows a plan that needs the tensors in their order.
-  void need_in_order(uint64_t copy_ahead_bytes = 0) {
-    const auto uses_in_order = [this] {
-      std::unordered_map<const Extent*, uint64_t> uses;
-      for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
-      return uses;
-    };
-    follow(uses_in_order, copy_ahead_bytes);
-  }
-  /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead: a
-  /// batch would leave out an extent that is claimed just for this look.
-  bool has_block(uint64_t index) {
-    ForkLatch& gate = (*engine_)->mover()->fork_latch();
-    gate.close();
-    const CudaExtent* found = extent(index);
-    const bool has = found->state() == ExtentState::kCold && found->host_block.is_valid();
-    gate.reopen();
-    return has;
-  }
-  uint64_t written_bytes() { return engine_->stats().disk_written_bytes; }
-
-  TestDirectory directory_;
-  std::shared_ptr<FaultPlan> faults_ = std::make_shared<FaultPlan>();
-  std::unique_ptr<FunctionUses> uses_;  // outlives the engine
-  std::optional<TestCudaEngine> engine_;
-  CUstream stream_ = nullptr;
-  std::vector<char*> tensors_;
+  static constexpr uint64_t kPieces = kBytes / kPieceBytes;
 };
 
 TEST_F(HostSpillTest, ColdestGoesToDiskAndComesBack) {
@@ -153,106 +69,6 @@ TEST_F(HostSpillTest, NeededLastGoesFirst) {
   follow(nullptr);
   check_all();
   EXPECT_EQ(asked, asked_then);
-}
-
-// A tensor is in host memory again before it is fetched.
-TEST_F(HostSpillTest, NeededNextIsReadAhead) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
-  allocate(8);
-  evict(8);
-  need_in_order();
-  for (uint64_t index = 0; index < tensors_.size(); ++index) {
-    // Nothing asks for it; the fetch of the previous one makes the thread look again.
-    ASSERT_TRUE(eventually([&] { return has_block(index); })) << index;
-    EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
-    settle();
-    EXPECT_EQ(engine_->state(tensors_[index]), ExtentState::kResident);
-  }
-  follow(nullptr);
-  EXPECT_EQ(engine_->device().host()->stats().peak_beyond_bytes, 0u);
-  check_all();
-}
-
-// The disk writes before room is short, those needed last first, and no more than the plan says.
-TEST_F(HostSpillTest, NeededLastIsCopiedAhead) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
-  allocate(6);
-  evict(3);
-  EXPECT_EQ(written_bytes(), 0u);
-  need_in_order(2 * kBytes);
-  ASSERT_TRUE(eventually([&] { return written_bytes() >= 2 * kBytes; }));
-  for (const uint64_t index : {0u, 1u, 2u}) EXPECT_TRUE(has_block(index)) << index;
-  for (const uint64_t index : {3u, 4u, 5u}) ASSERT_TRUE(engine_->evict(tensors_[index]));
-  follow(nullptr);
-  EXPECT_TRUE(is_on_disk_alone(2) || is_on_disk_alone(1)) << "its block went without a write";
-  check_all();
-  EXPECT_EQ(engine_->check_books(), "");
-}
-
-TEST_F(HostSpillTest, FailedCopyAheadCostsNothing) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
-  allocate(3);
-  evict(3);
-  faults_->add({.direction = IoDirection::kWrite, .count = 3, .error_number = EIO});
-  need_in_order(3 * kBytes);
-  ASSERT_TRUE(eventually([&] { return faults_->injected() >= 1; }));
-  follow(nullptr);
-  check_all();
-}
-
-// A thread that needs room meanwhile does not wait for the read.
-TEST_F(HostSpillTest, OthersDemoteWhileOneIsReadAhead) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
-  allocate(11);
-  evict(8);
-  std::atomic<bool> is_let_go{false};
-  faults_->add({.direction = IoDirection::kRead, .count = 1, .kind = FaultKind::kCall, .call = [&] {
-                  while (!is_let_go) std::this_thread::yield();
-                }});
-  need_in_order();
-  EXPECT_TRUE(eventually([&] { return faults_->pieces(IoDirection::kRead) >= 1; }));
-  std::atomic<int> left{0};
-  std::jthread evictor([&] {
-    for (const uint64_t index : {8u, 9u, 10u}) left += engine_->evict(tensors_[index]) ? 1 : 0;
-  });
-  EXPECT_TRUE(eventually([&] { return left == 3; }));
-  EXPECT_EQ(faults_->pieces(IoDirection::kRead), 1u);
-  is_let_go = true;
-  evictor.join();
-  follow(nullptr);
-  check_all();
-}
-
-// A cold extent that the thread sees may be freed by the time it claims it, and allocated anew.
-// This is for ThreadSanitizer above all.
-TEST_F(HostSpillTest, ReadAheadWhileTensorsComeAndGo) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
-  allocate(8);
-  evict(8);
-  std::unordered_map<const Extent*, uint64_t> uses;
-  for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
-  for (uint64_t round = 0; round < 20; ++round) {
-    const uint64_t index = round % tensors_.size();
-    follow([uses] { return uses; });
-    engine_->free(tensors_[index]);
-    tensors_[index] = engine_->allocate(kBytes, stream_);
-    write(index);
-    ASSERT_TRUE(engine_->evict(tensors_[index]));
-  }
-  check_all();
-}
-
-// A read that fails costs nothing but the time until the op needs the bytes.
-TEST_F(HostSpillTest, FailedReadAheadIsGivenUp) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
-  allocate(8);
-  evict(8);
-  faults_->add({.direction = IoDirection::kRead, .count = 3, .error_number = EIO});
-  need_in_order();
-  EXPECT_TRUE(eventually([&] { return faults_->injected() >= 3; }));
-  follow(nullptr);
-  check_all();
-  EXPECT_EQ(engine_->check_books(), "");
 }
 
 // One call evicts more than host memory holds.
@@ -577,22 +393,6 @@ TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   EXPECT_EQ(engine_->stats().eviction_failures, 0u);
   faults_->clear();
   EXPECT_TRUE(engine_->evict(tensors_[kHostTensors]));
-  check_all();
-}
-
-// ---- The thread that keeps host memory free --------------------------------------------------
-
-TEST_F(HostSpillTest, ThreadKeepsHostMemoryFree) {
-  start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
-  allocate(8);
-  for (uint64_t index = 0; index < 8; ++index) {
-    ASSERT_TRUE(engine_->evict(tensors_[index]));
-    // Without the thread all of it would be in use.
-    EXPECT_TRUE(eventually([&] {
-      return engine_->device().host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
-    })) << index;
-  }
-  EXPECT_EQ(engine_->check_books(), "");
   check_all();
 }
 

@@ -104,6 +104,7 @@ void TraceReplay::start_engine() {
   config.host->threads = 1;
   config.host->bytes_left = [] { return 64 * kGiB; };
   config.probe_bytes = 16 * kMiB;
+  config.wait_resolution_ns = config_.wait_resolution_ns;
   config.nvrtc = nvrtc_.api();
   Result<std::unique_ptr<CudaDevice>> device = CudaDevice::open(driver_.api(), config);
   TENCACHE_CHECK(device.is_ok(), "%s", device.status().message().c_str());

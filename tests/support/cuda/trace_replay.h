@@ -26,6 +26,7 @@
 
 #include "base/mutex.h"
 #include "engine/engine.h"
+#include "engine/gate/event_timer.h"
 #include "learn/simulator.h"
 #include "learn/trace.h"
 #include "support/cuda/device_buffer.h"
@@ -41,6 +42,7 @@ struct ReplayConfig {
   bool plans = true;                // else the least recently used leaves
   uint64_t link_bytes_per_s = 0;    // each way
   uint64_t device_bytes_per_s = 0;  // speed of a hash
+  uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t host_bytes = 0;          // of host memory, a disk below it; 0: enough for everything
   uint64_t disk_read_bytes_per_s = 0;
   uint64_t disk_write_bytes_per_s = 0;

@@ -23,7 +23,7 @@ constexpr uint64_t kRestFactorInVain = 20;
 // As long as the program writes, the thread wakes this often.
 constexpr std::chrono::milliseconds kIntervalInWrites{1};
 // This share of the budget is reserved meanwhile, for what is written between two looks.
-constexpr uint64_t kReserveShare = 16;
+constexpr uint64_t kReserveShare = 12;
 
 }  // namespace
 

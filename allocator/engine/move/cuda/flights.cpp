@@ -124,7 +124,7 @@ void Flights::land(const Flight& flight) {
     ledger_.bytes_ahead.fetch_sub(bytes);
     landed_bytes += bytes;
   }
-  if (spill_ != nullptr) spill_->on_fetch(landed_bytes);
+  if (ahead_ != nullptr) ahead_->on_fetch(landed_bytes);
 }
 
 }  // namespace tencache

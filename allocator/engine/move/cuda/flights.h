@@ -26,7 +26,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "engine/move/cuda/host_spill.h"
+#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/stream_parts.h"
 #include "engine/move/move_ledger.h"
 #include "memory/cuda/cuda_heap.h"
@@ -39,7 +39,7 @@ class Flights {
  public:
   explicit Flights(const StreamParts& parts)
       : heap_(parts.heap),
-        spill_(parts.spill),
+        ahead_(parts.ahead),
         ledger_(parts.ledger),
         can_prove_copies_(parts.hasher != nullptr) {}
   Flights(const Flights&) = delete;
@@ -76,7 +76,7 @@ class Flights {
   void land(const Flight& flight);
 
   CudaHeap& heap_;
-  HostSpill* const spill_;
+  HostAhead* const ahead_;
   MoveLedger& ledger_;
   const bool can_prove_copies_;
   std::atomic<bool> has_warned_{false};

@@ -11,7 +11,7 @@ namespace tencache {
 HostBlock HostBlocks::take_at_once(uint64_t bytes) {
   HostBlock block = host_.take(bytes);
   while (!block.is_valid() && heap_.drop_spare_copies(bytes) > 0) block = host_.take(bytes);
-  if (spill_ != nullptr) spill_->on_use();
+  if (ahead_ != nullptr) ahead_->on_use();
   return block;
 }
 
@@ -31,7 +31,7 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
                    "What would make room in host memory is wanted, or on its way back.");
     break;
   }
-  if (spill_ != nullptr) spill_->on_use();
+  if (ahead_ != nullptr) ahead_->on_use();
   return block;
 }
 

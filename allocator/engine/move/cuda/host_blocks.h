@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "engine/move/cuda/flights.h"
+#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/host_spill.h"
 #include "engine/move/cuda/stream_parts.h"
 #include "engine/move/fork_latch.h"
@@ -33,6 +34,7 @@ class HostBlocks {
         host_(host),
         flights_(flights),
         spill_(parts.spill),
+        ahead_(parts.ahead),
         ledger_(parts.ledger),
         fork_latch_(parts.fork_latch) {}
 
@@ -63,6 +65,7 @@ class HostBlocks {
   HostTier& host_;
   Flights& flights_;
   HostSpill* const spill_;
+  HostAhead* const ahead_;
   MoveLedger& ledger_;
   ForkLatch& fork_latch_;
 };

@@ -8,12 +8,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/service_thread.h"
 #include "base/units.h"
-#include "engine/move/fork_latch.h"
 #include "engine/move/move_request.h"
 #include "engine/move/take_slot.h"
-#include "learn/host_model.h"
 #include "tier/content_hash.h"
 
 namespace tencache {
@@ -26,8 +23,6 @@ constexpr uint64_t kBatchBytesMax = 32 * kMiB;
 constexpr int kTriesMax = 8;
 // The speed of a disk that was not measured.
 constexpr double kUnknownBytesPerS = 2e9;
-// How often room is made to read ahead: in small host memory what is demoted may be needed next.
-constexpr int kReadRoundsMax = 8;
 
 /// A batch has one extent at least, and more until they have so many bytes.
 uint64_t batch_bytes(const MoveRate& speed) {
@@ -73,22 +68,20 @@ class HostSpill::Writer final : public PieceObserver {
   size_t complete_count_ = 0;
 };
 
-HostSpill::~HostSpill() {
-  is_stopping_ = true;
-  {
-    MutexLock lock(mutex_);
-    changed_.notify_all();
-  }
-  if (worker_.joinable()) worker_.join();
+HostSpill::OtherClaim::OtherClaim(HostSpill& spill) : spill_(spill) {
+  MutexLock lock(spill_.mutex_);
+  spill_.is_claimed_ = true;
 }
 
-void HostSpill::keep_free(uint64_t headroom_bytes) {
-  headroom_bytes_ = headroom_bytes;
-  worker_ = start_service_thread("tencache-spill", [this] { work(); });
+HostSpill::OtherClaim::~OtherClaim() {
+  MutexLock lock(spill_.mutex_);
+  spill_.is_claimed_ = false;
+  ++spill_.other_claims_;
+  spill_.changed_.notify_all();
 }
 
 HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
-  uint64_t readings = 0;
+  uint64_t other_claims = 0;
   {
     MutexLock lock(mutex_);
     if (is_demoting_) {
@@ -96,11 +89,11 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
       return last_outcome_;
     }
     is_demoting_ = true;
-    readings = readings_;
+    other_claims = other_claims_;
   }
   Outcome outcome = demote_some(bytes);
-  // Extents that were just being read could not be claimed, and can give their blocks back now.
-  if (outcome.freed_bytes == 0 && await_reading(readings)) outcome = demote_some(bytes);
+  // What was claimed otherwise could not be demoted, and can give its blocks back now.
+  if (outcome.freed_bytes == 0 && await_other_claim(other_claims)) outcome = demote_some(bytes);
   MutexLock lock(mutex_);
   last_outcome_ = outcome;
   is_demoting_ = false;
@@ -109,12 +102,12 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   return outcome;
 }
 
-// Waits for the reading that is under way. Whether any has ended since `readings` had.
-bool HostSpill::await_reading(uint64_t readings) {
+// Waits for the one that lives. Whether any has ended since so many had.
+bool HostSpill::await_other_claim(uint64_t ended) {
   MutexLock lock(mutex_);
-  const uint64_t awaited = readings_ + (is_reading_ ? 1 : 0);
-  while (readings_ < awaited) changed_.wait(mutex_);
-  return readings_ > readings;
+  const uint64_t awaited = other_claims_ + (is_claimed_ ? 1 : 0);
+  while (other_claims_ < awaited) changed_.wait(mutex_);
+  return other_claims_ > ended;
 }
 
 HostSpill::Outcome HostSpill::demote_some(uint64_t bytes) {
@@ -139,20 +132,17 @@ HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
 }
 
 void HostSpill::set_next_uses(const NextUses* next_uses) {
-  {
-    MutexLock lock(plan_mutex_);
-    next_uses_ = next_uses;
-  }
-  if (headroom_bytes_ > 0) nudge();
+  MutexLock lock(plan_mutex_);
+  next_uses_ = next_uses;
 }
 
-std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
+std::vector<HostSpill::ColdExtent> HostSpill::cold_extents() {
   std::unordered_map<const Extent*, uint64_t> next_uses;
   {
     MutexLock lock(plan_mutex_);
     if (next_uses_ != nullptr) next_uses = next_uses_->next_uses();
   }
-  std::vector<Candidate> cold;
+  std::vector<ColdExtent> cold;
   for (const ListedExtent& listed : heap_.extents()) {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kCold || (word & kFlagBusy) != 0) continue;
@@ -165,11 +155,11 @@ std::vector<HostSpill::Candidate> HostSpill::cold_extents() {
 }
 
 std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
-  std::vector<Candidate> coldest_first = cold_extents();
-  std::ranges::sort(coldest_first, leaves_before<Candidate>);
+  std::vector<ColdExtent> coldest_first = cold_extents();
+  std::ranges::sort(coldest_first, leaves_before<ColdExtent>);
   std::vector<Demotion> demotions;
   uint64_t claimed_bytes = 0;
-  for (const Candidate& candidate : coldest_first) {
+  for (const ColdExtent& candidate : coldest_first) {
     if (*freed_bytes + claimed_bytes >= bytes) break;
     CudaExtent* extent = candidate.extent;
     const uint64_t claimed_at = timestamp();
@@ -242,8 +232,6 @@ void HostSpill::warn(const Status& failure) {
 }
 
 void HostSpill::describe(Machine* machine) const {
-  machine->host_bytes = host_.budget_bytes();
-  machine->host_headroom_bytes = headroom_bytes_;
   machine->disk_read_bytes_per_s = read_speed_.bytes_per_s(kUnknownBytesPerS);
   machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownBytesPerS);
 }
@@ -266,172 +254,26 @@ SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
   return result;
 }
 
-// ---- The thread that keeps some of it free, and reads ahead --------------------------------
-
-void HostSpill::nudge() {
-  MutexLock lock(mutex_);
-  is_nudged_ = true;
-  changed_.notify_all();
-}
-
-void HostSpill::work() {
-  for (;;) {
-    {
-      MutexLock lock(mutex_);
-      while (!is_stopping_ && !is_nudged_) changed_.wait(mutex_);
-      if (is_stopping_) return;
-      is_nudged_ = false;
-    }
-    fetched_bytes_ = 0;
-    if (free_bytes() < headroom_bytes_ / 2) make_headroom();
-    read_ahead();
-    copy_ahead();
-  }
-}
-
-// Ends where nothing more can be given back. The next block that is taken starts the next try.
-void HostSpill::make_headroom() {
-  for (uint64_t free = free_bytes(); free < headroom_bytes_ && !is_stopping_; free = free_bytes()) {
-    const MigrationPermit permit(fork_latch_);
-    const uint64_t lacking_bytes = headroom_bytes_ - free;
-    // A copy over the link costs less than a write.
-    if (heap_.drop_spare_copies(lacking_bytes) > 0) continue;
-    if (demote(lacking_bytes).freed_bytes == 0) return;
-  }
-}
-
-// A slot that cannot be read is left to the op that needs it.
-void HostSpill::read_ahead() {
-  bool lacks_room = true;
-  for (int round = 0; lacks_room && !is_stopping_ && round < kReadRoundsMax; ++round) {
-    if (round > 0) make_headroom();
-    lacks_room = false;
-    while (!is_stopping_ && read_batch(&lacks_room)) {
-    }
-  }
-}
-
-bool HostSpill::read_batch(bool* lacks_room) {
-  const MigrationPermit permit(fork_latch_);
-  {
-    MutexLock lock(mutex_);
-    is_reading_ = true;
-  }
-  const std::vector<Reading> readings = claim_needed_next(lacks_room);
-  const bool is_read = !readings.empty() && read(readings);
-  MutexLock lock(mutex_);
-  is_reading_ = false;
-  ++readings_;
-  changed_.notify_all();
-  return is_read;
-}
-
-// Claims extents that are needed next and lie on disk alone, as far as there is room.
-std::vector<HostSpill::Reading> HostSpill::claim_needed_next(bool* lacks_room) {
-  std::vector<Candidate> needed_first = cold_extents();
-  std::ranges::sort(needed_first, {}, &Candidate::ticks_to_next_use);
-  const uint64_t window_bytes = bytes_needed_next(host_.budget_bytes(), headroom_bytes_);
-  const uint64_t enough_bytes = batch_bytes(read_speed_);
-  std::vector<Reading> readings;
-  uint64_t next_bytes = 0;
-  uint64_t claimed_bytes = 0;
-  for (const Candidate& candidate : needed_first) {
-    if (candidate.ticks_to_next_use == kUnknown) break;
-    CudaExtent* extent = candidate.extent;
-    next_bytes += candidate.bytes;  // the extent may be freed meanwhile, and allocated anew
-    if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
-    if (!extent->claim_for_demotion()) continue;
-    if (extent->host_block.is_valid()) {
-      heap_.end_demotion(extent);
-      continue;
-    }
-    const HostBlock block = take_spare_block(extent->bytes);
-    if (!block.is_valid()) {
-      heap_.end_demotion(extent);
-      const size_t later = static_cast<size_t>(&candidate - needed_first.data()) + 1;
-      *lacks_room = is_any_in_host(std::span(needed_first).subspan(later));
-      break;
-    }
-    readings.push_back({extent, block});
-    claimed_bytes += extent->bytes;
-  }
-  return readings;
-}
-
-// Whether one of them could make room. Those needed last are the ones that most likely could not,
-// so the look begins with those needed first.
-bool HostSpill::is_any_in_host(std::span<const Candidate> candidates) {
-  return std::ranges::any_of(candidates, [this](const Candidate& candidate) {
-    if (!candidate.extent->claim_for_demotion()) return false;
-    const bool is_in_host = candidate.extent->host_block.is_valid();
-    heap_.end_demotion(candidate.extent);
-    return is_in_host;
-  });
-}
-
-// No block where there is no room. Half of the headroom is left to evictions.
-HostBlock HostSpill::take_spare_block(uint64_t bytes) {
-  const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
-  if (free_bytes() < needed_bytes) heap_.drop_spare_copies(needed_bytes - free_bytes());
-  if (free_bytes() < needed_bytes) return {};
-  const Result<HostBlock> block = host_.allocate(bytes);
-  return block.is_ok() ? block.value() : HostBlock{};
-}
-
-// Gives up the claim on each extent as soon as its bytes are there, since its op may wait for it.
-// Whether all of them arrived.
-bool HostSpill::read(const std::vector<Reading>& readings) {
-  std::vector<SlotRead> reads;
-  reads.reserve(readings.size());
-  for (const Reading& reading : readings) reads.push_back({reading.extent, reading.block.memory});
-  const auto on_read = [&](size_t index) {
-    CudaExtent* extent = readings[index].extent;
-    extent->host_block = readings[index].block;
-    heap_.end_demotion(extent);
-  };
-  const SlotReadResult result = read_slots(reads, on_read);
-  for (const Reading& reading : std::span(readings).subspan(result.done)) {
-    host_.release(reading.block);
-    heap_.end_demotion(reading.extent);
-  }
-  return result.done == readings.size();
-}
+uint64_t HostSpill::read_batch_bytes() const { return batch_bytes(read_speed_); }
 
 uint64_t HostSpill::copy_ahead_bytes() {
   MutexLock lock(plan_mutex_);
   return next_uses_ == nullptr ? 0 : next_uses_->copy_ahead_bytes();
 }
 
-// One batch at a time, so that the thread sees in between whether room or bytes are wanted. Where
-// nothing came of it, the next block that is taken starts the next try.
-void HostSpill::copy_ahead() {
-  const uint64_t wanted_bytes = copy_ahead_bytes();
-  copies_ahead_.store(wanted_bytes > 0, std::memory_order_relaxed);
-  const uint64_t there_bytes = disk_.used_bytes();
-  if (there_bytes >= wanted_bytes) return;
-  const MigrationPermit permit(fork_latch_);
-  {
-    MutexLock lock(mutex_);
-    is_reading_ = true;
-  }
-  std::vector<Demotion> copies =
-      claim_needed_last(std::min(wanted_bytes - there_bytes, batch_bytes(write_speed_)));
+void HostSpill::copy(uint64_t bytes) {
+  std::vector<Demotion> copies = claim_needed_last(std::min(bytes, batch_bytes(write_speed_)));
   take_slots(copies);
   if (!copies.empty()) write(copies, true);
-  MutexLock lock(mutex_);
-  is_reading_ = false;
-  ++readings_;
-  is_nudged_ |= disk_.used_bytes() > there_bytes;
-  changed_.notify_all();
 }
 
 // Claims extents in host memory that have no slot, those needed last first.
 std::vector<HostSpill::Demotion> HostSpill::claim_needed_last(uint64_t bytes) {
-  std::vector<Candidate> coldest_first = cold_extents();
-  std::ranges::sort(coldest_first, leaves_before<Candidate>);
+  std::vector<ColdExtent> coldest_first = cold_extents();
+  std::ranges::sort(coldest_first, leaves_before<ColdExtent>);
   std::vector<Demotion> copies;
   uint64_t claimed_bytes = 0;
-  for (const Candidate& candidate : coldest_first) {
+  for (const ColdExtent& candidate : coldest_first) {
     if (claimed_bytes >= bytes) break;
     if (candidate.ticks_to_next_use == kUnknown) continue;
     CudaExtent* extent = candidate.extent;

@@ -47,9 +47,10 @@ StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& 
     : Mover(stats, heap.budget()),
       heap_(heap),
       host_(below.host),
-      spill_(below.disk != nullptr
-                 ? std::make_unique<HostSpill>(heap, below.host, *below.disk, fork_latch_, ledger_)
-                 : nullptr),
+      spill_(below.disk != nullptr ? std::make_unique<HostSpill>(heap, *below.disk, ledger_)
+                                   : nullptr),
+      ahead_(spill_ != nullptr ? std::make_unique<HostAhead>(*spill_, heap, below.host, fork_latch_)
+                               : nullptr),
       streams_(std::move(streams)),
       flights_(parts(kernels)),
       link_(parts(kernels), below.staging, kernels.copy),
@@ -68,19 +69,23 @@ StreamMover::~StreamMover() {
 
 // Called while the members below spill_ and streams_ are made, which it refers to.
 StreamParts StreamMover::parts(const DeviceKernels& kernels) {
-  return {heap_, streams_, kernels.hasher, spill_.get(), ledger_, fork_latch_};
+  return {heap_, streams_, kernels.hasher, spill_.get(), ahead_.get(), ledger_, fork_latch_};
 }
 
 void StreamMover::keep_host_free(uint64_t headroom_bytes) {
-  if (spill_ != nullptr && headroom_bytes > 0) spill_->keep_free(headroom_bytes);
+  if (ahead_ != nullptr && headroom_bytes > 0) ahead_->start(headroom_bytes);
 }
 
 void StreamMover::set_next_uses(const NextUses* next_uses) {
-  if (spill_ != nullptr) spill_->set_next_uses(next_uses);
+  if (spill_ == nullptr) return;
+  spill_->set_next_uses(next_uses);
+  ahead_->on_plan();
 }
 
 void StreamMover::describe_below(Machine* machine) const {
-  if (spill_ != nullptr) spill_->describe(machine);
+  if (spill_ == nullptr) return;
+  spill_->describe(machine);
+  ahead_->describe(machine);
 }
 
 Status StreamMover::measure_link(uint64_t bytes) {

@@ -5,6 +5,7 @@
 // class joins its parts behind the interface, each of which knows only those above it:
 //
 //   HostSpill        the disk below host memory              engine/move/cuda/host_spill.h
+//   HostAhead        what host memory needs ahead of use     engine/move/cuda/host_ahead.h
 //   Moments          what was queued when                    engine/move/cuda/moments.h
 //   Flights          extents on their way to the GPU         engine/move/cuda/flights.h
 //   LinkCopies       copies, and who makes them              engine/move/cuda/link_copies.h
@@ -16,7 +17,7 @@
 // Owns the parts and the streams, and nothing of a move.
 //
 // Threads: any. Moments and Flights have a lock each, a leaf that is never held across a call of
-// the driver. HostSpill has two of its own.
+// the driver. HostSpill has two of its own, HostAhead one.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,7 @@
 #include "base/stats.h"
 #include "base/status.h"
 #include "engine/move/cuda/flights.h"
+#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/host_blocks.h"
 #include "engine/move/cuda/host_spill.h"
 #include "engine/move/cuda/link_copies.h"
@@ -96,6 +98,7 @@ class StreamMover final : public Mover {
   CudaHeap& heap_;
   HostTier& host_;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
+  const std::unique_ptr<HostAhead> ahead_;  // null where spill_ is
   const CopyStreams streams_;
   Flights flights_;
   LinkCopies link_;

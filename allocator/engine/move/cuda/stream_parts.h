@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "base/status.h"
+#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/host_spill.h"
 #include "engine/move/fork_latch.h"
 #include "engine/move/move_ledger.h"
@@ -38,6 +39,7 @@ struct StreamParts {
   const CopyStreams& streams;
   DeviceHasher* hasher;  // null: no copy can be proved
   HostSpill* spill;      // null: there is no disk
+  HostAhead* ahead;      // null where spill is
   MoveLedger& ledger;
   ForkLatch& fork_latch;
 };
