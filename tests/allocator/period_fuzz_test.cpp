@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "engine/plan/plan_cursor.h"
 #include "learn/period_builder.h"
 #include "learn/period_search.h"
@@ -288,7 +289,7 @@ std::optional<Period> period_of_three_steps(Player& player) {
 
 TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
   Random random;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 30 : 200); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const bool is_recorded_late = random.chance(0.5);
     const Script script = random_script(random, is_recorded_late);
@@ -313,7 +314,7 @@ TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
 // Steps of other sizes, with ops that are not in the plan, are steps of the same kind.
 TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
   Random random(1);
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 20 : 100); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Script script = random_script(random, false);
     Player player(script);
@@ -340,7 +341,7 @@ TEST(PeriodFuzzTest, ASecondRunFollowsFromItsFirstStep) {
   size_t followed_in_first_steps = 0;
   size_t right = 0;
   size_t named = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 30 : 200); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Script script = random_script(random, false);
     Player earlier(script);
