@@ -126,7 +126,7 @@ class Learner {
   bool is_worth_a_guess(uint64_t count);
   void plan_again(uint64_t number);
   void look_at_size(Kind* kind, const PeriodPlace& place);
-  uint64_t plan_period(Kind* kind, Period period);
+  void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();

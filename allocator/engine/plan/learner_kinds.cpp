@@ -22,9 +22,9 @@ constexpr size_t kKindsMax = 16;
 constexpr uint64_t kFirstReplanPeriods = 1;
 // Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
-// The search for a stall-free budget makes some more plans, so it runs only where planning is
-// quick.
-constexpr uint64_t kQuickPlanningNs = 200'000'000;
+// The search for a stall-free budget makes some more plans, so it is for periods that are planned
+// in some tenths of a second.
+constexpr Tick kSearchedTicksMax = 3000;
 
 }  // namespace
 
@@ -113,8 +113,8 @@ void Learner::plan_again(uint64_t number) {
     std::optional<Period> period = build_period(stream_, *place, recorder_);
     if (!period || !period->is_like(*kind.learned->period)) return;
     kind.is_guess = false;
-    const uint64_t planning_ns = plan_period(&kind, std::move(*period));
-    if (planning_ns < kQuickPlanningNs) find_stall_free_budget(kind);
+    plan_period(&kind, std::move(*period));
+    if (kind.learned->tick_count() <= kSearchedTicksMax) find_stall_free_budget(kind);
     return;
   }
 }
@@ -129,9 +129,9 @@ void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
   if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
 }
 
-// Returns the processor time that planning took. That is what it costs the program, however long
-// this thread has to wait for a core.
-uint64_t Learner::plan_period(Kind* kind, Period period) {
+// Its processor time is what planning costs the program, however long this thread has to wait for a
+// core.
+void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const bool is_stored = period.has_unknown_extents();
   uint64_t fixed_bytes = 0;
@@ -175,7 +175,6 @@ uint64_t Learner::plan_period(Kind* kind, Period period) {
   summary_.dropped = dropped_;
   summary_.planning_ns += planning_ns;
   published_ = kinds_;
-  return planning_ns;
 }
 
 // The cursor follows the new plan by now, so only the end of the program waits for this. The search
