@@ -58,7 +58,7 @@ TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
 
 TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 100 : 300); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 50 : 300); ++round) {
     const Trace trace = random_trace(random, {.ops = 30, .tensors = 15});
     const Machine limits =
         byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()), random.chance(0.5));
@@ -233,7 +233,7 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
 // How many small traces are compared with the best of all their plans.
 int trace_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_TRACES")) return std::atoi(text);
-  return kHasSanitizer ? 30 : 100;
+  return kHasSanitizer ? 15 : 100;
 }
 
 /// The best of all plans, with copies to disk ahead of need and without.
