@@ -20,7 +20,13 @@ from conftest import Finished, run_command
 from environment import MAIN, cpp_example_folder
 from tencache import _library
 
-pytestmark = pytest.mark.any_torch
+pytestmark = [
+    pytest.mark.any_torch,
+    pytest.mark.skipif(
+        Path(sys.prefix).resolve() != MAIN.folder.resolve(),
+        reason="the example is built for the torch of .venv",
+    ),
+]
 
 FOLDER = cpp_example_folder(MAIN)
 PLAIN, ASKS = FOLDER / "plain", FOLDER / "asks"
