@@ -21,7 +21,7 @@ ROUNDS_FOR_A_HIT = 20
 class Checkpoints(Soak):
     name = "checkpoints"
     about = "a bit of the spill file changes before a checkpoint is written"
-    cpu = Size(24, 1000)
+    cpu = Size(24, 1000, parts=2)
     cuda = None
 
     def __enter__(self) -> Checkpoints:

@@ -43,10 +43,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Size:
-    """How many rounds a soak plays in CI, and how many it plays at most if it has the time."""
+    """How many rounds a soak plays in CI, and how many it plays at most if it has the time.
+
+    Of a long run's time it gets `parts`, where the others get one each.
+    """
 
     short: int
     long: int
+    parts: int = 1
 
 
 class Soak:

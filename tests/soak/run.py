@@ -139,17 +139,18 @@ def faults_library(folder: Path) -> Path:
 
 def play_all(choice: Choice, work: Path) -> list[Result]:
     """Plays every soak on every backend; the time is shared among those that are left."""
-    pairs = [
-        (soak, backend)
+    played = [
+        (soak, backend, size)
         for backend in choice.backends
         for soak in SOAKS
-        if soak.name in choice.only and soak.size_on(backend) is not None
+        if soak.name in choice.only and (size := soak.size_on(backend)) is not None
     ]
+    parts_left = sum(size.parts for _, _, size in played)
     end_s = None if choice.minutes is None else time.monotonic() + 60 * choice.minutes
     library = faults_library(ROOT / "build" / "soak")
     results = []
     zygote: Zygote | None = None
-    for index, (soak, backend) in enumerate(pairs):
+    for soak, backend, size in played:
         if zygote is None or zygote.backend != backend:
             if zygote is not None:
                 zygote.close()
@@ -157,7 +158,8 @@ def play_all(choice: Choice, work: Path) -> list[Result]:
         until_s = None
         if end_s is not None:
             now_s = time.monotonic()
-            until_s = now_s + max(0.0, end_s - now_s) / (len(pairs) - index)
+            until_s = now_s + max(0.0, end_s - now_s) * size.parts / parts_left
+        parts_left -= size.parts
         results.append(play_one(soak, zygote, choice, work, until_s))
     if zygote is not None:
         zygote.close()
