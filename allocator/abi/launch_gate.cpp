@@ -99,7 +99,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     }
     unannounced.push_back(access);
   }
-  if (!arriving.empty()) engine.mover()->fetch(arriving, stream.set);
+  if (!arriving.empty()) engine.mover()->fetch(arriving, stream.set, nullptr);
   if (unannounced.empty()) return false;
   gate.open(engines_.register_op(name), unannounced, stream.set);
   return true;

@@ -56,8 +56,16 @@ class FakeTimer final : public OpTimer {
 class DeviceWaitsTest : public ::testing::Test {
  protected:
   void wait(uint64_t device_ns, StreamSet streams = kStream, LateFetches late = {2, kBytes}) {
+    DeviceWaits::Wait wait = waits_.begin(streams);
+    add_part(&wait, device_ns, late);
+    waits_.end(wait, kLongNs);
+  }
+
+  /// The device waits so long for these, after what came before.
+  void add_part(DeviceWaits::Wait* wait, uint64_t device_ns, LateFetches late) {
+    waits_.begin_part(wait);
     timer_.device_ns = device_ns;
-    waits_.end(waits_.begin(streams), kLongNs, late);
+    DeviceWaits::add_late(wait, late);
   }
 
   FakeTimer timer_;
@@ -96,6 +104,46 @@ TEST_F(DeviceWaitsTest, EachWaitHasItsOwnVerdict) {
   EXPECT_EQ(stats_.early_fetched_bytes, 3 * kBytes);
 }
 
+TEST_F(DeviceWaitsTest, EachPartOfAWaitHasItsOwnVerdict) {
+  DeviceWaits::Wait wait = waits_.begin(kStream);
+  add_part(&wait, kLongNs, {1, kBytes});
+  add_part(&wait, kShortNs, {2, 2 * kBytes});
+  add_part(&wait, kShortNs, {});
+  add_part(&wait, kLongNs, {1, kBytes});
+  waits_.end(wait, kLongNs);
+  waits_.settle();
+  EXPECT_EQ(stats_.stall_ns, 2 * kLongNs);
+  EXPECT_EQ(stats_.late_fetches, 2u);
+  EXPECT_EQ(stats_.early_fetches, 2u);
+  EXPECT_EQ(stats_.early_fetched_bytes, 2 * kBytes);
+  EXPECT_EQ(timer_.under_way, 0u);
+}
+
+TEST_F(DeviceWaitsTest, AWaitOfManyPartsEndsWithOneForTheRest) {
+  timer_.spans_max = 2 * DeviceWaits::kPartsMax;
+  DeviceWaits::Wait wait = waits_.begin(kStream);
+  for (int part = 0; part < 2 * DeviceWaits::kPartsMax; ++part) {
+    add_part(&wait, kShortNs, {1, kBytes});
+  }
+  EXPECT_EQ(timer_.under_way, size_t{DeviceWaits::kPartsMax});
+  timer_.device_ns = kLongNs;
+  waits_.end(wait, kLongNs);
+  waits_.settle();
+  EXPECT_EQ(stats_.early_fetches, uint64_t{DeviceWaits::kPartsMax - 1});
+  EXPECT_EQ(stats_.late_fetches, uint64_t{DeviceWaits::kPartsMax + 1});
+}
+
+TEST_F(DeviceWaitsTest, WithoutATimerForAnotherPartTheOneThatHasBegunGoesOn) {
+  timer_.spans_max = 1;
+  DeviceWaits::Wait wait = waits_.begin(kStream);
+  add_part(&wait, kLongNs, {1, kBytes});
+  add_part(&wait, kLongNs, {1, kBytes});
+  waits_.end(wait, kLongNs);
+  waits_.settle();
+  EXPECT_EQ(stats_.stall_ns, kLongNs);
+  EXPECT_EQ(stats_.late_fetches, 2u);
+}
+
 TEST_F(DeviceWaitsTest, WhereTheDeviceCannotTellTheThreadDoes) {
   wait(kShortNs, kTwoStreams);
   EXPECT_EQ(stats_.stall_ns, kLongNs);
@@ -117,7 +165,10 @@ TEST_F(DeviceWaitsTest, MoreWaitsThanTheTimerHoldsSettleTheOldOnes) {
 TEST(DeviceWaitsWithoutTimerTest, ThreadAndDeviceAreOne) {
   Stats stats;
   DeviceWaits waits(nullptr, stats);
-  waits.end(waits.begin(kStream), kShortNs, {1, kBytes});
+  DeviceWaits::Wait wait = waits.begin(kStream);
+  waits.begin_part(&wait);
+  DeviceWaits::add_late(&wait, {1, kBytes});
+  waits.end(wait, kShortNs);
   EXPECT_EQ(stats.stall_ns, kShortNs);
   EXPECT_EQ(stats.late_fetches, 1u) << "however short";
 }

@@ -400,7 +400,7 @@ TEST(SlotMoverTest, BatchGoesColdTogetherAndComesBackTogether) {
     EXPECT_EQ(engine->mover()->evict(extents).count, 20u);
     EXPECT_EQ(engine->budget().used(), 0u);
     for (Extent* extent : extents) extent->pin();
-    engine->mover()->fetch(extents, kNoStreams);
+    engine->mover()->fetch(extents, kNoStreams, nullptr);
     for (uint64_t index = 0; index < 20; ++index) {
       EXPECT_TRUE(engine.is_resident(addresses[index]));
       EXPECT_TRUE(has_pattern(addresses[index], extents[index]->bytes, index));

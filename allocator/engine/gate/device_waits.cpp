@@ -5,33 +5,57 @@
 
 namespace tencache {
 
-OpTimer::Span* DeviceWaits::begin(StreamSet streams) {
+DeviceWaits::Wait DeviceWaits::begin(StreamSet streams) {
+  Wait wait;
+  wait.span = begin_span(streams);
+  return wait;
+}
+
+OpTimer::Span* DeviceWaits::begin_span(StreamSet streams) {
   if (timer_ == nullptr || !std::has_single_bit(streams)) return nullptr;
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
     number = ++begun_count_;
   }
-  if (OpTimer::Span* wait = timer_->begin(0, number, streams)) return wait;
+  if (OpTimer::Span* span = timer_->begin(0, number, streams)) return span;
   settle();  // all spans may have been in use
   return timer_->begin(0, number, streams);
 }
 
-void DeviceWaits::end(OpTimer::Span* wait, uint64_t thread_ns, const LateFetches& late) {
-  if (wait == nullptr) {
-    count(thread_ns, late);
+// Where the timer refuses, the part that has begun goes on.
+void DeviceWaits::begin_part(Wait* wait) {
+  if (wait->span == nullptr || wait->late.count == 0 || wait->parts_left == 1) return;
+  OpTimer::Span* next = begin_span(wait->span->streams);
+  if (next == nullptr) return;
+  if (!timer_->end(*wait->span)) {
+    timer_->drop(next);
     return;
   }
-  if (!timer_->end(*wait)) {
-    timer_->drop(wait);
-    count(thread_ns, late);
+  finish(wait->span, wait->late);
+  *wait = {next, {}, wait->parts_left - 1};
+}
+
+void DeviceWaits::add_late(Wait* wait, const LateFetches& late) {
+  wait->late.count += late.count;
+  wait->late.bytes += late.bytes;
+}
+
+void DeviceWaits::end(const Wait& wait, uint64_t thread_ns) {
+  if (wait.span != nullptr && timer_->end(*wait.span)) {
+    finish(wait.span, wait.late);
     return;
   }
+  if (wait.span != nullptr) timer_->drop(wait.span);
+  count(thread_ns, wait.late);
+}
+
+void DeviceWaits::finish(OpTimer::Span* span, const LateFetches& late) {
   if (late.count > 0) {
     MutexLock lock(mutex_);
-    undecided_[wait->begun_at] = late;
+    undecided_[span->begun_at] = late;
   }
-  timer_->finish(wait);
+  timer_->finish(span);
 }
 
 void DeviceWaits::settle() {

@@ -4,7 +4,9 @@
 // came too late for it. On a GPU the threads that queue ops run ahead of the device and may wait
 // while it computes, so their clocks say nothing. A wait is therefore measured by two events in the
 // op's stream: one recorded before the thread waits, one behind everything that the stream itself
-// was made to wait for. The time between them is the device's wait. Where there are no such events
+// was made to wait for. The time between them is the device's wait. Where an op waits for several
+// fetches, each is such a part, because only the last one or two may have come too late. Where
+// there are no such events
 // (the cpu backend, an op of several streams, a stream that captures a graph) the device is taken
 // to wait as long as the thread does.
 //
@@ -24,20 +26,30 @@ namespace tencache {
 
 class DeviceWaits {
  public:
+  /// One wait of one thread: the part that has begun.
+  struct Wait {
+    OpTimer::Span* span = nullptr;  // null where the device cannot tell
+    LateFetches late;               // arrived during this part
+    int parts_left = kPartsMax;
+  };
+  static constexpr int kPartsMax = 16;
+
   /// `timer` is null where the threads are the device; it and `stats` outlive this object.
   DeviceWaits(OpTimer* timer, Stats& stats) : timer_(timer), stats_(stats) {}
 
-  /// Call before the calling thread waits for what these streams need. Null where the device cannot
-  /// tell.
-  OpTimer::Span* begin(StreamSet streams);
-  /// Call after the wait, with the streams made to wait for the rest. `late` arrived during the
-  /// wait.
-  void end(OpTimer::Span* wait, uint64_t thread_ns, const LateFetches& late)
-      TENCACHE_EXCLUDES(mutex_);
+  /// Call before the calling thread waits for what these streams need.
+  Wait begin(StreamSet streams);
+  /// OpWait::begin_part and OpWait::add.
+  void begin_part(Wait* wait) TENCACHE_EXCLUDES(mutex_);
+  static void add_late(Wait* wait, const LateFetches& late);
+  /// Call after the wait, with the streams made to wait for the rest.
+  void end(const Wait& wait, uint64_t thread_ns) TENCACHE_EXCLUDES(mutex_);
   /// Counts the waits that the device has finished since the last call. Calls the driver.
   void settle() TENCACHE_EXCLUDES(mutex_);
 
  private:
+  OpTimer::Span* begin_span(StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+  void finish(OpTimer::Span* span, const LateFetches& late) TENCACHE_EXCLUDES(mutex_);
   void count(uint64_t device_ns, const LateFetches& late) const;
 
   OpTimer* const timer_;

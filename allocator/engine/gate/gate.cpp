@@ -40,6 +40,18 @@ size_t take_place(uint64_t generation) {
   return 0;
 }
 
+/// Hands on to the device's waits how a fetch divides one of them.
+class FetchWait final : public OpWait {
+ public:
+  FetchWait(DeviceWaits& waits, DeviceWaits::Wait* wait) : waits_(waits), wait_(*wait) {}
+  void begin_part() override { waits_.begin_part(&wait_); }
+  void add(const LateFetches& late) override { DeviceWaits::add_late(&wait_, late); }
+
+ private:
+  DeviceWaits& waits_;
+  DeviceWaits::Wait& wait_;
+};
+
 }  // namespace
 
 struct Gate::ThreadOps {
@@ -281,7 +293,7 @@ TENCACHE_SLOW void Gate::note_early(Extent* extent) {
 
 void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
-  const Wait wait = begin_wait(streams);
+  Wait wait = begin_wait(streams);
   if (prefetcher_ != nullptr) {
     // A plan may have requested them, in its order. They then arrive as late as the device needs
     // them.
@@ -291,8 +303,9 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
              });
     });
   }
-  const LateFetches late = mover_->fetch(missing, streams);
-  end_wait(wait, late);
+  FetchWait fetch_wait(waits_, &wait.device_wait);
+  mover_->fetch(missing, streams, &fetch_wait);
+  end_wait(wait);
 }
 
 Gate::Wait Gate::begin_wait(StreamSet streams) {
@@ -301,10 +314,10 @@ Gate::Wait Gate::begin_wait(StreamSet streams) {
   return {begin_ns, waits_.begin(streams), cut};
 }
 
-void Gate::end_wait(const Wait& wait, const LateFetches& late) {
+void Gate::end_wait(const Wait& wait) {
   const uint64_t ns = now_ns() - wait.begin_ns;
   add(stats_.thread_wait_ns, ns);
-  waits_.end(wait.device_wait, ns, late);
+  waits_.end(wait.device_wait, ns);
   ThreadOps& thread = thread_ops();
   thread.ring->append({timestamp(), 0, ns, 0, EventKind::kWait});
   timing_.go_on(thread.timing, wait.cut);
@@ -384,7 +397,7 @@ void Gate::begin_wait_for_room(StreamSet streams) {
 void Gate::end_wait_for_room() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
-  if (--thread.room_waits == 0) end_wait(thread.wait_for_room, {});
+  if (--thread.room_waits == 0) end_wait(thread.wait_for_room);
 }
 
 void Gate::let_fetches_go_first() {

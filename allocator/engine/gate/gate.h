@@ -117,7 +117,7 @@ class Gate {
   /// A thread's wait for memory, and perhaps the device's.
   struct Wait {
     uint64_t begin_ns = 0;
-    OpTimer::Span* device_wait = nullptr;
+    DeviceWaits::Wait device_wait;
     std::optional<OpTiming::Cut> cut;
   };
 
@@ -133,7 +133,7 @@ class Gate {
   void note_early(Extent* extent);
   void fetch(const std::vector<Extent*>& missing, StreamSet streams);
   Wait begin_wait(StreamSet streams);
-  void end_wait(const Wait& wait, const LateFetches& late);
+  void end_wait(const Wait& wait);
   static void note_seen(Extent* extent, uint64_t now);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now);
 

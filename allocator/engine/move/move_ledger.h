@@ -32,6 +32,18 @@ struct LateFetches {
   uint64_t bytes = 0;
 };
 
+/// The wait of an op for what it names, which a fetch divides into parts. Of each part a device
+/// tells on its own how long it waited: of several tensors under way it may wait for one only.
+class OpWait {
+ public:
+  virtual ~OpWait() = default;
+  /// What the op's streams are made to wait for from now on is another part, if anything was late
+  /// in the one before.
+  virtual void begin_part() = 0;
+  /// These belong to the part that has begun.
+  virtual void add(const LateFetches& late) = 0;
+};
+
 /// What is counted of an eviction, read before the extent becomes cold: then anybody may free it.
 struct Departure {
   Departure(const Extent& extent, uint64_t claimed_at, bool copied)

@@ -54,8 +54,8 @@ class Mover {
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
   /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be read
   /// from disk end the process (base/check.h fatal); what a GPU's driver refuses stays cold, and
-  /// the op faults on the device. Returns what was not there, for the caller to count.
-  virtual LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) = 0;
+  /// the op faults on the device. `wait`, which may be null, is told what was not there.
+  virtual void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) = 0;
 
   /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have
   /// become pointless. When a request finds no room, it is put back; returns the bytes it needs,

@@ -283,11 +283,42 @@ TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   (*engine_)->mover()->settle(true);
   Extent* const extents[] = {engine_->extent(tensor)};
   ASSERT_EQ(extents[0]->state(), ExtentState::kResident);
-  (*engine_)->mover()->fetch(extents, kNoStreams);
+  (*engine_)->mover()->fetch(extents, kNoStreams, nullptr);
   EXPECT_EQ(engine_->stats().early_fetches, 1u);
   EXPECT_EQ(engine_->stats().early_fetched_bytes, kBytes);
   ASSERT_TRUE(engine_->evict(tensor));
   EXPECT_EQ(engine_->stats().wasted_fetches, 0u);
+}
+
+struct ToldWait final : OpWait {
+  void begin_part() override { parts.emplace_back(); }
+  void add(const LateFetches& late) override {
+    parts.back().count += late.count;
+    parts.back().bytes += late.bytes;
+  }
+  std::vector<LateFetches> parts;
+};
+
+// So that the device can tell for which of them it waited.
+TEST_F(CudaEngineTest, EachExtentOfAFetchIsAPartOfTheWait) {
+  start();
+  std::vector<Extent*> extents;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    char* tensor = allocate();
+    engine_->write(stream_, tensor, kBytes, seed);
+    const bool stays = seed == 1;
+    ASSERT_TRUE(stays || engine_->evict(tensor));
+    extents.push_back(engine_->extent(tensor));
+    extents.back()->pin();
+  }
+  ToldWait wait;
+  (*engine_)->mover()->fetch(extents, kNoStreams, &wait);
+  ASSERT_EQ(wait.parts.size(), extents.size());
+  for (size_t index = 0; index < extents.size(); ++index) {
+    EXPECT_EQ(wait.parts[index].count, index == 1 ? 0u : 1u) << index;
+    EXPECT_EQ(wait.parts[index].bytes, index == 1 ? 0u : kBytes) << index;
+    extents[index]->unpin();
+  }
 }
 
 // An extent freed in any state: its bytes are dropped, its memory is reused once that is safe.

@@ -73,8 +73,9 @@ class SlotMover final : public Mover {
   void stop_looking() override { unannounced_.stop(); }
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
   /// a mapping the extent stays cold, which is slow but right, and a warning says so.
-  LateFetches fetch(std::span<Extent* const> extents, StreamSet /*streams*/) override {
-    return fetches_.fetch(extents);
+  void fetch(std::span<Extent* const> extents, StreamSet /*streams*/, OpWait* wait) override {
+    const LateFetches late = fetches_.fetch(extents);
+    if (wait != nullptr) wait->add(late);
   }
   uint64_t prefetch(RequestSource& requests) override { return fetches_.prefetch(requests); }
 

@@ -21,28 +21,34 @@ constexpr int kFetchTriesMax = 3;
 
 }  // namespace
 
-LateFetches StreamFetches::fetch(std::span<Extent* const> extents, StreamSet streams) {
-  LateFetches late;
+void StreamFetches::fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) {
   int tries = kFetchTriesMax;
-  std::vector<Extent*> cold_again = fetch_once(extents, streams, &tries, &late);
-  while (!cold_again.empty()) cold_again = fetch_once(cold_again, streams, &tries, &late);
-  return late;
+  std::vector<Extent*> cold_again = fetch_once(extents, streams, &tries, wait);
+  while (!cold_again.empty()) cold_again = fetch_once(cold_again, streams, &tries, wait);
 }
 
 // Returns the extents that are cold and are to be fetched again; a refusal costs one of the tries.
 std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents, StreamSet streams,
-                                               int* tries, LateFetches* late) {
+                                               int* tries, OpWait* wait) {
   bool has_landed = false;
   std::vector<Extent*> cold_again;
   {
     const Demand demand(ledger_);
     // Phase 1: claim what is cold.
-    const std::vector<CudaExtent*> claimed = claim(extents, late);
+    const std::vector<CudaExtent*> claimed = claim(extents);
     // Phases 2 and 3: room, then frames and copies.
     const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
     // Phase 4: the op's streams wait for the bytes, whoever brings them.
     for (Extent* extent : extents) {
-      if (await_bytes(static_cast<CudaExtent*>(extent), streams, late, &has_landed)) continue;
+      if (wait != nullptr) wait->begin_part();
+      LateFetches late;
+      const bool is_coming =
+          await_bytes(static_cast<CudaExtent*>(extent), streams, &late, &has_landed);
+      if (is_coming && std::ranges::find(claimed, extent) != claimed.end()) {
+        late = {1, extent->bytes};
+      }
+      if (wait != nullptr) wait->add(late);
+      if (is_coming) continue;
       // An eviction that was sealed before our pin went through, or a fetch that was refused.
       const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
       if (!is_left || *tries > 1) cold_again.push_back(extent);
@@ -53,13 +59,11 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
   return cold_again;
 }
 
-std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents, LateFetches* late) {
+std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents) {
   std::vector<CudaExtent*> claimed;
   for (Extent* extent : extents) {
     if (!extent->claim_for_fetch()) continue;
     claimed.push_back(static_cast<CudaExtent*>(extent));
-    ++late->count;
-    late->bytes += extent->bytes;
   }
   return claimed;
 }

@@ -76,14 +76,14 @@ class StreamFetches {
 
   /// Mover::fetch and Mover::prefetch. Where the driver refuses, the extent stays cold and a
   /// warning says so.
-  LateFetches fetch(std::span<Extent* const> extents, StreamSet streams);
+  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait);
   uint64_t prefetch(RequestSource& requests);
 
  private:
   // On demand.
   std::vector<Extent*> fetch_once(std::span<Extent* const> extents, StreamSet streams, int* tries,
-                                  LateFetches* late);
-  std::vector<CudaExtent*> claim(std::span<Extent* const> extents, LateFetches* late);
+                                  OpWait* wait);
+  static std::vector<CudaExtent*> claim(std::span<Extent* const> extents);
   bool await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late, bool* has_landed);
   std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
   size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one);

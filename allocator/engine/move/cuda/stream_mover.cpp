@@ -133,8 +133,8 @@ std::shared_ptr<const QueuedWork> StreamMover::queued_work(std::span<const MoveR
   return evictions_.mark_users(requests);
 }
 
-LateFetches StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams) {
-  return fetches_.fetch(extents, streams);
+void StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) {
+  fetches_.fetch(extents, streams, wait);
 }
 
 void StreamMover::wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) {

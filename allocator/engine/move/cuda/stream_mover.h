@@ -84,7 +84,7 @@ class StreamMover final : public Mover {
   std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override;
   uint64_t bytes_at_once() const override { return link_.bytes_at_once(); }
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
-  LateFetches fetch(std::span<Extent* const> extents, StreamSet streams) override;
+  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override;
   uint64_t prefetch(RequestSource& requests) override { return fetches_.prefetch(requests); }
   void set_next_uses(const NextUses* next_uses) override;
   void describe_below(Machine* machine) const override;
