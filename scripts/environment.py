@@ -27,10 +27,14 @@ PYTHON_MIN = (3, 10)
 # carry their version, so that every machine compiles and formats alike. Several builds compile the
 # core with the same flags; ccache compiles it once.
 BUILD_PACKAGES = ("ccache", "g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
-# Clang's sanitizers link with it; in Ubuntu 22.04 clang-14 itself brings it.
 OS_RELEASE = Path("/etc/os-release")
-IS_JAMMY = OS_RELEASE.exists() and "VERSION_CODENAME=jammy" in OS_RELEASE.read_text()
+RELEASE = OS_RELEASE.read_text().splitlines() if OS_RELEASE.exists() else []
+# Clang's sanitizers link with it; in Ubuntu 22.04 clang-14 itself brings it.
+IS_JAMMY = "VERSION_CODENAME=jammy" in RELEASE
 SANITIZER_PACKAGES = () if IS_JAMMY else ("libclang-rt-14-dev",)
+# A browser without a window opens the page of `tencache report`. Ubuntu's is a snap, which a
+# container cannot install; there the test is skipped unless another browser is found.
+BROWSER_PACKAGES = ("chromium-headless-shell",) if "ID=debian" in RELEASE else ()
 # The tests use torch.compile, which calls g++ by that name and includes Python.h.
 TEST_PACKAGES = (
     "binutils",
@@ -42,6 +46,7 @@ TEST_PACKAGES = (
     "libgtest-dev",
     "python3-dev",
     *SANITIZER_PACKAGES,
+    *BROWSER_PACKAGES,
 )
 # How much memory a job may take: the compiler with torch's headers, a suite of the core under a
 # sanitizer, and a test of the largest programs.
