@@ -36,7 +36,7 @@ ROUNDS_BETWEEN_CHECKS = 10
 class Kills(Soak):
     name = "kills"
     about = "SIGKILL at random moments; then nothing is left, and the next run is right"
-    cpu = Size(50, 1000, parts=4)
+    cpu = Size(50, 1000, parts=6)
     cuda = Size(4, 300)
 
     def __init__(self, zygote: Zygote, work: Path) -> None:
