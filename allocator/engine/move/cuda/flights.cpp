@@ -51,6 +51,11 @@ Flights::FlightPtr Flights::find(const Extent* extent) {
   return found != flight_of_.end() ? found->second : nullptr;
 }
 
+bool Flights::are_together(const Extent* one, const Extent* other) {
+  const FlightPtr flight = find(one);
+  return flight != nullptr && flight == find(other);
+}
+
 std::optional<bool> Flights::join(const CudaExtent* extent, StreamSet streams) {
   const FlightPtr flight = find(extent);
   if (flight == nullptr) return std::nullopt;

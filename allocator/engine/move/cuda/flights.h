@@ -54,6 +54,8 @@ class Flights {
   /// Lets the streams wait for the extent unless it has arrived; true if it has. Nullopt when it is
   /// in no flight, though it was Arriving a moment ago.
   std::optional<bool> join(const CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
+  /// Whether both are in one flight: their bytes count as arrived at the same moment.
+  bool are_together(const Extent* one, const Extent* other) TENCACHE_EXCLUDES(mutex_);
   /// Waits for the flight of the extent; false when it is in none.
   bool await(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
   /// Waits for the oldest flight, unless it is the only one: another is to be queued behind that.

@@ -39,14 +39,16 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
     // Phases 2 and 3: room, then frames and copies.
     const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
     // Phase 4: the op's streams wait for the bytes, whoever brings them.
+    const Extent* last_late = nullptr;
     for (Extent* extent : extents) {
-      if (wait != nullptr) wait->begin_part();
+      if (wait != nullptr && is_apart(last_late, extent)) wait->begin_part();
       LateFetches late;
       const bool is_coming =
           await_bytes(static_cast<CudaExtent*>(extent), streams, &late, &has_landed);
       if (is_coming && std::ranges::find(claimed, extent) != claimed.end()) {
         late = {1, extent->bytes};
       }
+      if (late.count > 0) last_late = extent;
       if (wait != nullptr) wait->add(late);
       if (is_coming) continue;
       // An eviction that was sealed before our pin went through, or a fetch that was refused.
@@ -57,6 +59,12 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
   }
   if (has_landed) flights_.settle(false);  // so that the next op finds it resident
   return cold_again;
+}
+
+// Whether the op waits for the extent by itself: of a batch the device sees only the end.
+bool StreamFetches::is_apart(const Extent* last_late, const Extent* extent) {
+  if (Extent::usable_in(extent->state())) return false;
+  return last_late == nullptr || !flights_.are_together(last_late, extent);
 }
 
 std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents) {

@@ -83,6 +83,7 @@ class StreamFetches {
   // On demand.
   std::vector<Extent*> fetch_once(std::span<Extent* const> extents, StreamSet streams, int* tries,
                                   OpWait* wait);
+  bool is_apart(const Extent* last_late, const Extent* extent);
   static std::vector<CudaExtent*> claim(std::span<Extent* const> extents);
   bool await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late, bool* has_landed);
   std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
