@@ -27,7 +27,7 @@
 namespace tencache {
 
 /// The part of host memory that is kept free for evictions where there is a disk below it.
-inline constexpr double kHostHeadroomShare = 1.0 / 8;
+inline constexpr double kHostHeadroomShare = 1.0 / 16;
 
 /// How much of what is needed next is to be in host memory: all that fits beside half of the
 /// headroom, which is left to evictions. A disk is so much slower than the link that reads must

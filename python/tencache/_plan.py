@@ -35,7 +35,7 @@ NEAR_IDEAL = 1.05
 # How close the search comes to the cheapest budget, as a share of the peak.
 _SEARCH_SHARE = 0.01
 _ANY_BUDGET = 2**64 - 1
-_HOST_HEADROOM = "1/8"  # kHostHeadroomShare of the core
+_HOST_HEADROOM = "1/16"  # kHostHeadroomShare of the core
 _COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", "read", "written")
 
 
