@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "abi/engines.h"
@@ -83,7 +84,7 @@ class Runtime {
   void stop_watch() { watch_.stop(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// The text of every option.
-  std::string options_json() const TENCACHE_EXCLUDES(mutex_);
+  nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
