@@ -55,6 +55,7 @@ _PYTEST_FILES = {
     "python/tencache/_cli_plan.py": "plan",
     "python/tencache/_cli_cpp.py": "preload",
     "python/tencache/_period_file.py": "plan",
+    "python/tencache/_pipe.py": "plan_gpus",
     "shim/cpu_allocator.cpp": "shim_allocator",
     "shim/cuda_self_test.cpp": "self_test",
     "shim/layout_refusal.cpp": "self_test",

@@ -44,7 +44,7 @@ Json stats_for_file(Runtime& runtime, Json stats) {
   stats["versions"]["torch"] = *torch_text;
   stats["rank"] = rank < 0 ? Json(nullptr) : Json(rank);
   stats["program"] = program_invocation_name;
-  stats["options"] = Json::parse(runtime.options_json());
+  stats["options"] = runtime.options_json();
   stats["files"] = Json::object();
   for (const char* name : {"trace", "record"}) {
     const std::string path = runtime.option_text(name);

@@ -198,7 +198,7 @@ EngineConfig Runtime::engine_config() {
   config.hooks.before_pass = [this] {
     if (auto* callback = poll_callback_.load()) callback();
   };
-  config.hooks.on_first_spill = [this] { announce_first_spill(); };
+  config.hooks.on_first_spill = [this] { announce_first_cpu_spill(); };
   if (!options_.record_path.empty()) {
     config.hooks.on_learned_plan = [this, path = options_.record_path,
                                     choice = RecordChoice()](const LearnedPlan& learned) mutable {
@@ -278,26 +278,28 @@ void Runtime::announce_start(const std::string& origin) const {
                     options_.strict ? ", strict: out of memory at the budget, no spilling" : "");
 }
 
-void Runtime::announce_first_spill() const {
-  Engine* const current = cpu_engine();
-  TENCACHE_LOG_INFO("first spill: use reached %s of the device budget of %s; %s",
-                    format_bytes(current->stats().peak_device_bytes.load()).c_str(),
-                    format_bytes(current->budget().limit()).c_str(),
-                    spill_text(current, current->device().disk()->directory()).c_str());
+void Runtime::announce_first_cpu_spill() const {
+  Engine* const engine = cpu_engine();
+  const std::string reached = "use reached " +
+                              format_bytes(engine->stats().peak_device_bytes.load()) +
+                              " of the device budget of " + format_bytes(engine->budget().limit());
+  announce_first_spill(engine, reached, engine->device().disk()->directory());
 }
 
-std::string Runtime::spill_text(Engine* engine, const std::string& target) {
+void Runtime::announce_first_spill(Engine* engine, const std::string& reason,
+                                   const std::string& target) {
   Learner* const learner = engine != nullptr ? engine->learner() : nullptr;
   const LearnerSummary summary = learner != nullptr ? learner->summary() : LearnerSummary();
+  std::string text = "tensors that were not used for the longest time go to " + target;
   if (summary.following.plan_number != 0) {
-    return "tensors that the plan needs last go to " + target +
+    text = "tensors that the plan needs last go to " + target +
            " from now on, and come back ahead of their use";
+  } else if (summary.stored_ticks > 0) {
+    text += " until the program does what the file of learn_from tells";
+  } else {
+    text += " from now on, so steps get slower";
   }
-  const std::string oldest = "tensors that were not used for the longest time go to " + target;
-  if (summary.stored_ticks > 0) {
-    return oldest + " until the program does what the file of learn_from tells";
-  }
-  return oldest + " from now on, so steps get slower";
+  TENCACHE_LOG_INFO("first spill: %s; %s", reason.c_str(), text.c_str());
 }
 
 }  // namespace tencache

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "abi/engines.h"
@@ -83,7 +84,7 @@ class Runtime {
   void stop_watch() { watch_.stop(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// The text of every option.
-  std::string options_json() const TENCACHE_EXCLUDES(mutex_);
+  nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
@@ -104,11 +105,12 @@ class Runtime {
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
-  void announce_first_spill() const;
-  void announce_first_spill_of(int ordinal) const;  // of a GPU
-  /// What leaves at an engine's first spill, and what comes of it. Null: the engine is not known
-  /// yet.
-  static std::string spill_text(Engine* engine, const std::string& target);
+  void announce_first_cpu_spill() const;
+  void announce_first_gpu_spill(int ordinal) const;
+  /// Says why the engine spills, what leaves for `target`, and what comes of it. Null: the engine
+  /// is not known yet.
+  static void announce_first_spill(Engine* engine, const std::string& reason,
+                                   const std::string& target);
 
   std::atomic<bool> is_started_{false};
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()

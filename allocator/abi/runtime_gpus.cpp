@@ -78,17 +78,17 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
 EngineConfig Runtime::gpu_engine_config(int ordinal) {
   MutexLock lock(mutex_);
   EngineConfig config = engine_config();
-  config.hooks.on_first_spill = [this, ordinal] { announce_first_spill_of(ordinal); };
+  config.hooks.on_first_spill = [this, ordinal] { announce_first_gpu_spill(ordinal); };
   return config;
 }
 
-void Runtime::announce_first_spill_of(int ordinal) const {
+void Runtime::announce_first_gpu_spill(int ordinal) const {
   Engine* engine = nullptr;
   for (const EngineEntry& gpu : engines_.all()) {
     if (gpu.ordinal == ordinal) engine = gpu.engine;
   }
-  TENCACHE_LOG_INFO("first spill: use of GPU %d came near its budget; %s", ordinal,
-                    spill_text(engine, "host memory").c_str());
+  announce_first_spill(engine, "use of GPU " + std::to_string(ordinal) + " came near its budget",
+                       "host memory");
 }
 
 Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,

@@ -347,11 +347,11 @@ std::string Runtime::doctor_json() const {
   json["disk"] =
       probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
   json["gpu"] = gpu_json(probe_gpus());
-  json["options"] = Json::parse(tencache::options_json(options_));
+  json["options"] = tencache::options_json(options_);
   return dump(json);
 }
 
-std::string Runtime::options_json() const {
+Json Runtime::options_json() const {
   MutexLock lock(mutex_);
   return tencache::options_json(options_);
 }

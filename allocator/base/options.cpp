@@ -461,12 +461,10 @@ std::string option_text(const Options& options, std::string_view name) {
   return row == nullptr ? std::string() : row->format(options);
 }
 
-std::string options_json(const Options& options) {
-  using Json = nlohmann::ordered_json;
-  Json texts = Json::object();
+nlohmann::ordered_json options_json(const Options& options) {
+  nlohmann::ordered_json texts = nlohmann::ordered_json::object();
   for (const Row& row : kRows) texts[std::string(row.description.name)] = row.format(options);
-  // Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
-  return texts.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return texts;
 }
 
 }  // namespace tencache

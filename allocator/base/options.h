@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -86,7 +87,8 @@ Status read_environment(Options& options, const std::vector<std::string>& names,
 /// The option's value as text that set_option accepts; "auto" for an option that was not set.
 std::string option_text(const Options& options, std::string_view name);
 
-/// The text of every option, as a JSON object in the order of the table.
-std::string options_json(const Options& options);
+/// The text of every option, in the order of the table. Paths come from the program, so they may
+/// not be UTF-8.
+nlohmann::ordered_json options_json(const Options& options);
 
 }  // namespace tencache

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tencache import _live, _page, _perfetto, _period_file, _plan, _report, _story, _top
+from tencache import _live, _page, _perfetto, _period_file, _pipe, _plan, _report, _story, _top
 from tencache._library import TencacheError, core
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -102,15 +102,7 @@ def _file_of(stats: Mapping[str, Any], name: str) -> Path | None:
 def _forecast(path: Path) -> _page.Forecast:
     period = _period_file.read_period(path)
     try:
-        pipe = _plan.Pipe.of(
-            period,
-            disk_read=None,
-            disk_write=None,
-            link_read=None,
-            link_write=None,
-            is_half_duplex=False,
-            host_bytes=0,
-        )
+        pipe = _pipe.Pipe.of(period, _pipe.Given())
     except TencacheError as error:
         raise TencacheError(
             f"{path} does not say how fast the tier below is, so no budget can be predicted from "

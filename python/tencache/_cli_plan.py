@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tencache import _drawing, _period_file, _plan, _plan_plot, _plan_timeline
+from tencache import _drawing, _period_file, _pipe, _plan, _plan_plot, _plan_timeline
 from tencache._library import OptionError, TencacheError, core
 
 
@@ -31,7 +31,7 @@ def _parsed_by(parse: Callable[[str], object]) -> Callable[..., object]:
     return callback
 
 
-_SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "SPEED"}
+_SPEED: dict[str, Any] = {"callback": _parsed_by(_pipe.parse_rate), "metavar": "SPEED"}
 
 
 @click.command("plan")
@@ -53,12 +53,21 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_plan.parse_rate), "metavar": "
 @click.option("--link-write", **_SPEED, help="How fast it is from the device; wins over --link.")
 @click.option(
     "--host-memory",
-    callback=_parsed_by(_plan.parse_size),
+    callback=_parsed_by(_pipe.parse_size),
     metavar="SIZE",
     default="0",
     help="Host memory between the link and the disk; needs --link and --disk. 0: none.",
 )
 @click.option("--half-duplex", is_flag=True, help="Reads and writes take turns on the disk.")
+@click.option(
+    "--gpus",
+    callback=_parsed_by(_pipe.parse_gpus),
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="GPUs that each run FILE at the same time. Each has the budget and a link for itself, and "
+    "an even part of the machine's --host-memory and --disk. More than one needs --disk.",
+)
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -81,6 +90,7 @@ def plan(
     link_write: float | None,
     host_memory: int,
     half_duplex: bool,
+    gpus: int,
     plot: Path | None,
     timeline: Path | None,
     as_json: bool,
@@ -92,15 +102,16 @@ def plan(
     """
     _check_drawings(plot, timeline)
     period = _period_file.read_period(file)
-    pipe = _plan.Pipe.of(
-        period,
+    given = _pipe.Given(
         disk_read=disk_read or disk,
         disk_write=disk_write or disk,
         link_read=link_read or link,
         link_write=link_write or link,
         is_half_duplex=half_duplex,
         host_bytes=host_memory,
+        gpus=gpus,
     )
+    pipe = _pipe.Pipe.of(period, given)
     # A large period takes a while. The status shows only on a terminal.
     with Console(stderr=True).status(f"planning {period.op_count} ops under several budgets"):
         planner = _plan.Planner(core(), period, pipe)

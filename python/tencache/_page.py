@@ -23,7 +23,8 @@ from tencache._library import TencacheError
 from tencache._messages import shortened
 from tencache._page_parts import Section, Table, scaled
 from tencache._page_trace import trace_sections
-from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report, speeds
+from tencache._pipe import speeds
+from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
 from tencache._report import stat_rows, timed_clause, trouble_lines
 from tencache._story import Story
 from tencache._units import format_bytes, format_seconds, format_time, option_bytes

@@ -49,6 +49,9 @@ class Period:
     op_names: list[bytes]
     unordered_line: int  # the first op of which the file does not tell the order; 0: none
 
+    def largest_tensor_bytes(self) -> int:
+        return max(self.struct.tensor_bytes[: self.struct.tensor_count], default=0)
+
 
 def read_period(path: Path) -> Period:
     """Reads the period from the file; TencacheError names a wrong line and the problem."""

@@ -6,7 +6,8 @@ simulator, allocator/learn). We ask it for several budgets: those of the command
 is never exceeded and, by bisection, the cheapest that costs less than 5%. Without host memory, the
 link between device and host and the disk behind it form one pipe, as wide as the narrower of the
 two. With host memory, bytes that leave the device go over the link to host memory, and on to the
-disk below if they do not fit there.
+disk below if they do not fit there. Where several GPUs share these, one GPU is planned, with its
+part of them (_pipe.py).
 
 Units: bytes, nanoseconds and bytes per second; seconds in the JSON. Threads: `predict_all` asks the
 core from several at once; the rest runs on the caller's.
@@ -27,15 +28,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tencache._library import Core, MachineStruct, OptionError, TencacheError, core
+from tencache._library import Core, MachineStruct, OptionError, core
 from tencache._period_file import Period
-from tencache._units import format_bytes, format_rate, format_time
+from tencache._pipe import Pipe, sharing, speeds
+from tencache._units import format_bytes, format_time
 
 NEAR_IDEAL = 1.05
 # How close the search comes to the cheapest budget, as a share of the peak.
 _SEARCH_SHARE = 0.01
 _ANY_BUDGET = 2**64 - 1
-_HOST_HEADROOM = "1/16"  # kHostHeadroomShare of the core
 _COLUMNS = ("budget", "share", "step", "/ ideal", "/ bound", "stall", "moving", "read", "written")
 
 
@@ -66,96 +67,6 @@ def _parse_budget(text: str) -> Budget:
             f"{text!r} is not a budget: write a size, as in 1.5GiB, or 50% of the peak."
         )
     return Budget(amount, percent is not None)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "32GiB"; OptionError if the text is not a size."""
-    return core().parse_bytes(text)
-
-
-def parse_rate(text: str) -> float:
-    """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise."""
-    try:
-        rate = core().parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text))
-    except OptionError:
-        rate = 0
-    if rate <= 0:
-        raise OptionError(f"{text!r} is not a speed: write it as 5GB/s or 800MB/s.")
-    return float(rate)
-
-
-@dataclass(frozen=True)
-class Pipe:
-    """The tiers below the device: how fast bytes come and go, and whether they take turns.
-
-    With host memory these are the speeds of the link to it, and the disk has its own. Without it (0
-    bytes) there is one tier.
-    """
-
-    read_bytes_per_s: float
-    write_bytes_per_s: float
-    is_half_duplex: bool = False
-    host_bytes: int = 0
-    disk_read_bytes_per_s: float = 0
-    disk_write_bytes_per_s: float = 0
-
-    @staticmethod
-    def of(
-        period: Period,
-        *,
-        disk_read: float | None,
-        disk_write: float | None,
-        link_read: float | None,
-        link_write: float | None,
-        is_half_duplex: bool,
-        host_bytes: int,
-    ) -> Pipe:
-        """The given disk, else the recording's, behind the link if one is given.
-
-        With host memory all speeds must be given: a recording knows only one tier's.
-        """
-        if host_bytes:
-            return Pipe._with_host(
-                disk_read, disk_write, link_read, link_write, is_half_duplex, host_bytes
-            )
-        read = disk_read or period.read_bytes_per_s
-        write = disk_write or period.write_bytes_per_s
-        if not read or not write:
-            missing = " and ".join(
-                name for name, rate in (("reads", read), ("writes", write)) if not rate
-            )
-            raise TencacheError(
-                f"the period file does not say how fast the disk {missing}. "
-                "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
-            )
-        return Pipe(min(read, link_read or read), min(write, link_write or write), is_half_duplex)
-
-    @staticmethod
-    def _with_host(
-        disk_read: float | None,
-        disk_write: float | None,
-        link_read: float | None,
-        link_write: float | None,
-        is_half_duplex: bool,
-        host_bytes: int,
-    ) -> Pipe:
-        if link_read is None or link_write is None or disk_read is None or disk_write is None:
-            raise TencacheError(
-                "--host-memory stands between a link and a disk, and a recording knows the speed "
-                "of one of them at most: give both, as in --link 50GB/s --disk 5GB/s."
-            )
-        if is_half_duplex:
-            raise TencacheError(
-                "--half-duplex does not go with --host-memory: bytes in host memory are read "
-                "and written at the same time. Leave one of them out."
-            )
-        return Pipe(
-            link_read,
-            link_write,
-            host_bytes=host_bytes,
-            disk_read_bytes_per_s=disk_read,
-            disk_write_bytes_per_s=disk_write,
-        )
 
 
 @dataclass(frozen=True)
@@ -368,28 +279,11 @@ def _title(report: Report) -> str:
     return title
 
 
-def speeds(pipe: Pipe) -> str:
-    """ "reads 2.10 GB/s, writes 4.30 GB/s"."""
-    if pipe.host_bytes:
-        disk = _rates(pipe.disk_read_bytes_per_s, pipe.disk_write_bytes_per_s)
-        link = format_rate(pipe.read_bytes_per_s)
-        if pipe.write_bytes_per_s != pipe.read_bytes_per_s:
-            link = _rates(pipe.read_bytes_per_s, pipe.write_bytes_per_s)
-        return (
-            f"link {link}, {format_bytes(pipe.host_bytes)} of host memory, of which "
-            f"{_HOST_HEADROOM} is kept free for what leaves the device, disk {disk}"
-        )
-    text = _rates(pipe.read_bytes_per_s, pipe.write_bytes_per_s)
-    return f"{text}, in turn" if pipe.is_half_duplex else text
-
-
-def _rates(read_bytes_per_s: float, write_bytes_per_s: float) -> str:
-    return f"reads {format_rate(read_bytes_per_s)}, writes {format_rate(write_bytes_per_s)}"
-
-
 def lines_below(report: Report) -> list[str]:
-    """The budgets that matter, and which of the rows would be exceeded."""
-    lines = [
+    """What several GPUs share, the budgets that matter, and which of the rows would be exceeded."""
+    shared = sharing(report.pipe)
+    lines = [] if shared is None else [shared]
+    lines += [
         f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",
         f"smallest budget, which the largest op just fits: {_budget_text(report.smallest)}",
         f"cheapest budget within {NEAR_IDEAL - 1:.0%} of ideal: {_budget_text(report.cheapest)}",

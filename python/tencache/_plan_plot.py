@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tencache._drawing import largest_unit, save, write_beside
-from tencache._plan import Planner, Prediction, Report, speeds
+from tencache._pipe import speeds
+from tencache._plan import Planner, Prediction, Report
 from tencache._units import format_bytes, format_time
 
 _SAMPLES = 16

@@ -22,7 +22,8 @@ from typing import Any
 
 from tencache._drawing import largest_unit, save, write_beside
 from tencache._library import TencacheError
-from tencache._plan import Planner, Prediction, Report, speeds
+from tencache._pipe import speeds
+from tencache._plan import Planner, Prediction, Report
 from tencache._units import format_bytes, format_time
 
 STRETCHES = 800

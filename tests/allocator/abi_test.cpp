@@ -91,6 +91,13 @@ TEST_F(AbiTest, BeforeStartThereIsNoArena) {
   });
 }
 
+TEST_F(AbiTest, AnOptionThatIsNoUtf8IsShownAllTheSame) {
+  in_child([this] {
+    set("stats", "run\xff.json");
+    EXPECT_EQ(json_of(&tencache_doctor_json)["options"]["stats"], "run\uFFFD.json");
+  });
+}
+
 TEST_F(AbiTest, WithoutLibtorchNothingIsEnabled) {
   in_child([this] {
     EXPECT_EQ(tencache_enable(&error_), TENCACHE_FAILED_PRECONDITION);

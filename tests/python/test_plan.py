@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_cli import assert_refused
 
-from tencache import _drawing, _period_file, _plan, _plan_plot, _units
+from tencache import _drawing, _period_file, _pipe, _plan, _plan_plot, _units
 from tencache._library import OptionError, TencacheError, core
 
 HEADER = {"format": "tencache-period", "version": 1}
@@ -329,9 +329,9 @@ def test_value_that_cannot_be_used_is_named(run_tencache, tmp_path, flag, text, 
 def test_speeds_are_read(text, rate):
     if rate is None:
         with pytest.raises(OptionError, match="is not a speed"):
-            _plan.parse_rate(text)
+            _pipe.parse_rate(text)
     else:
-        assert _plan.parse_rate(text) == rate
+        assert _pipe.parse_rate(text) == rate
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_planning_needs_no_torch(run_python, tmp_path):
 
 def plan_file(path, budget_bytes):
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9)
+    pipe = _pipe.Pipe(1e9, 1e9)
     return _plan.Planner(core(), period, pipe).predict(budget_bytes)
 
 
@@ -525,7 +525,7 @@ def test_plot_is_drawn(run_tencache, tmp_path, name, begin):
 def test_plot_shows_the_curve_from_the_smallest_budget_to_the_peak(tmp_path):
     path = write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9)
+    pipe = _pipe.Pipe(1e9, 1e9)
     planner = _plan.Planner(core(), period, pipe)
     budgets = _plan.parse_budgets("5,90%,1GiB")
     report = _plan.make_report(planner, path, period, pipe, budgets)

@@ -14,7 +14,7 @@ import pytest
 from test_cli import assert_refused
 from test_plan import FOUR_IN_TURN, TWO_IN_TURN, write_lines
 
-from tencache import _library, _period_file, _plan, _plan_timeline
+from tencache import _library, _period_file, _pipe, _plan, _plan_timeline
 from tencache._library import core
 
 
@@ -30,7 +30,7 @@ def test_timeline_is_drawn(run_tencache, tmp_path, name, begin):
 def timeline_of(path, budgets):
     """The timeline under the first budget, and the figure that shows it."""
     period = _period_file.read_period(path)
-    pipe = _plan.Pipe(1e9, 1e9)
+    pipe = _pipe.Pipe(1e9, 1e9)
     planner = _plan.Planner(core(), period, pipe)
     report = _plan.make_report(planner, path, period, pipe, _plan.parse_budgets(budgets))
     prediction = report.predictions[0]

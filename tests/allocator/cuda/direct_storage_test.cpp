@@ -20,7 +20,8 @@
 #include "support/aligned_buffer.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_cufile.h"
-#include "support/cuda/test_cuda_engine.h"
+#include "support/cuda/simulated_driver.h"
+#include "support/cuda/spill_fixture.h"
 #include "support/random.h"
 #include "support/test_directory.h"
 
@@ -173,71 +174,44 @@ TEST(DirectStorageSupportTest, AMachineThatOnlyCopiesByHostMemoryIsToldApart) {
 
 // ---- In an engine --------------------------------------------------------------------------
 
-constexpr uint64_t kBytes = 4 * kMiB;
-constexpr uint64_t kTensors = 6;
-constexpr uint64_t kHostTensors = 2;
-
-class DirectFetchTest : public ::testing::Test {
+class DirectFetchTest : public SpillFixture {
  protected:
+  static constexpr uint64_t kDiskTensors = 4;
+
   ~DirectFetchTest() override {
-    if (!engine_.has_value()) return;
-    for (char* address : tensors_) engine_->free(address);
-    EXPECT_EQ(engine_->check_books(), "");
-    engine_.reset();
+    stop();
     EXPECT_EQ(cufile_.leaks(), 0u);
   }
-  /// Host memory holds two of the tensors; the others are on disk alone.
-  void start(const TestCudaEngine::Adjust& adjust = {}) {
-    engine_.emplace([&](CudaEngineConfig& config) {
-      config.host->budget_bytes = kHostTensors * kBytes;
-      config.host_headroom = 0;
-      config.disk.emplace();
-      config.disk->directory = directory_.path();
-      config.disk->quota_bytes = 256 * kMiB;
+  /// Everything is cold; the first `kDiskTensors` are on disk alone.
+  void start_cold(const TestCudaEngine::Adjust& adjust = {}) {
+    start([&](CudaEngineConfig& config) {
       config.cufile = cufile_.api();
       if (adjust) adjust(config);
     });
-    stream_ = engine_->make_stream();
-    for (uint64_t index = 0; index < kTensors; ++index) {
-      tensors_.push_back(engine_->allocate(kBytes, stream_));
-      engine_->write(stream_, tensors_[index], kBytes, index);
-      engine_->wait_until_idle();
-      ASSERT_TRUE(engine_->evict(tensors_[index])) << index;
-    }
-    for (uint64_t index = 0; index < kTensors; ++index) {
-      const bool is_on_disk_alone = !engine_->extent(tensors_[index])->host_block.is_valid();
-      EXPECT_EQ(is_on_disk_alone, index < kTensors - kHostTensors);
-    }
-  }
-  void check(uint64_t index) {
-    engine_->check(stream_, tensors_[index], kBytes, index);
+    allocate(kDiskTensors + kHostTensors);
     engine_->wait_until_idle();
-    (*engine_)->mover()->settle(true);
-  }
-  void check_all() {
-    for (uint64_t index = 0; index < kTensors; ++index) check(index);
+    evict(tensors_.size());
+    for (uint64_t index = 0; index < tensors_.size(); ++index) {
+      EXPECT_EQ(is_on_disk_alone(index), index < kDiskTensors) << index;
+    }
   }
 
-  TestDirectory directory_;
   SimulatedCuFile cufile_;
-  std::optional<TestCudaEngine> engine_;
-  CUstream stream_ = nullptr;
-  std::vector<char*> tensors_;
 };
 
 TEST_F(DirectFetchTest, WhatTheDiskAloneHasNeedsNoHostMemory) {
-  start();
+  start_cold();
   const uint64_t host_bytes = engine_->device().host()->stats().asked_bytes;
-  for (uint64_t index = 0; index < kTensors - kHostTensors; ++index) check(index);
-  EXPECT_EQ(cufile_.calls("read"), kTensors - kHostTensors);
+  for (uint64_t index = 0; index < kDiskTensors; ++index) check(index);
+  EXPECT_EQ(cufile_.calls("read"), kDiskTensors);
   EXPECT_EQ(engine_->device().host()->stats().asked_bytes, host_bytes);
-  EXPECT_EQ(engine_->stats().disk_read_bytes, (kTensors - kHostTensors) * kBytes);
+  EXPECT_EQ(engine_->stats().disk_read_bytes, kDiskTensors * kBytes);
   check_all();
-  EXPECT_EQ(cufile_.calls("read"), kTensors - kHostTensors) << "the rest was in host memory";
+  EXPECT_EQ(cufile_.calls("read"), kDiskTensors) << "the rest was in host memory";
 }
 
 TEST_F(DirectFetchTest, AheadOfUseTooAndItsSlotIsASpareCopy) {
-  start();
+  start_cold();
   EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[1]}), 2u);
   (*engine_)->mover()->settle(true);
   EXPECT_EQ(engine_->state(tensors_[0]), ExtentState::kResident);
@@ -251,7 +225,7 @@ TEST_F(DirectFetchTest, AheadOfUseTooAndItsSlotIsASpareCopy) {
 }
 
 TEST_F(DirectFetchTest, AFailedReadComesByHostMemoryAsDoesAllThatFollows) {
-  start();
+  start_cold();
   cufile_.fail("read");
   check_all();
   EXPECT_EQ(cufile_.calls("read"), 1u);
@@ -259,7 +233,7 @@ TEST_F(DirectFetchTest, AFailedReadComesByHostMemoryAsDoesAllThatFollows) {
 }
 
 TEST_F(DirectFetchTest, BytesThatAreNotThoseThatLeftComeAgain) {
-  start();
+  start_cold();
   cufile_.lie_once();
   check_all();
   EXPECT_EQ(cufile_.calls("read"), 1u);
@@ -269,7 +243,7 @@ class DirectFetchFaultTest : public DirectFetchTest,
                              public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(DirectFetchFaultTest, ARefusalOfTheDriverLosesNothing) {
-  start();
+  start_cold();
   engine_->driver().fail(GetParam(), 1, CUDA_ERROR_UNKNOWN);
   check_all();
   EXPECT_GE(cufile_.calls("read"), 1u);
@@ -279,13 +253,13 @@ INSTANTIATE_TEST_SUITE_P(Calls, DirectFetchFaultTest,
                                            "cuEventRecord", "cuEventSynchronize"));
 
 TEST_F(DirectFetchTest, WithoutAHashNothingIsProvedSoNothingIsReadDirectly) {
-  start([](CudaEngineConfig& config) { config.nvrtc.reset(); });
+  start_cold([](CudaEngineConfig& config) { config.nvrtc.reset(); });
   check_all();
   EXPECT_EQ(cufile_.calls("read"), 0u);
 }
 
 TEST_F(DirectFetchTest, WithoutDirectIoHostMemoryIsOnTheWay) {
-  start([](CudaEngineConfig& config) { config.disk->direct_io = Choice::kOff; });
+  start_cold([](CudaEngineConfig& config) { config.disk->direct_io = Choice::kOff; });
   check_all();
   EXPECT_EQ(cufile_.calls("open_driver"), 0u);
 }

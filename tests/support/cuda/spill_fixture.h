@@ -25,10 +25,14 @@ class SpillFixture : public ::testing::Test {
   static constexpr uint64_t kBytes = 4 * kMiB;
   static constexpr uint64_t kHostTensors = 4;  // number that host memory holds
 
-  ~SpillFixture() override {
+  ~SpillFixture() override { stop(); }
+
+  /// The end of the engine. A fixture that owns what the engine uses calls it in its destructor.
+  void stop() {
     if (!engine_.has_value()) return;
     for (char* address : tensors_) engine_->free(address);
     EXPECT_EQ(engine_->check_books(), "");
+    engine_.reset();
   }
 
   void start(const TestCudaEngine::Adjust& adjust = {}) {
