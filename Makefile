@@ -7,7 +7,7 @@ PYTHON ?= python3
 ARGS ?=
 
 TASKS := build check demo demo-cuda docs test lint format bench clean mutations \
-         test-core test-asan-ubsan test-tsan wheel test-wheel check-wheel
+         test-core test-asan-ubsan test-tsan test-aarch64 wheel test-wheel check-wheel
 
 WITH_ARGS := test-gpu test-gpu-2.15 test-python test-python-2.15 soak
 
@@ -32,6 +32,7 @@ help:
 	@echo '  make soak              kills, disk faults, forks, drift   (ARGS="--minutes 60")'
 	@echo 'make wheel               dist/tencache-*.whl, for every supported torch; needs no compiler'
 	@echo 'make test-wheel          installs it beside torch 2.11, 2.13 and 2.15, and runs the demo there'
+	@echo 'make test-aarch64        compiles the core for aarch64, and runs its suites under qemu'
 	@echo 'make bench               the benchmarks'
 	@echo 'make mutations           one-line mistakes in tencache, each of which a program must notice'
 	@echo 'make format              formats the sources'

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import aarch64
 import changes
 import steps
 import wheels
@@ -107,6 +108,13 @@ def demo_cuda() -> None:
     say("An emulated GPU runs on the CPU: the bits of this demonstration count, its times do not.")
     command: list[str | Path] = [EMULATED_GPU, "--", MAIN.python, "examples/demo.py", "--cuda"]
     run("Demonstration on an emulated GPU", command, environment=clean_variables(), live=True)
+
+
+def test_aarch64() -> None:
+    """Compiles the core for aarch64, and runs the suites that can run under qemu."""
+    ready(MAIN, (*TEST_PACKAGES, *aarch64.PACKAGES))
+    aarch64.unpack_libraries()
+    core_preset("aarch64", selection=("--exclude-regex", f"^({'|'.join(aarch64.LEFT_OUT)})$"))
 
 
 def whole_wheel() -> None:
@@ -459,6 +467,7 @@ def main(arguments: list[str]) -> int:
         "wheel": whole_wheel,
         "test-wheel": test_wheel,
         "soak": lambda: soak(*arguments[1:]),
+        "test-aarch64": test_aarch64,
         "test-core": lambda: core_preset("release"),
         "test-gpu": lambda: test_gpu(MAIN, *(arguments[1:] or in_processes())),
         "test-gpu-2.15": lambda: test_gpu(NEWEST_TORCH, *(arguments[1:] or in_processes())),

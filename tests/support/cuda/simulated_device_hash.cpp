@@ -2,11 +2,13 @@
 //
 // A chunk is a matrix of words of 16 bytes, with a row for each word of a strip and a column for
 // each lane. One vector of 32 bytes holds two lanes; their four sums of products for each pass stay
-// in the nearest cache from row to row. Only the AVX2 part is compiled for AVX2. The includes have
-// external linkage, so they come before it.
+// in the nearest cache from row to row. Only the AVX2 part is compiled for AVX2, and only on
+// x86-64. The includes have external linkage, so they come before it.
 #include "support/cuda/simulated_device_hash.h"
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
@@ -19,6 +21,14 @@
 namespace tencache {
 namespace {
 
+HashJob hash_job_of(const SimulatedLaunch& launch) {
+  HashJob job = {};
+  memcpy(&job, launch.values.at(0).data(), sizeof job);
+  return job;
+}
+
+#if defined(__x86_64__)
+
 constexpr unsigned kRowBytes = kHashLanes * 16;
 // The number of rows added to the sums of a lane while these are in registers.
 constexpr unsigned kRowsAtOnce = 8;
@@ -29,12 +39,6 @@ static_assert(kHashStripWords % kRowsAtOnce == 0 && kHashLanes % 4 == 0);
 struct alignas(32) ChunkProducts {
   uint64_t pass[kHashPasses][kHashLanes * 2];
 };
-
-HashJob hash_job_of(const SimulatedLaunch& launch) {
-  HashJob job = {};
-  memcpy(&job, launch.values.at(0).data(), sizeof job);
-  return job;
-}
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
@@ -160,13 +164,8 @@ void add_chunk(const HashJob& job, uint64_t chunk, HashSums& sums) {
 #pragma GCC pop_options
 #endif
 
-}  // namespace
-
-void run_hash_block_fast(const HashJob& job, unsigned block, unsigned blocks) {
-  if (!__builtin_cpu_supports("avx2")) {
-    run_hash_block(job, block, blocks);
-    return;
-  }
+// run_hash_block() with whole chunks by AVX2.
+void run_hash_block_avx2(const HashJob& job, unsigned block, unsigned blocks) {
   HashSums sums = {};
   for (uint64_t chunk = block; chunk * kHashChunkBytes < job.bytes; chunk += blocks) {
     if ((chunk + 1) * kHashChunkBytes <= job.bytes) {
@@ -176,6 +175,20 @@ void run_hash_block_fast(const HashJob& job, unsigned block, unsigned blocks) {
     }
   }
   job.sums[block] = sums;
+}
+
+#endif  // defined(__x86_64__)
+
+}  // namespace
+
+void run_hash_block_fast(const HashJob& job, unsigned block, unsigned blocks) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) {
+    run_hash_block_avx2(job, block, blocks);
+    return;
+  }
+#endif
+  run_hash_block(job, block, blocks);
 }
 
 void add_hash_kernel(SimulatedDriver& driver, bool reads_may_race) {
