@@ -16,4 +16,6 @@ set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 # cuda.h is pip's; it is the same for each processor.
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
-set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -L /usr/aarch64-linux-gnu)
+# qemu keeps a record of each page that a program reserves, and the core reserves terabytes of
+# addresses where nothing limits it. So this does: 64 GiB.
+set(CMAKE_CROSSCOMPILING_EMULATOR prlimit --as=68719476736 qemu-aarch64-static -L /usr/aarch64-linux-gnu)
