@@ -66,6 +66,7 @@ class FaultyProgram {
         const uint64_t seed = seeds_[index];
         engine_.check(round == 0 ? stream_ : other_, tensors_[index], bytes_of(seed), seed);
       }
+      engine_.wait_until_idle();  // the next round uses another stream, and no eviction need wait
     }
     // Freed while another stream may use it; the next one takes handles of several.
     for (char* tensor : tensors_) engine_.free(tensor);
