@@ -81,7 +81,8 @@ tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
   if (tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire)) return gpu;
   tencache_error error = {};
   tencache_gpu* const gpu = open_(index, device.fraction, &error);
-  TORCH_CHECK(gpu != nullptr, error.message);
+  TORCH_CHECK(gpu != nullptr, "tencache cannot serve GPU ", static_cast<int>(index), ". ",
+              error.message);
   device.arena = tencache_gpu_arena(gpu);
   tencache_gpu_observe(gpu, &note_core_event, &device);
   device.gpu.store(gpu, std::memory_order_release);

@@ -258,3 +258,12 @@ def test_a_link_that_is_ten_times_slower_for_a_while(tmp_path: Path) -> None:
     """
     link = {"EMULATED_GPU_LINK": str(10**9), "EMULATED_GPU_KERNEL_BYTES_PER_S": str(10**9)}
     assert_passed(run(program, tmp_path, "--host-memory", "32MiB", variables=link))
+
+
+def test_a_disk_that_cannot_be_used_is_named_with_its_gpu(tmp_path: Path) -> None:
+    done = run("", tmp_path, "--spill-dir", "/dev/shm")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (
+        "RuntimeError: tencache cannot serve GPU 0. Cannot spill to /dev/shm: it is in memory"
+        in done.stderr
+    ), done.stderr

@@ -127,8 +127,8 @@ def test_host_memory_stands_between_link_and_disk(predict, run_tencache):
         "plan", *arguments, "--host-memory=20", "--device-memory=25%", "period.jsonl"
     )
     for words in (
-        "link 1.00 GB/s, 20 B of host memory, of which 1/16 is kept free for what leaves the device",
-        ", disk reads 100 MB/s, writes 100 MB/s",
+        "link 1.00 GB/s, 20 B of host memory, of which 1/16 is kept free for what leaves the ",
+        "device, disk reads 100 MB/s, writes 100 MB/s",
         "under 10 B the disk below host memory reads",
     ):
         assert words in done.stdout, done.stdout

@@ -83,8 +83,8 @@ def test_the_command_says_what_was_shared(run_tencache, tmp_path):
     assert report["predictions"][0]["bytes_below_host"]["read"] > 0
     table = run_tencache(*budgets, *shared, "--timeline=step.svg")
     for words in (
-        "link 1.00 GB/s, 24 B of host memory, of which 1/16 is kept free for what leaves the device,"
-        " disk reads 100 MB/s, writes 100 MB/s, for each of 2 GPUs",
+        "link 1.00 GB/s, 24 B of host memory, of which 1/16 is kept free for what leaves the "
+        "device, disk reads 100 MB/s, writes 100 MB/s, for each of 2 GPUs",
         "2 GPUs run this period at the same time, each with the budget and a link for itself, and "
         "with 1/2 of host memory and of the disk's speed",
     ):

@@ -27,7 +27,8 @@ BUDGETS = {
 }
 # A message of tencache's own, as an error of the program or as its last line.
 _MESSAGE = re.compile(
-    r"(tencache: (fatal|error): |OutOfMemoryError: (CUDA out of memory\. .*)?tencache ).{20,}"
+    r"(tencache: (fatal|error): |OutOfMemoryError: (CUDA out of memory\. .*)?tencache "
+    r"|RuntimeError: tencache ).{20,}"
 )
 _LOST_BYTES = re.compile(r"tencache: (fatal|error): .*spill file in /.*offset")
 

@@ -290,45 +290,6 @@ TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   EXPECT_EQ(engine_->stats().wasted_fetches, 0u);
 }
 
-struct ToldWait final : OpWait {
-  void begin_part() override { parts.emplace_back(); }
-  void add(const LateFetches& late) override {
-    parts.back().count += late.count;
-    parts.back().bytes += late.bytes;
-  }
-  std::vector<LateFetches> parts;
-};
-
-// So that the device can tell for which of them it waited.
-TEST_F(CudaEngineTest, EachFlightOfAFetchIsAPartOfTheWait) {
-  start();
-  std::vector<char*> tensors;
-  std::vector<Extent*> extents;
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    tensors.push_back(allocate());
-    engine_->write(stream_, tensors.back(), kBytes, seed);
-    extents.push_back(engine_->extent(tensors.back()));
-    const bool stays = seed == 1;
-    ASSERT_TRUE(stays || engine_->evict(tensors.back()));
-    extents.back()->pin();
-  }
-  engine_->driver().hold_copies();
-  EXPECT_EQ(engine_->prefetch({tensors[0]}), 1u);
-  EXPECT_EQ(engine_->prefetch({tensors[2]}), 1u);
-  const StreamSet streams = engine_->device().streams().set_of(stream_);
-  ToldWait wait;
-  (*engine_)->mover()->fetch(extents, streams, &wait);  // 3 and 4 come together
-  engine_->driver().let_go();
-  engine_->wait_until_idle();
-  std::vector<uint64_t> counts;
-  for (const LateFetches& part : wait.parts) {
-    counts.push_back(part.count);
-    EXPECT_EQ(part.bytes, part.count * kBytes);
-  }
-  EXPECT_EQ(counts, (std::vector<uint64_t>{1, 1, 2}));
-  for (Extent* extent : extents) extent->unpin();
-}
-
 // An extent freed in any state: its bytes are dropped, its memory is reused once that is safe.
 TEST_F(CudaEngineTest, FreeInEveryState) {
   start({}, {.to_device_bytes_per_s = 256 * kMiB, .to_host_bytes_per_s = 256 * kMiB});
