@@ -4,7 +4,6 @@
 import re
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -55,12 +54,9 @@ def test_a_machine_that_cannot_is_told_what_to_do(
     machine: str,
     system: str,
     remedy: str | None,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    release = tmp_path / "os-release"
-    release.write_text(system)
-    monkeypatch.setattr(aarch64, "OS_RELEASE", release)
+    monkeypatch.setattr(aarch64, "RELEASE", system.splitlines())
     monkeypatch.setattr(aarch64.platform, "machine", lambda: machine)
     if remedy is None:
         aarch64.expect_usable_machine()
