@@ -17,7 +17,7 @@
 
 namespace tencache {
 
-inline constexpr uint32_t kBinsMax = 4096;
+inline constexpr uint32_t kBinsMax = 2048;
 inline constexpr uint32_t kBlockBins = 32;
 
 class BinTimeline {

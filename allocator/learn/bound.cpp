@@ -12,7 +12,7 @@ namespace tencache {
 namespace {
 
 // How many repetitions are played at most. Mostly the third one is like the second.
-constexpr uint32_t kPeriodsMax = 64;
+constexpr uint32_t kRepetitionsMax = 64;
 
 class FractionalBelady {
  public:
@@ -33,17 +33,17 @@ class FractionalBelady {
   uint64_t bytes_read_per_period() {
     std::vector<State> states;
     std::vector<uint64_t> read_bytes;  // until the end of each
-    for (uint32_t period = 0; period < kPeriodsMax; ++period) {
-      play(period);
+    for (uint32_t repetition = 0; repetition < kRepetitionsMax; ++repetition) {
+      play(repetition);
       State state = this->state();
-      for (uint32_t earlier = period; earlier-- > 0;) {
+      for (uint32_t earlier = repetition; earlier-- > 0;) {
         if (states[earlier] != state) continue;
-        return (read_bytes_ - read_bytes[earlier]) / (period - earlier);
+        return (read_bytes_ - read_bytes[earlier]) / (repetition - earlier);
       }
       states.push_back(std::move(state));
       read_bytes.push_back(read_bytes_);
     }
-    return (read_bytes_ - std::min(read_bytes_, budget_bytes_)) / kPeriodsMax;
+    return (read_bytes_ - std::min(read_bytes_, budget_bytes_)) / kRepetitionsMax;
   }
 
  private:
@@ -60,9 +60,9 @@ class FractionalBelady {
     }
   };
 
-  void play(uint64_t period) {
+  void play(uint64_t repetition) {
     const uint64_t count = trace_.tick_count();
-    for (uint64_t tick = period * count; tick < (period + 1) * count; ++tick) {
+    for (uint64_t tick = repetition * count; tick < (repetition + 1) * count; ++tick) {
       end_gaps(tick);
       for (const uint32_t index : starting_[tick % count]) begin_gap(tick, index);
       const uint64_t bytes = bytes_by_tick_[tick % count];

@@ -18,12 +18,13 @@ constexpr int kEarlierMax = 16;
 class GapChoice {
  public:
   GapChoice(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
-            const std::vector<Gap>& gaps, WriteCharge charge)
+            const std::vector<Gap>& gaps, WriteCharge charge, const LinkPrices& prices)
       : trace_(trace),
         machine_(machine),
         timeline_(timeline),
         gaps_(gaps),
         charge_(charge),
+        prices_(prices),
         chains_(gaps),
         excess_(timeline, trace, machine.budget_bytes),
         chosen_(gaps.size(), false),
@@ -49,11 +50,10 @@ class GapChoice {
     BinTimeline::Range away;
     uint64_t write_ns = 0;
     uint64_t read_ns = 0;
-    uint64_t work_ns = 0;
+    double cost_ns = 0;  // of the links at their prices, and processor time
     double benefit = 0;
 
-    uint64_t cost_ns() const { return write_ns + read_ns + work_ns; }
-    double value() const { return benefit / static_cast<double>(cost_ns() + 1); }
+    double value() const { return benefit / (cost_ns + 1); }
   };
   /// A gap, perhaps with an earlier one of its chain, in which its tensor is written.
   struct Pick {
@@ -127,8 +127,7 @@ class GapChoice {
     for (int walked = 0; earlier != WriteChains::kNone && walked < kEarlierMax; ++walked) {
       const Candidate with = weigh(earlier, true, true);
       if (with.away.count > 0) {
-        const double value =
-            (own.benefit + with.benefit) / static_cast<double>(own.cost_ns() + with.cost_ns() + 1);
+        const double value = (own.benefit + with.benefit) / (own.cost_ns + with.cost_ns + 1);
         if (value > pick->value) *pick = {own, earlier, with, value};
         return;
       }
@@ -143,14 +142,24 @@ class GapChoice {
     Candidate candidate;
     candidate.write_ns = writes ? machine_.write_ns(bytes) : 0;
     candidate.read_ns = reads ? machine_.read_ns(bytes) : 0;
-    candidate.work_ns = machine_.work_ns(reads ? bytes : 0, writes ? bytes : 0, bytes);
     candidate.away = timeline_.inside(gap);
+    candidate.cost_ns = price_of(candidate) + static_cast<double>(machine_.work_ns(
+                                                  reads ? bytes : 0, writes ? bytes : 0, bytes));
     if (only_hidden && !shrink_to_hidden(&candidate)) {
       candidate.away = {};
       return candidate;
     }
     candidate.benefit = excess_.benefit(candidate.away, bytes);
     return candidate;
+  }
+
+  // A tensor is written when its gap begins and read when it ends.
+  double price_of(const Candidate& candidate) const {
+    if (candidate.away.count == 0) return 0;
+    const uint32_t first = candidate.away.first;
+    const uint32_t last = (first + candidate.away.count - 1) % timeline_.count();
+    return static_cast<double>(candidate.write_ns) * prices_.of_writing(first) +
+           static_cast<double>(candidate.read_ns) * prices_.of_reading(last);
   }
 
   // Takes off the bins in which the tensor is still leaving or already coming back. False when the
@@ -219,6 +228,7 @@ class GapChoice {
   const BinTimeline& timeline_;
   const std::vector<Gap>& gaps_;
   const WriteCharge charge_;
+  const LinkPrices& prices_;
   const WriteChains chains_;
   ExcessBytes excess_;
   std::vector<bool> chosen_;
@@ -231,8 +241,8 @@ class GapChoice {
 
 std::vector<Gap> choose_gaps(const Trace& trace, const Machine& machine,
                              const BinTimeline& timeline, const std::vector<Gap>& gaps,
-                             WriteCharge charge) {
-  return GapChoice(trace, machine, timeline, gaps, charge).choose();
+                             WriteCharge charge, const LinkPrices& prices) {
+  return GapChoice(trace, machine, timeline, gaps, charge, prices).choose();
 }
 
 }  // namespace tencache

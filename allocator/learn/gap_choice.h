@@ -11,12 +11,16 @@
 // the link has the time to write. Neither is always better: kOwnGap is wrong about writes, and
 // kChain therefore spends more of the link's time on tensors with a copy.
 //
+// What a nanosecond of a link costs, LinkPrices tell: all the same at first, and less where a plan
+// leaves the link idle.
+//
 // A pure function of its arguments, linear in ticks and gaps (see learn/planner.h).
 #pragma once
 
 #include <vector>
 
 #include "learn/bin_timeline.h"
+#include "learn/link_prices.h"
 #include "learn/plan.h"
 #include "learn/trace.h"
 
@@ -24,9 +28,9 @@ namespace tencache {
 
 enum class WriteCharge : uint8_t { kOwnGap, kChain };
 
-/// REQUIRES: the gaps are those of gaps_of(trace), the timeline is the trace's.
+/// REQUIRES: the gaps are those of gaps_of(trace); timeline and prices are the trace's.
 std::vector<Gap> choose_gaps(const Trace& trace, const Machine& machine,
                              const BinTimeline& timeline, const std::vector<Gap>& gaps,
-                             WriteCharge charge);
+                             WriteCharge charge, const LinkPrices& prices = {});
 
 }  // namespace tencache

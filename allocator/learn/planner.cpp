@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "learn/bin_timeline.h"
+#include "learn/bound.h"
 #include "learn/early_fetches.h"
 #include "learn/gap_choice.h"
+#include "learn/link_prices.h"
 #include "learn/link_time.h"
 #include "learn/local_search.h"
 #include "learn/near_fetches.h"
@@ -22,14 +24,15 @@ namespace {
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
 // How often a plan is made anew, with the times that the previous one really takes.
 constexpr int kTimedRounds = 2;
-// The same for plans that fetch in the order of the deadlines; and how far ahead some of them do,
-// in shares of the budget.
-constexpr int kOrderedRounds = 2;
+// How far ahead plans fetch that do so in the order of the deadlines, in shares of the budget.
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
 // How much may be copied to disk ahead of need, in shares of what goes there anyway.
 constexpr std::array<double, 4> kCopyShares = {0.5, 0.75, 1.0, 1.25};
 constexpr int kFeedbackRounds = 2;
+// How often gaps are chosen by the prices of the links' time, and how often in a row in vain.
+constexpr int kPricedRounds = 8;
+constexpr int kPricedInVain = 2;
 
 /// Gives every chosen gap the op at which its fetch may start.
 class FetchSchedule {
@@ -147,29 +150,48 @@ class Search {
     best_ = {by_next_use, simulate(trace_, by_next_use, machine_)};
     if (best_.simulation.moves.empty()) return std::move(best_);  // everything fits
     gaps_ = gaps_of(trace_);
-    const std::vector<Gap> belady = gaps_used(gaps_, best_.simulation.moves);
-    search_each_charge();
+    const BinTimeline without_waits(trace_);
+    const Choices choices = choices_on(without_waits, gaps_used(gaps_, best_.simulation.moves));
+    search_each_charge(without_waits, choices);
     keep_better(by_last_use);
-    if (has_stalls(best_.simulation)) {
-      try_early(BinTimeline(trace_), choices_on(BinTimeline(trace_), belady));
+    if (may_improve()) {
+      try_early(without_waits, choices);
       try_copies_ahead();
     }
-    for (int round = 0; round < kOrderedRounds && has_stalls(best_.simulation); ++round) {
-      if (!try_ordered(BinTimeline(trace_, best_.simulation.stall_ns), belady)) break;
+    if (may_improve()) {
+      const BinTimeline timeline(trace_, best_.simulation.stall_ns);
+      try_ordered(timeline, choices_on(timeline, choices.belady));
     }
-    improve_moves(trace_, machine_, gaps_, &best_);
+    for (const WriteCharge charge : kCharges) {
+      if (may_improve()) try_prices(charge);
+    }
+    if (may_improve()) improve_moves(trace_, machine_, gaps_, &best_);
     return std::move(best_);
   }
 
  private:
+  /// Which gaps to use, by Belady's rule and for each way of charging writes.
+  struct Choices {
+    std::vector<Gap> belady;
+    std::array<std::vector<Gap>, kCharges.size()> by_charge;
+  };
+
+  // Whether the program waits, and longer than the bound says that it must.
+  bool may_improve() {
+    if (!has_stalls(best_.simulation)) return false;
+    if (best_.simulation.over_budget_bytes > 0) return true;
+    if (bound_ns_ == 0) bound_ns_ = bound_step_ns(trace_, machine_);
+    return best_.simulation.step_ns > bound_ns_ + bound_ns_ / kStepParts;
+  }
+
   // Apart from each other: the rounds begin with the best plan so far, and what is best without
   // them need not be best after them.
-  void search_each_charge() {
+  void search_each_charge(const BinTimeline& without_waits, const Choices& choices) {
     const Planned unplanned = best_;
     Planned best = best_;
-    for (const WriteCharge charge : kCharges) {
+    for (size_t index = 0; index < kCharges.size(); ++index) {
       best_ = unplanned;
-      search(charge);
+      search(without_waits, kCharges[index], choices.by_charge[index]);
       if (is_better(best_.simulation, best.simulation)) best = std::move(best_);
     }
     best_ = std::move(best);
@@ -177,68 +199,99 @@ class Search {
 
   // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
   // helped, a plan for the time that it really takes is better.
-  void search(WriteCharge charge) {
-    try_timeline(BinTimeline(trace_), charge);
-    for (int round = 0; round < kTimedRounds && has_stalls(best_.simulation); ++round) {
-      if (!try_timeline(BinTimeline(trace_, best_.simulation.stall_ns), charge)) break;
+  void search(const BinTimeline& without_waits, WriteCharge charge,
+              const std::vector<Gap>& chosen) {
+    try_timeline(without_waits, chosen);
+    for (int round = 0; round < kTimedRounds && may_improve(); ++round) {
+      const BinTimeline timeline(trace_, best_.simulation.stall_ns);
+      if (!try_timeline(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge))) break;
     }
   }
 
   /// Makes plans with that choice of gaps and with the best plan's. Returns whether there is a new
   /// best.
-  bool try_timeline(const BinTimeline& timeline, WriteCharge charge) {
+  bool try_timeline(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
     bool is_improved = false;
-    for (const std::vector<Gap>& chosen : {choose_gaps(trace_, machine_, timeline, gaps_, charge),
-                                           gaps_used(gaps_, best_.simulation.moves)}) {
+    for (const std::vector<Gap>& gaps : {chosen, gaps_used(gaps_, best_.simulation.moves)}) {
       for (const double lead : kLeads) {
-        FetchSchedule schedule(trace_, machine_, timeline, chosen);
+        FetchSchedule schedule(trace_, machine_, timeline, gaps);
         is_improved |= try_schedule(trace_, machine_, std::move(schedule), lead, &best_);
       }
     }
     return is_improved;
   }
 
-  /// Belady's choice of gaps, and those for that timeline.
-  std::vector<std::vector<Gap>> choices_on(const BinTimeline& timeline,
-                                           const std::vector<Gap>& belady) const {
-    std::vector<std::vector<Gap>> choices = {belady};
-    for (const WriteCharge charge : kCharges) {
-      choices.push_back(choose_gaps(trace_, machine_, timeline, gaps_, charge));
+  Choices choices_on(const BinTimeline& timeline, std::vector<Gap> belady) const {
+    Choices choices = {std::move(belady), {}};
+    for (size_t index = 0; index < kCharges.size(); ++index) {
+      choices.by_charge[index] = choose_gaps(trace_, machine_, timeline, gaps_, kCharges[index]);
     }
     return choices;
   }
 
   /// The same with plans that fetch in the order of the deadlines, as early as there is room or
   /// only a little ahead.
-  bool try_ordered(const BinTimeline& timeline, const std::vector<Gap>& belady) {
-    const std::vector<std::vector<Gap>> choices = choices_on(timeline, belady);
-    bool is_improved = try_early(timeline, choices);
-    for (const std::vector<Gap>& chosen : choices) is_improved |= try_near(chosen);
-    return try_near(gaps_used(gaps_, best_.simulation.moves)) || is_improved;
+  void try_ordered(const BinTimeline& timeline, const Choices& choices) {
+    try_early(timeline, choices);
+    try_near(choices.belady);
+    for (const std::vector<Gap>& chosen : choices.by_charge) try_near(chosen);
+    try_near(gaps_used(gaps_, best_.simulation.moves));
   }
 
   // What the best of them used is a choice that knows of the disk.
-  bool try_early(const BinTimeline& timeline, const std::vector<std::vector<Gap>>& choices) {
-    const auto plan = [&](const std::vector<Gap>& chosen) {
-      return fetch_when_room(trace_, machine_.budget_bytes, timeline, chosen);
-    };
-    bool is_improved = false;
-    for (const std::vector<Gap>& chosen : choices) is_improved |= keep_better(plan(chosen));
-    return keep_better(plan(gaps_used(gaps_, best_.simulation.moves))) || is_improved;
-  }
-
-  bool try_near(const std::vector<Gap>& chosen) {
-    bool is_improved = false;
-    for (const double share : kAheadShares) {
-      const double ahead_bytes = share * static_cast<double>(machine_.budget_bytes);
-      is_improved |=
-          keep_better(fetch_near_use(trace_, chosen, static_cast<uint64_t>(ahead_bytes)));
+  void try_early(const BinTimeline& timeline, const Choices& choices) {
+    keep_better(early_plan(timeline, choices.belady));
+    for (const std::vector<Gap>& chosen : choices.by_charge) {
+      keep_better(early_plan(timeline, chosen));
     }
-    return is_improved;
+    keep_better(early_plan(timeline, gaps_used(gaps_, best_.simulation.moves)));
   }
 
-  // Of what goes to disk anyway. More would not begin sooner, and some of it would not have to go
-  // there.
+  void try_near(const std::vector<Gap>& chosen) {
+    for (const double share : kAheadShares) keep_better(near_plan(chosen, share));
+  }
+
+  Plan early_plan(const BinTimeline& timeline, const std::vector<Gap>& chosen) const {
+    return fetch_when_room(trace_, machine_.budget_bytes, timeline, chosen);
+  }
+
+  Plan near_plan(const std::vector<Gap>& chosen, double share) const {
+    const double ahead_bytes = share * static_cast<double>(machine_.budget_bytes);
+    return fetch_near_use(trace_, chosen, static_cast<uint64_t>(ahead_bytes));
+  }
+
+  // Each round learns the prices from the plan of the round before, be it better or not: a price
+  // that was too low shows only once a plan has followed it.
+  void try_prices(WriteCharge charge) {
+    LinkPrices prices;
+    Planned last = best_;
+    int in_vain = 0;
+    for (int round = 0; round < kPricedRounds && in_vain < kPricedInVain; ++round) {
+      const BinTimeline timeline(trace_, last.simulation.stall_ns);
+      prices.learn(timeline, last.simulation, machine_.is_half_duplex);
+      last =
+          best_schedule(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge, prices));
+      in_vain = is_better(last.simulation, best_.simulation) ? 0 : in_vain + 1;
+      if (in_vain == 0) best_ = last;
+    }
+  }
+
+  /// The best plan for a choice of gaps, of one of each kind.
+  Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) const {
+    const FetchSchedule schedule(trace_, machine_, timeline, chosen);
+    std::vector<Plan> plans = {schedule.make(kLeads.back()), schedule.make(kLeads.front()),
+                               early_plan(timeline, chosen)};
+    for (const double share : kAheadShares) plans.push_back(near_plan(chosen, share));
+    Planned best = played(std::move(plans.front()));
+    for (size_t index = 1; index < plans.size(); ++index) {
+      Planned other = played(std::move(plans[index]));
+      if (is_better(other.simulation, best.simulation)) best = std::move(other);
+    }
+    return best;
+  }
+
+  // Only what goes to disk anyway is copied ahead. More copies would not begin sooner, and some
+  // would be needless.
   void try_copies_ahead() {
     const uint64_t disk_bytes = best_.simulation.disk_bytes_written;
     uint64_t best_bytes = 0;
@@ -251,17 +304,23 @@ class Search {
   }
 
   bool keep_better(Plan plan) {
+    Planned other = played(std::move(plan));
+    if (!is_better(other.simulation, best_.simulation)) return false;
+    best_ = std::move(other);
+    return true;
+  }
+
+  Planned played(Plan plan) const {
     plan.copy_ahead_bytes = copy_ahead_bytes_;
     Simulation simulation = simulate(trace_, plan, machine_);
-    if (!is_better(simulation, best_.simulation)) return false;
-    best_ = {std::move(plan), std::move(simulation)};
-    return true;
+    return {std::move(plan), std::move(simulation)};
   }
 
   const Trace& trace_;
   const Machine& machine_;
   std::vector<Gap> gaps_;
   uint64_t copy_ahead_bytes_ = 0;  // of the plans that are made
+  uint64_t bound_ns_ = 0;          // of the step; 0: not worked out yet
   Planned best_;
 };
 

@@ -11,6 +11,7 @@ namespace {
 
 // At most this many borders of windows, so that looking at all windows stays cheap.
 constexpr uint32_t kBordersMax = 256;
+constexpr uint32_t kBordersOfAKind = kBordersMax / 3;
 
 uint64_t rest(uint64_t bytes, uint64_t taken) { return bytes - std::min(bytes, taken); }
 
@@ -65,8 +66,20 @@ class Windows {
   }
 
  private:
-  // Half of the borders stand at equal distances, the others after the ops that name most.
+  // A third of the borders each: where the bytes that exist turn, after the ops that name most, and
+  // at equal distances. Bursts begin and end where they turn.
   void choose_borders() {
+    const uint32_t count = trace_.tick_count();
+    add_turns();
+    add_largest_ops();
+    const uint32_t distance = count / kBordersOfAKind + 1;
+    for (uint32_t place = 0; place < count; place += distance) borders_.push_back(place);
+    borders_.push_back(count);
+    std::sort(borders_.begin(), borders_.end());
+    borders_.erase(std::unique(borders_.begin(), borders_.end()), borders_.end());
+  }
+
+  void add_largest_ops() {
     const uint32_t count = trace_.tick_count();
     std::vector<std::pair<uint64_t, uint32_t>> ends;  // bytes that an op names, place of its end
     ends.reserve(count);
@@ -77,14 +90,44 @@ class Windows {
       }
       ends.emplace_back(bytes, place + 1);
     }
-    const uint32_t largest = std::min(count, kBordersMax / 2);
+    const uint32_t largest = std::min(count, kBordersOfAKind);
     std::partial_sort(ends.begin(), ends.begin() + largest, ends.end(), std::greater<>());
     for (uint32_t index = 0; index < largest; ++index) borders_.push_back(ends[index].second);
-    const uint32_t distance = count / (kBordersMax / 2) + 1;
-    for (uint32_t place = 0; place < count; place += distance) borders_.push_back(place);
-    borders_.push_back(count);
-    std::sort(borders_.begin(), borders_.end());
-    borders_.erase(std::unique(borders_.begin(), borders_.end()), borders_.end());
+  }
+
+  // As many turns as there may be borders of a kind, the largest ones.
+  void add_turns() {
+    const std::vector<uint64_t> by_tick = trace_.bytes_by_tick();
+    const auto [least, most] = std::minmax_element(by_tick.begin(), by_tick.end());
+    std::vector<uint32_t> turns;
+    for (uint64_t swing = (*most - *least) / 2; swing > 0; swing /= 2) {
+      std::vector<uint32_t> finer = turns_of(by_tick, swing);
+      if (finer.size() > kBordersOfAKind) break;
+      turns = std::move(finer);
+    }
+    borders_.insert(borders_.end(), turns.begin(), turns.end());
+  }
+
+  // The places after which the bytes that exist fall, or grow, by that swing at least.
+  std::vector<uint32_t> turns_of(const std::vector<uint64_t>& by_tick, uint64_t swing) const {
+    const uint32_t count = trace_.tick_count();
+    std::vector<uint32_t> turns;
+    bool grows = true;
+    uint32_t extreme = 0;  // the place of the most bytes since the last turn, or of the fewest
+    uint64_t extreme_bytes = by_tick[begin_];
+    for (uint32_t place = 1; place < count; ++place) {
+      const uint64_t bytes = by_tick[(begin_ + place) % count];
+      const bool goes_on = grows ? bytes > extreme_bytes : bytes < extreme_bytes;
+      const uint64_t back = grows ? rest(extreme_bytes, bytes) : rest(bytes, extreme_bytes);
+      if (!goes_on && back < swing) continue;
+      if (!goes_on) {
+        turns.push_back(extreme + 1);
+        grows = !grows;
+      }
+      extreme = place;
+      extreme_bytes = bytes;
+    }
+    return turns;
   }
 
   const TraceOp& op_at(uint32_t place) const {

@@ -19,7 +19,7 @@
 
 namespace tencache {
 
-/// Of the row of windows for which each is longest.
+/// The times of the row of windows for which each is longest.
 struct WindowTimes {
   uint64_t step_ns = 0;   // computing, or whichever link has most to carry, window by window
   uint64_t write_ns = 0;  // writing from the device alone

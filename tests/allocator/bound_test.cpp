@@ -100,6 +100,29 @@ TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
   EXPECT_NEAR(bound_ns(trace, {30, 1e9, 1e9}), 1050, 1);
 }
 
+TEST(BoundTest, BurstsCountWhereverTheyBegin) {
+  // Five times, tensors of 10 bytes are made, and read once more in reverse. Half of them fit, so
+  // the others are written while they are made, and read afterwards. The period has more ops than a
+  // bound has borders of windows, and the turns lie between those at equal distances.
+  constexpr uint32_t kTensors = 201;
+  Trace trace;
+  trace.op_names = {"op"};
+  for (int pass = 0; pass < 5; ++pass) {
+    const Tick first = trace.tick_count();
+    for (uint32_t index = 0; index < kTensors; ++index) {
+      const auto tensor = static_cast<uint32_t>(trace.tensors.size());
+      trace.tensors.push_back({10, first + index, first + 2 * kTensors - 1 - index});
+      trace.ops.push_back({0, 0, {{tensor, true}}});
+    }
+    for (uint32_t index = kTensors; index-- > 0;) {
+      const auto tensor = static_cast<uint32_t>(trace.tensors.size()) - kTensors + index;
+      trace.ops.push_back({0, 0, {{tensor, false}}});
+    }
+  }
+  ASSERT_TRUE(trace.validate().is_ok());
+  EXPECT_NEAR(bound_ns(trace, {1000, 1e9, 1e9}), 5 * 2 * (10 * kTensors - 1000), 1);
+}
+
 // Four tensors of 10 bytes that are made one after the other, and named once more in reverse.
 Trace stack_of_four(uint64_t compute_ns) {
   Trace trace;

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/link_prices.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace tencache {
+namespace {
+
+// The period is cut into this many slices of equal time. A link's price is the share of the slices
+// around that it is busy, for moves may begin a little earlier or later.
+constexpr size_t kSlices = 256;
+constexpr size_t kSlicesAround = 4;
+// What an idle link costs: bytes that are not moved at all are better still.
+constexpr double kIdlePrice = 0.1;
+constexpr double kPartOfTheWay = 0.5;
+
+/// How long one link is busy in each slice of a period, as a share of the slice.
+class BusyShares {
+ public:
+  explicit BusyShares(double period_ns)
+      : slice_ns_(std::max(period_ns, 1.0) / kSlices), shares_(kSlices, 0) {}
+
+  // Moves may begin before the period and end after it: the period repeats itself.
+  void add(const Migration& migration) {
+    const double begin = static_cast<double>(migration.begin_ns) / slice_ns_ + kSlices;
+    const double end = static_cast<double>(migration.end_ns) / slice_ns_ + kSlices;
+    double from = std::max(begin, 0.0);
+    while (from < end) {
+      const auto slice = static_cast<size_t>(from);
+      const double until = std::min(end, static_cast<double>(slice + 1));
+      shares_[slice % kSlices] += until - from;
+      from = until;
+    }
+  }
+
+  double around(double time_ns) const {
+    const auto middle = static_cast<size_t>(time_ns / slice_ns_);
+    double sum = 0;
+    for (size_t slice = middle + kSlices - kSlicesAround; slice <= middle + kSlices + kSlicesAround;
+         ++slice) {
+      sum += std::min(shares_[slice % kSlices], 1.0);
+    }
+    return sum / (2 * kSlicesAround + 1);
+  }
+
+ private:
+  const double slice_ns_;
+  std::vector<double> shares_;
+};
+
+void move_towards(const std::vector<double>& shown, std::vector<double>* prices) {
+  if (prices->empty()) *prices = shown;
+  for (size_t bin = 0; bin < shown.size(); ++bin) {
+    (*prices)[bin] += kPartOfTheWay * (shown[bin] - (*prices)[bin]);
+  }
+}
+
+}  // namespace
+
+void LinkPrices::learn(const BinTimeline& timeline, const Simulation& simulation,
+                       bool is_half_duplex) {
+  double period_ns = 0;
+  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
+    period_ns += static_cast<double>(timeline.duration_ns(bin));
+  }
+  BusyShares reading(period_ns);
+  BusyShares writing(period_ns);
+  for (const Migration& migration : simulation.migrations) {
+    if (migration.is_fetch || is_half_duplex) reading.add(migration);
+    if (!migration.is_fetch || is_half_duplex) writing.add(migration);
+  }
+  std::vector<double> read;
+  std::vector<double> write;
+  double begin_ns = 0;
+  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
+    const double duration_ns = static_cast<double>(timeline.duration_ns(bin));
+    const double middle_ns = begin_ns + duration_ns / 2;
+    read.push_back(kIdlePrice + (1 - kIdlePrice) * reading.around(middle_ns));
+    write.push_back(kIdlePrice + (1 - kIdlePrice) * writing.around(middle_ns));
+    begin_ns += duration_ns;
+  }
+  move_towards(read, &read_);
+  move_towards(write, &write_);
+}
+
+}  // namespace tencache
