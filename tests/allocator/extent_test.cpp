@@ -328,7 +328,7 @@ TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
   waiting.join();
 }
 
-TEST(ExtentTest, PinsOrdersAndFreesWantADemotedExtent) {
+TEST(ExtentTest, PinsRequestsAndFreesWantADemotedExtent) {
   Extent extent;
   lead_to(extent, kCold);
   extent.last_use_at = 100;

@@ -78,7 +78,7 @@ TEST_F(PrefetcherTest, TakesOnlyTheRoomThereIs) {
   EXPECT_EQ(engine_.check_books(), "");
 }
 
-TEST_F(PrefetcherTest, DropsOrdersThatHaveBecomePointless) {
+TEST_F(PrefetcherTest, DropsRequestsThatHaveBecomePointless) {
   char* freed = cold(1);
   char* resident = cold(2);
   const std::vector<MoveRequest> requests = {request(freed), request(resident)};
@@ -106,7 +106,7 @@ TEST_F(PrefetcherTest, WhatIsWantedBackDoesNotLeave) {
   EXPECT_TRUE(eventually([&] { return engine_.is_cold(address); }));
 }
 
-TEST_F(PrefetcherTest, WorksThroughItsOrders) {
+TEST_F(PrefetcherTest, WorksThroughItsRequests) {
   std::vector<char*> addresses;
   std::vector<MoveRequest> requests;
   for (uint64_t seed = 0; seed < 6; ++seed) {
@@ -125,7 +125,7 @@ TEST_F(PrefetcherTest, WorksThroughItsOrders) {
 }
 
 // Otherwise the disk would run dry between two fetches.
-TEST_F(PrefetcherTest, WhatIsOrderedMeanwhileJoinsTheTransfer) {
+TEST_F(PrefetcherTest, WhatIsRequestedMeanwhileJoinsTheTransfer) {
   const char* first = cold(1);
   const char* second = cold(2);
   Prefetcher prefetcher(engine_->heap(), *engine_->mover());

@@ -126,7 +126,7 @@ TEST_F(WantedWhileWrittenTest, OpGetsItBackAtOnce) {
   EXPECT_TRUE(has_pattern(address_, kBytes, 1));
 }
 
-TEST_F(WantedWhileWrittenTest, OrderToFetchItCallsItOff) {
+TEST_F(WantedWhileWrittenTest, RequestToFetchItCallsItOff) {
   hook_ = [this] { raise_to(extent()->last_use_at, timestamp() + 1); };
   EXPECT_FALSE(engine().evict(address_));
   EXPECT_TRUE(engine().is_resident(address_));

@@ -83,7 +83,7 @@ class CudaAheadTest : public ::testing::Test {
 };
 
 // A requested eviction is marked at the request: it need not wait for work queued afterwards.
-TEST_F(CudaAheadTest, OrderedEvictionsWaitForNothingQueuedSince) {
+TEST_F(CudaAheadTest, RequestedEvictionsWaitForNothingQueuedSince) {
   start();
   char* tensor = allocate();
   char* other = allocate();
@@ -133,7 +133,7 @@ TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
 }
 
 // An eviction waits if the extent was used since the request; here just after the check for that.
-TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
+TEST_F(CudaAheadTest, UseAfterTheRequestIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
@@ -149,7 +149,7 @@ TEST_F(CudaAheadTest, UseAfterTheOrderIsAwaited) {
 }
 
 // The use was announced by the program (record_stream), not by a gate.
-TEST_F(CudaAheadTest, RecordedUseAfterTheOrderIsAwaited) {
+TEST_F(CudaAheadTest, RecordedUseAfterTheRequestIsAwaited) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
@@ -177,8 +177,8 @@ TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   engine_->check(stream_, tensor, kBytes, 3);
 }
 
-// An extent that was used since is not to leave any more; the order for the other one stands.
-TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
+// An extent that was used since the request stays; the request for the other one stands.
+TEST_F(CudaAheadTest, OutdatedRequestsAreNotCarriedOut) {
   start();
   char* used = allocate();
   char* idle = allocate();
@@ -192,8 +192,8 @@ TEST_F(CudaAheadTest, OutdatedOrdersAreNotCarriedOut) {
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
 
-// Its op was queued before it had come, so it may still be arriving when the order's turn comes.
-TEST_F(CudaAheadTest, WhatIsOrderedToLeaveArrivesFirst) {
+// Its op was queued before it had come, so it may still be arriving when the request's turn comes.
+TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   start();
   char* tensor = allocate();
   engine_->write(stream_, tensor, kBytes, 1);
@@ -292,7 +292,7 @@ TEST_F(CudaAheadTest, AThreadAheadOfTheDeviceMayWait) {
   EXPECT_TRUE(has_stamp(tensor, kBytes, 1));
 }
 
-// An op that has the extent pinned lets the order for it go first, although its own use is newer.
+// An op that has the extent pinned lets the request for it go first, although its own use is newer.
 TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   start();
   char* tensor = allocate();
