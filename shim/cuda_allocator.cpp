@@ -162,7 +162,7 @@ void* CudaAllocator::allocate_on(c10::DeviceIndex device, size_t bytes, cudaStre
 void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte,
                    "CUDA out of memory. Tried to allocate more than 1EB memory.");
-  gpu_of(index);
+  gpu_of(index);  // opens the GPU at its first use
   void* const address = history_.is_on() ? malloc_recorded(index, bytes, stream)
                                          : malloc_unrecorded(index, bytes, stream);
   const c10::impl::PyInterpreter* const trace = c10::impl::GPUTrace::get_trace();

@@ -18,34 +18,34 @@ class OperatorCache {
  public:
   /// nullptr if the name is not in the cache.
   const OperatorInfo* find(const char* name, uint64_t table_version) const {
-    const Slot& slot = slots_[slot_of(name)];
-    return slot.name == name && version_ == table_version ? slot.info : nullptr;
+    const Entry& entry = entries_[index_of(name)];
+    return entry.name == name && version_ == table_version ? entry.info : nullptr;
   }
 
   void insert(const char* name, const OperatorInfo* info, uint64_t table_version) {
     if (version_ != table_version) {
-      std::fill(std::begin(slots_), std::end(slots_), Slot{});
+      std::fill(std::begin(entries_), std::end(entries_), Entry{});
       version_ = table_version;
     }
-    slots_[slot_of(name)] = {name, info};
+    entries_[index_of(name)] = {name, info};
   }
 
  private:
   // Enough that the few hundred operators of a program rarely collide.
-  static constexpr size_t kSlots = 1024;
+  static constexpr size_t kEntries = 1024;
 
-  struct Slot {
+  struct Entry {
     const char* name = nullptr;
     const OperatorInfo* info = nullptr;
   };
 
-  static size_t slot_of(const char* name) {
+  static size_t index_of(const char* name) {
     const auto address = reinterpret_cast<uintptr_t>(name);
-    return (address >> 4 ^ address >> 14) % kSlots;
+    return (address >> 4 ^ address >> 14) % kEntries;
   }
 
   uint64_t version_ = 0;  // the table's versions start at 1
-  Slot slots_[kSlots] = {};
+  Entry entries_[kEntries] = {};
 };
 
 }  // namespace tencache::shim

@@ -29,7 +29,7 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       arena_(arena),
       page_map_(page_map),
       disk_(disk),
-      small_blocks_(budget),
+      malloc_use_(budget),
       unannounced_(budget),
       pool_(arena.base(), arena.bytes()),
       cached_runs_(arena.base(), arena.bytes()) {}
@@ -99,14 +99,14 @@ Result<Allocation> CpuHeap::allocate_small(uint64_t bytes) {
   }
   if (is_passive()) return Allocation{address, nullptr};
   const uint64_t usable = malloc_usable_size(address);
-  if (const uint64_t more = small_blocks_.add(usable)) {
+  if (const uint64_t more = malloc_use_.add(usable)) {
     Status status = reserve(more, bytes);
     if (!status.is_ok()) {
-      small_blocks_.remove(usable);
+      malloc_use_.remove(usable);
       ::free(address);
       return status;
     }
-    small_blocks_.confirm(more);
+    malloc_use_.confirm(more);
     note_live();
   }
   if (budget_.needs_attention()) call_attention();
@@ -116,7 +116,7 @@ Result<Allocation> CpuHeap::allocate_small(uint64_t bytes) {
 void CpuHeap::free_small(void* address) {
   const uint64_t usable = malloc_usable_size(address);
   ::free(address);
-  if (!is_passive()) small_blocks_.remove(usable);
+  if (!is_passive()) malloc_use_.remove(usable);
 }
 
 Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {

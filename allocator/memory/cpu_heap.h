@@ -56,7 +56,7 @@ class CpuHeap final : public Heap {
   void free(void* address);
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
-  uint64_t small_bytes() const override { return small_blocks_.used(); }
+  uint64_t small_bytes() const override { return malloc_use_.used(); }
   uint64_t unannounced_bytes() const override { return unannounced_.total(); }
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
@@ -104,7 +104,7 @@ class CpuHeap final : public Heap {
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
   AddressArena& arena() { return arena_; }
-  const MallocUse& small_blocks() const { return small_blocks_; }
+  const MallocUse& malloc_use() const { return malloc_use_; }
   const Slabs& slabs() const { return slabs_; }
 
  private:
@@ -161,7 +161,7 @@ class CpuHeap final : public Heap {
   AddressArena& arena_;
   const PageMap* const page_map_;
   DiskTier* const disk_;
-  MallocUse small_blocks_;
+  MallocUse malloc_use_;
   UnannouncedBytes unannounced_;
   Slabs slabs_;
 

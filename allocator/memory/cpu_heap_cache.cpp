@@ -75,7 +75,7 @@ bool CpuHeap::claim_cached(Extent* extent) {
 
 uint64_t CpuHeap::drop_cached(uint64_t bytes) {
   uint64_t dropped_bytes = drop_cached_extents(bytes);
-  if (dropped_bytes < bytes) dropped_bytes += small_blocks_.trim();
+  if (dropped_bytes < bytes) dropped_bytes += malloc_use_.trim();
   return dropped_bytes;
 }
 

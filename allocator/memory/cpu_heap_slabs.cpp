@@ -16,7 +16,7 @@ constexpr uint64_t kMallocShare = 8;
 
 bool CpuHeap::is_crowded_by_small(uint64_t bytes) const {
   return disk_ != nullptr && bytes >= Slabs::kBlockBytesMin &&
-         small_blocks_.used() + bytes > budget_.limit() / kMallocShare;
+         malloc_use_.used() + bytes > budget_.limit() / kMallocShare;
 }
 
 Result<Allocation> CpuHeap::allocate_movable(uint64_t bytes) {

@@ -29,7 +29,7 @@ TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {})
   };
 }
 
-uint64_t small_bytes(TestEngine& engine) { return engine.device().heap().small_blocks().used(); }
+uint64_t small_bytes(TestEngine& engine) { return engine.device().heap().malloc_use().used(); }
 
 TEST(CpuHeapSlabsTest, FewSmallTensorsStayInMalloc) {
   TestEngine engine(small_budget());

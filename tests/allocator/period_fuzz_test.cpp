@@ -31,14 +31,14 @@ constexpr uint64_t kBytes = 1 << 20;
 constexpr uint32_t kAdditional = 77;  // an op that is not in the script
 
 /// A tensor that each step allocates anew: after tick `born`, freed after `born + length`.
-struct Slot {
+struct Transient {
   size_t born = 0;
   size_t length = 0;
   uint64_t bytes = 0;
 };
 
 struct Use {
-  enum class What { kParameter, kState, kSlot };
+  enum class What { kParameter, kState, kTransient };
   What what = What::kParameter;
   size_t index = 0;
   bool is_write = false;
@@ -47,7 +47,7 @@ struct Use {
 struct Script {
   size_t parameters = 0;
   size_t states = 0;
-  std::vector<Slot> slots;
+  std::vector<Transient> transients;
   std::vector<uint32_t> ops;           // by tick
   std::vector<std::vector<Use>> uses;  // by tick
 };
@@ -60,8 +60,8 @@ Script random_script(Random& random, bool has_own_sizes) {
   script.parameters = random.between(3, 8);
   script.states = random.between(0, 4);
   for (size_t count = random.between(1, 12); count > 0; --count) {
-    const uint64_t size = has_own_sizes ? 2 + script.slots.size() : random.between(1, 3);
-    script.slots.push_back(
+    const uint64_t size = has_own_sizes ? 2 + script.transients.size() : random.between(1, 3);
+    script.transients.push_back(
         {random.between(0, ticks - 1), random.between(1, ticks - 2), kBytes * size});
   }
   for (size_t tick = 0; tick < ticks; ++tick) {
@@ -74,12 +74,12 @@ Script random_script(Random& random, bool has_own_sizes) {
     }
     script.uses.push_back(uses);
   }
-  for (size_t index = 0; index < script.slots.size(); ++index) {
-    const Slot& slot = script.slots[index];
-    for (size_t age = 1; age <= slot.length; ++age) {
-      if (age != slot.length && !random.chance(0.2)) continue;
-      script.uses[(slot.born + age) % ticks].push_back(
-          {Use::What::kSlot, index, random.chance(0.3)});
+  for (size_t index = 0; index < script.transients.size(); ++index) {
+    const Transient& transient = script.transients[index];
+    for (size_t age = 1; age <= transient.length; ++age) {
+      if (age != transient.length && !random.chance(0.2)) continue;
+      script.uses[(transient.born + age) % ticks].push_back(
+          {Use::What::kTransient, index, random.chance(0.3)});
     }
   }
   return script;
@@ -90,7 +90,7 @@ class Player : private PlanSink {
  public:
   /// Runs with other extents have numbers of their own.
   explicit Player(const Script& script, uint64_t first_id = 1)
-      : script_(script), first_id_(first_id), slots_(script.slots.size(), nullptr) {
+      : script_(script), first_id_(first_id), transients_(script.transients.size(), nullptr) {
     for (size_t index = 0; index < script.parameters; ++index) parameters_.push_back(make(kBytes));
   }
 
@@ -221,15 +221,15 @@ class Player : private PlanSink {
       if (extent != nullptr) accesses.push_back({extent, use.is_write});
     }
     play_op(script_.ops[tick], accesses);
-    for (size_t index = 0; index < slots_.size(); ++index) {
-      const Slot& slot = script_.slots[index];
-      if ((slot.born + slot.length) % ticks() == tick && slots_[index] != nullptr) {
-        destroy(std::exchange(slots_[index], nullptr));
+    for (size_t index = 0; index < transients_.size(); ++index) {
+      const Transient& transient = script_.transients[index];
+      if ((transient.born + transient.length) % ticks() == tick && transients_[index] != nullptr) {
+        destroy(std::exchange(transients_[index], nullptr));
       }
     }
-    for (size_t index = 0; index < slots_.size(); ++index) {
-      if (script_.slots[index].born == tick)
-        slots_[index] = make(script_.slots[index].bytes * scale_);
+    for (size_t index = 0; index < transients_.size(); ++index) {
+      if (script_.transients[index].born == tick)
+        transients_[index] = make(script_.transients[index].bytes * scale_);
     }
   }
 
@@ -239,8 +239,8 @@ class Player : private PlanSink {
         return parameters_[use.index];
       case Use::What::kState:
         return use.index < states_.size() ? states_[use.index] : nullptr;
-      case Use::What::kSlot:
-        return slots_[use.index];
+      case Use::What::kTransient:
+        return transients_[use.index];
     }
     return nullptr;
   }
@@ -259,7 +259,7 @@ class Player : private PlanSink {
   std::deque<Extent> extents_;
   std::vector<Extent*> parameters_;
   std::vector<Extent*> states_;
-  std::vector<Extent*> slots_;
+  std::vector<Extent*> transients_;
   Recorder recorder_;
   uint64_t now_ = timestamp();
   bool is_recording_ = false;

@@ -77,7 +77,7 @@ std::string TestEngine::check_books(uint64_t small_bytes) {
 }
 
 std::string TestEngine::check_books_once(uint64_t small_bytes) {
-  uint64_t device_bytes = device_->heap().small_blocks().reserved();
+  uint64_t device_bytes = device_->heap().malloc_use().reserved();
   uint64_t cached_bytes = 0;
   uint64_t slot_bytes = 0;
   uint64_t count = 0;
@@ -108,10 +108,10 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   };
   const CpuHeap& heap = device_->heap();
   if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
-  if (heap.small_blocks().used() != small_bytes) {
-    return differs("small bytes", heap.small_blocks().used(), small_bytes);
+  if (heap.malloc_use().used() != small_bytes) {
+    return differs("small bytes", heap.malloc_use().used(), small_bytes);
   }
-  if (heap.small_blocks().reserved() < small_bytes) return "small blocks without room";
+  if (heap.malloc_use().reserved() < small_bytes) return "small blocks without room";
   if (heap.cached_bytes() != cached_bytes) {
     return differs("cached bytes", heap.cached_bytes(), cached_bytes);
   }

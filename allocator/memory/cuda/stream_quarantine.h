@@ -86,7 +86,7 @@ class StreamQuarantine {
     StreamUses late;
     bool any_over = false;
     for (Entry& entry : looked_at) {
-      entry.is_over = is_over(entry, patience == Patience::kForAllStreams, &late);
+      entry.is_over = let_end(entry, patience == Patience::kForAllStreams, &late);
       any_over |= entry.is_over;
     }
     if (!any_over && patience == Patience::kForOneStream) any_over = wait_for_one(looked_at);
@@ -157,7 +157,8 @@ class StreamQuarantine {
     return true;
   }
 
-  Result<bool> is_reached(const StreamMark& mark, bool may_wait) const {
+  // Returns whether the mark is reached; first waits for it if it may.
+  Result<bool> await_or_poll(const StreamMark& mark, bool may_wait) const {
     const bool is_ended_by_failure = on_failure_ == OnFailure::kEnd;
     if (!may_wait) return is_ended_by_failure ? mark.poll() : mark.is_reached();
     if (is_ended_by_failure) {
@@ -168,10 +169,11 @@ class StreamQuarantine {
     return true;
   }
 
+  // Returns whether all streams of the entry have reached their marks; first waits if it may.
   // `late` holds streams with a mark that was not reached a moment ago. Their later marks are not
   // reached either, and their earlier ones can wait for the next poll. So each stream is asked at
   // most once for a mark that it has not reached.
-  bool is_over(Entry& entry, bool may_wait, StreamUses* late) {
+  bool let_end(Entry& entry, bool may_wait, StreamUses* late) {
     if (!mark(entry)) return false;
     for (const StreamUse& use : entry.uses) {
       for (const StreamUse& other : *late) {
@@ -179,7 +181,7 @@ class StreamQuarantine {
       }
     }
     for (const StreamMark& mark : entry.marks) {
-      const Result<bool> reached = is_reached(mark, may_wait);
+      const Result<bool> reached = await_or_poll(mark, may_wait);
       if (!reached.is_ok()) note_failure(reached.status());
       if (!reached.is_ok()) return false;
       if (reached.value()) continue;
@@ -196,7 +198,7 @@ class StreamQuarantine {
   bool wait_for_one(std::vector<Entry>& entries) {
     return std::ranges::any_of(entries, [&](Entry& entry) {
       StreamUses late;
-      return entry.is_over = is_over(entry, true, &late);
+      return entry.is_over = let_end(entry, true, &late);
     });
   }
 
