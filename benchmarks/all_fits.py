@@ -46,7 +46,7 @@ def first_difference(bits: Sequence[str], of_others: Sequence[str]) -> int:
 
 
 def check_losses(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """Raises BenchmarkFailed if losses differ; names the runs that differ from most."""
+    """Raises BenchmarkFailed if losses differ; names the runs that differ from the majority."""
     losses = {
         f"{variant} in round {number}": tuple(run["loss_bits"])
         for variant, results in runs.items()

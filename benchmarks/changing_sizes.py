@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does it cost that each step has other sizes?
+"""What does it cost when each step has different sizes?
 
-Trains a GPT-2 on batches of random lengths, as the default collator of Hugging Face pads them, and
-on as many tokens in batches of one length, each with stock PyTorch and under budgets that are
-shares of the most bytes that live tensors take. The question is how much of what the plan for one
-length does is done when lengths differ: ops foreseen, bytes that come ahead of use, and time.
+It trains a GPT-2 on batches of random lengths, as the default collator of Hugging Face pads them,
+and on as many tokens in batches of one length, each with stock PyTorch and under budgets that are
+shares of the most bytes that live tensors take. It compares how much of a fixed-length plan's
+benefit remains when lengths differ: ops foreseen, bytes fetched ahead of use, and time.
 
     python benchmarks/changing_sizes.py
 """
@@ -115,7 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(
         name="changing_sizes",
-        question="What does it cost that each step has other sizes?",
+        question="What does it cost when each step has different sizes?",
         command="python benchmarks/changing_sizes.py",
         facts=support.machine_facts(("torch", "transformers")),
         tables=[

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What does the cuda backend cost the thread that calls it? Measured over a simulated driver, since
-// none of this calls the driver. A block that the same stream freed before is allocated and freed
-// again; an op that names resident extents passes the gate; and a kernel whose arguments are
-// addresses that its op has announced passes the launch guard. The engine is armed and nothing is
-// evicted.
+// What does the cuda backend cost the thread that calls it? The thread allocates a block that the
+// same stream freed before, and frees it again; passes the gate with an op that names resident
+// extents; and passes the launch guard with a kernel whose arguments are addresses that its op has
+// announced. None of this calls the driver, so a simulated one suffices. The engine is armed and
+// evicts nothing.
 //
 // The names are <what>/<number>: allocate/<bytes>, stock/<bytes> (posix_memalign and free, for
 // comparison), gate/<extents>, launch/<addresses>; benchmarks/cuda_host.py runs this program and

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does the cuda backend cost the thread that calls it, the driver left out?
+"""What does the cuda backend cost the thread that calls it, without the driver?
 
-It allocates a block that the same stream freed before and frees it again, passes the gate with an
-op that names 0 to 64 resident extents, and passes the launch guard with a kernel that uses what its
-op has announced. None of this calls the driver, so all is measured over the simulated one, without
-a GPU. The program is built on the first run, in build/benchmarks.
+The thread allocates a block that the same stream freed before, and frees it again; passes the gate
+with an op that names 0 to 64 resident extents; and passes the launch guard with a kernel that uses
+what its op has announced. None of this calls the driver, so a simulated one suffices, and no GPU is
+needed. The first run builds the program in build/benchmarks.
 
     python benchmarks/cuda_host.py
 """
@@ -90,7 +90,7 @@ def main() -> None:
     verdict = "met" if at_one <= GATE_GOAL_NS else "missed"
     report = Report(
         name="cuda_host",
-        question="What does the cuda backend cost the thread that calls it, the driver left out?",
+        question="What does the cuda backend cost the thread that calls it, without the driver?",
         command="python benchmarks/cuda_host.py",
         facts=support.machine_facts(),
         verdicts=[

@@ -98,7 +98,7 @@ uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argum
   if (alias != nullptr && writes(*alias)) return TENCACHE_READ | TENCACHE_WRITE;
   if (contains(kMetadataReaders, name)) return TENCACHE_NAME;
   if (contains(kShapeTakers, name) && argument.name() == "other") return TENCACHE_NAME;
-  // We know only of PyTorch's own operators that they make views without reading bytes.
+  // Only PyTorch's own operators are known to make views without reading bytes.
   const bool is_view = alias != nullptr && is_returned(*alias, returned);
   return is_view && name.starts_with("aten::") ? TENCACHE_NAME : TENCACHE_READ;
 }

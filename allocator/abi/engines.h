@@ -85,7 +85,7 @@ class Engines {
   /// Whether the gate of any engine must be told of ops.
   bool is_armed() const;
   uint64_t evict_all() const;
-  /// Gives back what nobody uses, and returns its bytes.
+  /// Gives cached memory of all engines back; returns how many bytes went.
   uint64_t empty_caches() const;
   /// Peaks begin anew with what is used now.
   void reset_peaks() const;

@@ -25,7 +25,7 @@ inline constexpr uint64_t kLivePageMagic = 0x6568'6361'636e'6574;  // "tencache"
 inline constexpr uint64_t kLivePageVersion = 1;
 inline constexpr size_t kLiveEnginesMax = 16;
 
-/// Of one engine: bytes, nanoseconds, counts.
+/// The figures of one engine: bytes, nanoseconds, counts.
 struct LiveEngine {
   uint64_t ordinal = 0;  // of the GPU; all ones on the cpu backend
   uint64_t device_budget = 0;

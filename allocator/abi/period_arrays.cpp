@@ -15,7 +15,7 @@ namespace {
 
 // Sums of bytes and of nanoseconds stay below this, so that no sum wraps.
 constexpr uint64_t kSumMax = uint64_t{1} << 60;
-// So much takes days at the speed that is assumed before anything was moved.
+// Moving this much takes days at the speed that is assumed before anything was moved.
 constexpr uint64_t kStoredBytesMax = uint64_t{1} << 50;
 
 static_assert(TENCACHE_NO_TICK == kNoTick);

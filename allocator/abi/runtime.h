@@ -61,7 +61,7 @@ class Runtime {
   /// disk can be used below host memory, there is none; that is an error only if a disk was asked
   /// for.
   Result<CudaDeviceConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
-  /// The configuration of the engine over it.
+  /// The configuration of the engine over this GPU.
   EngineConfig gpu_engine_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// Whether the disk shall be read straight into GPUs where possible.
   bool wants_direct_storage() TENCACHE_EXCLUDES(mutex_) {

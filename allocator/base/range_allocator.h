@@ -33,7 +33,8 @@ class RangeAllocator {
   std::optional<uint64_t> best_fit(uint64_t length) const;
   /// Takes exactly this range, which is free, wherever it lies in a longer one.
   void take(uint64_t offset, uint64_t length);
-  /// The free ranges of at least so many units, as offset and length: the tightest, in that order.
+  /// The free ranges of at least this many units, as offset and length: the tightest, in that
+  /// order.
   std::vector<std::pair<uint64_t, uint64_t>> best_fits(uint64_t length, size_t count_max) const;
 
   /// Returns a range that allocate() gave, or a part of one. Freeing what is not in use aborts.

@@ -10,10 +10,10 @@ namespace {
 
 using Row = std::span<const uint64_t>;
 
-// So many equal entries in a row are taken for the same place of both rows.
+// This many equal entries in a row are taken for the same place of both rows.
 constexpr size_t kRun = 4;
-// At most so many entries are left out at once, of both rows together. The search for the next run
-// takes the square of that.
+// At most this many entries are left out at once, of both rows together. The search for the next
+// run takes the square of that.
 constexpr size_t kLeftOutMax = 1024;
 
 /// Rows that are shorter than a run must be equal to their ends.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Alignment: which entries of one row correspond to which of another one that is nearly the same.
-// A few may be missing on either side: an optimizer creates its state once, a batch is evaluated
-// between two steps. Equal entries in order correspond. Where the rows differ, the fewest entries
-// are left out after which four in a row are equal again. So a correspondence is a good guess and
-// no proof; whoever uses it verifies what it follows from it.
+// align_ends, align: which entries of one row correspond to which of another one that is nearly the
+// same. A few may be missing on either side: an optimizer creates its state once, a batch is
+// evaluated between two steps. Equal entries in order correspond. Where the rows differ, the fewest
+// entries are left out after which four in a row are equal again. So a correspondence is a good
+// guess and no proof; whoever uses it verifies what it follows from it.
 //
 // Pure functions.
 #pragma once

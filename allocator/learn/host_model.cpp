@@ -95,8 +95,8 @@ uint64_t HostModel::enter(uint32_t tensor, uint64_t kept_free_bytes, uint64_t no
   return std::max(now_ns, write_free_ns_ - std::min(write_free_ns_, free_ns));
 }
 
-// Afterwards there is room for `bytes`, with half of the headroom free beside them. Where it was
-// not, so much is made free.
+// Makes room for `bytes` beside half of the headroom. Where it has to free any, it goes on until
+// `kept_free_bytes` are free beside them.
 void HostModel::make_room(uint64_t bytes, uint64_t kept_free_bytes, uint64_t now_ns) {
   if (used_bytes_ + bytes <= window_bytes_) return;
   while (used_bytes_ + bytes > machine_.host_bytes - kept_free_bytes) {

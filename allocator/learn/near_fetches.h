@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NearFetches: a schedule of fetches for links that have more to carry than computing gives them
+// fetch_near_use: a schedule of fetches for links that have more to carry than computing gives them
 // time for. There each fetch is late, and an early one only takes room: what was fetched leaves
 // again before its use (a thrash), and is read twice. So fetches go in the order of their
 // deadlines, and at no time are more than a given number of bytes fetched or requested ahead of the

@@ -14,7 +14,8 @@ namespace {
 constexpr size_t kMarksMax = 8;
 // At most this many repetitions are looked at; more come from loops within loops.
 constexpr size_t kRepeatsMax = 16;
-// So much of a second copy, and so many old extents in it, are taken for a repetition.
+// A row counts as repeated once this much of a second copy agrees: this many ticks, this part of
+// all, and ticks that name this many old extents.
 constexpr uint64_t kAgreedTicksMin = 32;
 constexpr uint64_t kAgreedPart = 8;
 constexpr size_t kAgreedExtentsMin = 4;

@@ -29,7 +29,7 @@ struct Plan {
   std::vector<PlannedMove> moves;
   Victim otherwise = Victim::kFarthestNextUse;
   // Where a disk lies below host memory: while the disk has nothing else to write, what is needed
-  // last is copied to it, until so much lies there.
+  // last is copied to it, until this much lies there.
   uint64_t copy_ahead_bytes = 0;
 };
 

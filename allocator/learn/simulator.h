@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Simulator: tells what a plan would do. It replays a trace, period after period, on a machine, and
+// simulate: tells what a plan would do. It replays a trace, period after period, on a machine, and
 // makes the plan's moves. At an op it does what the engine does there: wait for fetches, make room,
 // fetch on demand what is missing. It returns time, stalls and traffic of a period in steady state.
 // It is a pure function: the same arguments always give the same result.

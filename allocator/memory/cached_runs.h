@@ -34,7 +34,7 @@ class CachedRuns {
     if (bytes >= kGranuleBytes) granules_.take(granule_of(address), bytes / kGranuleBytes);
   }
 
-  /// The tightest runs of so many bytes, a multiple of granules, in that order.
+  /// The tightest runs of at least this many bytes, a multiple of granules, in that order.
   std::vector<std::span<const char>> tightest(uint64_t bytes, size_t count_max) const {
     std::vector<std::span<const char>> runs;
     for (const auto& [granule, count] : granules_.best_fits(bytes / kGranuleBytes, count_max)) {
@@ -43,7 +43,7 @@ class CachedRuns {
     return runs;
   }
 
-  /// Of all runs.
+  /// The bytes of all runs.
   uint64_t bytes() const { return (granules_.limit() - granules_.used()) * kGranuleBytes; }
   bool is_valid() const { return granules_.is_valid(); }
 

@@ -169,7 +169,7 @@ Status CpuHeap::furnish(Extent* extent, uint64_t requested_bytes) {
   return Status::ok();
 }
 
-// Makes the addresses and the object: Vacant, without room or pages.
+// Takes addresses and an Extent object for them, which is Vacant, without room or pages.
 Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   if (extent_count() >= config_.extent_count_max) {
     return Status(StatusCode::kUnavailable,

@@ -69,7 +69,7 @@ class CpuHeap final : public Heap {
   /// none keep what stood behind them. REQUIRES: the range is anonymous memory that begins at a
   /// granule, and nobody else uses it.
   Frames gather_frames(char* target, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// Drops what is cached beyond what is worth keeping (memory/live_peak.h). Call before so many
+  /// Drops what is cached beyond what is worth keeping (memory/live_peak.h). Call before this many
   /// fresh bytes are reserved.
   void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }

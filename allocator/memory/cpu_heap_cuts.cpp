@@ -24,7 +24,7 @@
 namespace tencache {
 namespace {
 
-// Up to so many eighths of the budget in use, memory is plentiful. That is less than what arms.
+// Up to this many eighths of the budget in use, memory is plentiful. That is less than what arms.
 constexpr uint64_t kPlentifulEighths = 5;
 
 // The search in a run is bounded, because it holds the heap's lock.
@@ -115,7 +115,7 @@ char* CpuHeap::place_to_cut(std::span<const char> run, uint64_t bytes) const {
   return front->address;
 }
 
-// Cached extents that lie one behind another and have so many bytes, from the tightest run. They
+// Cached extents that lie one behind another and have this many bytes, from the tightest run. They
 // are Vacant, busy and the caller's then. None where no run suffices, or where one of them is still
 // in use.
 std::vector<Extent*> CpuHeap::claim_run(uint64_t bytes) {

@@ -125,7 +125,7 @@ class Heap {
   /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
   /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
-  /// Waits until so much is free or cached, where cached memory is as good as free. Then what
+  /// Waits until this much is free or cached, where cached memory is as good as free. Then what
   /// leaves need not give its pages back to the kernel first. A guess: another thread may take
   /// them.
   void await_any_room(uint64_t bytes, uint64_t soon_bytes = 0);
@@ -203,7 +203,7 @@ class Heap {
   }
   /// Call now and then, with the number of extents that were ever freed.
   void look_at_time(uint64_t frees) { live_peak_.look_at_time(config_.clock(), frees); }
-  /// How much live and freed memory together may take, once so many bytes are live.
+  /// How much live and freed memory together may take, once this many bytes are live.
   uint64_t allowed_bytes(uint64_t live = 0) const { return live_peak_.allowed_bytes(live); }
   /// What was freed since the budget was exceeded goes back, instead of being handed out again.
   void drop_cached_above_budget() {

@@ -53,7 +53,7 @@ class LivePeak {
     return previous > running ? previous : running;
   }
 
-  /// How much live and cached memory together may take, once so many bytes are live.
+  /// How much live and cached memory together may take, once this many bytes are live.
   uint64_t allowed_bytes(uint64_t live_bytes = 0) const {
     const uint64_t peak_bytes = std::max(recent_bytes(), live_bytes);
     return peak_bytes + peak_bytes / kSlackShare;

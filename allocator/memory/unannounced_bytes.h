@@ -24,7 +24,7 @@ class UnannouncedBytes {
  public:
   explicit UnannouncedBytes(Budget& budget) : budget_(budget) {}
 
-  /// The extent holds so many bytes now. Returns by how many the limit of the budget is exceeded
+  /// The extent holds this many bytes now. Returns by how many the limit of the budget is exceeded
   /// for want of room for more than before.
   uint64_t note(Extent* extent, uint64_t bytes) {
     const uint64_t before = extent->unannounced_bytes.exchange(bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Maps memory and touches it by several threads. Each thread takes the next piece until none is
+// Maps memory and touches it with several threads. Each thread takes the next piece until none is
 // left, so a slow thread delays the whole by one piece at most.
 #include "platform/host_memory.h"
 
@@ -46,8 +46,9 @@ int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   return 0;
 }
 
-/// Touches one memory by several threads. The memory is fresh, so its bytes are zero before and
-/// after. The counters are relaxed because the threads are joined before anything is read.
+/// Touches one range of memory with several threads. The memory is fresh, so its bytes are zero
+/// before and after. The counters are relaxed because the threads are joined before anything is
+/// read.
 class Toucher {
  public:
   Toucher(char* memory, uint64_t bytes, HostPlacement& placement)

@@ -21,8 +21,8 @@ namespace {
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
-// The arena takes half of the addresses (platform/address_arena.h), and what leaves memory keeps
-// its addresses there. So a budget has to leave as many again.
+// The arena takes half of the addresses (platform/address_arena.h), and evicted extents keep
+// theirs. So a budget takes at most half of the arena.
 constexpr uint64_t kAddressShare = 4;
 
 std::optional<uint64_t> read_number(const std::string& path) {

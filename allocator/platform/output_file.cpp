@@ -28,12 +28,12 @@ constexpr mode_t kMode = 0666;  // less the umask
 
 enum class Way : uint8_t { kReplace, kOpen, kDescriptor };
 
-/// What has a name, and so how it is written.
+/// What stands under a path, and so how to write there.
 struct Target {
   int error_number = 0;  // not 0: it cannot be written
   Way way = Way::kReplace;
   int descriptor = -1;     // for kDescriptor
-  struct stat found = {};  // what has the name; mode 0 if nothing has it
+  struct stat found = {};  // what stands there; mode 0 if nothing does
 };
 
 /// While it lives, a reader that has gone is an error of write() and no signal.

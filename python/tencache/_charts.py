@@ -191,7 +191,7 @@ def _path(line: Line, frame: _Frame) -> str:
 
 
 def thinned(points: Points, most: int) -> list[tuple[float, float]]:
-    """At most so many points: of each stretch the one with the largest value, and both ends."""
+    """At most this many points: of each stretch the one with the largest value, and both ends."""
     if len(points) <= most:
         return list(points)
     size = len(points) / (most - 2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts below a head; the first cell of a row names it."""
+    """Rows of text below a header; the first cell of a row names it."""
 
     caption: str
     head: Sequence[str]

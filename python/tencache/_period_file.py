@@ -231,8 +231,9 @@ class _Reader:
             self._overwritten_at.setdefault(self._indices[tensor], []).append(tick)
 
     def _end_lives_before_overwriting(self) -> None:
-        """Makes a tensor of its own of what an overwritten tensor holds from one such op to the
-        next: it ends with the last op that needs it, so that it need not be kept after that."""
+        """Splits each overwritten tensor: what it holds from one overwriting op to the next becomes
+        a tensor of its own. That one ends with the last op that needs it, so that it need not be
+        kept longer."""
         places: dict[int, list[tuple[int, int]]] = {index: [] for index in self._overwritten_at}
         place = 0
         for tick, count in enumerate(self._access_counts):

@@ -71,7 +71,7 @@ def _parse_budget(text: str) -> Budget:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One period in steady state under one budget; the fields are those of tencache_plan()."""
+    """One period in steady state under one budget; other fields are those of tencache_plan()."""
 
     budget_bytes: int
     step_ns: int

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EarlyFetches: how early a fetch may start, by hand, and its limits on random traces.
+// fetch_when_room: how early a fetch may start, by hand, and its limits on random traces.
 #include "learn/early_fetches.h"
 
 #include <gtest/gtest.h>
@@ -37,10 +37,13 @@ std::map<uint32_t, Tick> starts(const Trace& trace, uint64_t budget_bytes) {
 
 TEST(EarlyFetchesTest, AsEarlyAsThereIsRoom) {
   using Starts = std::map<uint32_t, Tick>;
-  // Tensor 3 is named by two ops in a row and never leaves. Room for another one: tensor 2 stays
-  // where it is, tensor 1 comes when tensor 3 goes, and tensor 0 when tensor 2 does.
+  // Tensor 3 is named by two ops in a row and never leaves. With 20 bytes there is room for one
+  // more: tensor 2 stays where it is, tensor 1 comes when tensor 3 goes, and tensor 0 when tensor 2
+  // does.
   EXPECT_EQ(starts(there_and_back(), 20), (Starts{{0, 6}, {1, 5}, {2, 3}}));
+  // With 10 bytes each comes just before its op.
   EXPECT_EQ(starts(there_and_back(), 10), (Starts{{0, 7}, {1, 6}, {2, 5}}));
+  // With room for all, each stays.
   EXPECT_EQ(starts(there_and_back(), 1000), (Starts{{0, 1}, {1, 2}, {2, 3}}));
 }
 

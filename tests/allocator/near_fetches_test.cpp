@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NearFetches: how far ahead a fetch may start, by hand, and its limits on random traces.
+// fetch_near_use: how far ahead a fetch may start, by hand, and its limits on random traces.
 #include "learn/near_fetches.h"
 
 #include <gtest/gtest.h>

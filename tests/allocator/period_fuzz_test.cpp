@@ -131,7 +131,7 @@ class Player : private PlanSink {
     }
     return known;
   }
-  /// Of how many extents the cursor knows what the script does from `tick` on.
+  /// For how many extents the cursor knows what the script does from `tick` on.
   size_t count_right(size_t tick) const {
     size_t right = 0;
     for (const auto& [extent, distance] : cursor_->next_uses()) {
@@ -279,7 +279,7 @@ Machine machine() {
   return machine;
 }
 
-/// Of the three steps that it plays.
+/// Plays three steps and returns the period that is found in them.
 std::optional<Period> period_of_three_steps(Player& player) {
   for (int step = 0; step < 3; ++step) player.play_step(0, 0, step == 1);
   const std::optional<PeriodPlace> segment = last_segment(player.stream());

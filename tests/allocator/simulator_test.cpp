@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Simulator: small schedules worked out by hand, victims against a naive cache's, and invariants on
+// simulate: small schedules worked out by hand, victims against a naive cache's, and invariants on
 // random traces and plans. Nothing runs before its bytes are there, reported excesses are the only
 // ones over the budget, and bytes are conserved.
 #include "learn/simulator.h"

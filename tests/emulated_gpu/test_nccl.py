@@ -59,7 +59,7 @@ def reports(part: str, folder: Path, variables: Mapping[str, str]) -> list[dict[
 
 
 def test_collectives_give_what_the_cpu_gives(tmp_path: Path) -> None:
-    """Under tencache with chaos: the bits must be right however tensors move meanwhile."""
+    """Tencache runs in chaos mode: the bits must be right however tensors move meanwhile."""
     chaos = {"TENCACHE_CHAOS": "1", "TENCACHE_EXTENT_MIN": "64KiB", "TENCACHE_ARM_AT": "0.0001"}
     for report in reports("collectives", tmp_path / "ranks", with_tencache("64MiB", **chaos)):
         assert report["stats"]["bytes"]["fetched"] > 0

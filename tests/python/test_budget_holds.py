@@ -48,7 +48,7 @@ VERDICT = """
         assert stats["over_budget"] == {"events": 0, "peak_bytes": 0}, stats
 """
 
-# name: (what stock PyTorch writes beforehand, what is run, how many extents it makes at least).
+# name: (what stock PyTorch writes first, what runs, the least number of extents that it makes).
 # `torch.UntypedStorage(size)` takes an allocator that cannot be replaced. Such a storage is no
 # extent, nor is a mapped file (docs/limits.md): the budget must hold for what is.
 LOADERS = {

@@ -26,7 +26,7 @@ BUDGETS = {
     "cpu": {"TENCACHE_DEVICE_MEMORY": "24MiB"},
     "cuda": {"TENCACHE_DEVICE_MEMORY": "64MiB"},
 }
-# How much the mean may grow: a share of it, and so much besides.
+# How much the mean may grow: a share of it, and this much besides.
 LIMITS = {
     "rss": (0.05, 16 << 20),
     "mappings": (0.05, 100),

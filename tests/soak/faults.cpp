@@ -81,7 +81,7 @@ constexpr off_t kElsewhereBytes = 1 << 20;
 // Set by soak_fail_disk() before the program makes threads, except for the counters.
 const Kind* g_kind = nullptr;
 uint64_t g_chance = 0;  // of 10,000 calls
-int64_t g_skip = 0;     // so many calls first go well
+int64_t g_skip = 0;     // this many calls first go well
 int64_t g_most = 0;     // faults
 long g_delay_us = 0;
 int g_marks_fd = -1;

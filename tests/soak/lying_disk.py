@@ -7,7 +7,7 @@ so that which of them fail follows from the seed and the order of requests. It e
 unmounted.
 
 Usage (root): lying_disk.py FOLDER JSON, where the object has kind, seed, chance (of 10,000 calls),
-skip (so many calls go well first), most (faults) and delay_us. "mounted" on stdout says that it is
+skip (how many calls go well first), most (faults) and delay_us. "mounted" on stdout says that it is
 ready. At the end, it prints how many faults it made.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that the soaks disturb. Each prints `DIGEST`, the same on stock PyTorch.
 
-They are small, and beyond the budgets of `soak.py`. They run in a forked child of the zygote, which
-has imported this file; so it runs no op when it is imported.
+They are small, and exceed the budgets of `rounds.py`. They run in a forked child of the zygote,
+which has imported this file; so it runs no op when it is imported.
 """
 
 from __future__ import annotations

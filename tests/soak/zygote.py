@@ -23,7 +23,7 @@ TIMEOUT_S = 120  # nothing here takes a tenth of it; what does, hangs
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL, so long after so many steps."""
+    """SIGKILL, this long after this many steps."""
 
     steps: int
     pause_us: int

@@ -75,7 +75,7 @@ class Watch:
         self.seen = ""
 
     def read(self, steps: int | None = None) -> bool:
-        """Reads up to so many steps, or to the end. Whether it came so far in time."""
+        """Reads up to this many steps, or to the end. Returns whether it came that far in time."""
         while steps is None or self.seen.count(".") < steps:
             left_s = self._end_s - time.monotonic()
             if left_s <= 0 or not self._poll.poll(1000 * left_s):

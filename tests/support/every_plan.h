@@ -34,7 +34,7 @@ class EveryPlan {
   static std::tuple<bool, uint64_t, uint64_t> rank(const Simulation& simulation) {
     return {!simulation.is_steady, simulation.over_budget_bytes, simulation.step_ns};
   }
-  /// Of all plans.
+  /// The simulation of the best of all plans.
   Simulation best() {
     best_ = simulate(trace_, plan_, machine_);
     extend(0);

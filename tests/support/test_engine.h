@@ -52,7 +52,7 @@ class TestEngine {
 
   /// Runs an op that reads (or writes) the extents.
   void use(std::initializer_list<const void*> addresses, AccessMode mode = AccessMode::kRead);
-  /// Allocates so many extents with the patterns 0, 1, ..., each written by an op, in this order.
+  /// Allocates this many extents with the patterns 0, 1, ..., each written by an op, in this order.
   std::vector<char*> written(uint64_t count, uint64_t bytes);
   /// Makes this one extent cold; false when it stayed resident.
   bool evict(const void* address);

@@ -16,7 +16,7 @@
 
 namespace tencache {
 
-/// Moves are begun in parts of at most so many bytes, or one extent.
+/// Moves are begun in parts of at most this many bytes, or one extent.
 inline constexpr uint64_t kBytesAtOnceMax = 16 * kMiB;
 
 /// What the program had queued on a device when a request was made; the backend knows what it is.

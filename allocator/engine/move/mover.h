@@ -62,7 +62,7 @@ class Mover {
   /// else 0. There may be more to take even so.
   virtual uint64_t prefetch(RequestSource& requests) = 0;
 
-  /// Moves of about so many bytes are begun at a time: enough to keep the link busy, and not so
+  /// Moves of about this many bytes are begun at a time: enough to keep the link busy, and not so
   /// much that a thread which needs the first of them waits long for the last.
   virtual uint64_t bytes_at_once() const { return kBytesAtOnceMax; }
 

@@ -18,7 +18,7 @@ class NextUses {
   virtual ~NextUses() = default;
   /// Ticks until each known extent is used next; empty where nothing is known.
   virtual std::unordered_map<const Extent*, uint64_t> next_uses() const = 0;
-  /// Copies to the lowest tier are made ahead of need until so much lies there.
+  /// Copies to the lowest tier are made ahead of need until this much lies there.
   virtual uint64_t copy_ahead_bytes() const { return 0; }
 };
 

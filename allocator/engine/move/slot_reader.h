@@ -26,7 +26,7 @@ struct SlotRead {
 };
 
 struct SlotReadResult {
-  size_t done = 0;  // the first so many are there and proved
+  size_t done = 0;  // this many, from the first on, are there and proved
   Status status;    // why the others are not, after several tries
 };
 

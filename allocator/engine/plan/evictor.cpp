@@ -19,7 +19,7 @@ namespace {
 // After each batch of this size the evictor looks anew how much room is wanted.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
-// So many extents that the program has just named, and may still use by address, are worth more
+// This many extents that the program has just named, and may still use by address, are worth more
 // than a guess.
 constexpr size_t kNamedLately = 8;
 

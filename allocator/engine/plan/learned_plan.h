@@ -75,7 +75,8 @@ struct LearnedKind {
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 
-  /// Of the same kind of period (Period::is_same_kind), the smallest first; never empty.
+  /// All plans are for the same kind of period (Period::is_same_kind), the smallest sizes first;
+  /// never empty.
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 

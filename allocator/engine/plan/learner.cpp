@@ -28,8 +28,9 @@ constexpr double kSameShare = 0.9;
 // A step that has this part of the only known copy of a kind is a better copy of it: the first step
 // creates what later ones use.
 constexpr double kBetterShare = 0.5;
-// The loop that a row of additional ticks holds may end so many ticks before the row. It is looked
-// for in at most so many ticks, all searches together, and at most so many are tried out.
+// A row of additional ticks may hold a loop, which ends fewer than kTrailingTicksMax ticks before
+// the row does. All searches for it together look at kLoopSearchTicks ticks at most, and try out
+// kLoopsTriedMax loops at most.
 constexpr uint64_t kTrailingTicksMax = 16;
 constexpr uint64_t kLoopSearchTicks = uint64_t{1} << 16;
 constexpr int kLoopsTriedMax = 16;

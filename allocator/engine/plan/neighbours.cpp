@@ -14,13 +14,14 @@
 namespace tencache {
 namespace {
 
-// So many in one direction are a row.
+// This many extents in one direction make a row.
 constexpr uint32_t kLengthMin = 3;
-// Neighbours may have so many others between them: those that are there need not be fetched.
+// Neighbours are at most this many places apart: those between them may be there already, and need
+// not be fetched.
 constexpr ptrdiff_t kNear = 8;
-// Each row is so much of the budget ahead, or one extent.
+// Each row is fetched ahead by this share of the budget, or by one extent.
 constexpr uint64_t kAheadShare = 32;
-// A row is over when it has not gone on while others did so often.
+// A row is over when others have gone on this often since it last did.
 constexpr uint64_t kUsesMax = 32;
 // Listing all extents takes time in proportion to them. So it is done again only after this part of
 // them was late.

@@ -22,7 +22,8 @@ class PeriodTimes {
   /// How many are kept.
   size_t count() const { return std::min(added_, kKept); }
 
-  /// Of those that are kept; of an even number the smaller one in the middle. 0: there are none.
+  /// The median of the times that are kept; of an even number, the smaller of the middle two. 0 if
+  /// there are none.
   uint64_t median_ns() const {
     if (added_ == 0) return 0;
     std::array<uint64_t, kKept> sorted = newest_;

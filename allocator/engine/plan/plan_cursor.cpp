@@ -14,13 +14,13 @@ namespace {
 constexpr Tick kSkippedMax = 8;
 constexpr Tick kSkippedToKnownMax = 256;
 // A surprise adds to the doubt, the next ones in a row add less, and each expected tick reduces it.
-// Some ticks in a row, or a few in every hundred, are passed over; a program that keeps differing
-// is not this one.
+// With these values 29 surprises in a row are passed over, and one in every nine ticks for ever. A
+// program that differs more is not this one.
 constexpr uint32_t kDoubtPerSurprise = 8;
 constexpr uint32_t kDoubtPerNextSurprise = 2;
 constexpr uint32_t kDoubtMax = 64;
-// A plan for this part of today's bytes is large enough. One for this many times the bytes of the
-// smallest that is large enough need not be exchanged.
+// A plan made for at least this share of today's bytes is large enough. If the present plan is, it
+// stays while its bytes are at most kNearEnough times those of the smallest such plan.
 constexpr double kLargeEnough = 0.94;
 constexpr double kNearEnough = 1.1;
 

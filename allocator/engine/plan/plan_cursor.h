@@ -102,7 +102,7 @@ class PlanCursor final : public NextUses {
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Of a stored kind, Period::extent_ids as far as they are known by now; else empty.
+  /// For a stored kind, Period::extent_ids as far as they are known by now; else empty.
   std::vector<uint64_t> found_extents(uint64_t plan_number) const TENCACHE_EXCLUDES(mutex_);
 
   /// Empty while lost.

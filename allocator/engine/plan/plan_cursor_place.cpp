@@ -10,10 +10,10 @@
 namespace tencache {
 namespace {
 
-// Several places of a plan must have fitted so many ticks that name extents which are always there.
-// Then they are the same place of a loop.
+// Several places of a plan must have fitted this many ticks that name extents which are always
+// there. Then they are the same place of a loop.
 constexpr uint32_t kLoopTicksMin = 6;
-// At most so many places share a gram; checking more would cost more than it tells.
+// At most this many places share a gram; checking more would cost more than it tells.
 constexpr size_t kPlacesMax = 1024;
 
 }  // namespace

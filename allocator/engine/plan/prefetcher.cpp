@@ -17,7 +17,8 @@ namespace {
 // Behind this many requests, the oldest is not worth fetching any more.
 constexpr size_t kRequestsMax = 4096;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
-// It is noticed within the time in which the link moves so many bytes, or at the latest after that.
+// It is noticed within the time in which the link moves this many bytes, or at the latest after
+// that.
 constexpr double kRoomPollBytes = 5e6;
 constexpr std::chrono::microseconds kRoomPollMax{500};
 constexpr std::chrono::microseconds kDemandPoll{50};

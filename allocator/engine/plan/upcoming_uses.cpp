@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// So much of the budget is filled ahead, about what one chunk of a list op names.
+// This share of the budget is filled ahead: about what one chunk of a list op names.
 constexpr uint64_t kAheadShare = 16;
 
 }  // namespace

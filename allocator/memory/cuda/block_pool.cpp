@@ -215,8 +215,9 @@ uint64_t BlockPool::trim(uint64_t bytes) {
   return given_bytes;
 }
 
-// Returns to the source what the device is done with. Owners whose streams cannot be waited for are
-// added to `refused` and keep their memory.
+// Waits until the device is done with the claimed segments, then gives them back to the source.
+// Owners whose streams cannot be waited for are added to `refused` and keep their memory. Returns
+// how many bytes went.
 uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* refused) {
   StreamSet owners = 0;
   {

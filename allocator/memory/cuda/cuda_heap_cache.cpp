@@ -17,7 +17,7 @@ constexpr uint64_t kScarcePerBudget = 8;
 // Between two marks at most this share of what is allowed is freed, so a thread that wants a frame
 // back waits for at most this much more than was freed before it.
 constexpr uint64_t kMarksPerAllowed = 256;
-// For so many frees after a frame was wanted, another is presumed to be wanted.
+// For this many frees after a frame was wanted, another is presumed to be wanted.
 constexpr int64_t kFreesToMark = 1024;
 
 uint64_t smallest_handle_of(const Frame& frame) {

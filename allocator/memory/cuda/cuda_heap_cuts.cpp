@@ -56,7 +56,7 @@ void append_borders(const CudaExtent& extent, std::vector<Border>* borders) {
   borders->back().is_of_extent = true;
 }
 
-// The first handles, of together so many bytes, leave `handles`.
+// Takes the first handles out of `handles`: this many bytes in all.
 Frame split_off(std::vector<FrameHandle>* handles, uint64_t bytes) {
   Frame frame;
   auto handle = handles->begin();

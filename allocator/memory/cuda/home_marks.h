@@ -3,8 +3,8 @@
 // HomeMarks: tells until when a stream may still use memory that was freed on it. A program that is
 // ahead of its GPU frees memory long before the GPU gets there, and goes on queueing. A thread that
 // wants the frame waits for the moment of the free and for nothing that was queued since. An event
-// per free would cost the program too much, so there is one per so many freed bytes. Frees are
-// numbered, and a mark covers all lower-numbered frees of its stream. As long as nobody wants
+// per free would cost the program too much, so one serves a certain number of freed bytes. Frees
+// are numbered, and a mark covers all lower-numbered frees of its stream. As long as nobody wants
 // frames there are no marks at all. Then the first thread to want a frame makes the mark, and waits
 // for what was queued until then.
 //

@@ -11,7 +11,7 @@
 namespace tencache {
 namespace {
 
-// The kernel takes one in so many multiprocessors. With 132 of them, 16 blocks have 256 KiB in
+// The kernel takes one in this many multiprocessors. With 132 of them, 16 blocks have 256 KiB in
 // flight; a link of 64 GB/s with a latency of 2 us holds 128 KiB. Calculated, not measured.
 constexpr unsigned kShareOfGpu = 8;
 

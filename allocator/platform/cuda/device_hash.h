@@ -49,7 +49,7 @@ Result<DeviceHashSeeds> draw_hash_seeds();
 /// The kernel's parameter, without the range to hash and the place of the sums.
 HashJob make_hash_job(const DeviceHashSeeds& seeds);
 
-/// The number of blocks that have work for so many bytes; at least one.
+/// The number of blocks that have work for this many bytes; at least one.
 uint64_t hash_chunk_count(uint64_t bytes);
 
 /// Finishes the hash from the sums that the blocks of one launch have written.

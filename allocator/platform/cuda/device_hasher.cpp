@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-// Blocks of 128 threads. The registers of the kernel allow so many; they hold four loads of 16
+// Blocks of 128 threads. The registers of the kernel allow this many; they hold four loads of 16
 // bytes a thread in flight, 64 KiB a multiprocessor. Hiding 0.7 us at 4.8 TB/s takes 25 KiB.
 // Calculated, not measured.
 constexpr unsigned kBlocksPerMultiprocessor = 8;

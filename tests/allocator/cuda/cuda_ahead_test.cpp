@@ -410,7 +410,7 @@ struct ToldWait final : OpWait {
   std::vector<LateFetches> parts;
 };
 
-// So that the device can tell for which of them it waited.
+// Each flight is a part of its own, so that the device can tell which of them it waited for.
 TEST_F(CudaAheadTest, EachFlightOfAFetchIsAPartOfTheWait) {
   start();
   std::vector<char*> tensors;

@@ -276,7 +276,8 @@ TEST_F(DeviceHasherTest, AForkedChildHashesNothing) {
   EXPECT_EQ(pending->value(), hash_on_host(device_->data(), kBytes));
 }
 
-// A copy has left the device, and the hash proves that the device still holds the same bytes.
+// After a copy has left, an equal hash proves that the device still holds the same bytes, and a
+// later write changes the hash.
 TEST_F(DeviceHasherTest, AWriteAfterTheCopyShows) {
   start();
   PinnedBuffer host(api(), kBytes);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pinning through a driver of six functions that record their calls: the context and capture mode
-// that a call finds, and the state of the thread after it, also after each failure.
+// Pinning through a fake driver of seven functions. A call that pins or unpins records the context
+// and the capture mode that it finds. The tests also check the state of the thread afterwards,
+// after each failure too.
 #include "platform/cuda/host_pinner.h"
 
 #include <gtest/gtest.h>

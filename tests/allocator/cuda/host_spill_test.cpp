@@ -383,7 +383,7 @@ TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   start();
   allocate(kHostTensors + 1);
   evict(kHostTensors);
-  // While each piece is written, an op asks for all tensors.
+  // While each piece is written, all tensors look as if an op had just used them.
   faults_->add({.kind = FaultKind::kCall, .call = [this] {
                   for (uint64_t index = 0; index < kHostTensors; ++index) {
                     extent(index)->last_use_at = timestamp();

@@ -92,7 +92,7 @@ class SimulatedStream {
   /// The number of works that are queued or running.
   size_t unfinished() const TENCACHE_EXCLUDES(mutex_);
   void wait_until_idle() TENCACHE_EXCLUDES(mutex_);
-  /// The state after so many calls of let_go().
+  /// The state after this many calls of let_go().
   Standing standing(uint64_t lettings_go) const TENCACHE_EXCLUDES(mutex_);
   StreamTimes times() const TENCACHE_EXCLUDES(mutex_);
   /// Starts to count anew at the next kernel.
@@ -104,7 +104,7 @@ class SimulatedStream {
   bool pause_until(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
   /// For actions: waits for the moment and returns its time.
   uint64_t wait_for(const std::shared_ptr<const Marker>& moment) TENCACHE_EXCLUDES(mutex_);
-  /// For actions: notes that it is held until so many calls of let_go().
+  /// For actions: notes that it is held until this many calls of let_go().
   void note_held(uint64_t until) TENCACHE_EXCLUDES(mutex_);
 
   /// Whether this thread does the work of a stream and so must not call the driver.

@@ -64,7 +64,7 @@ class UnannouncedWrites {
   EvictionResult evict_again(uint64_t bytes, bool takes_all) TENCACHE_EXCLUDES(mutex_);
 
  private:
-  // The program counts as writing for so many waits after it was found to.
+  // The program counts as writing for this many waits after it was found to.
   static constexpr int kQuietWaitsMax = 200;
 
   struct Written;

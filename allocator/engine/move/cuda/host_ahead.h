@@ -44,8 +44,8 @@ class HostAhead {
   HostAhead(const HostAhead&) = delete;
   HostAhead& operator=(const HostAhead&) = delete;
 
-  /// From now on the worker keeps so much of the host's budget free, reads and copies ahead. Until
-  /// then nothing is done. Once at most.
+  /// From now on the worker keeps this much of the host's budget free, reads and copies ahead.
+  /// Until then nothing is done. Once at most.
   void start(uint64_t headroom_bytes);
 
   /// A block was taken. Cheap.
@@ -53,7 +53,7 @@ class HostAhead {
     if (headroom_bytes_ == 0) return;
     if (free_bytes() < headroom_bytes_ / 2 || copies_.load(std::memory_order_relaxed)) nudge();
   }
-  /// So many bytes are back on the GPU; their copies are spare now. Cheap.
+  /// Call when this many bytes are back on the GPU; their copies are spare now. Cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
     // What is needed next has changed by some part.

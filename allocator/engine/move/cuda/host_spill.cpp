@@ -24,7 +24,7 @@ constexpr int kTriesMax = 8;
 // The speed of a disk that was not measured.
 constexpr double kUnknownBytesPerS = 2e9;
 
-/// A batch has one extent at least, and more until they have so many bytes.
+/// A batch has one extent at least, and more until they have this many bytes.
 uint64_t batch_bytes(const MoveRate& speed) {
   return std::min(kBatchBytesMax,
                   static_cast<uint64_t>(speed.bytes_per_s(kUnknownBytesPerS) * kBatchS));
@@ -102,7 +102,7 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   return outcome;
 }
 
-// Waits for the one that lives. Whether any has ended since so many had.
+// Waits for the claim that lives. Returns whether any has ended since `ended` of them had.
 bool HostSpill::await_other_claim(uint64_t ended) {
   MutexLock lock(mutex_);
   const uint64_t awaited = other_claims_ + (is_claimed_ ? 1 : 0);

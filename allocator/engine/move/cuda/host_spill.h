@@ -80,7 +80,7 @@ class HostSpill {
   std::vector<ColdExtent> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   /// How much of what is cold is to lie on disk, too; 0 without a plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
-  /// Writes so many bytes, a batch at most, of the extents that are needed last to slots, and
+  /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
   /// leaves them their blocks. REQUIRES: as demote(), and an OtherClaim.
   void copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
   /// What is worth reading at once.
@@ -103,7 +103,7 @@ class HostSpill {
   void describe(Machine* machine) const;
 
   DiskTier& disk() { return disk_; }
-  /// So many bytes came from the disk by another way, in this time.
+  /// Records that this many bytes came from the disk by another way, and in which time.
   void note_read(uint64_t bytes, uint64_t ns) {
     add(ledger_.stats.disk_read_bytes, bytes);
     read_speed_.add(bytes, ns);

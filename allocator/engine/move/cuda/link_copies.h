@@ -52,13 +52,13 @@ class LinkCopies {
   Status queue_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
                   std::optional<StagedCopies>* staged);
 
-  /// What the link moves in so many seconds.
+  /// How many bytes the link moves in this many seconds.
   uint64_t bytes_in(double link_s) const;
   /// As Mover::bytes_at_once().
   uint64_t bytes_at_once() const;
 
  private:
-  /// Of one copy of the same bytes each way.
+  /// How long one copy of the same bytes takes each way.
   struct Times {
     uint64_t out_ns = 0;
     uint64_t in_ns = 0;

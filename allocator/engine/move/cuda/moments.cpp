@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// So many are remembered; the oldest of them covers all older uses.
+// How many moments are remembered. The oldest of them covers all older uses.
 constexpr size_t kMomentsMax = 64;
 
 }  // namespace
@@ -33,7 +33,7 @@ MomentPtr Moments::mark_users(std::span<const MoveRequest> requests) {
   return moment;
 }
 
-// A thread that uses the extent after the claim calls the eviction off.
+// A use after the claim needs no moment: its thread calls the eviction off.
 MomentPtr Moments::after_uses(const MoveRequest& request) {
   const auto& extent = static_cast<const CudaExtent&>(*request.extent);
   if (extent.is_recorded.load(std::memory_order_relaxed)) return nullptr;

@@ -13,7 +13,7 @@ namespace {
 // way for each place in a part.
 constexpr size_t kPartMax = DeviceHasher::kPlaceCount / 8;
 
-/// One request, and more until they have so many bytes.
+/// The first request, and more until they add up to `bytes`; at most kPartMax.
 std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, uint64_t bytes) {
   size_t count = 0;
   uint64_t part_bytes = 0;

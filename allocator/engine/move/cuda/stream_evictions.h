@@ -73,7 +73,7 @@ class StreamEvictions {
 
   using OnEvicted = std::function<void(const EvictionResult& part)>;
 
-  /// Evicts in parts of about so many bytes, each told on the calling thread.
+  /// Evicts in parts of about `part_bytes`, each told on the calling thread.
   void evict(std::span<const MoveRequest> requests, uint64_t part_bytes,
              const OnEvicted& on_evicted);
   /// As Mover::queued_work().

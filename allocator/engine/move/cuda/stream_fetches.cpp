@@ -12,9 +12,9 @@
 namespace tencache {
 namespace {
 
-// So much of the link's time is in flight ahead of use, where more than one flight is. The link
-// never runs dry between two batches then, and a request that becomes outdated has not begun long
-// ago.
+// How much of the link's time may be in flight ahead of use, unless a single flight is longer. That
+// keeps the link busy between two batches, and a request that becomes outdated has not begun long
+// before.
 constexpr double kAheadS = 5e-3;
 // A refused fetch may be granted when it is asked for again, as long as the context is alive.
 constexpr int kFetchTriesMax = 3;

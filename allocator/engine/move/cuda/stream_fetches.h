@@ -20,8 +20,8 @@
 // (engine/move/cuda/direct_reads.h), the frame comes first; what does not arrive whole comes by
 // host memory.
 //
-// Ahead of use only so many bytes are in flight at a time, and one flight is always queued behind
-// another.
+// Ahead of use, only a few milliseconds of copies are in flight at a time, and one flight is always
+// queued behind another.
 //
 // A GPU cannot read what is not mapped: should a copy fail, E stays cold, and an op that uses it
 // faults on the device. It never reads wrong bytes.

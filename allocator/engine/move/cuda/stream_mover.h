@@ -69,13 +69,13 @@ class StreamMover final : public Mover {
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
   ~StreamMover() override;
 
-  /// From now on a thread keeps so much of the host's budget free, where there is a disk below it.
-  /// Once at most.
+  /// From now on a thread keeps this much of the host's budget free, where there is a disk below
+  /// it. Once at most.
   void keep_host_free(uint64_t headroom_bytes);
 
-  /// Copies so many bytes to the host and back, as far as the budget has room for them, so that the
-  /// first plan knows the link, by the copy engines and by the kernel: the faster one is used from
-  /// then on. Waits for it; the driver has the memory again afterwards. REQUIRES: nothing is
+  /// Copies this many bytes to the host and back, as far as the budget has room for them, so that
+  /// the first plan knows the link, by the copy engines and by the kernel: the faster one is used
+  /// from then on. Waits for it; the driver has the memory again afterwards. REQUIRES: nothing is
   /// migrated yet, and nothing is cached that is to stay.
   Status measure_link(uint64_t bytes);
 
