@@ -6,6 +6,7 @@
   - a file or folder that a document names or links to exists, and so does a source of the core that
     a comment names
   - no retired word stands in code, comments or documents (RETIRED has today's words)
+  - no sentence of a comment begins with "So many" or "So much", meaning "this many"
 
 Names are indexed from the text of all sources, which is rough: every word in the body of a class
 counts as a member of it. So a stale name passes while the word is still used in that class; a name
@@ -66,6 +67,7 @@ _WORD = re.compile(r"\w+")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 _CORE_SOURCE = re.compile(rf"(?<![\w/.-])((?:{'|'.join(LAYERS)})/(?:\w+/)*\w+\.(?:h|cpp))\b")
+_SO_MANY = re.compile(r"\bSo (?P<what>many|much)\b")
 _LEFT_OUT_SUFFIXES = ("", ".h", ".cpp", ".py")  # documents may leave these out
 
 
@@ -202,8 +204,18 @@ def check_retired(words: Mapping[str, str]) -> Check:
     return check
 
 
+def check_so_many(path: PurePosixPath, text: str) -> Iterable[Problem]:
+    """Refuses "So many" of what the next line of code counts: that is "this many"."""
+    if path.suffix == ".md":
+        return
+    for number, line in prose(path, text):
+        for match in _SO_MANY.finditer(line):
+            problem = f"says {match.group()}; say what is counted, or: this {match['what']}"
+            yield Problem(str(path), number, problem)
+
+
 def checks() -> list[Check]:
     """All checks of this file, over the names of all sources."""
     paths = source_files(CPP_SUFFIXES)
     names = Names((path, (ROOT / path).read_text()) for path in paths)
-    return [check_names(names), check_paths(source_files()), check_retired(RETIRED)]
+    return [check_names(names), check_paths(source_files()), check_retired(RETIRED), check_so_many]

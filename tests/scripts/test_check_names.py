@@ -129,6 +129,21 @@ def test_retired_words() -> None:
     assert found("CHANGELOG.md", "Portal is Door now.\n") == []
 
 
+def test_so_many() -> None:
+    def found(path: str, text: str) -> list[str]:
+        return [str(problem) for problem in check_names.check_so_many(PurePosixPath(path), text)]
+
+    assert found("a.h", "int x;  // bytes. So much is kept.\n/// So many are tried.\n") == [
+        "a.h:1: says So much; say what is counted, or: this much",
+        "a.h:2: says So many; say what is counted, or: this many",
+    ]
+    assert found("a.py", "# So many fit.\n") == [
+        "a.py:1: says So many; say what is counted, or: this many"
+    ]
+    assert found("a.h", '// There are so many that none fits.\nauto x = "So many";\n') == []
+    assert found("docs/a.md", "So much for that.\n") == []
+
+
 def test_no_retired_word_is_today_s() -> None:
     assert not set(check_names.RETIRED) & set(check_names.RETIRED.values())
     assert list(check_names.check_retired({})(PurePosixPath("a.h"), "any")) == []
