@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "engine/move/cpu/eviction_writer.h"
 #include "tier/content_hash.h"
@@ -97,6 +98,7 @@ void ParkedEvictions::call_off(Parked* parked) {
 }
 
 void ParkedEvictions::end(Parked* parked, const Status& written, EvictionResult* result) {
+  TENCACHE_DCHECK(parked->parking != nullptr);
   if (parked->is_called_off()) {
     disk_.release(parked->abandoned_slot);
     heap_.drop_parking(parked->parking);

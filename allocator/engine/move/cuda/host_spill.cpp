@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -40,6 +41,8 @@ class HostSpill::Writer final : public PieceObserver {
     segments_.reserve(demotions.size());
     for (const Demotion& demotion : demotions) {
       const CudaExtent* extent = demotion.extent;
+      TENCACHE_DCHECK(demotion.slot.is_valid() && !extent->slot.is_valid());
+      TENCACHE_DCHECK(extent->host_block.is_valid() && extent->has(kFlagBusy));
       segments_.push_back({extent->host_block.memory, demotion.slot.offset, extent->bytes});
     }
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/check.h"
 #include "base/clock.h"
 
 namespace tencache {
@@ -164,6 +165,7 @@ void StreamEvictions::try_again(const Eviction& eviction, Run* run) {
 }
 
 Status StreamEvictions::ensure_block(CudaExtent* extent) {
+  TENCACHE_DCHECK(extent->has(kFlagBusy));
   extent->has_copy_below = false;
   heap_.release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
@@ -360,6 +362,8 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
   extent->has_copy_below = true;
   extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  TENCACHE_DCHECK(extent->host_block.is_valid() ||
+                  (!eviction.needs_copy && extent->slot.is_valid()));
   extent->become_cold();
   heap_.budget().release(departure.bytes);
   ledger_.count_departure(departure, &run->result);

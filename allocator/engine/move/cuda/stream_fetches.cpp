@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "engine/move/cuda/staged_copies.h"
 
@@ -212,6 +213,10 @@ void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
 // come back.
 std::vector<CudaExtent*> StreamFetches::bring(std::vector<CudaExtent*> extents, CopyStream& stream,
                                               bool is_ahead, std::vector<CudaExtent*>* later) {
+  const auto is_fetching = [](const CudaExtent* extent) {
+    return extent->state() == ExtentState::kFetching;
+  };
+  TENCACHE_DCHECK(std::ranges::all_of(extents, is_fetching));
   std::vector<CudaExtent*> left_cold;
   if (direct_reads_.is_open()) left_cold = bring_directly(extents, stream, is_ahead);
   if (blocks_.has_disk()) {
