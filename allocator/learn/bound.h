@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bound: how fast a period can be at best under any plan; a measured step is compared with it.
+// bound_step_ns: how fast a period can be at best under any plan. A measured step is compared with
+// it.
 #pragma once
 
 #include <cstdint>

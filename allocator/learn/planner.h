@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Planner: makes a plan from a trace and a machine. It is a pure function. It makes several plans,
-// lets the simulator play each, and returns the one that takes the least time.
+// make_plan: makes several plans for a trace and a machine, lets the simulator play each, and
+// returns the one that takes the least time. It is a pure function.
 //
 //   1. Which gaps to use. Greedy by benefit over cost, with two ways to charge writes
 //      (learn/gap_choice.h). Alternatively by Belady's rule: the tensor that is needed last leaves.
@@ -12,6 +12,8 @@
 //   4. Where the program waits all the same, fetches in the order of their deadlines: as early as
 //      there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h). Where
 //      a disk lies below host memory, copies to it ahead of need.
+//   5. Gaps anew, by the prices that the links' time then has (learn/link_prices.h).
+//   6. Changes of the best plan, played again (learn/local_search.h).
 //   5. The best plan's moves are changed, one by one or several at once, as long as time allows
 //      (learn/local_search.h).
 //
