@@ -3,6 +3,7 @@
 """Checks that comments and documents name only what exists, in today's words.
 
   - a `Class::member` is defined by a source; if the class is a library's, a source names it
+  - the name with which a header introduces what it holds ("// Name: ...") occurs in code
   - a file or folder that a document names or links to exists, and so does a source of the core that
     a comment names
   - no retired word stands in code, comments or documents (RETIRED has today's words)
@@ -67,6 +68,7 @@ _WORD = re.compile(r"\w+")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 _CORE_SOURCE = re.compile(rf"(?<![\w/.-])((?:{'|'.join(LAYERS)})/(?:\w+/)*\w+\.(?:h|cpp))\b")
+_INTRODUCED = re.compile(r"// SPDX[^\n]*\n//\n// (?P<names>\w+(?:, \w+)*): ")
 _SO_MANY = re.compile(r"\bSo (?P<what>many|much)\b")
 _LEFT_OUT_SUFFIXES = ("", ".h", ".cpp", ".py")  # documents may leave these out
 
@@ -95,6 +97,10 @@ class Names:
             self._relatives[match["name"]].update(_WORD.findall(match["target"]))
         for name, member in _QUALIFIED.findall(code):
             self._members[name].add(member.removeprefix("~"))
+
+    def occurs(self, word: str) -> bool:
+        """Whether any code has the word."""
+        return word in self._words
 
     def problem(self, name: str) -> str | None:
         """The problem with a name like `Class::member`, or None."""
@@ -150,6 +156,18 @@ def check_names(names: Names) -> Check:
             for name in _NAMED.findall(line):
                 if problem := names.problem(name):
                     yield Problem(str(path), number, problem)
+
+    return check
+
+
+def check_introductions(names: Names) -> Check:
+    """Checks the names in the first sentence of a header, such as `// Door: opens and closes`."""
+
+    def check(path: PurePosixPath, text: str) -> Iterable[Problem]:
+        found = _INTRODUCED.match(text) if path.suffix == ".h" else None
+        for name in found["names"].split(", ") if found else ():
+            if not names.occurs(name):
+                yield Problem(str(path), 3, f"introduces {name}, and no source has that")
 
     return check
 
@@ -218,4 +236,10 @@ def checks() -> list[Check]:
     """All checks of this file, over the names of all sources."""
     paths = source_files(CPP_SUFFIXES)
     names = Names((path, (ROOT / path).read_text()) for path in paths)
-    return [check_names(names), check_paths(source_files()), check_retired(RETIRED), check_so_many]
+    return [
+        check_names(names),
+        check_introductions(names),
+        check_paths(source_files()),
+        check_retired(RETIRED),
+        check_so_many,
+    ]

@@ -81,6 +81,22 @@ def test_code_and_strings_are_the_compiler_s() -> None:
     assert problems("a.py", 'x = "Door::open"\n') == []
 
 
+def test_what_a_header_introduces_is_there() -> None:
+    check = check_names.check_introductions(check_names.Names(SOURCES))
+
+    def found(path: str, sentence: str) -> list[str]:
+        text = f"// SPDX-License-Identifier: x\n//\n// {sentence}\n// Portal: no introduction.\n"
+        return [str(problem) for problem in check(PurePosixPath(path), text)]
+
+    assert found("a.h", "Door: opens and closes.") == []
+    assert found("a.h", "close, rest: what doors do.") == []
+    assert found("a.h", "Checks of doors, as in a Portal: all.") == []
+    assert found("a.cpp", "Portals: what they do.") == []
+    assert found("a.h", "Door, Portal: open and close.") == [
+        "a.h:3: introduces Portal, and no source has that"
+    ]
+
+
 def test_paths_in_documents() -> None:
     files = (
         "allocator/engine/gate/gate.h",

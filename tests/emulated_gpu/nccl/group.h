@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Groups: between ncclGroupStart and the matching ncclGroupEnd nothing is done; then everything is
-// done together. Communicators that are to be made wait for each other, so each gets a thread.
-// Operations become one task for each communicator. A call outside of a group is a group of its
-// own. The first error of a call within the group becomes that of its end, and nothing is launched.
-// A group belongs to its thread.
+// Groups of calls: between ncclGroupStart and the matching ncclGroupEnd nothing is done; then
+// everything is done together. Communicators that are to be made wait for each other, so each gets
+// a thread. Operations become one task for each communicator. A call outside of a group is a group
+// of its own. The first error of a call within the group becomes that of its end, and nothing is
+// launched. A group belongs to its thread.
 #pragma once
 
 #include <functional>
