@@ -13,9 +13,10 @@
 //      there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h). Where
 //      a disk lies below host memory, copies to it ahead of need.
 //   5. Gaps anew, by the prices that the links' time then has (learn/link_prices.h).
-//   6. Changes of the best plan, played again (learn/local_search.h).
-//   5. The best plan's moves are changed, one by one or several at once, as long as time allows
+//   6. The best plan's moves are changed, one by one or several at once, as long as time allows
 //      (learn/local_search.h).
+//
+// A plan that is as fast as the bound (learn/bound.h) ends the search at once.
 //
 // A call takes time about linear in ticks and gaps, because gaps are looked at through at most
 // kBinsMax bins of time, mostly kBlockBins at once. Memory is linear.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // longest_windows: how long consecutive windows of a period take under any schedule. A window is a
-// row of ticks. It lasts from the end of the op before its first tick to the end of its last op. What
-// it names and what it writes decide how many bytes must pass each link in it (bound.h has the
-// proof). Windows that follow each other do not overlap, so their times add up, and the longest
-// row of them is found by dynamic programming over at most kBordersMax borders.
+// row of ticks. It lasts from the end of the op before its first tick to the end of its last op.
+// What it names and what it writes decide how many bytes must pass each link in it (bound.h has the
+// proof). Windows that follow each other do not overlap, so their times add up, and the longest row
+// of them is found by dynamic programming over at most kBordersMax borders.
 //
 // The period is read from one of its ticks round to the same tick of the next one; no window
 // reaches across that place.
