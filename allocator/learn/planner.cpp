@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,8 @@ namespace {
 // that is slower for a while makes none of them late. Of equals the first is kept, because reality
 // is less punctual than a simulation.
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
-// How often a plan is made anew, with the times that the previous one really takes.
-constexpr int kTimedRounds = 2;
+// The same where the program waits whatever is planned: then the time to plan matters more.
+constexpr std::array<double, 2> kLeadsWithWaits = {4.0, 1.0};
 // How far ahead plans fetch that do so in the order of the deadlines, in shares of the budget.
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
@@ -106,21 +107,15 @@ class FetchSchedule {
   std::vector<uint64_t> used_;  // by bin, while everything chosen is away
 };
 
-// Returns whether there is a new best.
-bool try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
+void try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
                   Planned* best) {
-  bool is_improved = false;
   for (int round = 0; round < kFeedbackRounds; ++round) {
     Plan plan = schedule.make(lead);
     Simulation simulation = simulate(trace, plan, machine);
     const bool was_late = schedule.learn(simulation);
-    if (is_better(simulation, best->simulation)) {
-      *best = {std::move(plan), std::move(simulation)};
-      is_improved = true;
-    }
+    if (is_better(simulation, best->simulation)) *best = {std::move(plan), std::move(simulation)};
     if (!was_late) break;
   }
-  return is_improved;
 }
 
 // The gaps that an unplanned run used.
@@ -201,24 +196,20 @@ class Search {
   // helped, a plan for the time that it really takes is better.
   void search(const BinTimeline& without_waits, WriteCharge charge,
               const std::vector<Gap>& chosen) {
-    try_timeline(without_waits, chosen);
-    for (int round = 0; round < kTimedRounds && may_improve(); ++round) {
-      const BinTimeline timeline(trace_, best_.simulation.stall_ns);
-      if (!try_timeline(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge))) break;
-    }
+    try_timeline(without_waits, chosen, kLeads);
+    if (!may_improve()) return;
+    const BinTimeline timeline(trace_, best_.simulation.stall_ns);
+    try_timeline(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge), kLeadsWithWaits);
   }
 
-  /// Makes plans with that choice of gaps and with the best plan's. Returns whether there is a new
-  /// best.
-  bool try_timeline(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
-    bool is_improved = false;
+  /// Makes plans with that choice of gaps and with the best plan's.
+  void try_timeline(const BinTimeline& timeline, const std::vector<Gap>& chosen,
+                    std::span<const double> leads) {
     for (const std::vector<Gap>& gaps : {chosen, gaps_used(gaps_, best_.simulation.moves)}) {
-      for (const double lead : kLeads) {
-        FetchSchedule schedule(trace_, machine_, timeline, gaps);
-        is_improved |= try_schedule(trace_, machine_, std::move(schedule), lead, &best_);
+      for (const double lead : leads) {
+        try_schedule(trace_, machine_, {trace_, machine_, timeline, gaps}, lead, &best_);
       }
     }
-    return is_improved;
   }
 
   Choices choices_on(const BinTimeline& timeline, std::vector<Gap> belady) const {
@@ -279,8 +270,9 @@ class Search {
   /// The best plan for a choice of gaps, of one of each kind.
   Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) const {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
-    std::vector<Plan> plans = {schedule.make(kLeads.back()), schedule.make(kLeads.front()),
-                               early_plan(timeline, chosen)};
+    std::vector<Plan> plans;
+    for (const double lead : kLeadsWithWaits) plans.push_back(schedule.make(lead));
+    plans.push_back(early_plan(timeline, chosen));
     for (const double share : kAheadShares) plans.push_back(near_plan(chosen, share));
     Planned best = played(std::move(plans.front()));
     for (size_t index = 1; index < plans.size(); ++index) {
