@@ -271,6 +271,7 @@ class Search {
   Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) const {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
     std::vector<Plan> plans;
+    plans.reserve(kLeadsWithWaits.size() + 1 + kAheadShares.size());
     for (const double lead : kLeadsWithWaits) plans.push_back(schedule.make(lead));
     plans.push_back(early_plan(timeline, chosen));
     for (const double share : kAheadShares) plans.push_back(near_plan(chosen, share));
