@@ -206,9 +206,8 @@ class Search {
   void try_timeline(const BinTimeline& timeline, const std::vector<Gap>& chosen,
                     std::span<const double> leads) {
     for (const std::vector<Gap>& gaps : {chosen, gaps_used(gaps_, best_.simulation.moves)}) {
-      for (const double lead : leads) {
-        try_schedule(trace_, machine_, {trace_, machine_, timeline, gaps}, lead, &best_);
-      }
+      const FetchSchedule schedule(trace_, machine_, timeline, gaps);
+      for (const double lead : leads) try_schedule(trace_, machine_, schedule, lead, &best_);
     }
   }
 
