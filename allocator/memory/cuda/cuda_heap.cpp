@@ -214,7 +214,14 @@ Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet 
   return take_frame(bytes, true, is_small);
 }
 
+// A program that repeats itself wants what is cached again, in the sizes that it has. If extents
+// gave up their handles to others in each step, each step would map them anew. So new handles come
+// first as long as there is room.
 Result<Frame> CudaHeap::frame_without_wait(uint64_t bytes, bool is_small) {
+  if (!is_scarce()) {
+    Result<Frame> frame = frames_.take_within(bytes_worth_holding(), bytes, is_small);
+    if (!is_out_of_memory(frame)) return frame;
+  }
   gather_handles(bytes);
   return frames_.take_within(bytes_worth_holding(), bytes, is_small);
 }

@@ -13,12 +13,12 @@
 // (memory/cuda/home_marks.h).
 //
 // A request of another size takes a stretch of its stream's cached memory, where borders of handles
-// allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from handles that exist:
-// free ones, then those of cached extents that the device is done with, oldest first. Only then
-// does the driver create some. Live and freed memory together take no more than the program has
-// lately had at once and a slack (memory/live_peak.h). Where creating would go beyond that, the
-// thread waits for freed memory instead. What is too much once the peak is forgotten goes back to
-// the driver.
+// allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from free handles and new
+// ones. Live and freed memory together take no more than the program has lately had at once and a
+// slack (memory/live_peak.h). At that limit, and where memory is scarce, cached extents that the
+// device is done with give up their handles first, oldest first. Where creating would go beyond
+// that, the thread waits for freed memory instead. What is too much once the peak is forgotten goes
+// back to the driver.
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
@@ -190,6 +190,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t bytes_worth_holding() const {
     return allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
   }
+  bool is_scarce() const;
   uint64_t bytes_per_mark();
   Result<Frame> allocate_frame(uint64_t bytes, bool is_small, StreamSet stream);
   Result<Frame> frame_without_wait(uint64_t bytes, bool is_small);

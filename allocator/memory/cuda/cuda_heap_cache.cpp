@@ -91,12 +91,12 @@ void CudaHeap::cache(CudaExtent* extent) {
   link_cached(extent);
 }
 
+bool CudaHeap::is_scarce() const { return budget_.is_scarce(budget_.limit() / kScarcePerBudget); }
+
 uint64_t CudaHeap::bytes_per_mark() {
   const bool are_wanted = frees_to_mark_.load(std::memory_order_relaxed) > 0;
   if (are_wanted) frees_to_mark_.fetch_sub(1, std::memory_order_relaxed);
-  if (!are_wanted && !budget_.is_scarce(budget_.limit() / kScarcePerBudget)) {
-    return HomeMarks::kNoMark;
-  }
+  if (!are_wanted && !is_scarce()) return HomeMarks::kNoMark;
   return std::max(allowed_bytes() / kMarksPerAllowed, granularity_);
 }
 

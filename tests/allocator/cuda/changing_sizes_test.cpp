@@ -80,6 +80,22 @@ class ChangingSizesTest : public ::testing::Test {
 };
 
 // x = cat([x, row]), again and again from the start.
+// A cached extent keeps its handles for the next request of its size, as long as there is room for
+// new ones.
+TEST_F(ChangingSizesTest, AnotherSizeLeavesWhatIsCachedWhereThereIsRoom) {
+  const CUstream stream = engine_.make_stream();
+  std::vector<char*> weights;
+  for (int index = 0; index < 32; ++index) weights.push_back(allocate(64 * kMiB, stream));
+  const auto use_each_size = [&] {
+    for (const uint64_t count : {48, 66, 90}) free(allocate(count * kMiB, stream));
+  };
+  use_each_size();
+  const uint64_t mapped = engine_.driver().calls("cuMemMap");
+  use_each_size();
+  EXPECT_EQ(engine_.driver().calls("cuMemMap"), mapped);
+  for (char* weight : weights) free(weight);
+}
+
 TEST_F(ChangingSizesTest, ATensorThatGrowsInALoop) {
   constexpr uint64_t kRowBytes = 2560 * kKiB;
   const CUstream stream = engine_.make_stream();
