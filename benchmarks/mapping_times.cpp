@@ -3,8 +3,9 @@
 // How long do the driver's mappings take while the link is busy? An H200 gives access to a mapping
 // in 25 us, but takes a millisecond while a copy to the host is under way. This program asks what
 // that depends on: the direction of the copies, whether engines or a kernel copy, the size of each
-// copy, the priority of the stream, and how many handles one call gives access to. It needs a GPU,
-// prints one line of JSON for each answer, and takes some seconds. benchmarks/gpu/run.py runs it.
+// copy, the priority of the stream, how many handles one call gives access to, and whether copies
+// pause meanwhile (platform/cuda/copy_pause.h). It needs a GPU, prints one line of JSON for each
+// answer, and takes some seconds. benchmarks/gpu/run.py runs it.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -19,6 +20,8 @@
 #include "base/units.h"
 #include "platform/cuda/call_scope.h"
 #include "platform/cuda/copy_kernel.h"
+#include "platform/cuda/copy_pause.h"
+#include "platform/cuda/copy_stream.h"
 #include "platform/cuda/driver_api.h"
 #include "platform/cuda/gpu.h"
 #include "platform/cuda/nvrtc_api.h"
@@ -42,6 +45,7 @@ struct Load {
   uint64_t copy_bytes = kCopiedBytes;  // of each copy
   int priority = kNormalPriority;      // of the copies' streams
   const CopyKernel* kernel = nullptr;  // copies to the host; null: a copy engine does
+  CopyPause* pause = nullptr;          // of copies to the host while access is given
 };
 
 struct Mapping {
@@ -96,7 +100,7 @@ class MappedRange {
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;
 
-  void map() {
+  void map(CopyPause* pause) {
     CUdeviceptr address = address_;
     for (const CUmemGenericAllocationHandle handle : handles_) {
       expect(driver().cuMemMap(address, mapping_.handle_bytes, 0, handle, 0) == CUDA_SUCCESS,
@@ -107,6 +111,7 @@ class MappedRange {
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, gpu_.device()};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     const double begin_us = now_us();
+    const CopyPause::Scope paused(pause);
     expect(driver().cuMemSetAccess(address_, mapping_.bytes(), &access, 1) == CUDA_SUCCESS,
            "cuMemSetAccess");
     access_us_.push_back(now_us() - begin_us);
@@ -136,7 +141,8 @@ class MappedRange {
 class Copies {
  public:
   Copies(const Gpu& gpu, const Load& load, CUdeviceptr device, char* host)
-      : gpu_(gpu), load_(load), device_(device), host_(host) {
+      : gpu_(gpu), load_(load), device_(device), host_(host), marks_(gpu) {
+    pausing_ = value_or_exit(CopyStream::create(gpu, marks_, load.pause));
     for (CUstream* stream : {&out_, &in_}) {
       expect(driver().cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, load.priority) ==
                  CUDA_SUCCESS,
@@ -166,18 +172,25 @@ class Copies {
   }
   bool are_busy() const {
     if (load_.direction == Direction::kNone) return true;
-    const bool is_out_busy = driver().cuStreamQuery(out_) == CUDA_ERROR_NOT_READY;
+    const CUstream out = load_.pause != nullptr ? pausing_->handle() : out_;
+    const bool is_out_busy = driver().cuStreamQuery(out) == CUDA_ERROR_NOT_READY;
     const bool is_in_busy = driver().cuStreamQuery(in_) == CUDA_ERROR_NOT_READY;
     return load_.direction == Direction::kBoth ? is_out_busy && is_in_busy
                                                : is_out_busy || is_in_busy;
   }
   void wait() {
-    for (const CUstream stream : {out_, in_}) driver().cuStreamSynchronize(stream);
+    for (const CUstream stream : {out_, in_, pausing_->handle()}) {
+      driver().cuStreamSynchronize(stream);
+    }
   }
 
  private:
   const DriverApi& driver() const { return gpu_.driver(); }
   void copy_out(char* host, CUdeviceptr device) {
+    if (load_.pause != nullptr) {
+      expect(pausing_->to_host(host, device, load_.copy_bytes).is_ok(), "a copy to the host");
+      return;
+    }
     const bool is_queued =
         load_.kernel != nullptr
             ? load_.kernel->to_host(out_, host, device, load_.copy_bytes).is_ok()
@@ -189,6 +202,8 @@ class Copies {
   const Load load_;
   const CUdeviceptr device_;
   char* const host_;
+  StreamMarks marks_;
+  std::unique_ptr<CopyStream> pausing_;
   CUstream out_ = nullptr;
   CUstream in_ = nullptr;
 };
@@ -201,7 +216,7 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   size_t counted = 0;
   copies.queue();
   while (counted < kRepetitions && copies.are_busy()) {
-    range.map();
+    range.map(load.pause);
     range.unmap();
     counted += copies.are_busy() ? 1 : 0;
   }
@@ -213,6 +228,7 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   const nlohmann::json row = {{"copies", kDirections[static_cast<int>(load.direction)]},
                               {"copy_mib", load.copy_bytes / kMiB},
                               {"by_kernel", load.kernel != nullptr},
+                              {"pauses", load.pause != nullptr},
                               {"high_priority", load.priority != kNormalPriority},
                               {"handles", mapping.handles},
                               {"handle_mib", mapping.handle_bytes / kMiB},
@@ -224,7 +240,7 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   std::fflush(stdout);
 }
 
-std::vector<Load> loads(const CopyKernel* kernel) {
+std::vector<Load> loads(const CopyKernel* kernel, CopyPause* pause) {
   std::vector<Load> all = {{.direction = Direction::kNone},
                            {.direction = Direction::kToDevice},
                            {.direction = Direction::kBoth},
@@ -232,6 +248,8 @@ std::vector<Load> loads(const CopyKernel* kernel) {
   for (const uint64_t copy_bytes : {256 * kMiB, 64 * kMiB, 16 * kMiB, 4 * kMiB, kMiB}) {
     all.push_back({.direction = Direction::kToHost, .copy_bytes = copy_bytes});
   }
+  all.push_back({.direction = Direction::kToHost, .pause = pause});
+  all.push_back({.direction = Direction::kBoth, .pause = pause});
   if (kernel != nullptr) all.push_back({.direction = Direction::kToHost, .kernel = kernel});
   return all;
 }
@@ -264,8 +282,9 @@ int main() {
   {
     const std::unique_ptr<CopyKernel> kernel = make_kernel(*gpu);
     MappedRange copied(*gpu, {128 * kMiB, 4});
-    copied.map();
-    for (const Load& load : loads(kernel.get())) {
+    copied.map(nullptr);
+    const std::unique_ptr<CopyPause> pause = value_or_exit(CopyPause::create(*gpu));
+    for (const Load& load : loads(kernel.get(), pause.get())) {
       for (const Mapping& mapping : mappings()) {
         measure(*gpu, load, mapping, copied.address(), host.data());
       }

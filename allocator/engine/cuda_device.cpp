@@ -35,10 +35,11 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   op_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_);
   wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_, config.wait_resolution_ns);
   frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
+  if (config.host) open_pause();
   const uint64_t arena_bytes =
       config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;
   Result<std::unique_ptr<DeviceArena>> arena =
-      DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes));
+      DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes), pause_.get());
   if (!arena.is_ok()) return arena.status();
   arena_ = std::move(arena).value();
   Result<std::unique_ptr<ExtentTable>> table =
@@ -140,6 +141,16 @@ void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
   if (status.is_ok()) return;
   TENCACHE_LOG_WARNING("copies in host memory cannot be proved and are made anew each time: %s",
                        status.clause().c_str());
+}
+
+// Without the pause, mappings wait for copies.
+void CudaDevice::open_pause() {
+  Result<std::unique_ptr<CopyPause>> pause = CopyPause::create(*gpu_);
+  if (pause.is_ok()) {
+    pause_ = std::move(pause).value();
+  } else {
+    TENCACHE_LOG_DEBUG("copies do not pause for mappings: %s", pause.status().clause().c_str());
+  }
 }
 
 // Without the kernel, the copy engines make all copies.

@@ -19,6 +19,7 @@
 #include "learn/host_model.h"
 #include "memory/cuda/cuda_heap_view.h"
 #include "platform/cuda/copy_kernel.h"
+#include "platform/cuda/copy_pause.h"
 #include "platform/cuda/cufile_api.h"
 #include "platform/cuda/device_arena.h"
 #include "platform/cuda/device_hasher.h"
@@ -110,6 +111,7 @@ class CudaDevice final : public Device {
   Status open_mover(const CudaDeviceConfig& config);
   void open_hasher(const NvrtcApi& nvrtc);
   void open_copy_kernel(const NvrtcApi& nvrtc);
+  void open_pause();
 
   const uint64_t probe_bytes_;
   std::unique_ptr<Gpu> gpu_;
@@ -119,6 +121,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<EventTimer> op_timer_;
   std::unique_ptr<EventTimer> wait_timer_;
   std::unique_ptr<FramePool> frames_;
+  std::unique_ptr<CopyPause> pause_;  // null where it cannot be had
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<HostTier> host_;

@@ -182,7 +182,8 @@ def step_tables(parts: list[Part]) -> list[Table]:
 
 def mapping_tables(parts: list[Part]) -> list[Table]:
     """What access to a mapping takes while copies keep the link busy."""
-    columns = ("copies", "by", "of MiB", "priority", "handles", "of MiB each", "access", "unmap")
+    columns = ("copies", "by", "of MiB", "priority", "pauses", "handles")
+    columns += ("of MiB each", "access", "unmap")
     table = Table("Mappings while the link is busy, median", columns)
     for part in parts:
         for row in part.figures.get("mappings", []):
@@ -192,6 +193,7 @@ def mapping_tables(parts: list[Part]) -> list[Table]:
                     "kernel" if row["by_kernel"] else "engine",
                     str(row["copy_mib"]),
                     "high" if row["high_priority"] else "normal",
+                    "yes" if row["pauses"] else "no",
                     str(row["handles"]),
                     str(row["handle_mib"]),
                     f"{row['access_median_us']:.1f} us",
@@ -293,52 +295,74 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def training(run: Run, part: Part, shape: str, *, with_others: bool) -> None:
-    """Step times: stock, then budgets from all of stock's peak downward.
+def training(run: Run, part: Part, shape: str) -> None:
+    """Step times: stock, then budgets from all of stock's peak downward."""
+    steps = Steps(run, part, shape)
+    peak_bytes = steps.measure(support.STOCK)["peak_bytes"]
+    steps.attempt(tencache_variant("all fits"))
+    for share in SMALL_SHARES if run.is_small else SHARES:
+        budget_bytes = peak_bytes * share // 100
+        steps.attempt(tencache_variant(f"tencache {share}%", device_memory=budget_bytes))
+    steps.finish()
 
-    With `with_others` also the alternatives that a user would pick.
-    """
-    rows: list[dict[str, Any]] = []
-    part.figures["steps"] = rows
 
-    def measure(variant: support.Variant, instead: str | None = None) -> dict[str, Any]:
-        if run.left_s() < PART_S_MIN:
+def alternatives(run: Run, part: Part) -> None:
+    """What a user would pick instead."""
+    steps = Steps(run, part, "gpt-1.3b")
+    steps.measure(support.STOCK)
+    for instead in ("checkpoint", "save_on_cpu"):
+        steps.attempt(support.STOCK, instead)
+    steps.finish()
+
+
+def disk(run: Run, part: Part) -> None:
+    """Half of the peak on the GPU, and host memory for only a part of the rest."""
+    steps = Steps(run, part, "gpt-1.3b-small-batch")
+    peak_bytes = steps.measure(support.STOCK)["peak_bytes"]
+    budgets = {"device_memory": peak_bytes // 2, "host_memory": peak_bytes * 3 // 10}
+    steps.attempt(tencache_variant("tencache 50%, disk", **budgets))
+    steps.attempt(tencache_variant("the same, direct", **budgets, direct_storage=1))
+    steps.finish()
+
+
+class Steps:
+    """Measures training steps of one shape, one process for each variant. One thread."""
+
+    def __init__(self, run: Run, part: Part, shape: str) -> None:
+        self._run = run
+        self._shape = shape
+        self._rows: list[dict[str, Any]] = []
+        self._failures: list[str] = []
+        part.figures["steps"] = self._rows
+
+    def measure(self, variant: support.Variant, instead: str | None = None) -> dict[str, Any]:
+        if self._run.left_s() < PART_S_MIN:
             raise Failed("no time was left for " + variant.name)
-        job = {"shape": shape, "device": "cuda", "warmup": WARMUP, "steps": STEPS}
-        if run.is_small:
+        job = {"shape": self._shape, "device": "cuda", "warmup": WARMUP, "steps": STEPS}
+        if self._run.is_small:
             job |= {"shape": SMALL_SHAPE, "warmup": SMALL_WARMUP}
         if instead is not None:
             job["instead"] = instead
-        limit_s = min(90.0, run.left_s())
+        limit_s = min(90.0, self._run.left_s())
         result = support.run_worker("gpu/step.py", job, variant, timeout_s=limit_s)
-        rows.append(step_row(instead or variant.name, result))
-        run.write()
-        return rows[-1]
+        self._rows.append(step_row(instead or variant.name, result))
+        self._run.write()
+        return self._rows[-1]
 
-    stock = measure(support.STOCK)
-    failures = []
-    attempts: list[tuple[support.Variant, str | None]] = [
-        (tencache_variant("all fits", None), None)
-    ]
-    for share in SMALL_SHARES if run.is_small else SHARES:
-        budget_bytes = stock["peak_bytes"] * share // 100
-        attempts.append((tencache_variant(f"tencache {share}%", budget_bytes), None))
-    if with_others:
-        attempts += [(support.STOCK, "checkpoint"), (support.STOCK, "save_on_cpu")]
-    for variant, instead in attempts:
+    def attempt(self, variant: support.Variant, instead: str | None = None) -> None:
+        """Measures; a failure does not keep the next variants from running."""
         try:
-            measure(variant, instead)
+            self.measure(variant, instead)
         except (Failed, support.BenchmarkFailed) as failed:
-            failures.append(f"{instead or variant.name}: {failed}")
-    if failures:
-        raise Failed(" | ".join(failures))
+            self._failures.append(f"{instead or variant.name}: {failed}")
+
+    def finish(self) -> None:
+        if self._failures:
+            raise Failed(" | ".join(self._failures))
 
 
-def tencache_variant(name: str, budget_bytes: int | None) -> support.Variant:
-    options: dict[str, object] = {"backend": "cuda"}
-    if budget_bytes is not None:
-        options["device_memory"] = budget_bytes
-    return support.Variant(name, options)
+def tencache_variant(name: str, **options: object) -> support.Variant:
+    return support.Variant(name, {"backend": "cuda", **options})
 
 
 def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -389,11 +413,11 @@ def main() -> int:
         "install": lambda part: install(run, part, arguments.carried),
         "suites": lambda part: suites(run, part, arguments.carried),
         "mappings": lambda part: mappings(run, part, arguments.carried),
-        "gpt-1.3b": lambda part: training(run, part, "gpt-1.3b", with_others=True),
+        "gpt-1.3b": lambda part: training(run, part, "gpt-1.3b"),
         "programs": lambda part: programs(run, part),
-        "gpt-1.3b-small-batch": lambda part: training(
-            run, part, "gpt-1.3b-small-batch", with_others=False
-        ),
+        "gpt-1.3b-small-batch": lambda part: training(run, part, "gpt-1.3b-small-batch"),
+        "disk": lambda part: disk(run, part),
+        "alternatives": lambda part: alternatives(run, part),
     }
     chosen = arguments.only.split(",") if arguments.only else list(parts)
     unknown = [name for name in chosen if name not in parts]

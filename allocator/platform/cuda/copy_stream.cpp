@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/cuda/copy_stream.h"
 
+#include <algorithm>
+
 #include "base/units.h"
 #include "platform/cuda/call_scope.h"
 
@@ -14,7 +16,8 @@ constexpr int kHighestPriority = -1000;
 
 }  // namespace
 
-Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMarks& marks) {
+Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMarks& marks,
+                                                       const CopyPause* pause) {
   const DriverApi& driver = gpu.driver();
   const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
@@ -23,7 +26,7 @@ Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMar
   TENCACHE_RETURN_IF_ERROR(cuda_status(
       driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority),
       "Cannot make a stream for copies"));
-  return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream));
+  return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream, pause));
 }
 
 CopyStream::~CopyStream() {
@@ -35,8 +38,29 @@ Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes) {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuMemcpyDtoHAsync(host, device, bytes, stream_),
-                     "Cannot copy " + format_bytes(bytes) + " from the GPU");
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t piece = begin_piece(bytes - done);
+    TENCACHE_RETURN_IF_ERROR(cuda_status(
+        driver,
+        driver.cuMemcpyDtoHAsync(static_cast<char*>(host) + done, device + done, piece, stream_),
+        "Cannot copy " + format_bytes(bytes) + " from the GPU"));
+    done += piece;
+  }
+  return Status::ok();
+}
+
+// The bytes of the next piece. Copies of a few bytes make up a piece together, because each wait
+// costs the link some microseconds.
+uint64_t CopyStream::begin_piece(uint64_t bytes) {
+  if (pause_ == nullptr) return bytes;
+  uint64_t queued = piece_bytes_.load(std::memory_order_relaxed);
+  if (queued >= CopyPause::kPieceBytes) {
+    pause_->hold_back(stream_);
+    queued = 0;
+  }
+  const uint64_t piece = std::min(bytes, CopyPause::kPieceBytes - queued);
+  piece_bytes_.store(queued + piece, std::memory_order_relaxed);
+  return piece;
 }
 
 Status CopyStream::to_device(CUdeviceptr device, const void* host, uint64_t bytes) {

@@ -6,15 +6,19 @@
 // queued. Host memory that is not pinned is copied correctly too, but the call then returns only
 // when the copy has ended.
 //
+// Copies to the host heed a pause (platform/cuda/copy_pause.h). They are queued in pieces for that.
+//
 // Threads: any; copies run in the order in which they are queued.
 #pragma once
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
 #include "base/status.h"
+#include "platform/cuda/copy_pause.h"
 #include "platform/cuda/gpu.h"
 #include "platform/cuda/stream_mark.h"
 
@@ -22,7 +26,9 @@ namespace tencache {
 
 class CopyStream {
  public:
-  static Result<std::unique_ptr<CopyStream>> create(const Gpu& gpu, StreamMarks& marks);
+  /// `pause` may be null: then copies to the host go on.
+  static Result<std::unique_ptr<CopyStream>> create(const Gpu& gpu, StreamMarks& marks,
+                                                    const CopyPause* pause = nullptr);
   /// Queued copies still run.
   ~CopyStream();
   CopyStream(const CopyStream&) = delete;
@@ -43,14 +49,17 @@ class CopyStream {
   Result<StreamMark> mark() { return marks_.make(stream_); }
 
  private:
-  CopyStream(const Gpu& gpu, StreamMarks& marks, CUstream stream)
-      : gpu_(gpu), marks_(marks), stream_(stream) {}
+  CopyStream(const Gpu& gpu, StreamMarks& marks, CUstream stream, const CopyPause* pause)
+      : gpu_(gpu), marks_(marks), stream_(stream), pause_(pause) {}
 
+  uint64_t begin_piece(uint64_t bytes);
   Status try_wait();
 
   const Gpu& gpu_;
   StreamMarks& marks_;
   const CUstream stream_;
+  const CopyPause* const pause_;
+  std::atomic<uint64_t> piece_bytes_{CopyPause::kPieceBytes};  // queued since it last held back
 };
 
 }  // namespace tencache

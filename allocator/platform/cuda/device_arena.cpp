@@ -11,7 +11,8 @@
 
 namespace tencache {
 
-Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64_t bytes) {
+Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64_t bytes,
+                                                          CopyPause* pause) {
   const DriverApi& driver = gpu.driver();
   const CallScope scope(driver, gpu.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
@@ -21,7 +22,7 @@ Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64
   TENCACHE_RETURN_IF_ERROR(
       cuda_status(driver, driver.cuMemAddressReserve(&base, reserved_bytes, granularity, 0, 0),
                   "Cannot reserve " + format_bytes(reserved_bytes) + " of addresses on the GPU"));
-  return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes));
+  return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes, pause));
 }
 
 DeviceArena::~DeviceArena() {
@@ -73,6 +74,7 @@ Status DeviceArena::grant_access(std::span<const FramePlace> places) {
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = gpu_.device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CopyPause::Scope paused(pause_);
   for (size_t first = 0; first < places.size();) {
     const CUdeviceptr begin = places[first].address;
     CUdeviceptr end = begin;

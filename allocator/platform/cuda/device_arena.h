@@ -7,7 +7,7 @@
 // Mapping costs per handle of a frame, granting access and unmapping per run of addresses. So map()
 // takes many frames at once and grants access to neighbours together. Ranges begin and end at
 // multiples of the granularity. The caller hands out ranges, as with the cpu backend's
-// AddressArena.
+// AddressArena. Copies to the host pause meanwhile (platform/cuda/copy_pause.h).
 //
 // Threads: any, no locks. No two threads map or unmap the same range at once.
 #pragma once
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "platform/cuda/copy_pause.h"
 #include "platform/cuda/frame_pool.h"
 #include "platform/cuda/gpu.h"
 
@@ -33,8 +34,10 @@ struct FramePlace {
 
 class DeviceArena {
  public:
-  /// Reserves `bytes` of addresses, rounded up to the granularity; no memory.
-  static Result<std::unique_ptr<DeviceArena>> reserve(const Gpu& gpu, uint64_t bytes);
+  /// Reserves `bytes` of addresses, rounded up to the granularity; no memory. `pause` may be null:
+  /// then copies go on.
+  static Result<std::unique_ptr<DeviceArena>> reserve(const Gpu& gpu, uint64_t bytes,
+                                                      CopyPause* pause = nullptr);
   /// REQUIRES: nothing is mapped.
   ~DeviceArena();
   DeviceArena(const DeviceArena&) = delete;
@@ -43,6 +46,8 @@ class DeviceArena {
   CUdeviceptr base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   bool contains(CUdeviceptr address) const { return address - base_ < bytes_; }
+  /// What copies to the host have to heed, or null.
+  const CopyPause* pause() const { return pause_; }
 
   /// Maps each frame at its address and lets the device read and write there: all of them or none.
   /// REQUIRES: ascending addresses at which nothing is mapped.
@@ -57,14 +62,15 @@ class DeviceArena {
     uint64_t bytes = 0;
   };
 
-  DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes)
-      : gpu_(gpu), base_(base), bytes_(bytes) {}
+  DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes, CopyPause* pause)
+      : gpu_(gpu), base_(base), bytes_(bytes), pause_(pause) {}
   Status map_handles(std::span<const FramePlace> places, std::vector<HandlePlace>* mapped);
   Status grant_access(std::span<const FramePlace> places);
 
   const Gpu& gpu_;
   const CUdeviceptr base_;
   const uint64_t bytes_;
+  CopyPause* const pause_;
 };
 
 }  // namespace tencache

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "platform/cuda/copy_pause.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
 #include "support/listed_requests.h"
@@ -254,7 +255,7 @@ TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
   }
   const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
   const uint64_t copies_before = copies();
-  engine_->driver().hold_copies(1);
+  engine_->driver().hold_copies(kLargeBytes / CopyPause::kPieceBytes);
   char* much = nullptr;
   char* little = nullptr;
   std::jthread first([&] { much = engine_->allocate(40 * kMiB, stream_); });

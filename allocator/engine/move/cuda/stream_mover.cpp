@@ -18,11 +18,11 @@ constexpr std::chrono::microseconds kAheadPoll{50};
 
 }  // namespace
 
-Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks,
-                                        StreamNumbers& numbers) {
+Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
+                                        const CopyPause* pause) {
   CopyStreams made;
   for (auto* stream : {&made.out, &made.hash, &made.proof, &made.in_on_demand, &made.in_ahead}) {
-    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks);
+    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks, pause);
     if (!created.is_ok()) return created.status();
     *stream = std::move(created).value();
     const StreamSet number = numbers.set_of((*stream)->handle());
@@ -36,7 +36,8 @@ Result<std::unique_ptr<StreamMover>> StreamMover::create(const Gpu& gpu, StreamM
                                                          CudaHeap& heap, const TiersBelow& below,
                                                          const DeviceKernels& kernels,
                                                          Stats& stats) {
-  Result<CopyStreams> streams = CopyStreams::create(gpu, marks, heap.streams());
+  Result<CopyStreams> streams =
+      CopyStreams::create(gpu, marks, heap.streams(), heap.arena().pause());
   if (!streams.is_ok()) return streams.status();
   return std::unique_ptr<StreamMover>(
       new StreamMover(heap, std::move(streams).value(), below, kernels, stats));
