@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "abi/period_arrays.h"
+#include "abi/record_choice.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/shown_text.h"
@@ -33,28 +34,6 @@ std::vector<std::string> environment_names() {
   }
   return names;
 }
-
-/// Chooses which learned period is recorded: of several kinds that of the one that needs the most
-/// memory, and of that the newest for the largest sizes.
-class RecordChoice {
- public:
-  /// Whether this one takes the place of what was recorded before.
-  bool takes(const LearnedPlan& learned) {
-    const Period& period = *learned.period;
-    const uint64_t peak_bytes = period.trace.peak_bytes();
-    const bool is_newer = learned.number == kind_ && period.born_bytes >= born_bytes_;
-    if (!is_newer && peak_bytes < peak_bytes_) return false;
-    kind_ = learned.number;
-    born_bytes_ = period.born_bytes;
-    peak_bytes_ = peak_bytes;
-    return true;
-  }
-
- private:
-  uint64_t kind_ = 0;  // what was recorded last
-  uint64_t born_bytes_ = 0;
-  uint64_t peak_bytes_ = 0;
-};
 
 }  // namespace
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RecordChoice: which learned period is recorded. Of several kinds it is that of the one that needs
+// the most memory, and of that the newest one for the largest sizes. A first guess, made before a
+// step had ended, may hold more ops than the step that follows from it, and more memory, and its
+// times were hardly measured. So where a kind gets other ops, the newer ones are the better ones.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/plan/learned_plan.h"
+
+namespace tencache {
+
+class RecordChoice {
+ public:
+  /// Whether this one takes the place of what was recorded before.
+  bool takes(const LearnedPlan& learned) {
+    const uint64_t peak_bytes = learned.period->trace.peak_bytes();
+    if (!is_newer(learned) && peak_bytes < peak_bytes_) return false;
+    kind_ = learned.number;
+    period_ = learned.period;
+    peak_bytes_ = peak_bytes;
+    return true;
+  }
+
+ private:
+  bool is_newer(const LearnedPlan& learned) const {
+    if (period_ == nullptr || learned.number != kind_) return false;
+    return !learned.period->is_same_kind(*period_) ||
+           learned.period->born_bytes >= period_->born_bytes;
+  }
+
+  // What was recorded last.
+  uint64_t kind_ = 0;
+  std::shared_ptr<const Period> period_;
+  uint64_t peak_bytes_ = 0;
+};
+
+}  // namespace tencache

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RecordChoice: the kind that needs the most memory is recorded, its newest period for the largest
+// sizes, and its later ops instead of those of a first guess.
+#include "abi/record_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "base/units.h"
+
+namespace tencache {
+namespace {
+
+LearnedPlan learned(uint64_t number, uint64_t peak_bytes, uint64_t born_bytes = 0,
+                    uint32_t ticks = 3) {
+  auto period = std::make_shared<Period>();
+  period->trace.op_names = {"op"};
+  for (uint32_t tick = 0; tick < ticks; ++tick) {
+    period->trace.ops.push_back({0, 1'000'000, {{0, false}}});
+    period->digests.push_back(7);
+  }
+  period->trace.tensors.push_back({peak_bytes, kNoTick, kNoTick});
+  period->extent_ids.push_back(1);
+  period->born_bytes = born_bytes;
+  LearnedPlan plan;
+  plan.number = number;
+  plan.period = std::move(period);
+  return plan;
+}
+
+TEST(RecordChoiceTest, OfSeveralKindsTheOneThatNeedsTheMostMemory) {
+  RecordChoice choice;
+  EXPECT_TRUE(choice.takes(learned(1, 10 * kMiB)));
+  EXPECT_FALSE(choice.takes(learned(2, 9 * kMiB)));
+  EXPECT_TRUE(choice.takes(learned(3, 11 * kMiB)));
+  EXPECT_FALSE(choice.takes(learned(1, 10 * kMiB)));
+}
+
+TEST(RecordChoiceTest, OfOneKindTheNewestForTheLargestSizes) {
+  RecordChoice choice;
+  EXPECT_TRUE(choice.takes(learned(1, 10 * kMiB, 5)));
+  EXPECT_FALSE(choice.takes(learned(1, 9 * kMiB, 4)));
+  EXPECT_TRUE(choice.takes(learned(1, 9 * kMiB, 5)));
+  EXPECT_TRUE(choice.takes(learned(1, 9 * kMiB, 6)));
+}
+
+TEST(RecordChoiceTest, AStepIsBetterThanTheGuessBeforeIt) {
+  RecordChoice choice;
+  EXPECT_TRUE(choice.takes(learned(1, 10 * kMiB, 5, 4)));
+  EXPECT_TRUE(choice.takes(learned(1, 9 * kMiB, 4, 3)));
+  EXPECT_FALSE(choice.takes(learned(1, 8 * kMiB, 3, 3)));
+}
+
+}  // namespace
+}  // namespace tencache
