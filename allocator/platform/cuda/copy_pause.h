@@ -2,10 +2,10 @@
 //
 // CopyPause: copies to the host stop while the driver maps memory. A GPU writes its page tables
 // with the engine that copies to the host, and the two take turns of a millisecond. So on an H200
-// access to one handle takes 0.6 to 1.1 ms while copies are queued, and access to four takes 4 ms;
-// where the copies pause it takes 0.1 and 0.2 ms (benchmarks/mapping_times). A copy is queued in
-// pieces, and before each of them the stream waits, on the device, until no thread pauses. That
-// costs 1.5 % of the link, 4 % where it is busy in both directions.
+// access to one handle takes 0.5 to 1.1 ms while copies are queued, and access to four takes 4 ms;
+// where the copies pause it takes 0.2 and 0.3 ms (benchmarks/gpu/results/mappings.md). A copy is
+// queued in pieces, and before each of them the stream waits, on the device, until no thread
+// pauses. That costs 1 % of the link, 2.5 % where it is busy in both directions.
 //
 // A call of the driver that waits for the device (cudaFree does) may keep others from mapping. One
 // that waits for a copy which waits for a mapping would never return. So a thread of its own,
@@ -35,8 +35,9 @@ namespace tencache {
 
 class CopyPause {
  public:
-  /// A mapping waits for one of these, half of one on average: 150 us of a link of PCIe 5.
-  static constexpr uint64_t kPieceBytes = 8ull << 20;
+  /// A mapping waits for the rest of one of these, 300 us of a link of PCIe 5. With 8 MiB access
+  /// takes 0.1 ms, but waiting before each piece costs the link 1.5 and 4 %.
+  static constexpr uint64_t kPieceBytes = 16ull << 20;
   /// After this to twice this long a pause is overdue. A mapping takes far less.
   static constexpr std::chrono::milliseconds kPatience{20};
 
