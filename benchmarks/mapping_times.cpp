@@ -225,17 +225,18 @@ void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdevicep
   std::vector<double> unmap_us = range.unmap_us();
   access_us.resize(counted);
   unmap_us.resize(counted);
-  const nlohmann::json row = {{"copies", kDirections[static_cast<int>(load.direction)]},
-                              {"copy_mib", load.copy_bytes / kMiB},
-                              {"by_kernel", load.kernel != nullptr},
-                              {"pauses", load.pause != nullptr},
-                              {"high_priority", load.priority != kNormalPriority},
-                              {"handles", mapping.handles},
-                              {"handle_mib", mapping.handle_bytes / kMiB},
-                              {"calls", counted},
-                              {"access_median_us", in_tenths(median(access_us))},
-                              {"access_max_us", in_tenths(*std::ranges::max_element(access_us))},
-                              {"unmap_median_us", in_tenths(median(unmap_us))}};
+  const nlohmann::json row = {
+      {"copies", kDirections[static_cast<int>(load.direction)]},
+      {"copy_mib", load.copy_bytes / kMiB},
+      {"by_kernel", load.kernel != nullptr},
+      {"pauses", load.pause != nullptr},
+      {"high_priority", load.priority != kNormalPriority || load.pause != nullptr},
+      {"handles", mapping.handles},
+      {"handle_mib", mapping.handle_bytes / kMiB},
+      {"calls", counted},
+      {"access_median_us", in_tenths(median(access_us))},
+      {"access_max_us", in_tenths(*std::ranges::max_element(access_us))},
+      {"unmap_median_us", in_tenths(median(unmap_us))}};
   std::printf("%s\n", row.dump().c_str());
   std::fflush(stdout);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RecordChoice: which learned period is recorded. Of several kinds it is that of the one that needs
-// the most memory, and of that the newest one for the largest sizes. A first guess, made before a
-// step had ended, may hold more ops than the step that follows from it, and more memory, and its
+// RecordChoice: which learned period is recorded. Of several kinds it takes the one that needs the
+// most memory, and of that kind the newest period for the largest sizes. A first guess, made before
+// a step had ended, may hold more ops than the step that follows from it, and more memory, and its
 // times were hardly measured. So where a kind gets other ops, the newer ones are the better ones.
 //
 // Threads: one at a time.
@@ -30,7 +30,7 @@ class RecordChoice {
  private:
   bool is_newer(const LearnedPlan& learned) const {
     if (period_ == nullptr || learned.number != kind_) return false;
-    return !learned.period->is_same_kind(*period_) ||
+    return !learned.period->is_same_loop(*period_) ||
            learned.period->born_bytes >= period_->born_bytes;
   }
 

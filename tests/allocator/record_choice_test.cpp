@@ -54,5 +54,23 @@ TEST(RecordChoiceTest, AStepIsBetterThanTheGuessBeforeIt) {
   EXPECT_FALSE(choice.takes(learned(1, 8 * kMiB, 3, 3)));
 }
 
+TEST(RecordChoiceTest, AStepSeenFromAnotherTickIsTheSameStep) {
+  const auto from = [](uint64_t first_digest, uint64_t born_bytes) {
+    LearnedPlan plan = learned(1, 10 * kMiB, born_bytes, 2);
+    auto period = std::make_shared<Period>(*plan.period);
+    period->digests = {first_digest, 3 - first_digest};
+    plan.period = std::move(period);
+    return plan;
+  };
+  RecordChoice choice;
+  EXPECT_TRUE(choice.takes(from(1, 5)));
+  EXPECT_TRUE(choice.takes(from(2, 5)));
+  LearnedPlan smaller = from(1, 4);
+  auto period = std::make_shared<Period>(*smaller.period);
+  period->trace.tensors[0].bytes /= 2;
+  smaller.period = std::move(period);
+  EXPECT_FALSE(choice.takes(smaller));
+}
+
 }  // namespace
 }  // namespace tencache

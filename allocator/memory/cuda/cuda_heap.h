@@ -17,8 +17,8 @@
 // ones. Live and freed memory together take no more than the program has lately had at once and a
 // slack (memory/live_peak.h). At that limit, and where memory is scarce, cached extents that the
 // device is done with give up their handles first, oldest first. Where creating would go beyond
-// that, the thread waits for freed memory instead. What is too much once the peak is forgotten goes
-// back to the driver.
+// the limit, the thread waits for freed memory instead. What is too much once the peak is forgotten
+// goes back to the driver.
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
@@ -191,6 +191,7 @@ class CudaHeap final : public Heap, private SegmentSource {
     return allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
   }
   bool is_scarce() const;
+  bool has_room_for_new_handles(uint64_t bytes) const;
   uint64_t bytes_per_mark();
   Result<Frame> allocate_frame(uint64_t bytes, bool is_small, StreamSet stream);
   Result<Frame> frame_without_wait(uint64_t bytes, bool is_small);

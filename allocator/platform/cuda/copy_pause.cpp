@@ -2,8 +2,8 @@
 #include "platform/cuda/copy_pause.h"
 
 #include <string>
+#include <system_error>
 
-#include "base/log.h"
 #include "base/service_thread.h"
 #include "platform/address_arena.h"
 #include "platform/cuda/call_scope.h"
@@ -11,7 +11,11 @@
 namespace tencache {
 namespace {
 
-// The thread sleeps until the next pause when there was none for so many looks.
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kHeld = -1;
+constexpr int64_t kOpen = 0;
+// The watcher sleeps until the next pause when there was none for this many looks.
 constexpr int kIdleLooksMax = 50;
 
 }  // namespace
@@ -32,7 +36,7 @@ Result<std::unique_ptr<CopyPause>> CopyPause::create(const Gpu& gpu,
   if (!memory.is_ok()) return memory.status();
   std::unique_ptr<CopyPause> pause(new CopyPause(gpu, std::move(memory).value(), patience));
   TENCACHE_RETURN_IF_ERROR(pause->pin());
-  pause->watcher_ = start_service_thread("tencache-pause", [&made = *pause] { made.work(); });
+  TENCACHE_RETURN_IF_ERROR(pause->start());
   return pause;
 }
 
@@ -56,6 +60,15 @@ Status CopyPause::pin() {
   return found;
 }
 
+Status CopyPause::start() {
+  try {
+    watcher_ = start_service_thread("tencache-pause", [this] { work(); });
+  } catch (const std::system_error& error) {
+    return {StatusCode::kUnavailable, std::string("Cannot start a thread: ") + error.what() + "."};
+  }
+  return Status::ok();
+}
+
 CopyPause::~CopyPause() {
   if (watcher_.joinable()) {
     {
@@ -71,49 +84,42 @@ CopyPause::~CopyPause() {
 }
 
 void CopyPause::hold_back(CUstream stream) const {
-  (void)gpu_.driver().cuStreamWaitValue64(stream, device_word_, 0, CU_STREAM_WAIT_VALUE_GEQ);
+  (void)gpu_.driver().cuStreamWaitValue64(stream, device_word_, kOpen, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
-void CopyPause::start_to_watch() {
+// While other threads pause, copies are held already, or were held for too long.
+void CopyPause::begin() {
   MutexLock lock(mutex_);
-  is_watched_ = true;
-  changed_.notify_one();
+  if (pausing_++ > 0) return;
+  held_since_ = Clock::now();
+  word().store(kHeld);
+  if (idle_looks_ == kIdleLooksMax) changed_.notify_one();
+  idle_looks_ = 0;
+}
+
+void CopyPause::end() {
+  MutexLock lock(mutex_);
+  if (--pausing_ == 0) word().store(kOpen);
 }
 
 void CopyPause::work() {
   MutexLock lock(mutex_);
   while (!is_stopping_) {
-    if (is_watched_) {
-      watch();
-    } else {
+    if (idle_looks_ == kIdleLooksMax) {
       changed_.wait(mutex_);
+    } else {
+      changed_.wait_for(mutex_, patience_);
+      look();
     }
   }
 }
 
-// Looks at pauses until there are none for a while. A pause that was there at the last look is
-// overdue when none has ended since.
-void CopyPause::watch() {
-  bool was_paused = false;
-  uint64_t ended_before = 0;
-  for (int idle_looks = 0; idle_looks < kIdleLooksMax && !is_stopping_; ++idle_looks) {
-    const uint64_t ended = ended_;
-    const bool is_paused = word().load() < 0;
-    if (was_paused && is_paused && ended == ended_before) end_overdue();
-    if (is_paused || ended != ended_before) idle_looks = 0;
-    was_paused = is_paused;
-    ended_before = ended;
-    changed_.wait_for(mutex_, patience_);
+void CopyPause::look() {
+  if (pausing_ == 0) {
+    ++idle_looks_;
+  } else if (Clock::now() - held_since_ >= patience_) {
+    word().store(kOpen);
   }
-  is_watched_ = false;
-  if (word().load() < 0) is_watched_ = true;  // it began before it could see that
-}
-
-void CopyPause::end_overdue() {
-  TENCACHE_LOG_DEBUG("a mapping keeps copies from a GPU waiting: they go on");
-  word().fetch_add(kOpen);
-  while (word().load() < kOpen && !is_stopping_) changed_.wait_for(mutex_, patience_);
-  word().fetch_sub(kOpen);
 }
 
 }  // namespace tencache

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CopyPause: copies to the host stop while the driver maps memory. A GPU writes its page tables
-// with the engine that copies to the host, and the two take turns of a millisecond. So on an H200
-// access to one handle takes 0.5 to 1.1 ms while copies are queued, and access to four takes 4 ms;
-// where the copies pause it takes 0.2 and 0.3 ms (benchmarks/gpu/results/mappings.md). A copy is
-// queued in pieces, and before each of them the stream waits, on the device, until no thread
-// pauses. That costs 1 % of the link, 2.5 % where it is busy in both directions.
+// CopyPause: copies to the host stop while the driver maps memory. The driver seems to write page
+// tables with the engine that copies to the host, and the two take turns of a millisecond: on an
+// H200 access to one handle takes 0.5 to 1.1 ms while copies are queued, and access to four takes
+// 4 ms. Where the copies pause it takes 0.2 and 0.3 ms (benchmarks/gpu/results/mappings.md). A copy
+// is queued in pieces, and before each of them the stream waits, on the device, until no thread
+// pauses. The waits alone cost 1 % of the link, 2.5 % where it is busy in both directions.
 //
-// A call of the driver that waits for the device (cudaFree does) may keep others from mapping. One
-// that waits for a copy which waits for a mapping would never return. So a thread of its own,
-// tencache-pause, ends a pause that nothing else ends in time.
+// Calls like cudaFree wait for the device, and may keep other threads from mapping. If one of them
+// waits for a copy, the copy for a mapping, and the mapping for that call, none of them ends. So a
+// thread of its own, tencache-pause, lets the copies go on where they were held for too long.
 //
-// Invariant: the word in host memory, which the streams read, is minus the number of threads that
-// pause; plus kOpen from when a pause is overdue until nobody pauses.
+// Invariant: the word in host memory, which the streams read, is -1 while copies are held, else 0.
 //
-// Threads: any. mutex_ guards only the thread's sleep.
+// Threads: any. mutex_ guards the word and is held across no call.
 #pragma once
 
 #include <cuda.h>
@@ -36,9 +35,9 @@ namespace tencache {
 class CopyPause {
  public:
   /// A mapping waits for the rest of one of these, 300 us of a link of PCIe 5. With 8 MiB access
-  /// takes 0.1 ms, but waiting before each piece costs the link 1.5 and 4 %.
+  /// takes 0.1 ms, but the waits before the pieces cost the link 1.5 and 4 %.
   static constexpr uint64_t kPieceBytes = 16ull << 20;
-  /// After this to twice this long a pause is overdue. A mapping takes far less.
+  /// Copies are held for once to twice this time at most. Mappings usually take far less.
   static constexpr std::chrono::milliseconds kPatience{20};
 
   /// kUnavailable where the GPU's streams cannot wait for a value in host memory.
@@ -50,7 +49,7 @@ class CopyPause {
   CopyPause& operator=(const CopyPause&) = delete;
 
   /// What is queued in the stream from now on begins when no thread pauses. Where the driver
-  /// refuses, it begins at once, which is as right.
+  /// refuses, it begins at once, which is correct, too.
   void hold_back(CUstream stream) const;
 
   /// While it lives, copies pause.
@@ -71,39 +70,29 @@ class CopyPause {
   };
 
  private:
-  static constexpr int64_t kOpen = int64_t{1} << 32;
-
   CopyPause(const Gpu& gpu, HostMemory memory, std::chrono::nanoseconds patience)
       : gpu_(gpu), memory_(std::move(memory)), patience_(patience) {}
   Status pin();
+  Status start();
 
-  std::atomic_ref<int64_t> word() const {
+  std::atomic_ref<int64_t> word() const TENCACHE_REQUIRES(mutex_) {
     return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(memory_.data()));
   }
-  void begin() {
-    word().fetch_sub(1);
-    if (!is_watched_.load()) [[unlikely]] {
-      start_to_watch();
-    }
-  }
-  void end() {
-    ended_.fetch_add(1);
-    word().fetch_add(1);
-  }
-  void start_to_watch() TENCACHE_EXCLUDES(mutex_);
+  void begin() TENCACHE_EXCLUDES(mutex_);
+  void end() TENCACHE_EXCLUDES(mutex_);
   void work() TENCACHE_EXCLUDES(mutex_);
-  void watch() TENCACHE_REQUIRES(mutex_);
-  void end_overdue() TENCACHE_REQUIRES(mutex_);
+  void look() TENCACHE_REQUIRES(mutex_);
 
   const Gpu& gpu_;
   const HostMemory memory_;
   const std::chrono::nanoseconds patience_;
   CUdeviceptr device_word_ = 0;
-  std::atomic<uint64_t> ended_{0};  // pauses
-  std::atomic<bool> is_watched_{false};
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
+  unsigned pausing_ TENCACHE_GUARDED_BY(mutex_) = 0;  // threads
+  std::chrono::steady_clock::time_point held_since_ TENCACHE_GUARDED_BY(mutex_);
+  int idle_looks_ TENCACHE_GUARDED_BY(mutex_) = 0;  // in a row, of the watcher
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };

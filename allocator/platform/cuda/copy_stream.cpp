@@ -34,12 +34,12 @@ CopyStream::~CopyStream() {
   if (scope.status().is_ok()) (void)gpu_.driver().cuStreamDestroy(stream_);
 }
 
-Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes) {
+Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes, bool is_pinned) {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
   for (uint64_t done = 0; done < bytes;) {
-    const uint64_t piece = begin_piece(bytes - done);
+    const uint64_t piece = is_pinned ? begin_piece(bytes - done) : bytes;
     TENCACHE_RETURN_IF_ERROR(cuda_status(
         driver,
         driver.cuMemcpyDtoHAsync(static_cast<char*>(host) + done, device + done, piece, stream_),

@@ -6,7 +6,8 @@
 // queued. Host memory that is not pinned is copied correctly too, but the call then returns only
 // when the copy has ended.
 //
-// Copies to the host heed a pause (platform/cuda/copy_pause.h). They are queued in pieces for that.
+// Copies to pinned host memory heed a pause (platform/cuda/copy_pause.h). They are queued in pieces
+// for that. A copy to other memory waits in the driver, where it must not wait for a mapping.
 //
 // Threads: any; copies run in the order in which they are queued.
 #pragma once
@@ -40,7 +41,7 @@ class CopyStream {
   Status wait_for(const StreamMark& mark) { return mark.hold_back(stream_); }
   /// REQUIRES: the device's range stays mapped, and the host memory as it is, until the device
   /// reaches a mark that is made afterwards.
-  Status to_host(void* host, CUdeviceptr device, uint64_t bytes);
+  Status to_host(void* host, CUdeviceptr device, uint64_t bytes, bool is_pinned = true);
   Status to_device(CUdeviceptr device, const void* host, uint64_t bytes);
   /// Blocks the calling thread until all copies so far have arrived. A refused wait is asked for
   /// once more, because others get the memory of the copies afterwards.

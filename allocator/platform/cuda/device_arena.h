@@ -7,7 +7,7 @@
 // Mapping costs per handle of a frame, granting access and unmapping per run of addresses. So map()
 // takes many frames at once and grants access to neighbours together. Ranges begin and end at
 // multiples of the granularity. The caller hands out ranges, as with the cpu backend's
-// AddressArena. Copies to the host pause meanwhile (platform/cuda/copy_pause.h).
+// AddressArena. Copies to the host pause while map() grants access (platform/cuda/copy_pause.h).
 //
 // Threads: any, no locks. No two threads map or unmap the same range at once.
 #pragma once

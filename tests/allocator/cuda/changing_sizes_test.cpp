@@ -79,7 +79,6 @@ class ChangingSizesTest : public ::testing::Test {
   bool device_keeps_up_ = true;
 };
 
-// x = cat([x, row]), again and again from the start.
 // A cached extent keeps its handles for the next request of its size, as long as there is room for
 // new ones.
 TEST_F(ChangingSizesTest, AnotherSizeLeavesWhatIsCachedWhereThereIsRoom) {
@@ -96,6 +95,7 @@ TEST_F(ChangingSizesTest, AnotherSizeLeavesWhatIsCachedWhereThereIsRoom) {
   for (char* weight : weights) free(weight);
 }
 
+// x = cat([x, row]), again and again from the start.
 TEST_F(ChangingSizesTest, ATensorThatGrowsInALoop) {
   constexpr uint64_t kRowBytes = 2560 * kKiB;
   const CUstream stream = engine_.make_stream();

@@ -7,13 +7,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "base/racy_access.h"
 #include "base/units.h"
 #include "platform/cuda/copy_stream.h"
 #include "platform/cuda/device_arena.h"
@@ -152,19 +155,47 @@ TEST_F(CopyPauseTest, AnArenaPausesCopiesWhileItMaps) {
   frames.give_back(frame.value());
 }
 
-TEST_F(CopyPauseTest, AnOverduePauseEndsByItself) {
-  start(milliseconds(1));
+// Twice, so that the watcher falls asleep and copies are held anew in between.
+TEST_F(CopyPauseTest, CopiesThatWereHeldForTooLongGoOn) {
+  constexpr milliseconds kPatience{2};
+  start(kPatience);
   for (int round = 0; round < 2; ++round) {
     memset(host_.data(), 0, kBytes);
+    const auto begin = std::chrono::steady_clock::now();
     {
       const CopyPause::Scope paused(pause_.get());
       copy();
       ASSERT_TRUE(pausing_->wait_until_idle().is_ok());
       EXPECT_EQ(byte_at(kBytes - 1), 7);
+      const CopyPause::Scope later(pause_.get());
+      copy();
+      ASSERT_TRUE(pausing_->wait_until_idle().is_ok()) << "nobody holds them again meanwhile";
     }
-    copy();
-    ASSERT_TRUE(pausing_->wait_until_idle().is_ok());
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, kPatience);
+    std::this_thread::sleep_for(100 * kPatience);
   }
+}
+
+// However many threads pause, one after the other.
+TEST_F(CopyPauseTest, PausesThatOverlapDoNotAddUp) {
+  start(milliseconds(2));
+  std::optional<CopyPause::Scope> scopes[2];
+  scopes[0].emplace(pause_.get());
+  copy();
+  const StreamMark arrived = std::move(pausing_->mark()).value();
+  for (int turn = 1; !arrived.is_reached().value(); turn = 1 - turn) {
+    scopes[turn].emplace(pause_.get());
+    scopes[1 - turn].reset();
+  }
+  EXPECT_EQ(byte_at(kBytes - 1), 7);
+}
+
+TEST_F(CopyPauseTest, CopiesToOtherMemoryDoNotWaitForMappings) {
+  start();
+  std::vector<char> pageable(kBytes);
+  const CopyPause::Scope paused(pause_.get());
+  ASSERT_TRUE(pausing_->to_host(pageable.data(), device_.address(), kBytes, false).is_ok());
+  EXPECT_EQ(pageable.back(), 7);
 }
 
 TEST_F(CopyPauseTest, WhereTheDriverRefusesCopiesGoOn) {

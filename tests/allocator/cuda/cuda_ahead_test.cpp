@@ -255,6 +255,7 @@ TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
   }
   const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
   const uint64_t copies_before = copies();
+  // The first of two evictions, which begin with a piece.
   engine_->driver().hold_copies(kLargeBytes / CopyPause::kPieceBytes);
   char* much = nullptr;
   char* little = nullptr;

@@ -65,7 +65,7 @@ Status LinkCopies::queue_out(const HostBlock& block, CUdeviceptr device) {
     return kernel_out_->to_host(out_.handle(), block.memory, device, block.bytes);
   }
   if (block.is_pinned || staging_.out == nullptr) {
-    return out_.to_host(block.memory, device, block.bytes);
+    return out_.to_host(block.memory, device, block.bytes, block.is_pinned);
   }
   return StagedCopies(out_, *staging_.out).to_host(block.memory, device, block.bytes);
 }

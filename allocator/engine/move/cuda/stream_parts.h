@@ -31,7 +31,7 @@ struct CopyStreams {
   StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
   /// REQUIRES: before the program's streams, so that each gets a bit of its own.
-  /// `pause` is heeded by copies to the host; null: there is none.
+  /// Copies to the host heed `pause`; null: they go on.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
                                     const CopyPause* pause);
 };
