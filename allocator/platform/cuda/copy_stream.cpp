@@ -49,16 +49,16 @@ Status CopyStream::to_host(void* host, CUdeviceptr device, uint64_t bytes, bool 
   return Status::ok();
 }
 
-// The bytes of the next piece. Copies of a few bytes make up a piece together, because each wait
+// The bytes of the next piece. Several small copies make up a piece together, because each wait
 // costs the link some microseconds.
 uint64_t CopyStream::begin_piece(uint64_t bytes) {
   if (pause_ == nullptr) return bytes;
+  const uint64_t piece = std::min(bytes, CopyPause::kPieceBytes);
   uint64_t queued = piece_bytes_.load(std::memory_order_relaxed);
-  if (queued >= CopyPause::kPieceBytes) {
+  if (queued + piece > CopyPause::kPieceBytes) {
     pause_->hold_back(stream_);
     queued = 0;
   }
-  const uint64_t piece = std::min(bytes, CopyPause::kPieceBytes - queued);
   piece_bytes_.store(queued + piece, std::memory_order_relaxed);
   return piece;
 }
