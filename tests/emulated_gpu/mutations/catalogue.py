@@ -140,8 +140,8 @@ MUTATIONS = [
     Mutation(
         "an eviction copies in the wrong direction",
         COPY_STREAM,
-        "driver.cuMemcpyDtoHAsync(host, device, bytes, stream_)",
-        "driver.cuMemcpyHtoDAsync(device, host, bytes, stream_)",
+        "driver.cuMemcpyDtoHAsync(static_cast<char*>(host) + done, device + done, piece, stream_)",
+        "driver.cuMemcpyHtoDAsync(device + done, static_cast<char*>(host) + done, piece, stream_)",
         "in_turn",
     ),
     Mutation(
