@@ -58,7 +58,7 @@ TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
 
 TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 50 : 300); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 20 : 300); ++round) {
     const Trace trace = random_trace(random, {.ops = 30, .tensors = 15});
     const Machine limits =
         byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()), random.chance(0.5));
@@ -164,7 +164,7 @@ TEST(PlannerTest, CopesWithSeveralOpsPerBin) {
 
 TEST(PlannerTest, CopesWithAllOfItAtRandom) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 20 : 60); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 8 : 60); ++round) {
     const RandomTraceShape shape = {.ops = static_cast<Tick>(random.between(1, 20)),
                                     .tensors = static_cast<uint32_t>(random.between(1, 12)),
                                     .bytes_max = random.chance(0.5) ? 8u : 1000u,
@@ -245,7 +245,7 @@ TEST(PlannerTest, WhereWaitingCannotBeHelpedThereIsLittleMore) {
 // How many small traces are compared with the best of all their plans.
 int trace_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_TRACES")) return std::atoi(text);
-  return kHasSanitizer ? 15 : 100;
+  return kHasSanitizer ? 6 : 100;
 }
 
 /// The best of all plans, with copies to disk ahead of need and without.
