@@ -68,7 +68,7 @@ MUTATIONS = [
         EVICTIONS,
         "  if (let_wait(stream, evictions).is_ok()) return;\n",
         "  return;\n",
-        "in_turn",
+        "behind",
         # The second hash differs from the first, so nothing leaves and the budget is exceeded.
         ("wrong bits", "illegal address", "failed test"),
     ),
