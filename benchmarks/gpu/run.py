@@ -50,9 +50,11 @@ BUILD = ROOT / "build" / "gpu"
 PROGRAMS = {"suites": "tests/gpu_core_test", "mappings": "benchmarks/mapping_times"}
 SKIPPED = 77
 SHARES = (75, 50, 25)
-WARMUP, STEPS = 4, 6
+WARMUP, STEPS, STEPS_S = 4, 6, 90.0
+# On a disk of 1 GB/s, a step that spills 5 GB takes ten seconds.
+DISK_WARMUP, DISK_STEPS, DISK_STEPS_S = 3, 2, 180.0
 SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
-PROGRAMS_S = 240.0  # for programs x budgets, of which there could be any number
+PROGRAMS_S = 300.0  # for programs x budgets, of which there could be any number
 PROCESSES_MAX = 12  # of these programs at once
 LOG_BYTES_MAX = 4 << 20
 # Less is not worth a start: importing torch and transformers takes ten seconds.
@@ -317,7 +319,7 @@ def alternatives(run: Run, part: Part) -> None:
 
 def disk(run: Run, part: Part) -> None:
     """Half of the peak on the GPU, and host memory for only a part of the rest."""
-    steps = Steps(run, part, "gpt-1.3b-small-batch")
+    steps = Steps(run, part, "gpt-1.3b-small-batch", DISK_WARMUP, DISK_STEPS, DISK_STEPS_S)
     peak_bytes = steps.measure(support.STOCK)["peak_bytes"]
     budgets = {"device_memory": peak_bytes // 2, "host_memory": peak_bytes * 3 // 10}
     steps.attempt(tencache_variant("tencache 50%, disk", **budgets))
@@ -328,9 +330,21 @@ def disk(run: Run, part: Part) -> None:
 class Steps:
     """Measures training steps of one shape, one process for each variant. One thread."""
 
-    def __init__(self, run: Run, part: Part, shape: str) -> None:
+    def __init__(
+        self,
+        run: Run,
+        part: Part,
+        shape: str,
+        warmup: int = WARMUP,
+        steps: int = STEPS,
+        limit_s: float = STEPS_S,
+    ) -> None:
         self._run = run
-        self._shape = shape
+        self._job: dict[str, Any] = {"shape": shape, "device": "cuda"}
+        self._job |= {"warmup": warmup, "steps": steps}
+        if run.is_small:
+            self._job |= {"shape": SMALL_SHAPE, "warmup": SMALL_WARMUP}
+        self._limit_s = limit_s
         self._rows: list[dict[str, Any]] = []
         self._failures: list[str] = []
         part.figures["steps"] = self._rows
@@ -338,12 +352,8 @@ class Steps:
     def measure(self, variant: support.Variant, instead: str | None = None) -> dict[str, Any]:
         if self._run.left_s() < PART_S_MIN:
             raise Failed("no time was left for " + variant.name)
-        job = {"shape": self._shape, "device": "cuda", "warmup": WARMUP, "steps": STEPS}
-        if self._run.is_small:
-            job |= {"shape": SMALL_SHAPE, "warmup": SMALL_WARMUP}
-        if instead is not None:
-            job["instead"] = instead
-        limit_s = min(90.0, self._run.left_s())
+        job = self._job if instead is None else {**self._job, "instead": instead}
+        limit_s = min(self._limit_s, self._run.left_s())
         result = support.run_worker("gpu/step.py", job, variant, timeout_s=limit_s)
         self._rows.append(step_row(instead or variant.name, result))
         self._run.write()
@@ -358,7 +368,7 @@ class Steps:
 
     def finish(self) -> None:
         if self._failures:
-            raise Failed(" | ".join(self._failures))
+            raise Failed("; ".join(self._failures))
 
 
 def tencache_variant(name: str, **options: object) -> support.Variant:
@@ -377,7 +387,7 @@ def step_row(name: str, result: dict[str, Any]) -> dict[str, Any]:
         "step_s": support.median(result["seconds"]),
         "seconds": result["seconds"],
         "peak_bytes": after["peak"]["device"] if after else result["allocated_peak_bytes"],
-        "moved_bytes": moved // STEPS,
+        "moved_bytes": moved // len(result["seconds"]),
         "late": late,
         "losses": result["losses"],
         "thread_seconds": result["thread_seconds"],
