@@ -23,6 +23,12 @@ struct EvictionResult {
   uint64_t count = 0;
   uint64_t bytes = 0;  // of room that became free
   Status failure;      // the first disk or mapping failure; the extents stayed resident
+
+  void add(const EvictionResult& part) {
+    count += part.count;
+    bytes += part.bytes;
+    if (failure.is_ok()) failure = part.failure;
+  }
 };
 
 /// Fetches for which the thread that asked had to wait: on demand, or ahead of use and still under

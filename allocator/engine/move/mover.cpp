@@ -5,7 +5,15 @@
 
 namespace tencache {
 
-void Mover::evict_requested(std::span<const MoveRequest> requests, const OnEvicted& on_evicted) {
+void Mover::evict_requested(EvictionSource& source) {
+  for (;;) {
+    const std::vector<MoveRequest> requests = source.take(0);
+    if (requests.empty()) return;
+    evict_in_parts(requests, &source);
+  }
+}
+
+void Mover::evict_in_parts(std::span<const MoveRequest> requests, EvictionSource* source) {
   std::vector<Extent*> part;
   uint64_t part_bytes = 0;
   for (const MoveRequest& request : requests) {
@@ -14,7 +22,7 @@ void Mover::evict_requested(std::span<const MoveRequest> requests, const OnEvict
       part_bytes += request.bytes;
     }
     if (part_bytes < bytes_at_once() && &request != &requests.back()) continue;
-    on_evicted(evict(part));
+    source->on_evicted(evict(part));
     part.clear();
     part_bytes = 0;
   }

@@ -22,6 +22,7 @@
 
 #include "base/stats.h"
 #include "base/units.h"
+#include "engine/move/eviction_source.h"
 #include "engine/move/fork_latch.h"
 #include "engine/move/move_ledger.h"
 #include "engine/move/move_rate.h"
@@ -41,11 +42,10 @@ class Mover {
 
   /// Evicts as many of the extents as it can; those in use, or used meanwhile, stay.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
-  /// Evicts what is requested and is still to leave when its turn comes. An eviction waits only for
-  /// the work that was queued when its request was made. Room appears in parts of about
-  /// bytes_at_once(); each is told on the calling thread.
-  using OnEvicted = std::function<void(const EvictionResult& part)>;
-  virtual void evict_requested(std::span<const MoveRequest> requests, const OnEvicted& on_evicted);
+  /// Evicts what the source requests and is still to leave when its turn comes, until the source
+  /// has nothing more. An eviction waits only for the work that was queued when its request was
+  /// made. Room appears in parts of about bytes_at_once(); each is told on the calling thread.
+  virtual void evict_requested(EvictionSource& source);
   /// The work that the program has queued so far and that may use what is requested to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> /*requests*/) {
     return nullptr;
@@ -112,6 +112,7 @@ class Mover {
 
  protected:
   Mover(Stats& stats, const Budget& budget) : ledger_(stats, budget) {}
+  void evict_in_parts(std::span<const MoveRequest> requests, EvictionSource* source);
 
   MoveLedger ledger_;
   ForkLatch fork_latch_;

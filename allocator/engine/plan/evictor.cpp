@@ -16,7 +16,7 @@
 namespace tencache {
 namespace {
 
-// After each batch of this size the evictor looks anew how much room is wanted.
+// After each batch of this size a pass looks anew how much room is wanted.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 constexpr std::chrono::microseconds kAheadPoll{100};
 // This many extents that the program has just named, and may still use by address, are worth more
@@ -110,8 +110,9 @@ void Evictor::on_attention() {
     if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
-  const bool is_short =
-      bytes_to_free_for(0, 0, guessed_bytes()) > headroom_bytes_ / 2 || heap_.needs_free_room();
+  const bool is_short = bytes_to_free_for({.used_bytes = heap_.budget().used()}, guessed_bytes()) >
+                            headroom_bytes_ / 2 ||
+                        heap_.needs_free_room();
   if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
@@ -187,7 +188,7 @@ void Evictor::work() {
       if (requests.empty()) pass = ++passes_begun_;
     }
     if (!requests.empty()) {
-      carry_out(requests);
+      carry_out(std::move(requests));
       continue;
     }
     is_nudged_.store(false);
@@ -234,25 +235,82 @@ void Evictor::request(std::span<const MoveRequest> evictions) {
   work_arrived_.notify_one();
 }
 
-// A plan counts on the room soon after its request, so every part is published at once.
-void Evictor::carry_out(std::span<const MoveRequest> requests) {
-  mover_->evict_requested(requests, [this](const EvictionResult& part) {
-    note_spill(part);
-    publish();
-  });
+/// What a plan requests, and what it requests meanwhile.
+class Evictor::RequestedEvictions final : public EvictionSource {
+ public:
+  RequestedEvictions(Evictor& evictor, std::vector<MoveRequest> requests)
+      : evictor_(evictor), first_(std::move(requests)) {}
+
+  std::vector<MoveRequest> take(uint64_t /*bytes_under_way*/) override {
+    return first_.empty() ? evictor_.take_requests() : std::exchange(first_, {});
+  }
+  void await_more(std::chrono::nanoseconds time) override { evictor_.await_requests(time); }
+  void on_evicted(const EvictionResult& part) override { evictor_.note_departure(part); }
+
+ private:
+  Evictor& evictor_;
+  std::vector<MoveRequest> first_;
+};
+
+/// Victims of a pass, batch by batch until there is as much room as is wanted.
+class Evictor::PassEvictions final : public EvictionSource {
+ public:
+  PassEvictions(Evictor& evictor, std::span<const ListedExtent> victims, bool is_for_guesses,
+                EvictionResult* total)
+      : evictor_(evictor), left_(victims), is_for_guesses_(is_for_guesses), total_(*total) {}
+
+  std::vector<MoveRequest> take(uint64_t bytes_under_way) override {
+    const uint64_t wanted_bytes = evictor_.wanted_bytes(is_for_guesses_);
+    if (wanted_bytes == 0) left_ = {};
+    if (wanted_bytes <= bytes_under_way) return {};
+    std::vector<MoveRequest> batch =
+        first_of(left_, std::min(kBatchBytes, wanted_bytes - bytes_under_way));
+    left_ = left_.subspan(batch.size());
+    return batch;
+  }
+  void on_evicted(const EvictionResult& part) override {
+    total_.add(part);
+    evictor_.note_departure(part);
+  }
+
+ private:
+  Evictor& evictor_;
+  std::span<const ListedExtent> left_;
+  const bool is_for_guesses_;
+  EvictionResult& total_;
+};
+
+std::vector<MoveRequest> Evictor::take_requests() {
+  MutexLock lock(mutex_);
+  if (is_stopping_) return {};
+  return std::exchange(requests_, {});
+}
+
+void Evictor::await_requests(std::chrono::nanoseconds time) {
+  MutexLock lock(mutex_);
+  if (requests_.empty() || is_stopping_) work_arrived_.wait_for(mutex_, time);
+}
+
+void Evictor::carry_out(std::vector<MoveRequest> requests) {
+  RequestedEvictions source(*this, std::move(requests));
+  mover_->evict_requested(source);
+}
+
+void Evictor::evict_victims(uint64_t wanted_bytes, bool is_for_guesses, EvictionResult* total) {
+  const std::vector<ListedExtent> chosen = victims(wanted_bytes, is_for_guesses);
+  PassEvictions source(*this, chosen, is_for_guesses, total);
+  mover_->evict_requested(source);
 }
 
 // Phases: 1 settle old pins, 2 how much is wanted, 3 what was written while it was cold leaves
-// again, 4 choose victims, 5 move them batch by batch while room is wanted. Each part of a batch is
-// published as it leaves.
+// again, 4 choose victims, 5 move them while room is wanted. Each part is published as it leaves.
 std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   mover_->settle(false);
   // Room for guesses is made by passes of their own.
   const bool is_for_guesses = bytes_to_free(0) == 0;
-  const auto wanted_now = [&] { return bytes_to_free(is_for_guesses ? guessed_bytes() : 0); };
-  const uint64_t wanted = wanted_now();
+  const uint64_t wanted = wanted_bytes(is_for_guesses);
   if (wanted == 0) return std::nullopt;
   const bool is_demanded = has_demand();
   if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
@@ -265,18 +323,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
   // No op has used these since they left, so they go before all others.
   evict_written(wanted - total.bytes, false, &total);
   if (total.bytes >= wanted) return total;
-  const std::vector<ListedExtent> chosen = victims(wanted - total.bytes, is_for_guesses);
-  for (std::span<const ListedExtent> left = chosen; !left.empty() && wanted_now() > 0;) {
-    const std::vector<MoveRequest> batch = first_of(left, std::min(kBatchBytes, wanted_now()));
-    left = left.subspan(batch.size());
-    mover_->evict_requested(batch, [&](const EvictionResult& part) {
-      note_spill(part);
-      total.bytes += part.bytes;
-      total.count += part.count;
-      if (total.failure.is_ok()) total.failure = part.failure;
-      publish();
-    });
-  }
+  evict_victims(wanted - total.bytes, is_for_guesses, &total);
   if (is_demanded || heap_.needs_free_room()) evict_written(bytes_to_free(0), true, &total);
   if (!has_demand()) shrink_to_budget();
   return total;
@@ -296,9 +343,7 @@ void Evictor::shrink_to_budget() {
 void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total) {
   if (wanted_bytes == 0 || heap_.unannounced_bytes() == 0) return;
   const EvictionResult part = mover_->evict_written(wanted_bytes, takes_all);
-  total->bytes += part.bytes;
-  total->count += part.count;
-  if (total->failure.is_ok()) total->failure = part.failure;
+  total->add(part);
   publish();
 }
 
@@ -307,32 +352,34 @@ bool Evictor::has_demand() {
   return demand_bytes_ > 0;
 }
 
+uint64_t Evictor::wanted_bytes(bool is_for_guesses) {
+  return bytes_to_free(is_for_guesses ? guessed_bytes() : 0);
+}
+
 uint64_t Evictor::guessed_bytes() const {
   return parts_.prefetcher != nullptr ? parts_.prefetcher->guessed_bytes() : 0;
 }
 
 uint64_t Evictor::bytes_to_free(uint64_t guessed_bytes) {
-  uint64_t demand_bytes = 0;
-  uint64_t any_room_bytes = 0;
+  Need need;
   {
     MutexLock lock(mutex_);
-    demand_bytes = demand_bytes_;
-    any_room_bytes = any_room_bytes_;
+    need = {heap_.budget().used(), demand_bytes_, any_room_bytes_};
   }
-  return bytes_to_free_for(demand_bytes, any_room_bytes, guessed_bytes);
+  return bytes_to_free_for(need, guessed_bytes);
 }
 
 // Cached memory counts as headroom where it can serve every request. What was requested ahead of
 // use comes on top.
-uint64_t Evictor::bytes_to_free_for(uint64_t demand_bytes, uint64_t any_room_bytes,
-                                    uint64_t guessed_bytes) const {
-  const Budget& budget = heap_.budget();
+uint64_t Evictor::bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const {
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
-  const uint64_t wanted_bytes = headroom_bytes_ + missing_bytes + guessed_bytes + any_room_bytes;
+  const uint64_t wanted_bytes =
+      headroom_bytes_ + missing_bytes + guessed_bytes + need.any_room_bytes;
   const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
-  const uint64_t used_then = budget.used() + demand_bytes + headroom_bytes;
-  return used_then > budget.limit() ? used_then - budget.limit() : 0;
+  const uint64_t used_then = need.used_bytes + need.demand_bytes + headroom_bytes;
+  const uint64_t limit_bytes = heap_.budget().limit();
+  return used_then > limit_bytes ? used_then - limit_bytes : 0;
 }
 
 std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_guesses) const {
@@ -358,6 +405,12 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_gu
   if (is_for_guesses) spare_named_lately(chosen);
   if (next_uses.empty()) put_clean_first(chosen, wanted_bytes);
   return chosen;
+}
+
+// A plan counts on the room soon after its request, so every part is published at once.
+void Evictor::note_departure(const EvictionResult& part) {
+  note_spill(part);
+  publish();
 }
 
 void Evictor::note_spill(const EvictionResult& result) {

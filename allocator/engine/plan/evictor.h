@@ -30,6 +30,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -81,10 +82,24 @@ class Evictor final : public RoomMaker {
   uint64_t headroom_bytes() const { return headroom_bytes_; }
 
  private:
+  /// At one moment: a demand that is met counts as used, and no longer as demand.
+  struct Need {
+    uint64_t used_bytes = 0;
+    uint64_t demand_bytes = 0;
+    uint64_t any_room_bytes = 0;
+  };
+  class RequestedEvictions;
+  class PassEvictions;
+
   void work();
-  void carry_out(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
+  std::vector<MoveRequest> take_requests() TENCACHE_EXCLUDES(mutex_);
+  void await_requests(std::chrono::nanoseconds time) TENCACHE_EXCLUDES(mutex_);
+  void carry_out(std::vector<MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
   /// Nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
+  uint64_t wanted_bytes(bool is_for_guesses) TENCACHE_EXCLUDES(mutex_);
+  void evict_victims(uint64_t wanted_bytes, bool is_for_guesses, EvictionResult* total)
+      TENCACHE_EXCLUDES(mutex_);
   void evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total);
   void shrink_to_budget();
   void pause_for_disk() TENCACHE_EXCLUDES(mutex_);
@@ -93,9 +108,9 @@ class Evictor final : public RoomMaker {
   bool has_demand() TENCACHE_EXCLUDES(mutex_);
   uint64_t guessed_bytes() const;
   uint64_t bytes_to_free(uint64_t guessed_bytes) TENCACHE_EXCLUDES(mutex_);
-  uint64_t bytes_to_free_for(uint64_t demand_bytes, uint64_t any_room_bytes,
-                             uint64_t guessed_bytes) const;
+  uint64_t bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const;
   std::vector<ListedExtent> victims(uint64_t wanted_bytes, bool is_for_guesses) const;
+  void note_departure(const EvictionResult& part) TENCACHE_EXCLUDES(mutex_);
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);
 

@@ -6,7 +6,7 @@
 
 #include "base/service_thread.h"
 #include "platform/address_arena.h"
-#include "platform/cuda/call_scope.h"
+#include "platform/cuda/driver_use.h"
 
 namespace tencache {
 namespace {
@@ -32,32 +32,11 @@ Result<std::unique_ptr<CopyPause>> CopyPause::create(const Gpu& gpu,
   if (can_wait == 0) {
     return Status(StatusCode::kUnavailable, "The GPU's streams cannot wait for a value.");
   }
-  Result<HostMemory> memory = HostMemory::map({.bytes = kPageBytes, .node = gpu.facts().numa_node});
+  Result<std::unique_ptr<ZeroCopyMemory>> memory = ZeroCopyMemory::create(gpu, kPageBytes);
   if (!memory.is_ok()) return memory.status();
   std::unique_ptr<CopyPause> pause(new CopyPause(gpu, std::move(memory).value(), patience));
-  TENCACHE_RETURN_IF_ERROR(pause->pin());
   TENCACHE_RETURN_IF_ERROR(pause->start());
   return pause;
-}
-
-Status CopyPause::pin() {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(cuda_status(
-      driver,
-      driver.cuMemHostRegister(memory_.data(), memory_.bytes(), CU_MEMHOSTREGISTER_DEVICEMAP),
-      "Cannot pin a page of host memory"));
-  CUdeviceptr address = 0;
-  const Status found =
-      cuda_status(driver, driver.cuMemHostGetDevicePointer(&address, memory_.data(), 0),
-                  "The GPU cannot read host memory");
-  if (found.is_ok()) {
-    device_word_ = address;
-  } else {
-    (void)driver.cuMemHostUnregister(memory_.data());
-  }
-  return found;
 }
 
 Status CopyPause::start() {
@@ -70,21 +49,18 @@ Status CopyPause::start() {
 }
 
 CopyPause::~CopyPause() {
-  if (watcher_.joinable()) {
-    {
-      MutexLock lock(mutex_);
-      is_stopping_ = true;
-      changed_.notify_one();
-    }
-    watcher_.join();
+  if (!watcher_.joinable()) return;
+  {
+    MutexLock lock(mutex_);
+    is_stopping_ = true;
+    changed_.notify_one();
   }
-  if (device_word_ == 0) return;
-  const CallScope scope(gpu_.driver(), gpu_.context());
-  if (scope.status().is_ok()) (void)gpu_.driver().cuMemHostUnregister(memory_.data());
+  watcher_.join();
 }
 
 void CopyPause::hold_back(CUstream stream) const {
-  (void)gpu_.driver().cuStreamWaitValue64(stream, device_word_, kOpen, CU_STREAM_WAIT_VALUE_GEQ);
+  (void)gpu_.driver().cuStreamWaitValue64(stream, memory_->device_address(), kOpen,
+                                          CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 // While other threads pause, copies are held already, or were held for too long.

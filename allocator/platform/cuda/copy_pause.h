@@ -28,7 +28,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "platform/cuda/gpu.h"
-#include "platform/host_memory.h"
+#include "platform/cuda/zero_copy_memory.h"
 
 namespace tencache {
 
@@ -70,13 +70,13 @@ class CopyPause {
   };
 
  private:
-  CopyPause(const Gpu& gpu, HostMemory memory, std::chrono::nanoseconds patience)
+  CopyPause(const Gpu& gpu, std::unique_ptr<ZeroCopyMemory> memory,
+            std::chrono::nanoseconds patience)
       : gpu_(gpu), memory_(std::move(memory)), patience_(patience) {}
-  Status pin();
   Status start();
 
   std::atomic_ref<int64_t> word() const TENCACHE_REQUIRES(mutex_) {
-    return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(memory_.data()));
+    return std::atomic_ref<int64_t>(*reinterpret_cast<int64_t*>(memory_->host_address()));
   }
   void begin() TENCACHE_EXCLUDES(mutex_);
   void end() TENCACHE_EXCLUDES(mutex_);
@@ -84,9 +84,8 @@ class CopyPause {
   void look() TENCACHE_REQUIRES(mutex_);
 
   const Gpu& gpu_;
-  const HostMemory memory_;
+  const std::unique_ptr<ZeroCopyMemory> memory_;  // the word
   const std::chrono::nanoseconds patience_;
-  CUdeviceptr device_word_ = 0;
 
   mutable Mutex mutex_;
   CondVar changed_;

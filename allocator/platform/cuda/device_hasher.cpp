@@ -5,8 +5,6 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/units.h"
-#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -47,59 +45,35 @@ void PendingHash::drop() {
 
 // ---- Making and ending -----------------------------------------------------------------------
 
-DeviceHasher::DeviceHasher(const Gpu& gpu, const DeviceHashSeeds& seeds, HostMemory places)
-    : gpu_(gpu), seeds_(seeds), job_(make_hash_job(seeds)), places_(std::move(places)) {
+DeviceHasher::DeviceHasher(const DeviceHashSeeds& seeds, std::unique_ptr<ZeroCopyMemory> places,
+                           std::unique_ptr<LoadedKernel> kernel)
+    : seeds_(seeds),
+      job_(make_hash_job(seeds)),
+      places_(std::move(places)),
+      kernel_(std::move(kernel)),
+      blocks_max_(
+          std::clamp(kernel_->multiprocessors() * kBlocksPerMultiprocessor, 1u, kBlocksMax)) {
   for (unsigned place = kPlaceCount; place > 0; --place) free_places_.push_back(place - 1);
 }
 
 Result<std::unique_ptr<DeviceHasher>> DeviceHasher::create(const Gpu& gpu, const NvrtcApi& nvrtc,
                                                            const DeviceHashSeeds& seeds) {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
-  Result<HostMemory> places =
-      HostMemory::map({.bytes = kPlaceCount * kPlaceBytes, .node = gpu.facts().numa_node});
-  if (!places.is_ok()) return places.status();
-  // If a later step fails, the destructor undoes the earlier ones.
-  std::unique_ptr<DeviceHasher> hasher(new DeviceHasher(gpu, seeds, std::move(places).value()));
   Result<std::unique_ptr<LoadedKernel>> kernel =
       LoadedKernel::create(gpu, nvrtc, kDeviceHashKernelName, device_hash_kernel_text(), "hashes");
   if (!kernel.is_ok()) return kernel.status();
-  hasher->kernel_ = std::move(kernel).value();
-  hasher->blocks_max_ =
-      std::clamp(hasher->kernel_->multiprocessors() * kBlocksPerMultiprocessor, 1u, kBlocksMax);
-  TENCACHE_RETURN_IF_ERROR(hasher->pin_places());
-  return hasher;
-}
-
-Status DeviceHasher::pin_places() {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  TENCACHE_RETURN_IF_ERROR(cuda_status(
-      driver,
-      driver.cuMemHostRegister(places_.data(), places_.bytes(), CU_MEMHOSTREGISTER_DEVICEMAP),
-      "Cannot pin " + format_bytes(places_.bytes()) + " of host memory for hashes"));
-  CUdeviceptr address = 0;
-  Status found = cuda_status(driver, driver.cuMemHostGetDevicePointer(&address, places_.data(), 0),
-                             "The GPU cannot write to host memory");
-  if (found.is_ok()) {
-    device_places_ = address;
-  } else {
-    (void)driver.cuMemHostUnregister(places_.data());
-  }
-  return found;
+  Result<std::unique_ptr<ZeroCopyMemory>> places =
+      ZeroCopyMemory::create(gpu, kPlaceCount * kPlaceBytes);
+  if (!places.is_ok()) return places.status();
+  return std::unique_ptr<DeviceHasher>(
+      new DeviceHasher(seeds, std::move(places).value(), std::move(kernel).value()));
 }
 
 DeviceHasher::~DeviceHasher() {
   if (!may_call_driver()) return;
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  {
-    MutexLock lock(mutex_);
-    TENCACHE_CHECK(free_places_.size() == kPlaceCount, "%zu hashes are still under way",
-                   kPlaceCount - free_places_.size());
-  }
-  if (!scope.status().is_ok()) return;
-  if (device_places_ != 0) (void)driver.cuMemHostUnregister(places_.data());
+  MutexLock lock(mutex_);
+  TENCACHE_CHECK(free_places_.size() == kPlaceCount, "%zu hashes are still under way",
+                 kPlaceCount - free_places_.size());
 }
 
 // ---- Hashing -------------------------------------------------------------------------------
@@ -115,13 +89,13 @@ Result<PendingHash> DeviceHasher::hash(CUstream stream, CUdeviceptr address, uin
   HashJob job = job_;
   job.data = reinterpret_cast<const unsigned char*>(address);
   job.bytes = bytes;
-  job.sums = reinterpret_cast<HashSums*>(device_places_ + place.value() * kPlaceBytes);
+  job.sums = reinterpret_cast<HashSums*>(places_->device_address() + place.value() * kPlaceBytes);
   TENCACHE_RETURN_IF_ERROR(kernel_->launch(stream, blocks, kHashLanes, &job));
   return pending;
 }
 
 HashSums* DeviceHasher::place_on_host(unsigned place) const {
-  return reinterpret_cast<HashSums*>(places_.data() + place * kPlaceBytes);
+  return reinterpret_cast<HashSums*>(places_->host_address() + place * kPlaceBytes);
 }
 
 Result<unsigned> DeviceHasher::take_place() {

@@ -27,7 +27,7 @@
 #include "platform/cuda/gpu.h"
 #include "platform/cuda/loaded_kernel.h"
 #include "platform/cuda/nvrtc_api.h"
-#include "platform/host_memory.h"
+#include "platform/cuda/zero_copy_memory.h"
 
 namespace tencache {
 
@@ -82,21 +82,18 @@ class DeviceHasher {
 
  private:
   friend class PendingHash;
-  DeviceHasher(const Gpu& gpu, const DeviceHashSeeds& seeds, HostMemory places);
+  DeviceHasher(const DeviceHashSeeds& seeds, std::unique_ptr<ZeroCopyMemory> places,
+               std::unique_ptr<LoadedKernel> kernel);
 
-  Status pin_places();
   HashSums* place_on_host(unsigned place) const;
   Result<unsigned> take_place() TENCACHE_EXCLUDES(mutex_);
   void give_back_place(unsigned place) TENCACHE_EXCLUDES(mutex_);
 
-  const Gpu& gpu_;
   const DeviceHashSeeds seeds_;
   const HashJob job_;  // the part that all jobs have in common
-  // Constant once create() has returned.
-  HostMemory places_;
-  CUdeviceptr device_places_ = 0;  // the same memory for the device; 0 while it is not pinned
-  std::unique_ptr<LoadedKernel> kernel_;
-  unsigned blocks_max_ = 1;
+  const std::unique_ptr<ZeroCopyMemory> places_;
+  const std::unique_ptr<LoadedKernel> kernel_;
+  const unsigned blocks_max_;
 
   Mutex mutex_;
   std::vector<unsigned> free_places_ TENCACHE_GUARDED_BY(mutex_);

@@ -4,12 +4,15 @@
 // until then and no longer, unless the extent was used since; it leaves in parts. A thread that
 // lacks room lets earlier fetches go first while the device has work. Fetches arrive one after
 // another.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "platform/cuda/copy_pause.h"
@@ -21,6 +24,7 @@ namespace tencache {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::ElementsAre;
 
 constexpr uint64_t kBytes = 4 * kMiB;
 
@@ -59,9 +63,16 @@ class CudaAheadTest : public ::testing::Test {
   }
   /// How many left.
   uint64_t evict_requested(const std::vector<MoveRequest>& requests) {
-    uint64_t count = 0;
-    mover().evict_requested(requests, [&](const EvictionResult& part) { count += part.count; });
-    return count;
+    ListedEvictions source(requests);
+    mover().evict_requested(source);
+    return source.total().count;
+  }
+  /// Requests as a plan does, and returns when the copy is queued.
+  void request_and_await_copy(const char* tensor) {
+    const uint64_t copies_before = engine_->driver().calls("cuMemcpyDtoHAsync");
+    (*engine_)->evictor().request(request(tensor));
+    EXPECT_TRUE(
+        eventually([&] { return engine_->driver().calls("cuMemcpyDtoHAsync") > copies_before; }));
   }
   Mover& mover() { return *(*engine_)->mover(); }
 
@@ -216,6 +227,22 @@ TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
+/// Does as it is told by a test.
+class EvictionScript final : public EvictionSource {
+ public:
+  using Take = std::function<std::vector<MoveRequest>(uint64_t bytes_under_way)>;
+  using Tell = std::function<void(const EvictionResult& part)>;
+  EvictionScript(Take take, Tell tell) : take_(std::move(take)), tell_(std::move(tell)) {}
+  std::vector<MoveRequest> take(uint64_t bytes_under_way) override {
+    return take_(bytes_under_way);
+  }
+  void on_evicted(const EvictionResult& part) override { tell_(part); }
+
+ private:
+  const Take take_;
+  const Tell tell_;
+};
+
 // Room is reported part by part; at that moment the next part is already under way.
 TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   start_slow();
@@ -230,18 +257,139 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
   const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
   const uint64_t copies_before = copies();
   uint64_t told = 0;
-  mover().evict_requested(requests, [&](const EvictionResult& part) {
-    EXPECT_EQ(part.count, 1u);
-    EXPECT_EQ(part.bytes, kBytes);
-    EXPECT_EQ(engine_->state(tensors[told++]), ExtentState::kCold);
-    if (told < tensors.size()) {
-      EXPECT_EQ(engine_->state(tensors[told]), ExtentState::kEvicting);
-      EXPECT_EQ(copies(), copies_before + told + 1) << "the next one is queued already";
-    }
-  });
+  EvictionScript source([&](uint64_t /*bytes_under_way*/) { return std::exchange(requests, {}); },
+                        [&](const EvictionResult& part) {
+                          EXPECT_EQ(part.count, 1u);
+                          EXPECT_EQ(part.bytes, kBytes);
+                          EXPECT_EQ(engine_->state(tensors[told++]), ExtentState::kCold);
+                          if (told < tensors.size()) {
+                            EXPECT_EQ(engine_->state(tensors[told]), ExtentState::kEvicting);
+                            EXPECT_EQ(copies(), copies_before + told + 1)
+                                << "the next one is queued already";
+                          }
+                        });
+  mover().evict_requested(source);
   EXPECT_EQ(told, tensors.size());
   for (uint64_t seed = 0; seed < 3; ++seed) {
     engine_->check(stream_, tensors[seed], kBytes, seed);
+  }
+}
+
+// While the first copy is under way, the mover takes more requests and queues them behind it, up to
+// four parts.
+TEST_F(CudaAheadTest, WhatIsRequestedMeanwhileFollowsWithoutAGap) {
+  start();
+  ASSERT_GT(3 * mover().bytes_at_once(), 3 * kBytes) << "the number of parts is the limit";
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    tensors.push_back(allocate());
+    engine_->write(stream_, tensors.back(), kBytes, seed);
+  }
+  engine_->driver().hold_copies();
+  size_t requested = 0;
+  size_t told = 0;
+  std::vector<uint64_t> bytes_under_way;
+  EvictionScript source(
+      [&](uint64_t bytes) -> std::vector<MoveRequest> {
+        bytes_under_way.push_back(bytes);
+        // Twice it has nothing, and is asked again while the first copy is under way.
+        if (bytes_under_way.size() == 2 || bytes_under_way.size() == 3) return {};
+        if (requested == 3) engine_->driver().let_go();
+        if (requested == tensors.size()) return {};
+        return request(tensors[requested++]);
+      },
+      [&](const EvictionResult& part) { told += part.count; });
+  mover().evict_requested(source);
+  EXPECT_EQ(told, tensors.size());
+  bytes_under_way.resize(6);
+  EXPECT_THAT(bytes_under_way, ElementsAre(0, kBytes, kBytes, kBytes, 2 * kBytes, 3 * kBytes));
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    engine_->check(stream_, tensors[seed], kBytes, seed);
+  }
+}
+
+// With large tensors, fewer parts keep the link busy while the oldest is finished.
+TEST_F(CudaAheadTest, NoMoreIsQueuedThanKeepsTheLinkBusy) {
+  engine_.emplace([](CudaEngineConfig& config) { config.budget_bytes = 256 * kMiB; });
+  stream_ = engine_->make_stream();
+  constexpr uint64_t kLargeBytes = 24 * kMiB;
+  char* other = engine_->allocate(5 * kLargeBytes, stream_);
+  engine_->write(stream_, other, 5 * kLargeBytes, 0);
+  ASSERT_TRUE(engine_->evict(other));
+  engine_->free(other);  // leaves host memory, which need not grow while copies are held
+  const uint64_t full_parts = 3 * mover().bytes_at_once();
+  ASSERT_TRUE(kLargeBytes < full_parts && full_parts <= 2 * kLargeBytes);
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    tensors.push_back(allocate(kLargeBytes));
+    engine_->write(stream_, tensors.back(), kLargeBytes, seed);
+  }
+  engine_->driver().hold_copies();
+  size_t requested = 0;
+  std::vector<uint64_t> bytes_under_way;
+  EvictionScript source(
+      [&](uint64_t bytes) -> std::vector<MoveRequest> {
+        bytes_under_way.push_back(bytes);
+        if (requested == 2) engine_->driver().let_go();
+        if (requested == tensors.size()) return {};
+        return request(tensors[requested++]);
+      },
+      [](const EvictionResult& /*part*/) {});
+  mover().evict_requested(source);
+  bytes_under_way.resize(5);
+  EXPECT_THAT(bytes_under_way,
+              ElementsAre(0, kLargeBytes, 2 * kLargeBytes, 2 * kLargeBytes, 2 * kLargeBytes));
+}
+
+// A fork need not wait for requests that follow each other without end.
+TEST_F(CudaAheadTest, AForkWaitsForWhatIsUnderWayOnly) {
+  start();
+  char* first = allocate();
+  char* second = allocate();
+  engine_->write(stream_, first, kBytes, 1);
+  engine_->write(stream_, second, kBytes, 2);
+  engine_->driver().hold_copies();
+  request_and_await_copy(first);
+  ForkLatch& latch = mover().fork_latch();
+  std::jthread fork([&] { latch.close(); });
+  EXPECT_TRUE(eventually([&] { return latch.is_closed(); }));
+  (*engine_)->evictor().request(request(second));
+  engine_->driver().let_go();
+  fork.join();
+  EXPECT_EQ(engine_->state(first), ExtentState::kCold);
+  EXPECT_EQ(engine_->state(second), ExtentState::kResident);
+  latch.reopen();
+  EXPECT_TRUE(eventually([&] { return engine_->state(second) == ExtentState::kCold; }));
+}
+
+// An eviction under way that a use has called off is in the way of the next request for its tensor.
+TEST_F(CudaAheadTest, WhatWasUsedMeanwhileLeavesWhenItIsRequestedAnew) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 1);
+  engine_->driver().hold_copies();
+  request_and_await_copy(tensor);
+  engine_->write(stream_, tensor, kBytes, 2);
+  (*engine_)->evictor().request(request(tensor));
+  engine_->driver().let_go();
+  EXPECT_TRUE(eventually([&] { return engine_->state(tensor) == ExtentState::kCold; }));
+  engine_->check(stream_, tensor, kBytes, 2);
+}
+
+// The evictor takes what a plan requests while it carries out what was requested before.
+TEST_F(CudaAheadTest, APlansRequestsFollowEachOtherWithoutAGap) {
+  start();
+  std::vector<char*> tensors;
+  for (uint64_t seed = 0; seed < 2; ++seed) {
+    tensors.push_back(allocate());
+    engine_->write(stream_, tensors.back(), kBytes, seed);
+  }
+  engine_->driver().hold_copies();
+  request_and_await_copy(tensors[0]);
+  request_and_await_copy(tensors[1]);  // it is queued behind a copy that cannot end
+  engine_->driver().let_go();
+  for (char* tensor : tensors) {
+    EXPECT_TRUE(eventually([&] { return engine_->state(tensor) == ExtentState::kCold; }));
   }
 }
 

@@ -193,7 +193,8 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       if (random.chance(0.5)) {
         engine->mover()->evict(some);
       } else {
-        engine->mover()->evict_requested(requests, [](const EvictionResult&) {});
+        ListedEvictions source(requests);
+        engine->mover()->evict_requested(source);
       }
     } else if (!engine->mover()->is_demanded()) {  // else it would take the room an op waits for
       ListedRequests listed(requests);

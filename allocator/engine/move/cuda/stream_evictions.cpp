@@ -10,9 +10,17 @@
 namespace tencache {
 namespace {
 
-// While one part is copied the next one is queued behind it. Together they have three hashes under
-// way for each place in a part.
-constexpr size_t kPartMax = DeviceHasher::kPlaceCount / 8;
+// Of one part. Extents under way have a hash each, and those that are proved have two. Two threads
+// may evict at once.
+constexpr size_t kPartMax = 6;
+constexpr size_t kPartsMax = 4;
+static_assert(2 * (kPartsMax + 1) * kPartMax <= DeviceHasher::kPlaceCount);
+// While one part is finished, the link has as much to do as this many parts of full size.
+constexpr uint64_t kPartsBehind = 3;
+// While a part is copied, the thread waits for more requests, and looks this often whether the copy
+// has ended; the longer that takes, the less often.
+constexpr std::chrono::nanoseconds kPollMin{50'000};
+constexpr std::chrono::nanoseconds kPollMax{500'000};
 
 /// The first request, and more until they add up to `bytes`; at most kPartMax.
 std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, uint64_t bytes) {
@@ -36,51 +44,128 @@ const Extent* first_arriving(std::span<const MoveRequest> requests) {
 
 }  // namespace
 
-// An eviction that is put off finds host memory once those before it are cold and can be demoted.
-void StreamEvictions::evict(std::span<const MoveRequest> requests, uint64_t part_bytes,
-                            const OnEvicted& on_evicted) {
-  uint64_t count = 0;
-  const OnEvicted count_too = [&](const EvictionResult& part) {
-    count += part.count;
-    on_evicted(part);
-  };
-  std::vector<MoveRequest> left(requests.begin(), requests.end());
-  // Marks for the requests without any, this time and the next.
-  const auto is_marked = [](const MoveRequest& request) { return request.queued != nullptr; };
-  if (!std::ranges::all_of(left, is_marked)) (void)mark_users(left);
-  for (bool may_put_off = blocks_.has_disk(); !left.empty(); may_put_off &= count > 0) {
-    count = 0;
-    Run run(fork_latch_, count_too, may_put_off);
-    evict_once(left, part_bytes, &run);
-    left = std::move(run.again);
+uint64_t StreamEvictions::Part::bytes() const {
+  uint64_t bytes = 0;
+  for (const Eviction& eviction : clean) bytes += eviction.extent->bytes;
+  for (const Eviction& eviction : dirty) bytes += eviction.extent->bytes;
+  return bytes;
+}
+
+bool StreamEvictions::Part::is_copied() const {
+  const auto is_done = [](const Eviction& eviction) { return eviction.done.poll(); };
+  return std::ranges::all_of(clean, is_done) && std::ranges::all_of(dirty, is_done);
+}
+
+uint64_t StreamEvictions::bytes_of(const std::deque<Part>& parts) {
+  uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes();
+  return bytes;
+}
+
+void StreamEvictions::Run::tell() {
+  if (result.count == 0 && result.failure.is_ok()) return;
+  count += result.count;
+  source.on_evicted(std::exchange(result, {}));
+}
+
+void StreamEvictions::evict(EvictionSource& source) {
+  for (;;) {
+    std::vector<MoveRequest> requests = take(source, 0);
+    if (requests.empty()) return;
+    evict_taken(std::move(requests), source);
   }
 }
 
-// While one part is copied the next one is queued behind it, so that the link does not run dry.
-void StreamEvictions::evict_once(std::span<const MoveRequest> requests, uint64_t part_bytes,
-                                 Run* run) {
-  Part under_way;
-  while (!requests.empty() || !under_way.is_empty()) {
+// An eviction that is put off finds host memory once those before it are cold and can be demoted.
+// Before more is taken from the source, it is tried again.
+void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSource& source) {
+  bool is_first = true;
+  for (bool may_put_off = blocks_.has_disk(); !requests.empty();) {
+    Run run(fork_latch_, source, std::exchange(is_first, false), may_put_off);
+    evict_once(std::move(requests), &run);
+    may_put_off &= run.count > 0;
+    requests = std::move(run.again);
+  }
+}
+
+// Marks the users of what has no mark, for this time and the next.
+std::vector<MoveRequest> StreamEvictions::take(EvictionSource& source, uint64_t bytes_under_way) {
+  std::vector<MoveRequest> requests = source.take(bytes_under_way);
+  const auto is_marked = [](const MoveRequest& request) { return request.queued != nullptr; };
+  if (!std::ranges::all_of(requests, is_marked)) (void)mark_users(requests);
+  return requests;
+}
+
+void StreamEvictions::evict_once(std::vector<MoveRequest> requests, Run* run) {
+  std::span<const MoveRequest> left = requests;
+  for (;;) {
     if (run->permit.is_awaited()) {
-      finish(std::exchange(under_way, {}), run);
+      finish_all(run);
       run->permit.renew();
     }
     flights_.settle(false);
-    const std::span<const MoveRequest> part = first_part(requests, part_bytes);
-    requests = requests.subspan(part.size());
-    if (first_arriving(part) != nullptr) {
-      finish(std::exchange(under_way, {}), run);
-      await_arrival(part);
+    if (left.empty()) {
+      requests = take_more(run);
+      left = requests;
     }
-    // Phase 1: claim. From here on the extents are ours, and still usable by the program.
-    Part next = claim(part);
-    if (next.is_empty() && !requests.empty()) continue;  // they came to nothing
-    // Phase 2: blocks, then copies. A thread may wait for the room of those under way.
-    if (!take_blocks_at_once(next.dirty)) finish(std::exchange(under_way, {}), run);
-    take_blocks(next.dirty, run);
-    queue(next, run);
-    finish(std::exchange(under_way, std::move(next)), run);
+    if (left.empty()) {
+      if (run->under_way.empty()) return;
+      finish_oldest(run);
+      continue;
+    }
+    const std::span<const MoveRequest> part = first_part(left, link_.bytes_at_once());
+    left = left.subspan(part.size());
+    begin(part, run);
+    while (run->under_way.size() == kPartsMax || keeps_link_busy(run->under_way)) {
+      finish_oldest(run);
+    }
   }
+}
+
+// What the source has, as long as the oldest part is under way; else what it has now. Requests that
+// are tried again go first.
+std::vector<MoveRequest> StreamEvictions::take_more(Run* run) {
+  if (!run->takes_more || !run->again.empty()) return {};
+  for (auto poll = kPollMin;; poll = std::min(poll + poll / 8, kPollMax)) {
+    std::vector<MoveRequest> requests = take(run->source, bytes_of(run->under_way));
+    const bool may_wait = !run->under_way.empty() && !run->permit.is_awaited();
+    if (!requests.empty() || !may_wait || run->under_way.front().is_copied()) return requests;
+    run->source.await_more(poll);
+  }
+}
+
+// Phases 1 and 2: claim, then blocks and copies. From the claim on the extents are ours, and still
+// usable by the program. While a thread waits, for an arrival or for room for a block, the parts
+// under way leave.
+void StreamEvictions::begin(std::span<const MoveRequest> requests, Run* run) {
+  if (first_arriving(requests) != nullptr) {
+    finish_all(run);
+    await_arrival(requests);
+  }
+  while (is_any_called_off(requests, run->under_way)) finish_oldest(run);
+  Part part = claim(requests);
+  if (!take_blocks_at_once(part.dirty)) finish_all(run);
+  take_blocks(part.dirty, run);
+  queue(part, run);
+  if (!part.is_empty()) run->under_way.push_back(std::move(part));
+  run->tell();  // a failure
+}
+
+// Whether one of the extents is under way, was used since, and is requested to leave after that
+// use.
+bool StreamEvictions::is_any_called_off(std::span<const MoveRequest> requests,
+                                        const std::deque<Part>& under_way) {
+  const auto is_requested_anew = [&](const Eviction& eviction) {
+    const Extent* extent = eviction.extent;
+    if (extent->last_use_at.load(std::memory_order_relaxed) <= eviction.claimed_at) return false;
+    return std::ranges::any_of(requests, [extent](const MoveRequest& request) {
+      return request.extent == extent && request.is_current() && !request.is_outdated();
+    });
+  };
+  return std::ranges::any_of(under_way, [&](const Part& part) {
+    return std::ranges::any_of(part.clean, is_requested_anew) ||
+           std::ranges::any_of(part.dirty, is_requested_anew);
+  });
 }
 
 void StreamEvictions::await_arrival(std::span<const MoveRequest> requests) {
@@ -93,13 +178,25 @@ void StreamEvictions::await_arrival(std::span<const MoveRequest> requests) {
   }
 }
 
+// Whether the link has enough to do while the oldest part is finished.
+bool StreamEvictions::keeps_link_busy(const std::deque<Part>& under_way) const {
+  if (under_way.size() < 2) return false;
+  return bytes_of(under_way) - under_way.front().bytes() >= kPartsBehind * link_.bytes_at_once();
+}
+
 // Phases 3 and 4. Extents that are presumed clean wait for no copy.
-void StreamEvictions::finish(Part part, Run* run) {
+void StreamEvictions::finish_oldest(Run* run) {
+  Part part = std::move(run->under_way.front());
+  run->under_way.pop_front();
   for (std::vector<Eviction>* evictions : {&part.clean, &part.dirty}) {
     wait_until_done(*evictions, run);
     prove_and_leave(*evictions, run);
     run->tell();
   }
+}
+
+void StreamEvictions::finish_all(Run* run) {
+  while (!run->under_way.empty()) finish_oldest(run);
 }
 
 // Waits for the copies, or for what the program had queued.

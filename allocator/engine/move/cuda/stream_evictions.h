@@ -14,9 +14,11 @@
 //      was undone before the second hash,
 //   4. unmaps the frame. E is cold; its room is free.
 //
-// Extents leave in parts. A part goes through 1 and 2 while the part before it is in 3, so that the
-// link does not run dry. An extent that is requested and still on its way here is awaited
-// before 1: its op, which comes after that, was queued when the request was made.
+// Extents leave in parts. Some parts go through 1 and 2 while the one before them is in 3, and the
+// source of requests is asked for more when none is left, so that the link does not run dry: after
+// a copy, proof and unmapping take the thread some 0.5 ms, longer than the copy of a small part. An
+// extent that is requested and still on its way here is awaited before 1: its op, which comes after
+// that, was queued when the request was made.
 //
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Without NVRTC, which compiles the kernel, nothing
@@ -32,7 +34,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <deque>
 #include <optional>
 #include <span>
 #include <utility>
@@ -44,6 +46,7 @@
 #include "engine/move/cuda/link_copies.h"
 #include "engine/move/cuda/moments.h"
 #include "engine/move/cuda/stream_parts.h"
+#include "engine/move/eviction_source.h"
 #include "engine/move/fork_latch.h"
 #include "engine/move/move_ledger.h"
 #include "engine/move/move_request.h"
@@ -71,11 +74,8 @@ class StreamEvictions {
         own_numbers_(parts.streams.eviction_numbers),
         moments_(parts.heap.streams(), parts.streams.eviction_numbers) {}
 
-  using OnEvicted = std::function<void(const EvictionResult& part)>;
-
-  /// Evicts in parts of about `part_bytes`, each told on the calling thread.
-  void evict(std::span<const MoveRequest> requests, uint64_t part_bytes,
-             const OnEvicted& on_evicted);
+  /// As Mover::evict_requested().
+  void evict(EvictionSource& source);
   /// As Mover::queued_work().
   MomentPtr mark_users(std::span<const MoveRequest> requests) {
     return moments_.mark_users(requests);
@@ -96,23 +96,35 @@ class StreamEvictions {
     std::vector<Eviction> clean;  // presumed so: no copy
     std::vector<Eviction> dirty;
     bool is_empty() const { return clean.empty() && dirty.empty(); }
+    uint64_t bytes() const;
+    /// Or may be proved without a copy, or has failed.
+    bool is_copied() const;
   };
   /// One try at each of some extents.
   struct Run {
-    Run(ForkLatch& latch, const OnEvicted& told, bool puts_off)
-        : permit(latch), on_evicted(told), may_put_off(puts_off) {}
-    void tell() {
-      if (result.count > 0 || !result.failure.is_ok()) on_evicted(std::exchange(result, {}));
-    }
+    Run(ForkLatch& latch, EvictionSource& wanting, bool is_first, bool puts_off)
+        : permit(latch), source(wanting), takes_more(is_first), may_put_off(puts_off) {}
+    void tell();
     MigrationPermit permit;
-    const OnEvicted& on_evicted;
-    const bool may_put_off;          // evictions that find no host memory
-    std::vector<MoveRequest> again;  // those put off, and those that turned out to need a copy
-    EvictionResult result = {};      // what is not told yet
+    EvictionSource& source;
+    const bool takes_more;            // from the source
+    const bool may_put_off;           // evictions that find no host memory
+    std::deque<Part> under_way = {};  // oldest first
+    std::vector<MoveRequest> again;   // those put off, and those that turned out to need a copy
+    EvictionResult result = {};       // what is not told yet
+    uint64_t count = 0;               // of extents that left
   };
 
-  void evict_once(std::span<const MoveRequest> requests, uint64_t part_bytes, Run* run);
+  void evict_taken(std::vector<MoveRequest> requests, EvictionSource& source);
+  std::vector<MoveRequest> take(EvictionSource& source, uint64_t bytes_under_way);
+  void evict_once(std::vector<MoveRequest> requests, Run* run);
+  std::vector<MoveRequest> take_more(Run* run);
+  void begin(std::span<const MoveRequest> requests, Run* run);
   void await_arrival(std::span<const MoveRequest> requests);
+  static bool is_any_called_off(std::span<const MoveRequest> requests,
+                                const std::deque<Part>& under_way);
+  bool keeps_link_busy(const std::deque<Part>& under_way) const;
+  static uint64_t bytes_of(const std::deque<Part>& parts);
   // Phase 1.
   Part claim(std::span<const MoveRequest> requests);
   // Phase 2: blocks, then hashes and copies.
@@ -130,7 +142,8 @@ class StreamEvictions {
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
   Status let_wait(CopyStream& stream, StreamSet users);
   // Phases 3 and 4: proof, then frames.
-  void finish(Part part, Run* run);
+  void finish_oldest(Run* run);
+  void finish_all(Run* run);
   void wait_until_done(std::vector<Eviction>& evictions, Run* run);
   void prove_and_leave(std::vector<Eviction>& evictions, Run* run);
   void seal(std::vector<Eviction>& evictions);

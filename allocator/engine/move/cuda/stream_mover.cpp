@@ -116,18 +116,9 @@ EvictionResult StreamMover::evict(std::span<Extent* const> extents) {
   for (Extent* extent : extents) {
     requests.push_back({extent, extent->id.load(), 0, MoveRequest::kAtAnyTime});
   }
-  EvictionResult total;
-  evictions_.evict(requests, ~uint64_t{0}, [&total](const EvictionResult& part) {
-    total.count += part.count;
-    total.bytes += part.bytes;
-    if (total.failure.is_ok()) total.failure = part.failure;
-  });
-  return total;
-}
-
-void StreamMover::evict_requested(std::span<const MoveRequest> requests,
-                                  const OnEvicted& on_evicted) {
-  evictions_.evict(requests, bytes_at_once(), on_evicted);
+  ListedEvictions source(std::move(requests));
+  evictions_.evict(source);
+  return source.total();
 }
 
 std::shared_ptr<const QueuedWork> StreamMover::queued_work(std::span<const MoveRequest> requests) {

@@ -80,7 +80,7 @@ class StreamMover final : public Mover {
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;
-  void evict_requested(std::span<const MoveRequest> requests, const OnEvicted& on_evicted) override;
+  void evict_requested(EvictionSource& source) override { evictions_.evict(source); }
   std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override;
   uint64_t bytes_at_once() const override { return link_.bytes_at_once(); }
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
