@@ -30,6 +30,8 @@ _SUITES = {
     "learned_plan": "plan_engine_test",
     "machine_meter": "plan_engine_test",
     "stream_evictions": "cuda_ahead_test",
+    "stream_evictions_end": "cuda_ahead_test",
+    "evictor_victims": "evictor_test",
     "stream_fetches": "cuda_ahead_test",
     "stream_mover": "cuda_engine_test",
     "moments": "cuda_ahead_test",

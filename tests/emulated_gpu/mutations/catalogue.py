@@ -57,6 +57,7 @@ RUNS: dict[str, Run] = {
 }
 
 EVICTIONS = "allocator/engine/move/cuda/stream_evictions.cpp"
+EVICTIONS_END = "allocator/engine/move/cuda/stream_evictions_end.cpp"
 MOMENTS = "allocator/engine/move/cuda/moments.cpp"
 FETCHES = "allocator/engine/move/cuda/stream_fetches.cpp"
 FLIGHTS = "allocator/engine/move/cuda/flights.cpp"
@@ -88,14 +89,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a frame goes while its copy is on its way out",
-        EVICTIONS,
+        EVICTIONS_END,
         "    const Status done = eviction.done.wait();\n",
         "    const Status done;\n",
         "in_turn",
     ),
     Mutation(
         "a stale hash is taken for clean",
-        EVICTIONS,
+        EVICTIONS_END,
         "eviction.before->value() : eviction.extent->copy_hash",
         "eviction.before->value() : eviction.after->value()",
         "unseen_writes",

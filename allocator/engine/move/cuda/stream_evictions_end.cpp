@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How evictions end: phases 3 and 4 of stream_evictions.h, and the extents that stay.
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/move/cuda/stream_evictions.h"
+
+namespace tencache {
+
+// Waits for the copies, or for what the program had queued.
+void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const Status done = eviction.done.wait();
+    if (done.is_ok()) return false;
+    wait_until_idle();  // before the block is used again
+    fail(eviction, done, run);
+    return true;
+  });
+}
+
+// On a mismatch, try again if we relied on an old copy; else somebody is writing the extent, so it
+// stays.
+void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run) {
+  seal(evictions);
+  hash_sealed(evictions, run);
+  for (Eviction& eviction : evictions) {
+    if (is_proved(eviction)) {
+      leave(eviction, run);
+      continue;
+    }
+    eviction.extent->unseal();
+    if (std::exchange(eviction.needs_copy, true)) {
+      abandon(eviction);
+    } else {
+      try_again(eviction, run);
+    }
+  }
+}
+
+// Seals those that were not used since the claim; the others are given up.
+void StreamEvictions::seal(std::vector<Eviction>& evictions) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    const bool is_sealed =
+        eviction.extent->seal() &&
+        eviction.extent->last_use_at.load(std::memory_order_relaxed) <= eviction.claimed_at;
+    if (!is_sealed) abandon(eviction);
+    return !is_sealed;
+  });
+}
+
+// Waits for the hashes; an extent whose hash cannot be had is given up.
+void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
+  if (hasher_ == nullptr) return;
+  let_wait_for_users(proof_, evictions, run);
+  std::vector<Status> queued;
+  queued.reserve(evictions.size());
+  for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
+  size_t index = 0;
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    Status status = queued[index++];
+    if (status.is_ok()) status = eviction.done.wait();
+    if (status.is_ok()) return false;
+    (void)proof_.wait_until_idle();  // before the hash's place is used again
+    fail(eviction, status, run);
+    return true;
+  });
+}
+
+Status StreamEvictions::queue_proof(Eviction& eviction) {
+  TENCACHE_RETURN_IF_ERROR(queue_hash(proof_, *eviction.extent, &eviction.after));
+  Result<StreamMark> mark = proof_.mark();
+  if (!mark.is_ok()) return mark.status();
+  eviction.done = std::move(mark).value();
+  return Status::ok();
+}
+
+bool StreamEvictions::is_proved(const Eviction& eviction) const {
+  if (hasher_ == nullptr) return true;
+  return eviction.after->value() ==
+         (eviction.needs_copy ? eviction.before->value() : eviction.extent->copy_hash);
+}
+
+void StreamEvictions::leave(const Eviction& eviction, Run* run) {
+  CudaExtent* extent = eviction.extent;
+  const Departure departure(*extent, eviction.claimed_at, eviction.needs_copy);
+  const Status status = heap_.take_away_frame(extent);
+  if (!status.is_ok()) return fail(eviction, status, run);
+  if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
+  extent->has_copy_below = true;
+  extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  TENCACHE_DCHECK(extent->host_block.is_valid() ||
+                  (!eviction.needs_copy && extent->slot.is_valid()));
+  extent->become_cold();
+  heap_.budget().release(departure.bytes);
+  ledger_.count_departure(departure, &run->result);
+}
+
+// A copy that was begun is worth nothing once the extent may be written again.
+void StreamEvictions::abandon(const Eviction& eviction) {
+  if (eviction.needs_copy) heap_.release_copy(eviction.extent);
+  eviction.extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  eviction.extent->abandon_eviction();
+}
+
+// Abandons the eviction and asks for it again, unless the extent is used meanwhile.
+void StreamEvictions::try_again(const Eviction& eviction, Run* run) {
+  CudaExtent* extent = eviction.extent;
+  run->again.push_back(
+      {extent, extent->id.load(), extent->bytes, eviction.claimed_at, eviction.users_done});
+  abandon(eviction);
+}
+
+void StreamEvictions::fail(const Eviction& eviction, const Status& failure, Run* run) {
+  abandon(eviction);
+  // Not now: a stream captures a graph, or other threads evict as well.
+  if (failure.code() == StatusCode::kUnavailable) return;
+  ledger_.count_failure(failure, 1, "on the GPU", &run->result);
+}
+
+}  // namespace tencache
