@@ -20,6 +20,9 @@ from test_cli import assert_refused
 from tencache import _period_file
 from tencache._library import OptionError, TencacheError, core
 
+# The core learns and follows; these tests do not depend on the installed torch.
+pytestmark = pytest.mark.any_torch
+
 # Prints for each step the loss and the stats.
 TRAIN = """\
 import json, os, sys, time
