@@ -94,8 +94,11 @@ def main() -> None:
         ],
     )
     measure(options, report)
+    rounds = ", ".join(
+        f"{name.replace('_', ' ')} {WARMUP[name]} and {ROUNDS[name]}" for name in ROUNDS
+    )
     report.notes.append(
-        f"Rounds of warm-up and rounds that count: {WARMUP} and {ROUNDS}. Budgets are shares of "
+        f"Rounds of warm-up and rounds that count: {rounds}. Budgets are shares of "
         "the peak of live memory. foreseen: share of the ops, early: share of the fetched bytes, "
         "plans: how many were made anew in the rounds that count."
     )
