@@ -26,7 +26,7 @@ pytestmark = pytest.mark.any_torch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
 SIZE = ("--layers", "8", "--width", "896", "--heads", "14", "--sequence", "64")
-STEPS = ("--batch", "4", "--steps", "2", "--eval-blocks", "2")
+STEPS = ("--batch", "4", "--steps", "4", "--eval-blocks", "4")
 TIMEOUT_S = 900
 ROOT = Path("/sys/fs/cgroup")
 # Room for page tables, thread stacks, io_uring's rings, and pages of files being written.

@@ -28,7 +28,7 @@ ALL_EXTENTS = {
 }
 ONE_POSITION = {**ALL_EXTENTS, "TENCACHE_CHUNK_SHARE": "0.0001"}
 FEW_POSITIONS = {**ALL_EXTENTS, "TENCACHE_CHUNK_SHARE": "0.002"}
-CHAOS = {**ONE_POSITION, "TENCACHE_CHAOS": "1", "TENCACHE_CHAOS_PROBABILITY": "0.25"}
+CHAOS = {**ONE_POSITION, "TENCACHE_CHAOS": "1"}
 
 # Operators that accept none of the arguments of list_operators.py, each with the reason.
 NO_ARGUMENTS: dict[str, str] = {}
