@@ -53,6 +53,15 @@ class CudaAheadTest : public ::testing::Test {
     allocated_.push_back(engine_->allocate(bytes, stream_));
     return allocated_.back();
   }
+  /// One tensor for each seed from 0, with its stamp.
+  std::vector<char*> allocate_stamped(uint64_t count, uint64_t bytes = kBytes) {
+    std::vector<char*> tensors;
+    for (uint64_t seed = 0; seed < count; ++seed) {
+      tensors.push_back(allocate(bytes));
+      engine_->write(stream_, tensors.back(), bytes, seed);
+    }
+    return tensors;
+  }
   /// A request, made now, that this tensor leave.
   std::vector<MoveRequest> request(const char* tensor) {
     Extent* extent = engine_->extent(tensor);
@@ -280,11 +289,7 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
 TEST_F(CudaAheadTest, WhatIsRequestedMeanwhileFollowsWithoutAGap) {
   start();
   ASSERT_GT(3 * mover().bytes_at_once(), 3 * kBytes) << "the number of parts is the limit";
-  std::vector<char*> tensors;
-  for (uint64_t seed = 0; seed < 6; ++seed) {
-    tensors.push_back(allocate());
-    engine_->write(stream_, tensors.back(), kBytes, seed);
-  }
+  const std::vector<char*> tensors = allocate_stamped(6);
   engine_->driver().hold_copies();
   size_t requested = 0;
   size_t told = 0;
@@ -319,11 +324,7 @@ TEST_F(CudaAheadTest, NoMoreIsQueuedThanKeepsTheLinkBusy) {
   engine_->free(other);  // leaves host memory, which need not grow while copies are held
   const uint64_t full_parts = 3 * mover().bytes_at_once();
   ASSERT_TRUE(kLargeBytes < full_parts && full_parts <= 2 * kLargeBytes);
-  std::vector<char*> tensors;
-  for (uint64_t seed = 0; seed < 5; ++seed) {
-    tensors.push_back(allocate(kLargeBytes));
-    engine_->write(stream_, tensors.back(), kLargeBytes, seed);
-  }
+  const std::vector<char*> tensors = allocate_stamped(5, kLargeBytes);
   engine_->driver().hold_copies();
   size_t requested = 0;
   std::vector<uint64_t> bytes_under_way;
@@ -344,10 +345,9 @@ TEST_F(CudaAheadTest, NoMoreIsQueuedThanKeepsTheLinkBusy) {
 // A fork need not wait for requests that follow each other without end.
 TEST_F(CudaAheadTest, AForkWaitsForWhatIsUnderWayOnly) {
   start();
-  char* first = allocate();
-  char* second = allocate();
-  engine_->write(stream_, first, kBytes, 1);
-  engine_->write(stream_, second, kBytes, 2);
+  const std::vector<char*> tensors = allocate_stamped(2);
+  char* const first = tensors[0];
+  char* const second = tensors[1];
   engine_->driver().hold_copies();
   request_and_await_copy(first);
   ForkLatch& latch = mover().fork_latch();
@@ -379,11 +379,7 @@ TEST_F(CudaAheadTest, WhatWasUsedMeanwhileLeavesWhenItIsRequestedAnew) {
 // The evictor takes what a plan requests while it carries out what was requested before.
 TEST_F(CudaAheadTest, APlansRequestsFollowEachOtherWithoutAGap) {
   start();
-  std::vector<char*> tensors;
-  for (uint64_t seed = 0; seed < 2; ++seed) {
-    tensors.push_back(allocate());
-    engine_->write(stream_, tensors.back(), kBytes, seed);
-  }
+  const std::vector<char*> tensors = allocate_stamped(2);
   engine_->driver().hold_copies();
   request_and_await_copy(tensors[0]);
   request_and_await_copy(tensors[1]);  // it is queued behind a copy that cannot end
