@@ -28,6 +28,7 @@ class PeriodBuilder {
     const std::vector<uint64_t> compute_ns =
         compute_times(stream_, place_, roles_.counterparts(), recorder_.clock().line());
     period_.born_bytes = born_bytes(stream_, place_);
+    period_.first_born_id = first_born_id();
     for (const uint64_t number : numbers_) add_tick(number, compute_ns[number - place_.begin]);
     if (!period_.trace.validate().is_ok()) return std::nullopt;
     return std::move(period_);
@@ -49,6 +50,14 @@ class PeriodBuilder {
       return roles_.is_made_once(access.extent_id) &&
              stream_.life(access.extent_id)->born + kFillTicksMax >= number;
     });
+  }
+
+  uint64_t first_born_id() const {
+    uint64_t first = ~uint64_t{0};
+    for (uint64_t number = place_.begin; number < place_.end(); ++number) {
+      for (const uint64_t extent_id : stream_.births(number)) first = std::min(first, extent_id);
+    }
+    return first;
   }
 
   Tick tick_of(uint64_t number) const {

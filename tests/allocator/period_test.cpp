@@ -107,6 +107,7 @@ TEST_F(PeriodTest, TwoEqualStepsAreAPeriod) {
   ASSERT_TRUE(period.has_value());
   EXPECT_EQ(period->trace.tick_count(), 9u);
   ASSERT_TRUE(period->trace.validate().is_ok()) << period->trace.validate().message();
+  EXPECT_EQ(period->first_born_id, last_extent_ - 5) << "each step makes six";
   size_t persistent = 0;
   size_t wrapping = 0;
   for (size_t index = 0; index < period->trace.tensors.size(); ++index) {

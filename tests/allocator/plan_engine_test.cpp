@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "learn/planner.h"
@@ -58,6 +59,7 @@ class PlanEngineTest : public ::testing::Test {
   // Forward and backward with an activation for each layer, then an update of all.
   void train_step(uint64_t activation_bytes = kBytes / 4) {
     std::vector<char*> activations = forward(activation_bytes);
+    replace_unnamed();
     while (!activations.empty()) {
       op(3, activations.back());
       engine_.free(activations.back());
@@ -66,6 +68,12 @@ class PlanEngineTest : public ::testing::Test {
     }
     for (char* parameter : parameters_) op(5, parameter, AccessMode::kWrite);
     engine_->gate().on_step();
+  }
+  // A tensor that no op ever names, for each step a new one.
+  void replace_unnamed() {
+    if (unnamed_ == nullptr) return;
+    char* old = std::exchange(unnamed_, engine_.allocate(kBytes));
+    engine_.free(old);
   }
   void evaluate() {
     for (int batch = 0; batch < 8; ++batch) {
@@ -97,6 +105,7 @@ class PlanEngineTest : public ::testing::Test {
 
   TestEngine engine_;
   std::vector<char*> parameters_;
+  char* unnamed_ = nullptr;  // null: the steps make none
 };
 
 TEST_F(PlanEngineTest, LearnsAndFetchesAhead) {
@@ -315,6 +324,28 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
                              EXPECT_GT(found.stall_free_budget_bytes, 0u);
                              return found.replans > replans;
                            }));
+  expect_bytes();
+}
+
+// Whenever a plan is made, one of them is there that no op has named. The period has it already.
+TEST_F(PlanEngineTest, ATensorOfTheStepIsNotFixed) {
+  unnamed_ = engine_.allocate(kBytes);
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] { return engine_->learner()->summary().replans >= 1; }));
+  const LearnerSummary summary = engine_->learner()->summary();
+  ASSERT_NE(summary.learned, nullptr);
+  EXPECT_EQ(summary.learned->period->trace.fixed_bytes, 0u);
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, WhatCannotLeaveIsFixed) {
+  engine_.allocate(kBytes);  // no op ever names it
+  EXPECT_EQ(engine_->gate().keep_resident({{{parameters_[0], AccessMode::kRead}}}), 1u);
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] { return engine_->learner()->summary().replans >= 1; }));
+  const LearnerSummary summary = engine_->learner()->summary();
+  ASSERT_NE(summary.learned, nullptr);
+  EXPECT_EQ(summary.learned->period->trace.fixed_bytes, 2 * kBytes);
   expect_bytes();
 }
 

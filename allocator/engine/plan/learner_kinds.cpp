@@ -135,7 +135,7 @@ void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const bool is_stored = period.has_unknown_extents();
   uint64_t fixed_bytes = 0;
-  const Machine machine = parts_.machine->measure(&fixed_bytes);
+  const Machine machine = parts_.machine->measure(period, &fixed_bytes);
   // Before the first step, what will be fixed does not exist yet.
   period.trace.fixed_bytes = std::max(period.trace.fixed_bytes, fixed_bytes);
   const std::shared_ptr<const LearnedPlan> learned =

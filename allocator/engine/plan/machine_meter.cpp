@@ -18,20 +18,24 @@ constexpr uint64_t kFixedNs = 50'000;
 
 }  // namespace
 
-uint64_t MachineMeter::fixed_bytes() const {
+// Of what has no name yet, the period's own tensors are in the period already: an op is about to
+// name them, or none ever does.
+uint64_t MachineMeter::fixed_bytes(const Period& period) const {
   uint64_t fixed = parts_.heap->small_bytes();
   for (const ListedExtent& listed : parts_.heap->extents()) {
     const uint64_t word = listed.extent->load();
     if (Extent::state_of(word) != ExtentState::kResident) continue;
-    const bool may_leave = (word & (kFlagSeen | kFlagKeepResident)) == kFlagSeen;
-    if (!may_leave) fixed += listed.bytes;
+    const bool is_kept = (word & kFlagKeepResident) != 0;
+    const bool is_seen = (word & kFlagSeen) != 0;
+    const uint64_t id = listed.extent->id.load(std::memory_order_relaxed);
+    if (is_kept || (!is_seen && id < period.first_born_id)) fixed += listed.bytes;
   }
   return fixed;
 }
 
 // A plan leaves the evictor its headroom, so that passes only have to make up for deviations.
-Machine MachineMeter::measure(uint64_t* fixed_bytes) {
-  *fixed_bytes = this->fixed_bytes();
+Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
+  *fixed_bytes = this->fixed_bytes(period);
   Mover& mover = *parts_.mover;
   Machine machine;
   const uint64_t limit_bytes = parts_.heap->budget().limit();

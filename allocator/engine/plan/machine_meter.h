@@ -10,6 +10,7 @@
 
 #include "engine/parts.h"
 #include "engine/plan/processor_use.h"
+#include "learn/period.h"
 #include "learn/plan.h"
 
 namespace tencache {
@@ -18,11 +19,12 @@ class MachineMeter {
  public:
   explicit MachineMeter(const Parts& parts) : parts_(parts) {}
 
-  /// `fixed_bytes` receives the bytes on the device that cannot leave.
-  Machine measure(uint64_t* fixed_bytes);
+  /// `fixed_bytes` receives the bytes on the device that cannot leave, besides those of the period
+  /// that is to be planned.
+  Machine measure(const Period& period, uint64_t* fixed_bytes);
 
  private:
-  uint64_t fixed_bytes() const;
+  uint64_t fixed_bytes(const Period& period) const;
 
   const Parts& parts_;
   ProcessorUse processors_;
