@@ -174,14 +174,22 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("name", LOADERS)
+def loaders() -> list[object]:
+    """What torch's own loaders and storages do may depend on its version."""
+    depend = ("load", "load_mapped", "deepcopy", "from_file", "storage_resize")
+    return [
+        pytest.param(name, marks=[] if name in depend else pytest.mark.any_torch)
+        for name in LOADERS
+    ]
+
+
+@pytest.mark.parametrize("name", loaders())
 def test_three_times_the_budget_of_unnamed_memory_stays_within_it(
     run_python: Run, name: str
 ) -> None:
     written, program, extents = LOADERS[name]
-    run_python(PRELUDE, written)
     verdict = VERDICT.replace("EXTENTS", str(extents))
-    stock = run_python(PRELUDE, program, verdict)
+    stock = run_python(PRELUDE, written, program, verdict)
     ours = run_python(PRELUDE, program, verdict, env=ON)
     assert ours.stdout == stock.stdout and stock.stdout.startswith("24 "), (stock, ours)
     assert "over_budget" not in ours.stderr, ours.stderr

@@ -19,6 +19,9 @@ from conftest import clean_environment, run_command
 
 from tencache import _cli, _options
 
+# What the command passes on and says does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 # A program without torch that shows its arguments and variables.
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 

@@ -114,7 +114,6 @@ TENSORS = '{"id": 0, "bytes": 4096}\n{"id": 1, "bytes": 4096}\n'
 MIXED = '{"name": "aten::mm", "compute_ns": 1, "reads": [0], "writes": [1]}\n'
 
 
-@pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -136,7 +135,6 @@ def test_a_file_that_cannot_be_followed_stops_the_start(
     assert done.stdout == ""
 
 
-@pytest.mark.any_torch
 def test_what_is_no_file_stops_the_start(run_tencache: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -149,7 +147,6 @@ def test_what_is_no_file_stops_the_start(run_tencache: Callable[..., Any], tmp_p
         assert_refused(done, "learn_from", words, "--record FILE")
 
 
-@pytest.mark.any_torch
 def test_a_period_that_the_core_refuses_is_named(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -168,7 +165,6 @@ def test_a_period_that_the_core_refuses_is_named(
     assert "record the program again. Give a file that" in done.stdout
 
 
-@pytest.mark.any_torch
 def test_a_worker_goes_without(run_tencache: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(HEADER + TENSORS + MIXED.replace("}", ', "order": "rw"}'))
     (tmp_path / "program.py").write_text(
@@ -192,7 +188,6 @@ if __name__ == "__main__":
     assert "learn_from" not in done.stderr
 
 
-@pytest.mark.any_torch
 def test_after_a_refused_file_it_can_be_enabled_without(run_python: Callable[..., Any]) -> None:
     done = run_python(
         """
@@ -209,7 +204,6 @@ def test_after_a_refused_file_it_can_be_enabled_without(run_python: Callable[...
     assert done.stdout.endswith("\nNone\n")
 
 
-@pytest.mark.any_torch
 @pytest.mark.parametrize(("option", "text"), [("strict", "strict=on"), ("no-plan", "plan=off")])
 def test_where_nothing_is_planned_a_warning_says_so(
     run_tencache: Callable[..., Any], tmp_path: Path, option: str, text: str
@@ -222,7 +216,6 @@ def test_where_nothing_is_planned_a_warning_says_so(
     assert f"has no effect: with {text} nothing is planned" in done.stderr
 
 
-@pytest.mark.any_torch
 def test_each_rank_follows_its_own_file(run_tencache: Callable[..., Any], tmp_path: Path) -> None:
     text = HEADER + TENSORS + MIXED.replace("}", ', "order": "rw"}')
     for rank in range(2):
@@ -235,7 +228,6 @@ def test_each_rank_follows_its_own_file(run_tencache: Callable[..., Any], tmp_pa
     assert done.stdout == f"{tmp_path / 'p.rank1.jsonl'}\n"
 
 
-@pytest.mark.any_torch
 def test_a_rank_without_a_file_goes_without(
     run_tencache: Callable[..., Any], tmp_path: Path
 ) -> None:

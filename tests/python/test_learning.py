@@ -81,6 +81,7 @@ def test_a_training_loop_is_learned(train: Callable[..., Any]) -> None:
     assert 0 < stats["bytes"]["fetched_early"] <= stats["bytes"]["fetched"], stats
 
 
+@pytest.mark.any_torch
 def test_what_was_recorded_can_be_planned(
     train: Callable[..., Any], run_tencache: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_what_was_recorded_can_be_planned(
     assert half["step_s"] >= whole["step_s"] > 0, rows
 
 
+@pytest.mark.any_torch
 def test_period_that_cannot_be_written_is_told_with_the_reason(
     run_tencache: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -135,6 +137,7 @@ sys.exit(f"not found: {plan}")
 """
 
 
+@pytest.mark.any_torch
 def test_the_budget_without_waiting_is_found(
     run_tencache: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -16,6 +16,9 @@ from test_cli import assert_refused
 from tencache import _drawing, _period_file, _pipe, _plan, _plan_plot, _units
 from tencache._library import OptionError, TencacheError, core
 
+# Planning needs no torch.
+pytestmark = pytest.mark.any_torch
+
 HEADER = {"format": "tencache-period", "version": 1}
 # Two tensors, each named by one op; the first is written.
 TWO_IN_TURN = """\

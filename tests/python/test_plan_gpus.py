@@ -19,6 +19,9 @@ from tencache import _period_file, _pipe, _plan, _plan_timeline
 from tencache._library import OptionError, TencacheError, core
 from tencache._pipe import Given, Pipe
 
+# Planning needs no torch.
+pytestmark = pytest.mark.any_torch
+
 WHOLE = Given(disk_read=200e6, disk_write=100e6, link_read=1e9, link_write=1e9, host_bytes=48)
 HALF = Given(disk_read=100e6, disk_write=50e6, link_read=1e9, link_write=1e9, host_bytes=24)
 

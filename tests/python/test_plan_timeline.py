@@ -17,6 +17,9 @@ from test_plan import FOUR_IN_TURN, TWO_IN_TURN, write_lines
 from tencache import _library, _period_file, _pipe, _plan, _plan_timeline
 from tencache._library import core
 
+# Planning needs no torch.
+pytestmark = pytest.mark.any_torch
+
 
 @pytest.mark.parametrize(("name", "begin"), [("out.png", b"\x89PNG"), ("out.svg", b"<?xml")])
 def test_timeline_is_drawn(run_tencache, tmp_path, name, begin):

@@ -96,6 +96,7 @@ class Page(HTMLParser):
         self.sections[self._section] = self.sections.get(self._section, "") + data
 
 
+@pytest.mark.any_torch
 def test_report_of_a_run_shows_everything(finished_run):
     done = run_tencache(finished_run, "report", "run.json")
     assert done.stdout == "wrote run.html\n"
@@ -118,6 +119,7 @@ def test_report_of_a_run_shows_everything(finished_run):
     assert "is not known" not in text
 
 
+@pytest.mark.any_torch
 def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
     stats = json.loads((finished_run / "run.json").read_text())
     del stats["files"], stats["history"], stats["options"]
@@ -138,6 +140,7 @@ def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
     assert "is not known" not in page.sections["moves"] + page.sections["budgets"]
 
 
+@pytest.mark.any_torch
 def test_perfetto_export_of_a_run_is_whole(finished_run):
     done = run_tencache(finished_run, "trace", "export", "--perfetto", "run.trace")
     assert "run.trace.perfetto.json" in done.stdout
@@ -173,6 +176,7 @@ def test_a_program_names_its_tensors(run_python, tmp_path):
     assert list(header["names"].values()) == ["mine (+1)", "other"]
 
 
+@pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -197,6 +201,7 @@ def find_browser():
     return next((path for path in map(shutil.which, names) if path), None)
 
 
+@pytest.mark.any_torch
 def test_a_browser_shows_the_page(finished_run, tmp_path):
     browser = find_browser()
     if browser is None:

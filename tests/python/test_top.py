@@ -19,10 +19,14 @@ from rich.console import Console
 from tencache import _live, _top
 from tencache._library import TencacheError
 
+# What is published and shown does not depend on the torch that is installed.
+pytestmark = pytest.mark.any_torch
+
 # It moves tensors, tells its stats for each line that it reads, and ends when its input does.
 PROGRAM = """
 import json, os, sys
 import tencache, torch
+
 tencache.enable(device_memory="32MiB", quiet=True)
 tensors = [torch.ones(1 << 20) for _ in range(24)]
 for tensor in tensors:
@@ -128,7 +132,6 @@ def test_top_shows_one_look_as_a_table_and_as_json(tmp_path):
         assert "of 32.0 MiB" in done.stdout
 
 
-@pytest.mark.any_torch
 @pytest.mark.parametrize("number", ["999999999", str(os.getpid())], ids=["nobody", "stock"])
 def test_top_of_another_process_says_what_is_wrong(tmp_path, number):
     done = run_command([sys.executable, "-m", "tencache", "top", number, "--once"], cwd=tmp_path)
@@ -155,7 +158,6 @@ def process_of(pid, engine, *, age_s=1.0, user="ann", program="train.py"):
     )
 
 
-@pytest.mark.any_torch
 def test_rates_are_those_between_two_looks():
     before = (10.0, engine_of(fetched=100, evicted=50, stall_ns=10**9, early_fetches=1))
     now = (
@@ -170,7 +172,6 @@ def test_rates_are_those_between_two_looks():
     assert _top.rates(idle, now) == _top.Rates(0.0, 0.0, 0.0, None)
 
 
-@pytest.mark.any_torch
 def test_top_redraws_until_the_process_has_ended(monkeypatch):
     looks = [1.0, 2.0, None]
 
@@ -192,7 +193,6 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
     assert "python train.py" in text
 
 
-@pytest.mark.any_torch
 def test_rows_of_several_processes_say_which_is_which():
     look = _top.Look(
         [
@@ -214,7 +214,6 @@ def test_rows_of_several_processes_say_which_is_which():
     assert "a_very_long_name_of…" in rows[2]
 
 
-@pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("words", "name"),
     [
@@ -240,7 +239,6 @@ def test_a_process_is_named_by_what_it_runs(words, name):
     assert _live.program_name(words) == name
 
 
-@pytest.mark.any_torch
 def test_top_with_nobody_to_show_says_so():
     look = _top.Look([])
     screen = io.StringIO()
@@ -248,7 +246,6 @@ def test_top_with_nobody_to_show_says_so():
     assert "no process of yours runs under tencache" in screen.getvalue()
 
 
-@pytest.mark.any_torch
 def test_pages_of_another_kind_are_left_alone(tmp_path):
     path = tmp_path / "page"
     for content in (b"", b"x" * 10000, bytes(10000)):
@@ -256,7 +253,6 @@ def test_pages_of_another_kind_are_left_alone(tmp_path):
         assert _live._whole_page(path) is None
 
 
-@pytest.mark.any_torch
 def test_the_layout_is_that_of_the_core():
     header = Path(__file__).resolve().parents[2] / "allocator" / "abi" / "live_page.h"
     text = header.read_text()
