@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from conftest import clean_environment
+from preforked import TIMEOUT_S, Job, PreforkedServer
 
-TESTS = Path(__file__).resolve().parent
-PROGRAMS = TESTS / "programs"
-TIMEOUT_S = 600
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 # Small, so that small programs have many extents; smaller blocks never go cold.
 EXTENT_MIN = "16KiB"
 BOUNDLESS = "64GiB"
@@ -64,8 +63,7 @@ class Harness:
         self._folder = folder
         self._base = dict(base or {})
         self._is_on_gpu = self._base.get("PROGRAM_DEVICE", "cpu") != "cpu"
-        self._server: subprocess.Popen[str] | None = None
-        self._can_fork = True  # known once the server has started
+        self._server = PreforkedServer("programs", environment_for(self._base))
         self._stock: dict[str, dict[str, Any]] = {}
         self._peaks: dict[str, int] = {}
 
@@ -107,11 +105,7 @@ class Harness:
             )
 
     def close(self) -> None:
-        if self._server is not None:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            self._server.wait(timeout=30)
-            self._server = None
+        self._server.close()
 
     def _run_fresh(
         self,
@@ -157,59 +151,15 @@ class Harness:
         log: Path,
         profile: str | None = None,
     ) -> str:
-        server = self._started_server()
-        job = {
-            "program": str(PROGRAMS / f"{program}.py"),
-            "arguments": arguments,
-            "environment": {**self._base, **variables},
-            "folder": str(folder),
-            "output": str(log),
-            "timeout_s": TIMEOUT_S,
-            "profile": profile,
-        }
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        if not self._can_fork:
-            self._server = None
-            return self._status_of(server)
-        answer = server.stdout.readline().strip()
-        if not answer:
-            self._server = None
-            raise RuntimeError(f"the preforked server ended with status {server.wait()}")
-        return answer
-
-    def _started_server(self) -> subprocess.Popen[str]:
-        if self._server is None:
-            # Some libraries start threads when they are imported; forked children lack them.
-            no_threads = {
-                "OPENBLAS_NUM_THREADS": "1",  # NumPy's and SciPy's
-                "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's
-            }
-            environment = environment_for({**no_threads, **self._base})
-            self._server = subprocess.Popen(
-                [sys.executable, str(TESTS / "prefork.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                text=True,
-            )
-            assert self._server.stdout is not None
-            first_line = self._server.stdout.readline().strip()
-            if first_line not in ("ready", "once"):
-                raise RuntimeError("the preforked server did not start")
-            self._can_fork = first_line == "ready"
-        return self._server
-
-    @staticmethod
-    def _status_of(server: subprocess.Popen[str]) -> str:
-        """The exit status of a server that became its program."""
-        with server:
-            try:
-                return str(server.wait(TIMEOUT_S))
-            except subprocess.TimeoutExpired:
-                server.kill()
-                return "timeout"
+        job = Job(
+            program=str(PROGRAMS / f"{program}.py"),
+            folder=str(folder),
+            output=str(log),
+            arguments=tuple(arguments),
+            environment={**self._base, **variables},
+            profile=profile,
+        )
+        return self._server.run(job)
 
 
 def switch() -> dict[str, str]:

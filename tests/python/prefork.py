@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in forked children of a process that has already imported torch and transformers.
+"""Runs programs in forked children of a process that has already imported what they need.
 
-Importing them takes ten seconds; most programs here take one. The server only imports them: it
-makes no tensor, runs no op and starts no thread pool, and tencache is not enabled in it. Each child
-sets its variables and calls the entry points of torch.backends, which `import torch` calls last.
-From there on it is what `python program.py` would be.
+Importing torch takes two seconds, transformers eight more; most programs here take one. The server
+is told which of IMPORTS it shall do. It only imports: it makes no tensor, runs no op and starts no
+thread pool, and tencache is not enabled in it. Each child sets its variables and calls the entry
+points of torch.backends, which `import torch` calls last. From there on it is what `python
+program.py` would be.
 
-Protocol: each line on stdin is a JSON object {program, arguments, environment, folder, output,
-timeout_s, profile}. The answer on stdout is the child's exit status: negative if a signal killed
-it, "timeout" if we killed it for its time, after the stacks of its threads went into its output. If
-`profile` is a file name, the program runs under torch's memory profiler and its peak goes into that
-file. The end of stdin ends the server. One program runs at a time.
+Protocol: each line on stdin is a JSON object, a Job of preforked.py. The answer on stdout is the
+child's exit status: negative if a signal killed it, "timeout" if we killed it for its time, after
+the stacks of its threads went into its errors. If `profile` is a file name, the program runs under
+torch's memory profiler and its peak goes into that file. The end of stdin ends the server. One
+program runs at a time.
 
 The server's first line is "ready". If a library that it imported has started a thread, which forked
 children would lack, the line is "once": then the server itself becomes the first program that it is
@@ -18,6 +19,7 @@ given, and its exit status is that program's.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -29,7 +31,13 @@ import time
 DUMP_S = 1.0  # time to write the stacks before the child is killed
 
 
-def import_everything():
+def import_torch():
+    """Imports what short programs import."""
+    import numpy  # noqa: F401
+    import torch  # noqa: F401
+
+
+def import_programs():
     """Imports what the programs import, and what torch and transformers would import lazily."""
     import torch
     import torch._dynamo
@@ -45,19 +53,32 @@ def import_everything():
     )
 
 
+IMPORTS = {"torch": import_torch, "programs": import_programs}
+
+
+def open_streams(job):
+    """Gives the child its own standard streams."""
+    log = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    errors = log
+    if job["errors"] is not None:
+        errors = os.open(job["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, opened in enumerate((null, log, errors)):
+        os.dup2(opened, descriptor)
+    for opened in {null, log, errors}:
+        os.close(opened)
+    faulthandler.register(signal.SIGUSR1, file=2)
+
+
 def become(job):
     """Turns this forked child into the program; returns when the program has ended."""
-    log = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    faulthandler.register(signal.SIGUSR1, file=log)
+    open_streams(job)
     os.chdir(job["folder"])
     os.environ.update(job["environment"])
     sys.argv = [job["program"], *job["arguments"]]
     sys.orig_argv = [sys.executable, *sys.argv]
-    sys.path[0] = os.path.dirname(job["program"])
+    folders = job["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[0:1] = [os.path.dirname(job["program"]), *filter(None, folders)]
 
     import torch
 
@@ -104,11 +125,12 @@ def status_of(child, timeout_s):
 def main():
     if any(name.startswith("TENCACHE") for name in os.environ):
         raise SystemExit("the server must not have tencache enabled: unset the TENCACHE variables")
-    import_everything()
+    IMPORTS[sys.argv[1]]()
     if len(os.listdir("/proc/self/task")) != 1:
         print("once", flush=True)
         become(json.loads(sys.stdin.readline()))
         return
+    gc.freeze()  # a child need not look at what was imported, which would copy it, when it ends
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -185,12 +185,12 @@ def loaders() -> list[object]:
 
 @pytest.mark.parametrize("name", loaders())
 def test_three_times_the_budget_of_unnamed_memory_stays_within_it(
-    run_python: Run, name: str
+    run_forked: Run, name: str
 ) -> None:
     written, program, extents = LOADERS[name]
     verdict = VERDICT.replace("EXTENTS", str(extents))
-    stock = run_python(PRELUDE, written, program, verdict)
-    ours = run_python(PRELUDE, program, verdict, env=ON)
+    stock = run_forked(PRELUDE, written, program, verdict)
+    ours = run_forked(PRELUDE, program, verdict, env=ON)
     assert ours.stdout == stock.stdout and stock.stdout.startswith("24 "), (stock, ours)
     assert "over_budget" not in ours.stderr, ours.stderr
 
@@ -263,7 +263,7 @@ BY_ADDRESS = """
 
 
 def test_state_that_a_c_function_writes_each_step_stays_within_the_budget(
-    run_python: Run, tmp_path: Path
+    run_forked: Run, tmp_path: Path
 ) -> None:
     compiler = shutil.which("gcc-12") or shutil.which("gcc")
     if compiler is None:
@@ -271,7 +271,7 @@ def test_state_that_a_c_function_writes_each_step_stays_within_the_budget(
     (tmp_path / "update.c").write_text(C_SOURCE)
     build = [compiler, "-O2", "-shared", "-fPIC", "-o", "update.so", "update.c"]
     subprocess.run(build, cwd=tmp_path, check=True)
-    run_python(BY_ADDRESS, env={**ON, "TENCACHE_DEVICE_MEMORY": str(STATE_BUDGET_BYTES)})
+    run_forked(BY_ADDRESS, env={**ON, "TENCACHE_DEVICE_MEMORY": str(STATE_BUDGET_BYTES)})
 
 
 def test_bytes_written_to_cold_tensors_are_counted_and_leave_again(run_cold: Run) -> None:
@@ -319,12 +319,12 @@ SMALL = """
 """
 
 
-def test_many_small_tensors_stay_within_half_of_their_sum(run_python: Run) -> None:
-    run_python(SMALL, env={**ON, "TENCACHE_DEVICE_MEMORY": "94MiB"})
+def test_many_small_tensors_stay_within_half_of_their_sum(run_forked: Run) -> None:
+    run_forked(SMALL, env={**ON, "TENCACHE_DEVICE_MEMORY": "94MiB"})
 
 
-def test_small_tensors_that_stay_are_blamed_for_an_exceeded_budget(run_python: Run) -> None:
-    done = run_python(
+def test_small_tensors_that_stay_are_blamed_for_an_exceeded_budget(run_forked: Run) -> None:
+    done = run_forked(
         """
         import torch
         tensors = [torch.zeros(1 << 12) for _ in range(3000)]  # 16 KiB each

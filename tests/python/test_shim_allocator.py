@@ -18,8 +18,8 @@ tencache.enable(device_memory="16MiB", strict=True)
 """
 
 
-def test_out_of_memory_is_what_libraries_search_for(run_python: Run) -> None:
-    run_python(
+def test_out_of_memory_is_what_libraries_search_for(run_forked: Run) -> None:
+    run_forked(
         STRICT,
         """
 kept = torch.empty(3 << 20, dtype=torch.uint8)
@@ -41,8 +41,8 @@ assert torch.ones(1 << 20).sum().item() == 1 << 20
     )
 
 
-def test_accelerate_retries_with_a_smaller_batch(run_python: Run) -> None:
-    run_python(
+def test_accelerate_retries_with_a_smaller_batch(run_forked: Run) -> None:
+    run_forked(
         STRICT,
         """
 from accelerate.utils import find_executable_batch_size
@@ -59,8 +59,8 @@ assert 8 <= batch_size <= 16 and total == batch_size << 18, (batch_size, total)
     )
 
 
-def test_empty_and_tiny(run_python: Run) -> None:
-    run_python(
+def test_empty_and_tiny(run_forked: Run) -> None:
+    run_forked(
         """
 import torch, tencache
 tencache.enable()
@@ -80,9 +80,9 @@ for size in (1, 63, 4096, 1 << 20, (1 << 21) + 1):
     )
 
 
-def test_onednn_allocates_and_frees_raw(run_python: Run) -> None:
+def test_onednn_allocates_and_frees_raw(run_forked: Run) -> None:
     # oneDNN calls raw_allocate, which demands that context and data pointer are equal.
-    run_python(
+    run_forked(
         """
 import torch, tencache
 inputs = torch.arange(3 * 64 * 64, dtype=torch.float32).reshape(1, 3, 64, 64)
@@ -99,9 +99,9 @@ assert (opaque + opaque).to_dense().sum().item() == 2 * 512 * 512
 
 
 @pytest.mark.parametrize("enable", ["", "tencache.enable()"])
-def test_profiler_sees_sizes(run_python: Run, enable: str) -> None:
+def test_profiler_sees_sizes(run_forked: Run, enable: str) -> None:
     # The same assertions hold for the stock allocator.
-    run_python(
+    run_forked(
         f"""
 import torch, tencache
 {enable}
@@ -118,8 +118,8 @@ assert by_op["aten::empty"] == (4 << 20) + 100, by_op
     )
 
 
-def test_tensors_from_before_stay_valid(run_python: Run) -> None:
-    run_python(
+def test_tensors_from_before_stay_valid(run_forked: Run) -> None:
+    run_forked(
         """
 import warnings, torch, tencache
 before = torch.arange(1 << 20)
@@ -135,8 +135,8 @@ assert before[:2].tolist() == [0, 1]
     )
 
 
-def test_install_twice_and_describe(run_python: Run) -> None:
-    run_python(
+def test_install_twice_and_describe(run_forked: Run) -> None:
+    run_forked(
         """
 import ctypes, json, pathlib, torch, tencache
 from tencache._library import shim

@@ -75,8 +75,8 @@ make(2048)
 Run = Callable[..., Finished]
 
 
-def test_inputs_of_all_kinds_are_found(run_python: Run) -> None:
-    run_python(
+def test_inputs_of_all_kinds_are_found(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 a, b, c = make(64, 64), make(64, 64), make(64, 64)
@@ -101,8 +101,8 @@ brings_back(lambda: lstm(make(5, 32, 32), hidden), *hidden, *parameters)
     )
 
 
-def test_tensors_that_keep_bytes_elsewhere(run_python: Run) -> None:
-    run_python(
+def test_tensors_that_keep_bytes_elsewhere(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 warnings.simplefilter("ignore")
@@ -152,8 +152,8 @@ opaque = dense.to_mkldnn()
     )
 
 
-def test_views_and_shapes_do_not_fetch(run_python: Run) -> None:
-    run_python(
+def test_views_and_shapes_do_not_fetch(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 a, b = make(64, 64), make(64, 64)
@@ -177,8 +177,8 @@ brings_back(lambda: a.t().reshape(-1), a)
     )
 
 
-def test_reads_by_python_are_announced(run_python: Run) -> None:
-    run_python(
+def test_reads_by_python_are_announced(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 a = make(64, 64)
@@ -190,8 +190,8 @@ assert tencache.stats()["unannounced"] == {"reads": 0, "writes": 0}
     )
 
 
-def test_only_what_an_op_has_named_goes_cold(run_python: Run) -> None:
-    run_python(
+def test_only_what_an_op_has_named_goes_cold(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 fresh = torch.empty(2048)
@@ -209,8 +209,8 @@ evict(fresh)
     reason="torch 2.15 calls operators defined in Python past the dispatcher, so no event tells "
     "of the outer one; its tensors may go cold meanwhile, which is slow but right",
 )
-def test_pins_last_for_the_outermost_op(run_python: Run) -> None:
-    run_python(
+def test_pins_last_for_the_outermost_op(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 kept = []
@@ -235,8 +235,8 @@ evict(x, other, kept[0])
     )
 
 
-def test_exceptions_give_the_pins_back(run_python: Run) -> None:
-    run_python(
+def test_exceptions_give_the_pins_back(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 a, b, lists = make(64, 64), make(7, 700), [make(2048) for _ in range(4)]
@@ -281,8 +281,8 @@ evict(a, b, leaf.data, *lists)
     )
 
 
-def test_training_leaves_nothing_pinned(run_python: Run) -> None:
-    run_python(
+def test_training_leaves_nothing_pinned(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 from torch.utils.checkpoint import checkpoint
@@ -317,9 +317,9 @@ assert stats["unannounced"] == {"reads": 0, "writes": 0}
     )
 
 
-def test_events_that_are_no_operators(run_python: Run) -> None:
+def test_events_that_are_no_operators(run_forked: Run) -> None:
     # Marks may end out of order, or after the profiler that asked for them has gone.
-    run_python(
+    run_forked(
         PROBE,
         """
 a = make(64, 64)
@@ -337,8 +337,8 @@ evict(a)
     )
 
 
-def test_packed_weights_stay(run_python: Run) -> None:
-    run_python(
+def test_packed_weights_stay(run_forked: Run) -> None:
+    run_forked(
         PROBE,
         """
 torch.backends.quantized.engine = "onednn" if "onednn" in (
@@ -354,9 +354,9 @@ assert not is_cold(bias) and is_cold(free)
     )
 
 
-def test_an_operator_that_is_defined_anew(run_python: Run) -> None:
+def test_an_operator_that_is_defined_anew(run_forked: Run) -> None:
     # The second definition may get the first one's addresses; the gate must ask again.
-    run_python(
+    run_forked(
         PROBE,
         """
 x = make(2048)
@@ -377,8 +377,8 @@ for schema, call in (
     )
 
 
-def test_a_program_that_fits_is_not_gated(run_python: Run) -> None:
-    run_python(
+def test_a_program_that_fits_is_not_gated(run_forked: Run) -> None:
+    run_forked(
         """
 import torch, tencache
 tencache.enable()
@@ -395,8 +395,8 @@ assert not stats["armed"] and stats["ops"] == 0 and stats["steps"] == 2, stats
 
 
 @pytest.mark.parametrize("rounds", [2])
-def test_wrapped_kernels_pass_the_gate(run_python: Run, rounds: int) -> None:
-    run_python(
+def test_wrapped_kernels_pass_the_gate(run_forked: Run, rounds: int) -> None:
+    run_forked(
         PROBE,
         f"""
 from tencache._library import shim
@@ -416,10 +416,10 @@ evict(a, b)
     )
 
 
-def test_fork_while_other_threads_meet_operators(run_python: Run) -> None:
+def test_fork_while_other_threads_meet_operators(run_forked: Run) -> None:
     # A fresh thread knows no operator, so each of its ops takes the table's lock. If that lock
     # stayed taken in a child, the child would hang at its first operator.
-    run_python(
+    run_forked(
         PROBE,
         """
 import os, time
