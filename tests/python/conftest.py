@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the Python tests: runs programs in processes of their own.
 
-tencache is enabled once a process and for good, so a test that needs a runtime starts a fresh
-Python. Its environment is that of the tests without any TENCACHE variable, so that the outcome does
-not depend on the user's shell.
+tencache is enabled once a process and for good, so a test that needs a runtime starts a process:
+a fresh Python (`run_python`) where the start matters, else a forked child of one that has imported
+torch (`run_forked`, `run_cold`). Its environment is that of the tests without any TENCACHE
+variable, so that the outcome does not depend on the user's shell.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from preforked import TIMEOUT_S, Job, PreforkedServer
 
 Finished = subprocess.CompletedProcess[str]
 FAULTS = Path(__file__).resolve().parents[1] / "soak" / "faults.cpp"
+# Variables that a forked child takes as a fresh process does, besides TENCACHE_*.
+LATE_VARIABLES = frozenset({"TENCACHE", "HF_HUB_OFFLINE", "PYTHONPATH"})
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -143,8 +146,6 @@ def run_forked(
     return run
 
 
-# Variables that a forked child takes as a fresh process does.
-LATE_VARIABLES = frozenset({"TENCACHE", "HF_HUB_OFFLINE", "PYTHONPATH"})
 # Armed from the start and roomy: tensors go cold only when the program asks for it, and nothing
 # comes back that no op names.
 COLD_VARIABLES = {
