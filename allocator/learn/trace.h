@@ -45,7 +45,7 @@ struct Trace {
   std::vector<std::string> op_names;
   std::vector<TraceOp> ops;
   std::vector<TraceTensor> tensors;
-  uint64_t fixed_bytes = 0;  // on the device all the time: small blocks
+  uint64_t fixed_bytes = 0;  // on the device all the time: what cannot leave
 
   Tick tick_count() const { return static_cast<Tick>(ops.size()); }
   uint64_t compute_ns() const;
