@@ -116,7 +116,12 @@ def fork_storm(marks: Marks, *, device: str, steps: int, ways: list[str]) -> Non
     ]
     wanted = digest_of(kept)
     training = Training(device)
-    thread = threading.Thread(target=run_steps, args=(training, marks, steps))
+    # The first step before any fork: it initialises static variables, which registers their
+    # destructors. A child that is forked at such a moment of another thread hangs in exit(), since
+    # the C library does not free its lock there, whatever allocator a program has.
+    training.step(0)
+    marks.step()
+    thread = threading.Thread(target=run_steps, args=(training, marks, range(1, steps)))
     thread.start()
     for begin in range(0, len(ways), 3):
         children = [(way, start_child(marks, kept, wanted, way)) for way in ways[begin : begin + 3]]
@@ -130,8 +135,8 @@ def fork_storm(marks: Marks, *, device: str, steps: int, ways: list[str]) -> Non
     print("DIGEST", training.digest(), digest_of(kept), flush=True)
 
 
-def run_steps(training: Training, marks: Marks, steps: int) -> None:
-    for number in range(steps):
+def run_steps(training: Training, marks: Marks, numbers: range) -> None:
+    for number in numbers:
         training.step(number)
         marks.step()
 
