@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Soaks: training while something goes wrong around it, for as long as one likes.
 
-Each soak plays rounds on the cpu backend and, on an emulated GPU, on cuda. Without options the
-number of rounds is fixed and small, as in CI. With --minutes it goes on for so long. The outcome of
-a round is right bits, a clear message, or a program that the soak itself killed and that left
-nothing behind; anything else is a failure, and the line that repeats it is printed. The table at
-the end also goes to results.md and results.json.
+Each soak plays rounds on the cpu backend and, beside it, on cuda on an emulated GPU. Without
+options the number of rounds is fixed and small, as in CI. With --minutes it goes on for so long.
+The outcome of a round is right bits, a clear message, or a program that the soak itself killed and
+that left nothing behind; anything else is a failure, and the line that repeats it is printed. The
+table at the end also goes to results.md and results.json.
 
 Usage: make soak ARGS="--minutes 60"
 """
@@ -24,8 +24,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +49,8 @@ FAILURES_SHOWN = 5  # of one soak; a soak with more is given up
 
 WIDTH = 120  # of the table, where the output is no terminal
 
+# Set when the soaks shall end after the rounds under way: one has raised, or the user asks for it.
+stopping = threading.Event()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
@@ -138,31 +142,39 @@ def faults_library(folder: Path) -> Path:
 
 
 def play_all(choice: Choice, work: Path) -> list[Result]:
-    """Plays every soak on every backend; the time is shared among those that are left."""
+    """Plays every soak on every backend. The backends run side by side."""
+    library = faults_library(ROOT / "build" / "soak")
+    with ThreadPoolExecutor(max_workers=len(choice.backends)) as pool:
+        playing = [
+            pool.submit(play_backend, backend, choice, work / backend, library)
+            for backend in choice.backends
+        ]
+        try:
+            return [result for played in playing for result in played.result()]
+        finally:
+            stopping.set()
+
+
+def play_backend(backend: str, choice: Choice, work: Path, library: Path) -> list[Result]:
+    """Plays every soak on a backend; the time is shared among those that are left."""
+    work.mkdir()
     played = [
-        (soak, backend, size)
-        for backend in choice.backends
+        (soak, size)
         for soak in SOAKS
         if soak.name in choice.only and (size := soak.size_on(backend)) is not None
     ]
-    parts_left = sum(size.parts for _, _, size in played)
+    parts_left = sum(size.parts for _, size in played)
     end_s = None if choice.minutes is None else time.monotonic() + 60 * choice.minutes
-    library = faults_library(ROOT / "build" / "soak")
-    results = []
-    zygote: Zygote | None = None
-    for soak, backend, size in played:
-        if zygote is None or zygote.backend != backend:
-            if zygote is not None:
-                zygote.close()
-            zygote = Zygote(backend, library, work)
+    results: list[Result] = []
+    zygote = Zygote(backend, library, work)
+    for soak, size in played:
         until_s = None
         if end_s is not None:
             now_s = time.monotonic()
             until_s = now_s + max(0.0, end_s - now_s) * size.parts / parts_left
         parts_left -= size.parts
         results.append(play_one(soak, zygote, choice, work, until_s))
-    if zygote is not None:
-        zygote.close()
+    zygote.close()
     return results
 
 
@@ -179,7 +191,8 @@ def play_one(
     except Unavailable as error:
         result.note = f"skipped: {error}"
     result.seconds = time.monotonic() - begin_s
-    console.print("    " + "  ".join(result.row()[2:]), markup=False)
+    row = "  ".join(result.row()[2:])
+    console.print(f"    {soak.name} on {zygote.backend}: {row}", markup=False)
     return result
 
 
@@ -190,6 +203,8 @@ def play_rounds(soak: Soak, result: Result, choice: Choice, until_s: float | Non
     if choice.rounds is not None:
         rounds = min(rounds, choice.rounds)
     for number in range(choice.first, choice.first + rounds):
+        if stopping.is_set():
+            return
         if result.rounds and until_s is not None and time.monotonic() > until_s:
             break
         chance = random.Random(f"{choice.seed} {soak.name} {soak.backend} {number}")
@@ -244,7 +259,7 @@ def write_results(choice: Choice, results: list[Result]) -> None:
 
 
 def leave(number: int, _frame: object) -> None:
-    """Ends as after an interrupt, so that what is mounted is unmounted."""
+    """Ends as after an interrupt: after the rounds under way, with nothing left mounted."""
     raise SystemExit(128 + number)
 
 
