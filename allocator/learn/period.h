@@ -35,7 +35,8 @@ struct Period {
   std::vector<uint64_t> digests;     // by tick
   std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
   uint64_t born_bytes = 0;           // allocated in the copy from which it was made
-  // The smallest id of those extents. Ids ascend, so later repetitions' have larger ones.
+  // The smallest id of those extents, or larger than any where there are none. Ids ascend, so later
+  // repetitions' are larger.
   uint64_t first_born_id = ~uint64_t{0};
 
   /// Whether it is stored, and part of its extents are not known yet.

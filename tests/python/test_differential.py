@@ -68,7 +68,8 @@ def cases() -> list[object]:
                 marks = [group(program)]
                 if not is_short:
                     marks.append(pytest.mark.slow)
-                if share != min(SHARES) if chaos else share == max(SHARES):
+                is_repeated = share != min(SHARES) if chaos else share == max(SHARES)
+                if is_repeated:
                     marks.append(pytest.mark.repeated)
                 name = f"{program}-{share}%-{'chaos' if chaos else 'plain'}"
                 found.append(pytest.param(program, share, chaos, id=name, marks=marks))
