@@ -52,11 +52,13 @@ TEST(StallFreeBudgetTest, ThreeInTurnNeedTwoPlaces) {
 // The budget found is enough, and a little less is not. Where one budget separates those that wait
 // from those that do not, no smaller one is missed.
 TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
-  constexpr int kRounds = kHasSanitizer ? 3 : 60;
+  constexpr int kPartedMin = kHasSanitizer ? 1 : 12;
+  constexpr int kRoundsMax = 500;
   Random random;
   int searched_count = 0;
   int parted_count = 0;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; parted_count < kPartedMin; ++round) {
+    ASSERT_LT(round, kRoundsMax) << searched_count << " searched, " << parted_count << " parted";
     const RandomTraceShape shape{.ops = 12, .tensors = 6, .bytes_max = 40, .compute_ns_max = 60};
     const Trace trace = random_trace(random, shape);
     const uint64_t peak = trace.peak_bytes();
@@ -84,8 +86,6 @@ TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
     ++parted_count;
     ASSERT_LE(found - enough.front(), step) << "round " << round;
   }
-  EXPECT_GT(searched_count, kRounds / 12);
-  EXPECT_GT(parted_count, kRounds / 12) << "of " << searched_count;
 }
 
 TEST(StallFreeBudgetTest, IsTheMachinesWhereThatIsEnoughForAll) {

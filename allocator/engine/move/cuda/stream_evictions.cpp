@@ -123,13 +123,14 @@ void StreamEvictions::evict_once(std::vector<MoveRequest> requests, Run* run) {
 }
 
 // What the source has, as long as the oldest part is under way; else what it has now. Requests that
-// are tried again go first.
+// are tried again go first, and so does a fork that waits.
 std::vector<MoveRequest> StreamEvictions::take_more(Run* run) {
   if (!run->takes_more || !run->again.empty()) return {};
   for (auto poll = kPollMin;; poll = std::min(poll + poll / 8, kPollMax)) {
+    if (run->permit.is_awaited()) return {};
     std::vector<MoveRequest> requests = take(run->source, bytes_of(run->under_way));
-    const bool may_wait = !run->under_way.empty() && !run->permit.is_awaited();
-    if (!requests.empty() || !may_wait || run->under_way.front().is_copied()) return requests;
+    const bool may_wait = !run->under_way.empty() && !run->under_way.front().is_copied();
+    if (!requests.empty() || !may_wait) return requests;
     run->source.await_more(poll);
   }
 }
