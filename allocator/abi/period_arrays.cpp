@@ -20,8 +20,6 @@ constexpr uint64_t kStoredBytesMax = uint64_t{1} << 50;
 
 static_assert(TENCACHE_NO_TICK == kNoTick);
 
-Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }
-
 /// Adds `more` to `sum` unless it would pass kSumMax.
 bool add_within_limit(uint64_t more, uint64_t* sum) {
   if (more > kSumMax - *sum) return false;
@@ -36,13 +34,13 @@ Status check_sums(const Trace& trace) {
     fits = fits && add_within_limit(tensor.bytes, &bytes);
   }
   if (!fits) {
-    return invalid("trace: its tensors have more than " + format_bytes(kSumMax) +
-                   " in total; check the unit of their sizes, which is one byte");
+    return invalid_argument("trace: its tensors have more than " + format_bytes(kSumMax) +
+                            " in total; check the unit of their sizes, which is one byte");
   }
   uint64_t compute_ns = 0;
   for (const TraceOp& op : trace.ops) {
     if (!add_within_limit(op.compute_ns, &compute_ns)) {
-      return invalid(
+      return invalid_argument(
           "trace: its ops compute for more than 36 years in total; check the unit of "
           "their times, which is one nanosecond");
     }
@@ -122,8 +120,8 @@ Result<Period> to_stored_period(const tencache_period& period, const char* const
     Result<Trace> trace = to_trace(period);
     if (!trace.is_ok()) return trace.status();
     if (total_bytes(trace.value()) > kStoredBytesMax) {
-      return invalid("trace: its tensors have more than " + format_bytes(kStoredBytesMax) +
-                     " in total, which no machine holds; record the program again");
+      return invalid_argument("trace: its tensors have more than " + format_bytes(kStoredBytesMax) +
+                              " in total, which no machine holds; record the program again");
     }
     Period stored;
     stored.trace = std::move(trace).value();

@@ -19,15 +19,13 @@ namespace {
 // The longest time that moving everything once may take; far beyond any use, far below 2^64 ns.
 constexpr double kMoveSecondsMax = 1e6;
 
-Status invalid(std::string text) { return {StatusCode::kInvalidArgument, std::move(text)}; }
-
 Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
   // The comparison also refuses "not a number".
   if (bytes_per_s > 0 && static_cast<double>(trace_bytes) / bytes_per_s <= kMoveSecondsMax) {
     return Status::ok();
   }
-  return invalid("machine: a bandwidth of " + std::to_string(bytes_per_s) +
-                 " bytes/s cannot be planned with; give that of a disk, such as 2e9");
+  return invalid_argument("machine: a bandwidth of " + std::to_string(bytes_per_s) +
+                          " bytes/s cannot be planned with; give that of a disk, such as 2e9");
 }
 
 Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
@@ -36,15 +34,16 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
   TENCACHE_RETURN_IF_ERROR(check_speed(given.write_bytes_per_s, trace_bytes));
   for (const uint64_t fixed_ns : {given.read_fixed_ns, given.write_fixed_ns}) {
     if (fixed_ns > uint64_t{1'000'000'000}) {
-      return invalid("machine: " + std::to_string(fixed_ns) +
-                     " ns for one move cannot be planned with; give at most 1e9");
+      return invalid_argument("machine: " + std::to_string(fixed_ns) +
+                              " ns for one move cannot be planned with; give at most 1e9");
     }
   }
   for (const double work_ns :
        {given.read_work_ns_per_byte, given.write_work_ns_per_byte, given.drop_work_ns_per_byte}) {
     if (!(work_ns >= 0 && static_cast<double>(trace_bytes) * work_ns <= kMoveSecondsMax * 1e9)) {
-      return invalid("machine: " + std::to_string(work_ns) +
-                     " ns of processor time for a byte cannot be planned with; give 0 to 10");
+      return invalid_argument(
+          "machine: " + std::to_string(work_ns) +
+          " ns of processor time for a byte cannot be planned with; give 0 to 10");
     }
   }
   // A budget above all bytes changes nothing, and sums with it could wrap.
@@ -53,9 +52,9 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_write_bytes_per_s, trace_bytes));
     if (given.host_bytes < largest_bytes) {
-      return invalid("machine: " + format_bytes(given.host_bytes) +
-                     " of host memory hold no tensor of " + format_bytes(largest_bytes) +
-                     ", which could never leave the device; give at least as much");
+      return invalid_argument("machine: " + format_bytes(given.host_bytes) +
+                              " of host memory hold no tensor of " + format_bytes(largest_bytes) +
+                              ", which could never leave the device; give at least as much");
     }
   }
   const uint64_t host_bytes = has_disk_below ? given.host_bytes : 0;

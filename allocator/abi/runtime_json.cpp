@@ -20,8 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-uint64_t read(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
-
 // Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -152,8 +150,8 @@ struct Tiers {
   }
   void add_device(Engine& engine) {
     device_budget += engine.budget().limit();
-    device_peak += read(engine.stats().peak_device_bytes);
-    live_peak += read(engine.stats().peak_live_bytes);
+    device_peak += value_of(engine.stats().peak_device_bytes);
+    live_peak += value_of(engine.stats().peak_live_bytes);
     device_used += engine.budget().used();
     live += engine.heap().live_bytes();
     cached += engine.heap().cached_bytes();
@@ -179,7 +177,7 @@ class Counters {
   explicit Counters(std::vector<const Stats*> all) : all_(std::move(all)) {}
   uint64_t operator()(Counter Stats::*counter) const {
     uint64_t sum = 0;
-    for (const Stats* stats : all_) sum += read(stats->*counter);
+    for (const Stats* stats : all_) sum += value_of(stats->*counter);
     return sum;
   }
 

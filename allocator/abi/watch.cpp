@@ -25,8 +25,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kSecond = 1e-9;  // of a nanosecond
 
-uint64_t read(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
-
 /// When the kernel started this process, in its own ticks; 0 if /proc does not tell.
 uint64_t start_ticks() {
   constexpr int kFieldsBefore = 20;  // from the state on, which follows the name in parentheses
@@ -157,19 +155,19 @@ LiveEngine Watch::sample_of(const EngineEntry& entry) {
     seen.disk_budget = disk->quota_bytes();
     seen.disk_used = disk->used_bytes();
   }
-  seen.evicted = read(stats.evicted_bytes);
-  seen.fetched = read(stats.fetched_bytes);
-  seen.clean_dropped = read(stats.clean_dropped_bytes);
-  seen.disk_written = read(stats.disk_written_bytes);
-  seen.disk_read = read(stats.disk_read_bytes);
-  seen.early_fetches = read(stats.early_fetches);
-  seen.late_fetches = read(stats.late_fetches);
-  seen.wasted_fetches = read(stats.wasted_fetches);
-  seen.stall_ns = read(stats.stall_ns);
-  seen.thread_wait_ns = read(stats.thread_wait_ns);
-  seen.over_budget_events = read(stats.over_budget_events);
-  seen.ops = read(stats.ops);
-  seen.steps = read(stats.steps);
+  seen.evicted = value_of(stats.evicted_bytes);
+  seen.fetched = value_of(stats.fetched_bytes);
+  seen.clean_dropped = value_of(stats.clean_dropped_bytes);
+  seen.disk_written = value_of(stats.disk_written_bytes);
+  seen.disk_read = value_of(stats.disk_read_bytes);
+  seen.early_fetches = value_of(stats.early_fetches);
+  seen.late_fetches = value_of(stats.late_fetches);
+  seen.wasted_fetches = value_of(stats.wasted_fetches);
+  seen.stall_ns = value_of(stats.stall_ns);
+  seen.thread_wait_ns = value_of(stats.thread_wait_ns);
+  seen.over_budget_events = value_of(stats.over_budget_events);
+  seen.ops = value_of(stats.ops);
+  seen.steps = value_of(stats.steps);
   return seen;
 }
 

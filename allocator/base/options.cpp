@@ -21,6 +21,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "base/ascii.h"
 #include "base/shown_text.h"
 #include "base/units.h"
 
@@ -44,9 +45,6 @@ constexpr uint64_t kMemoryBytesMin = kMiB;
 constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
 constexpr uint64_t kExtentMinBytesMax = kGiB;
 constexpr uint64_t kWaitNsMax = uint64_t{24} * 3600 * 1'000'000'000;
-
-char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-char to_upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
 std::string lower(std::string_view text) {
   std::string result(text);

@@ -12,6 +12,8 @@ namespace tencache {
 
 using Counter = std::atomic<uint64_t>;
 
+inline uint64_t value_of(const Counter& counter) { return counter.load(std::memory_order_relaxed); }
+
 inline void add(Counter& counter, uint64_t amount) {
   counter.fetch_add(amount, std::memory_order_relaxed);
 }

@@ -50,6 +50,10 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+inline Status invalid_argument(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
 /// A Status for a failed system call: "<what>: <strerror(error_number)>". ENOSPC and EDQUOT become
 /// kNoSpace, ENOMEM kOutOfMemory, EPERM/ENOSYS/EOPNOTSUPP kUnavailable, EINVAL kInvalidArgument,
 /// the rest kIoError.

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/ascii.h"
 #include "base/shown_text.h"
 
 namespace tencache {
@@ -38,10 +39,6 @@ constexpr std::array<Unit, 14> kUnits = {{
     {"gb", uint64_t{1000} * 1000 * 1000},
     {"tb", uint64_t{1000} * 1000 * 1000 * 1000},
 }};
-
-// isspace and tolower depend on the locale of the host program.
-bool is_blank(char c) { return c == ' ' || c == '\t'; }
-char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);

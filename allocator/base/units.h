@@ -15,6 +15,7 @@ namespace tencache {
 inline constexpr uint64_t kKiB = uint64_t{1} << 10;
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
+inline constexpr uint64_t kPageBytes = 4 * kKiB;
 
 /// Smallest multiple of `multiple` that is >= bytes. REQUIRES: multiple is a power of two.
 constexpr uint64_t round_up(uint64_t bytes, uint64_t multiple) {

@@ -12,7 +12,7 @@ namespace tencache {
 namespace {
 
 // How many repetitions are played at most. Mostly the third one is like the second.
-constexpr uint32_t kRepetitionsMax = 64;
+constexpr uint32_t kRepetitionsPlayedMax = 64;
 
 class FractionalBelady {
  public:
@@ -33,7 +33,7 @@ class FractionalBelady {
   uint64_t bytes_read_per_period() {
     std::vector<State> states;
     std::vector<uint64_t> read_bytes;  // until the end of each
-    for (uint32_t repetition = 0; repetition < kRepetitionsMax; ++repetition) {
+    for (uint32_t repetition = 0; repetition < kRepetitionsPlayedMax; ++repetition) {
       play(repetition);
       State state = this->state();
       for (uint32_t earlier = repetition; earlier-- > 0;) {
@@ -43,7 +43,7 @@ class FractionalBelady {
       states.push_back(std::move(state));
       read_bytes.push_back(read_bytes_);
     }
-    return (read_bytes_ - std::min(read_bytes_, budget_bytes_)) / kRepetitionsMax;
+    return (read_bytes_ - std::min(read_bytes_, budget_bytes_)) / kRepetitionsPlayedMax;
   }
 
  private:

@@ -12,7 +12,7 @@ namespace tencache {
 namespace {
 
 // Enough that no single repetition decides; older ones may have taken other times.
-constexpr uint64_t kRepetitionsMax = 16;
+constexpr uint64_t kRepetitionsComparedMax = 16;
 
 uint64_t bytes_named(const StreamTick& tick) {
   uint64_t bytes = 0;
@@ -58,7 +58,7 @@ uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const Times
 std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace& place,
                                     uint64_t number) {
   std::vector<uint64_t> times;
-  for (uint64_t back = 0; back < kRepetitionsMax; ++back) {
+  for (uint64_t back = 0; back < kRepetitionsComparedMax; ++back) {
     if (number < stream.begin() + back * place.length) break;
     const StreamTick& tick = stream.tick(number - back * place.length);
     if (tick.device_ns && is_alike(tick, stream.tick(number))) times.push_back(*tick.device_ns);

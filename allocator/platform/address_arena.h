@@ -22,10 +22,10 @@
 #include <memory>
 
 #include "base/status.h"
+#include "base/units.h"
 
 namespace tencache {
 
-inline constexpr uint64_t kPageBytes = 4096;
 /// Extents begin at multiples of this, a huge page.
 inline constexpr uint64_t kGranuleBytes = uint64_t{2} << 20;
 

@@ -29,9 +29,9 @@
 namespace tencache {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kHugePageBytes = 2 * kMiB;
-constexpr uint64_t kPieceBytes = 16 * kMiB;  // one thread touches this at a time: some milliseconds
+// One thread touches this at a time: some milliseconds.
+constexpr uint64_t kTouchedAtOnceBytes = 16 * kMiB;
 
 /// Makes the pages of one range present. 0, or the errno.
 int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
@@ -62,7 +62,7 @@ class Toucher {
       if (of_node.is_ok()) processors = of_node.value();
       placement_.threads_refusal = of_node.status().message();
     }
-    const uint64_t piece_count = (bytes_ + kPieceBytes - 1) / kPieceBytes;
+    const uint64_t piece_count = (bytes_ + kTouchedAtOnceBytes - 1) / kTouchedAtOnceBytes;
     const uint64_t wanted_count = std::clamp<uint64_t>(thread_count, 1, piece_count);
     // The calling thread belongs to the program, so it is not moved to other processors.
     if (wanted_count > 1 || processors) start_threads(wanted_count, processors);
@@ -103,9 +103,10 @@ class Toucher {
 
   void touch_pieces() {
     while (error_.load(std::memory_order_relaxed) == 0) {
-      const uint64_t offset = next_offset_.fetch_add(kPieceBytes, std::memory_order_relaxed);
+      const uint64_t offset =
+          next_offset_.fetch_add(kTouchedAtOnceBytes, std::memory_order_relaxed);
       if (offset >= bytes_) return;
-      const uint64_t bytes = std::min(kPieceBytes, bytes_ - offset);
+      const uint64_t bytes = std::min(kTouchedAtOnceBytes, bytes_ - offset);
       const int error_number = populate(memory_ + offset, bytes, by_kernel_);
       if (error_number != 0) error_.store(error_number, std::memory_order_relaxed);
     }

@@ -23,7 +23,7 @@
 namespace tencache {
 namespace {
 
-constexpr size_t kPieceBytes = 256 * kKiB;
+constexpr size_t kWrittenAtOnceBytes = 256 * kKiB;
 constexpr mode_t kMode = 0666;  // less the umask
 
 enum class Way : uint8_t { kReplace, kOpen, kDescriptor };
@@ -292,9 +292,9 @@ int write_all(int fd, std::string_view text) {
 }  // namespace
 
 void OutputText::append(std::string_view text) {
-  if (text.size() < kPieceBytes) {
+  if (text.size() < kWrittenAtOnceBytes) {
     waiting_ += text;
-    if (waiting_.size() < kPieceBytes) return;
+    if (waiting_.size() < kWrittenAtOnceBytes) return;
     text = {};
   }
   flush();

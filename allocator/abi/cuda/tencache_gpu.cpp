@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "abi/cuda/gpu_count.h"
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
 #include "base/units.h"
@@ -24,10 +25,6 @@ Status check_stream(void* stream) {
   return {StatusCode::kInvalidArgument,
           "The per-thread default stream is another stream on each thread, so memory cannot belong "
           "to it; use a stream that was created, or the default stream."};
-}
-
-tencache_gpu_count converted(const UseCount& count) {
-  return {count.current, count.peak, count.added, count.removed};
 }
 
 tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
@@ -53,7 +50,7 @@ class CallbackObserver final : public HeapObserver {
   void* const context_;
 };
 
-int converted(BlockState state) {
+int state_number(BlockState state) {
   switch (state) {
     case BlockState::kFree:
       return TENCACHE_BLOCK_INACTIVE;
@@ -210,7 +207,7 @@ void tencache_gpu_walk(const tencache_gpu* gpu,
     blocks.clear();
     for (const tencache::BlockView& block : view.blocks) {
       blocks.push_back({static_cast<uintptr_t>(block.address), block.bytes, block.requested_bytes,
-                        tencache::converted(block.state), 0});
+                        tencache::state_number(block.state), 0});
     }
     const tencache_gpu_segment segment = {static_cast<uintptr_t>(view.address),
                                           view.bytes,

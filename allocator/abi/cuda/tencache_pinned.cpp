@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "abi/cuda/gpu_count.h"
 #include "abi/cuda/open_pinned.h"
 #include "abi/error_text.h"
 #include "memory/cuda/pinned_memory.h"
@@ -57,7 +58,7 @@ void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_er
   return nullptr;
 }
 
-int converted(PinnedState state) {
+int state_number(PinnedState state) {
   switch (state) {
     case PinnedState::kInUse:
       return TENCACHE_BLOCK_ALLOCATED;
@@ -67,10 +68,6 @@ int converted(PinnedState state) {
       return TENCACHE_BLOCK_INACTIVE;
   }
   return TENCACHE_BLOCK_INACTIVE;
-}
-
-tencache_gpu_count converted(const UseCount& count) {
-  return {count.current, count.peak, count.added, count.removed};
 }
 
 }  // namespace
@@ -159,7 +156,7 @@ void tencache_pinned_walk(tencache_pinned* pinned,
                           void* context) {
   for (const tencache::PinnedView& view : pinned->memory->pool().blocks()) {
     const tencache_pinned_block block = {reinterpret_cast<uintptr_t>(view.memory), view.bytes,
-                                         view.private_pool, tencache::converted(view.state)};
+                                         view.private_pool, tencache::state_number(view.state)};
     visit(context, &block);
   }
 }

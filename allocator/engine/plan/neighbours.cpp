@@ -20,7 +20,7 @@ constexpr uint32_t kLengthMin = 3;
 // not be fetched.
 constexpr ptrdiff_t kNear = 8;
 // Each row is fetched ahead by this share of the budget, or by one extent.
-constexpr uint64_t kAheadShare = 32;
+constexpr uint64_t kRowShare = 32;
 // A row is over when others have gone on this often since it last did.
 constexpr uint64_t kUsesMax = 32;
 // Listing all extents takes time in proportion to them. So it is done again only after this part of
@@ -127,7 +127,7 @@ bool Neighbours::go_on(uint64_t id) {
 void Neighbours::append_guesses(Row* row, std::vector<MoveRequest>* guesses) const {
   row->ahead_id = row->last_id;
   if (row->length < kLengthMin) return;
-  const uint64_t ahead_max = parts_.heap->budget().limit() / kAheadShare;
+  const uint64_t ahead_max = parts_.heap->budget().limit() / kRowShare;
   const auto end = static_cast<ptrdiff_t>(known_.size());
   const uint64_t now = timestamp();
   uint64_t ahead_bytes = 0;

@@ -11,7 +11,7 @@ namespace tencache {
 namespace {
 
 // This share of the budget is filled ahead: about what one chunk of a list op names.
-constexpr uint64_t kAheadShare = 16;
+constexpr uint64_t kExpectedShare = 16;
 
 }  // namespace
 
@@ -50,7 +50,7 @@ void UpcomingUses::on_tick(std::span<Extent* const> extents, bool is_foreseen) {
 }
 
 std::vector<MoveRequest> UpcomingUses::next_requests() {
-  const uint64_t ahead_max = parts_.heap->budget().limit() / kAheadShare;
+  const uint64_t ahead_max = parts_.heap->budget().limit() / kExpectedShare;
   const uint64_t now = timestamp();
   uint64_t ahead_bytes = 0;
   std::vector<MoveRequest> requests;

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 
 namespace tencache {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }

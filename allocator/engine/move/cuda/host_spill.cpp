@@ -23,12 +23,12 @@ constexpr uint64_t kBatchBytesMax = 32 * kMiB;
 // A batch that ops have called off frees nothing and says nothing about the next one.
 constexpr int kTriesMax = 8;
 // The speed of a disk that was not measured.
-constexpr double kUnknownBytesPerS = 2e9;
+constexpr double kUnknownDiskBytesPerS = 2e9;
 
 /// A batch has one extent at least, and more until they have this many bytes.
 uint64_t batch_bytes(const MoveRate& speed) {
   return std::min(kBatchBytesMax,
-                  static_cast<uint64_t>(speed.bytes_per_s(kUnknownBytesPerS) * kBatchS));
+                  static_cast<uint64_t>(speed.bytes_per_s(kUnknownDiskBytesPerS) * kBatchS));
 }
 
 }  // namespace
@@ -235,8 +235,8 @@ void HostSpill::warn(const Status& failure) {
 }
 
 void HostSpill::describe(Machine* machine) const {
-  machine->disk_read_bytes_per_s = read_speed_.bytes_per_s(kUnknownBytesPerS);
-  machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownBytesPerS);
+  machine->disk_read_bytes_per_s = read_speed_.bytes_per_s(kUnknownDiskBytesPerS);
+  machine->disk_write_bytes_per_s = write_speed_.bytes_per_s(kUnknownDiskBytesPerS);
 }
 
 SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,

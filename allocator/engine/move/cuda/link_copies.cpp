@@ -10,7 +10,7 @@ namespace tencache {
 namespace {
 
 // The speed of a link that was not measured.
-constexpr double kUnknownBytesPerS = 50e9;
+constexpr double kUnknownLinkBytesPerS = 50e9;
 // Requests are carried out in parts of this time of the link, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
 // A kernel takes multiprocessors from the program's own, so it has to be this much faster.
@@ -83,7 +83,7 @@ Status LinkCopies::queue_in(const HostBlock& block, CUdeviceptr device, CopyStre
 }
 
 uint64_t LinkCopies::bytes_in(double link_s) const {
-  return static_cast<uint64_t>(ledger_.read_speed.bytes_per_s(kUnknownBytesPerS) * link_s);
+  return static_cast<uint64_t>(ledger_.read_speed.bytes_per_s(kUnknownLinkBytesPerS) * link_s);
 }
 
 uint64_t LinkCopies::bytes_at_once() const { return std::min(bytes_in(kAtOnceS), kBytesAtOnceMax); }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Letters and blanks of ASCII. isspace, tolower and toupper depend on the locale of the host
+// program.
+#pragma once
+
+namespace tencache {
+
+constexpr bool is_blank(char c) { return c == ' ' || c == '\t'; }
+constexpr char to_lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+constexpr char to_upper(char c) {
+  return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+}
+
+}  // namespace tencache
