@@ -21,7 +21,7 @@ namespace {
 
 uint64_t step_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_STEPS")) return strtoull(text, nullptr, 10);
-  return kHasSanitizer ? 20'000 : 50'000;
+  return kHasSanitizer ? 10'000 : 50'000;
 }
 
 /// Use may exceed the budget by the counted excess, and no more.

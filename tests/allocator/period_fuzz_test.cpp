@@ -289,7 +289,7 @@ std::optional<Period> period_of_three_steps(Player& player) {
 
 TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 12 : 200); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 6 : 200); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const bool is_recorded_late = random.chance(0.5);
     const Script script = random_script(random, is_recorded_late);
@@ -314,7 +314,7 @@ TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
 // Steps of other sizes, with ops that are not in the plan, are steps of the same kind.
 TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
   Random random(1);
-  for (int round = 0; round < (kHasSanitizer ? 8 : 100); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 4 : 100); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const Script script = random_script(random, false);
     Player player(script);

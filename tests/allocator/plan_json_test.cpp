@@ -123,7 +123,7 @@ TEST_F(PlanJsonTest, WhatFitsCostsNothingWhateverTheBudget) {
 
 TEST_F(PlanJsonTest, SaysWhatThePlannerSays) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 10 : 100); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 5 : 100); ++round) {
     const Trace trace = random_trace(random, {.ops = 20, .tensors = 10});
     uint64_t largest_bytes = 0;
     for (const TraceTensor& tensor : trace.tensors) {
@@ -191,7 +191,7 @@ TEST_F(PlanJsonTest, TheTimelineOfWhatFitsHasNoMigrations) {
 
 TEST_F(PlanJsonTest, TheTimelineIsThatOfTheFigures) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 10 : 50); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 5 : 50); ++round) {
     const Trace trace = random_trace(random, {.ops = 20, .tensors = 10});
     tencache_machine machine =
         byte_per_ns(random.between(trace.peak_bytes() / 3, trace.peak_bytes()));
@@ -209,7 +209,7 @@ TEST_F(PlanJsonTest, TheTimelineIsThatOfTheFigures) {
 
 TEST_F(PlanJsonTest, TheLargestOpTellsTheSmallestBudgetThatIsNeverExceeded) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 20 : 200); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 8 : 200); ++round) {
     const Trace trace = random_trace(random, {.ops = 14, .tensors = 8});
     const uint64_t least_bytes = trace.largest_op_bytes();
     ASSERT_EQ(plan(trace, byte_per_ns(least_bytes))["over_budget_bytes"], 0) << "round " << round;

@@ -164,7 +164,7 @@ TEST(PlannerTest, CopesWithSeveralOpsPerBin) {
 
 TEST(PlannerTest, CopesWithAllOfItAtRandom) {
   Random random;
-  for (int round = 0; round < (kHasSanitizer ? 8 : 60); ++round) {
+  for (int round = 0; round < (kHasSanitizer ? 4 : 60); ++round) {
     const RandomTraceShape shape = {.ops = static_cast<Tick>(random.between(1, 20)),
                                     .tensors = static_cast<uint32_t>(random.between(1, 12)),
                                     .bytes_max = random.chance(0.5) ? 8u : 1000u,

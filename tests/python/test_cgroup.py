@@ -25,7 +25,7 @@ from differential import assert_budget_kept, environment_for
 pytestmark = pytest.mark.any_torch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
-SIZE = ("--layers", "8", "--width", "896", "--heads", "14", "--sequence", "64")
+SIZE = ("--layers", "5", "--width", "768", "--heads", "12", "--sequence", "64")
 STEPS = ("--batch", "4", "--steps", "4", "--eval-blocks", "4")
 TIMEOUT_S = 900
 ROOT = Path("/sys/fs/cgroup")
