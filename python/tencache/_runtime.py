@@ -65,7 +65,8 @@ _enabled: _Enabled | None = None
 def enable(**options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
-    It takes the place of the allocator of CPU tensors, or with `backend="cuda"` of CUDA tensors.
+    It takes the place of the allocator of CPU tensors or, where the backend is `cuda` (`auto` is
+    that where torch sees a GPU), of CUDA tensors.
     Keywords are the options of docs/options.md: `device_memory="2GiB"` (or bytes as an int),
     `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes from its
     TENCACHE_* variable, else from probing. Call it before the first tensors exist: existing ones
