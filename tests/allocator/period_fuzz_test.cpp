@@ -334,9 +334,10 @@ TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
 }
 
 // Tensors that live across the border are missing in the first step. So a place may be found late,
-// and of parameters of one size, one may be taken for another. Most are right.
+// and of parameters of one size, one may be taken for another. Most are right. The programs are the
+// same in every run, so that chance cannot change the figures.
 TEST(PeriodFuzzTest, ASecondRunFollowsFromItsFirstStep) {
-  Random random(2);
+  Random random = Random::fixed(2);
   size_t ticks_of_first_steps = 0;
   size_t followed_in_first_steps = 0;
   size_t right = 0;
