@@ -26,14 +26,15 @@ bool is_alike(const StreamTick& a, const StreamTick& b) {
          TickDigest::with_size(b.digest, bytes_named(b));
 }
 
-// Nullopt for the newest tick of all, which has not ended yet.
+// Nullopt for the newest tick of all, which has not ended yet. Rings of several threads are read
+// one after another, so a tick may have begun before the one that it follows in the stream.
 std::optional<uint64_t> lasted_ns(const TickStream& stream, const TimestampLine& clock,
                                   uint64_t number) {
   if (number + 1 >= stream.end()) return std::nullopt;
   const StreamTick& tick = stream.tick(number);
-  const uint64_t lasted =
-      clock.ns_since_start(stream.tick(number + 1).begun_at) - clock.ns_since_start(tick.begun_at);
-  return lasted - std::min(lasted, tick.wait_ns);
+  const uint64_t begin_ns = clock.ns_since_start(tick.begun_at) + tick.wait_ns;
+  const uint64_t end_ns = clock.ns_since_start(stream.tick(number + 1).begun_at);
+  return end_ns - std::min(end_ns, begin_ns);
 }
 
 // At its end a program does what it does between steps, like reading data or saving a checkpoint.

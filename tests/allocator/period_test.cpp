@@ -134,6 +134,22 @@ TEST_F(PeriodTest, LivesAreThoseOfTheProgram) {
   EXPECT_EQ(period->trace.tensors[gradient].freed_at, 0u);
 }
 
+// The rings of threads are read one after another.
+TEST_F(PeriodTest, OpsThatArriveOutOfOrderTakeNoTime) {
+  train_step({1, 2});
+  op(kForward, {{1}});
+  flush();
+  now_ -= 5'000'000;
+  op(kForward, {{2}});
+  now_ += 10'000'000;
+  op(kUpdate, {{1, true}});
+  mark();
+  const std::optional<Period> period = build_from_one();
+  ASSERT_TRUE(period.has_value());
+  EXPECT_EQ(period->trace.ops[0].compute_ns, 0u);
+  for (const TraceOp& op : period->trace.ops) EXPECT_LT(op.compute_ns, 1'000'000'000'000u);
+}
+
 TEST_F(PeriodTest, OneWholeStepIsAPeriod) {
   train_step({1, 2});
   EXPECT_FALSE(build_from_one().has_value()) << "the begin of the first step was not marked";
