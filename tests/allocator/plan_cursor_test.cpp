@@ -10,6 +10,7 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "learn/tick_digest.h"
@@ -120,6 +121,21 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheOutermostClose) {
     Extent* extent = &extents_[layer_of(tick)];
     cursor_->on_tick(digest(tick), std::span(&extent, 1));
   }
+  EXPECT_TRUE(evicted_.empty());
+  cursor_->on_outermost_close();
+  EXPECT_FALSE(evicted_.empty());
+}
+
+// What another thread closes meanwhile leaves the extents of an open op pinned.
+TEST_F(PlanCursorTest, EvictionsWaitForTheThreadOfTheirOp) {
+  cursor_->install({learned(1)});
+  play_step();
+  evicted_.clear();
+  for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
+    Extent* extent = &extents_[layer_of(tick)];
+    cursor_->on_tick(digest(tick), std::span(&extent, 1));
+  }
+  std::thread([this] { cursor_->on_outermost_close(); }).join();
   EXPECT_TRUE(evicted_.empty());
   cursor_->on_outermost_close();
   EXPECT_FALSE(evicted_.empty());

@@ -268,15 +268,19 @@ void PlanCursor::catch_up_evictions() {
     const Tick away = (move.fetch_at + count - move.evict_after) % count;
     if (since_eviction < away) tensors.push_back(move.tensor);
   }
-  append_requests(tensors, &pending_);
-  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+  append_evictions(tensors);
 }
 
 void PlanCursor::append_requests_of(Tick tick) {
   append_requests(current_->plan().fetches_at.at(tick), &fetches_);
   append_fetches_of_larger_plans(tick);
-  append_requests(current_->plan().evictions_after.at(tick), &pending_);
-  has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
+  append_evictions(current_->plan().evictions_after.at(tick));
+}
+
+void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
+  if (tensors.empty()) return;
+  append_requests(tensors, &pending_[std::this_thread::get_id()]);
+  has_pending_.store(true, std::memory_order_relaxed);
 }
 
 // What a plan for larger sizes evicted in the step before may be cold, although this one keeps it.
@@ -305,8 +309,10 @@ TENCACHE_SLOW void PlanCursor::give_evictions() {
   std::vector<MoveRequest> requests;
   {
     MutexLock lock(mutex_);
-    requests.swap(pending_);
-    has_pending_.store(false, std::memory_order_relaxed);
+    auto own = pending_.extract(std::this_thread::get_id());
+    if (own.empty()) return;
+    requests = std::move(own.mapped());
+    has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
   }
   // The op that has just closed was a use, too, so the requests are dated after it.
   for (MoveRequest& request : requests) request.given_at = timestamp();

@@ -33,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -181,6 +182,7 @@ class PlanCursor final : public NextUses {
   void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
+  void append_evictions(std::span<const uint32_t> tensors) TENCACHE_REQUIRES(mutex_);
   void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
   void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
@@ -207,8 +209,9 @@ class PlanCursor final : public NextUses {
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   Following following_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<MoveRequest> pending_
-      TENCACHE_GUARDED_BY(mutex_);  // evictions, until their op has closed
+  // Evictions, until their op has closed, by the thread that it runs on.
+  std::unordered_map<std::thread::id, std::vector<MoveRequest>> pending_
+      TENCACHE_GUARDED_BY(mutex_);
   std::vector<MoveRequest> fetches_ TENCACHE_GUARDED_BY(mutex_);  // kept for its capacity
 };
 
