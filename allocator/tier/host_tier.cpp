@@ -90,6 +90,13 @@ bool HostTier::may_hold(uint64_t bytes) const {
       chunks_, [=](const Chunk& chunk) { return chunk.memory.bytes() >= capacity_bytes; });
 }
 
+bool HostTier::may_grow(uint64_t bytes) const {
+  if (bytes > config_.budget_bytes) return false;
+  MutexLock lock(mutex_);
+  return !was_growth_refused_ &&
+         round_up(bytes, kIoAlignment) <= config_.budget_bytes - stats_.chunk_bytes;
+}
+
 Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
   TENCACHE_CHECK(bytes > 0, "a block of 0 bytes was requested");
   if (getpid() != owner_pid_) return refused_in_child();
@@ -169,6 +176,7 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   Result<Chunk> chunk = make_chunk(wanted_bytes, enough_bytes);
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= wanted_bytes;
+  was_growth_refused_ = !chunk.is_ok();
   if (!chunk.is_ok()) return chunk.status();
   Chunk& made = chunk.value();
   made.first_unit = ranges_.grow_behind_border(made.memory.bytes() / kIoAlignment);

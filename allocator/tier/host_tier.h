@@ -112,6 +112,9 @@ class HostTier {
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
   bool may_hold(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
+  /// Whether allocate() may map memory for such a block: the budget allows it, and the machine did
+  /// not refuse memory the last time.
+  bool may_grow(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// A block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory when
   /// the kernel refuses it.
   Result<HostBlock> allocate_beyond_budget(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
@@ -161,6 +164,7 @@ class HostTier {
   RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);      // in units of kIoAlignment
   std::vector<Chunk> chunks_ TENCACHE_GUARDED_BY(mutex_);  // ascending by first_unit
   std::map<const char*, HostMemory> beyond_budget_ TENCACHE_GUARDED_BY(mutex_);
+  bool was_growth_refused_ TENCACHE_GUARDED_BY(mutex_) = false;  // the last time
   HostTierStats stats_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -159,6 +159,25 @@ TEST(HostTierTest, TheBudgetIsHard) {
   for (const HostBlock& block : {first, last, again}) tier->release(block);
 }
 
+TEST(HostTierTest, MayGrowUntilTheBudgetOrTheMachineRefuses) {
+  uint64_t left_bytes = kGiB;
+  const auto tier =
+      make_tier({.budget_bytes = 4 * kMiB, .chunk_bytes = kMiB, .bytes_left = [&left_bytes] {
+                   return left_bytes;
+                 }});
+  EXPECT_TRUE(tier->may_grow(4 * kMiB));
+  EXPECT_FALSE(tier->may_grow(4 * kMiB + 1));
+  EXPECT_FALSE(tier->may_grow(UINT64_MAX));
+  left_bytes = 0;
+  EXPECT_FALSE(tier->allocate(kMiB).is_ok());
+  EXPECT_FALSE(tier->may_grow(kMiB)) << "the machine has refused";
+  left_bytes = kGiB;
+  const HostBlock block = must_allocate(*tier, kMiB);
+  EXPECT_TRUE(tier->may_grow(3 * kMiB));
+  EXPECT_FALSE(tier->may_grow(3 * kMiB + 1));
+  tier->release(block);
+}
+
 // A block beyond the budget is memory of its own, unmapped with the block.
 TEST(HostTierTest, ABlockBeyondTheBudgetCountsApart) {
   uint64_t left_bytes = kGiB;

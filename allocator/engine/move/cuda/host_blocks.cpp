@@ -8,9 +8,12 @@
 
 namespace tencache {
 
+// A spare copy that is dropped is made again whenever its extent leaves. To grow costs time once.
 HostBlock HostBlocks::take_at_once(uint64_t bytes) {
   HostBlock block = host_.take(bytes);
-  while (!block.is_valid() && heap_.drop_spare_copies(bytes) > 0) block = host_.take(bytes);
+  while (!block.is_valid() && !host_.may_grow(bytes) && heap_.drop_spare_copies(bytes) > 0) {
+    block = host_.take(bytes);
+  }
   if (ahead_ != nullptr) ahead_->on_use();
   return block;
 }
