@@ -35,10 +35,7 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
 }
 
 Engine::Engine(EngineConfig config, std::unique_ptr<Device> device)
-    : config_(std::move(config)), device_(std::move(device)) {
-  const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
-  budget().set_attention(static_cast<uint64_t>(static_cast<double>(budget().limit()) * arm_at));
-}
+    : config_(std::move(config)), device_(std::move(device)) {}
 
 Engine::~Engine() {
   // The device outlives the cursor.
@@ -69,6 +66,7 @@ void Engine::make_parts() {
   heap().set_room_maker(evictor_.get());
   gate_ = std::make_unique<Gate>(parts_);
   parts_.gate = gate_.get();
+  set_mark_to_arm();
   list_for_forks();
   if (mover() != nullptr) evictor_->start();
   if (prefetcher_) prefetcher_->start();
@@ -88,15 +86,24 @@ void Engine::make_planning_parts() {
   parts_.upcoming = upcoming_.get();
   neighbours_ = std::make_unique<Neighbours>(parts_);
   parts_.neighbours = neighbours_.get();
-  const uint64_t budget_bytes = budget().limit();
-  learner_ = std::make_unique<Learner>(
-      parts_, LearnerConfig{budget_bytes, budget_bytes / 2, config_.stored_period});
+  learner_ = std::make_unique<Learner>(parts_, config_.stored_period);
   parts_.learner = learner_.get();
-  if (config_.stored_period == nullptr) return;
-  cursor_->expect_plan();
-  // A program that will arm sooner or later is watched from its first op on.
-  const uint64_t peak_bytes = config_.stored_period->trace.peak_bytes();
-  if (peak_bytes > budget().attention()) budget().set_attention(0);
+  if (config_.stored_period != nullptr) cursor_->expect_plan();
+}
+
+// A program of which a stored period tells that it will arm sooner or later is watched from its
+// first op on.
+void Engine::set_mark_to_arm() {
+  const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
+  const auto mark_bytes = static_cast<uint64_t>(static_cast<double>(budget().limit()) * arm_at);
+  const bool will_arm = learner_ != nullptr && config_.stored_period != nullptr &&
+                        config_.stored_period->trace.peak_bytes() > mark_bytes;
+  budget().set_attention(will_arm ? 0 : mark_bytes);
+}
+
+void Engine::on_budget_change() {
+  if (!evictor_->is_armed()) set_mark_to_arm();
+  evictor_->on_budget_change();
 }
 
 std::vector<Extent*> Engine::extents_of(std::span<const Access> accesses, bool with_slabs) const {

@@ -94,6 +94,8 @@ class Engine final : private PlanSink {
     gate_->settle_waits();
     return stats();
   }
+  /// Call after setting another limit of the budget.
+  void on_budget_change();
   /// Peaks begin anew with what is used now.
   void reset_peaks();
   Gate& gate() { return *gate_; }
@@ -120,6 +122,7 @@ class Engine final : private PlanSink {
   void make_parts();
   void make_planning_parts();
   void list_for_forks();
+  void set_mark_to_arm();
 
   void evict(std::span<const MoveRequest> requests) override { evictor_->request(requests); }
   void fetch(std::span<const MoveRequest> requests) override { prefetcher_->request(requests); }

@@ -99,9 +99,10 @@ class Heap {
   /// Bytes that the program has, small blocks included.
   uint64_t live_bytes() const {
     const uint64_t used = budget_.used();
-    const uint64_t others_bytes = others_bytes_.load(std::memory_order_relaxed);
-    return used - std::min(used, cached_bytes() + others_bytes);
+    return used - std::min(used, cached_bytes() + others_bytes());
   }
+  /// Bytes of the budget that other programs use on the GPU.
+  uint64_t others_bytes() const { return others_bytes_.load(std::memory_order_relaxed); }
   /// Whether cached memory serves a request of any size, and so is as good as free.
   virtual bool can_use_any_cached() const { return false; }
   /// Bytes of small blocks, which are no extents and so never leave.

@@ -56,7 +56,7 @@ Status set_fraction(tencache_gpu& gpu, double fraction) {
   }
   const uint64_t bytes = std::min(gpu.budget_bytes_max, share_of(gpu.total_bytes, fraction));
   gpu.device->heap().set_limit(bytes, fraction < 1.0);
-  gpu.engine->evictor().on_budget_change();
+  gpu.engine->on_budget_change();
   return Status::ok();
 }
 

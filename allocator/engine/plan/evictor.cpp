@@ -20,11 +20,7 @@ constexpr std::chrono::microseconds kAheadPoll{100};
 }  // namespace
 
 Evictor::Evictor(const Parts& parts, const DiskPatienceConfig& patience)
-    : parts_(parts),
-      heap_(*parts.heap),
-      mover_(parts.mover),
-      headroom_bytes_(headroom_of(heap_.budget().limit())),
-      patience_(parts.disk, patience) {}
+    : parts_(parts), heap_(*parts.heap), mover_(parts.mover), patience_(parts.disk, patience) {}
 
 Evictor::~Evictor() {
   {
@@ -52,8 +48,7 @@ bool Evictor::is_disk_failing() const {
 void Evictor::watch_budget() {
   Budget& budget = heap_.budget();
   const uint64_t limit_bytes = budget.limit();
-  budget.set_attention(may_evict() ? limit_bytes - std::min(limit_bytes, headroom_bytes_ / 2)
-                                   : ~uint64_t{0});
+  budget.set_attention(may_evict() ? limit_bytes - headroom_of(limit_bytes) / 2 : ~uint64_t{0});
 }
 
 void Evictor::on_budget_change() {
@@ -68,7 +63,7 @@ void Evictor::on_attention() {
     return;
   }
   const bool is_short = bytes_to_free_for({.used_bytes = heap_.budget().used()}, guessed_bytes()) >
-                            headroom_bytes_ / 2 ||
+                            headroom_bytes() / 2 ||
                         heap_.needs_free_room();
   if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
@@ -298,9 +293,9 @@ uint64_t Evictor::bytes_to_free_for(const Need& need, uint64_t guessed_bytes) co
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;
   const uint64_t wanted_bytes =
-      headroom_bytes_ + missing_bytes + guessed_bytes + need.any_room_bytes;
-  const uint64_t headroom_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
-  const uint64_t used_then = need.used_bytes + need.demand_bytes + headroom_bytes;
+      headroom_bytes() + missing_bytes + guessed_bytes + need.any_room_bytes;
+  const uint64_t lacking_bytes = wanted_bytes - std::min(cached_bytes, wanted_bytes);
+  const uint64_t used_then = need.used_bytes + need.demand_bytes + lacking_bytes;
   const uint64_t limit_bytes = heap_.budget().limit();
   return used_then > limit_bytes ? used_then - limit_bytes : 0;
 }

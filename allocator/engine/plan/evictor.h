@@ -43,6 +43,7 @@
 #include "engine/move/mover.h"
 #include "engine/parts.h"
 #include "engine/plan/disk_patience.h"
+#include "memory/budget.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -61,7 +62,7 @@ class Evictor final : public RoomMaker {
       TENCACHE_EXCLUDES(mutex_);
   void await_any_room(uint64_t bytes, uint64_t soon_bytes) override TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
-  /// Call after setting another limit of the budget.
+  /// Engine::on_budget_change() calls this.
   void on_budget_change();
   std::string current_op() const override;
   void begin_wait(StreamSet streams) override;
@@ -79,7 +80,7 @@ class Evictor final : public RoomMaker {
   uint64_t evict_all();
 
   /// The part of the budget that passes keep free.
-  uint64_t headroom_bytes() const { return headroom_bytes_; }
+  uint64_t headroom_bytes() const { return headroom_of(heap_.budget().limit()); }
 
  private:
   /// At one moment: a demand that is met counts as used, and no longer as demand.
@@ -118,7 +119,6 @@ class Evictor final : public RoomMaker {
   const Parts& parts_;
   Heap& heap_;
   Mover* const mover_;
-  const uint64_t headroom_bytes_;
 
   // Set once, by the thread that arms.
   std::atomic<bool> is_armed_{false};

@@ -10,6 +10,7 @@
 #include "base/service_thread.h"
 #include "engine/gate/op_timer.h"
 #include "learn/period_builder.h"
+#include "memory/heap.h"
 
 namespace tencache {
 namespace {
@@ -63,7 +64,7 @@ LearnerSummary Learner::summary() const {
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
   summary.following = following;
-  if (config_.stored != nullptr) summary.stored_ticks = config_.stored->digests.size();
+  if (stored_ != nullptr) summary.stored_ticks = stored_->digests.size();
   for (const Kind& kind : published_) {
     const bool was_followed = kind.number == following.last_period_plan;
     if (summary.learned != nullptr && !was_followed) continue;
@@ -97,8 +98,8 @@ void Learner::work() {
 }
 
 void Learner::look() {
-  if (look_count_++ == 0 && config_.stored != nullptr) {
-    add_kind({.place = {}, .is_marked = true, .is_guess = true}, *config_.stored);
+  if (look_count_++ == 0 && stored_ != nullptr) {
+    add_kind({.place = {}, .is_marked = true, .is_guess = true}, *stored_);
   }
   take_over_extents();
   // Times are taken before events, so that the events of these ops are among those drained next.
@@ -178,7 +179,7 @@ void Learner::look_for_repeats() {
   for (const PeriodPlace& place :
        find_repeats(stream_, repeats_from_, stream_.end() - 1, old_before)) {
     if (learn({.place = place,
-               .peak_bytes_min = config_.peak_bytes_min,
+               .peak_bytes_min = peak_bytes_min(),
                .is_guess = is_second_step,
                .is_second_step = is_second_step})) {
       break;
@@ -255,12 +256,12 @@ void Learner::learn_addition(const PeriodPlace& addition) {
     ticks_left -= ticks;
     for (const PeriodPlace& place : find_repeats(stream_, end - ticks, end)) {
       if (loops_left-- == 0) return;
-      if (learn({.place = place, .peak_bytes_min = config_.peak_bytes_min, .is_addition = true})) {
+      if (learn({.place = place, .peak_bytes_min = peak_bytes_min(), .is_addition = true})) {
         return;
       }
     }
   }
-  learn({.place = addition, .peak_bytes_min = config_.peak_bytes_min, .is_guess = true});
+  learn({.place = addition, .peak_bytes_min = peak_bytes_min(), .is_guess = true});
 }
 
 // An evaluation that was learned comes again and again, and need not be searched each time.
@@ -278,6 +279,9 @@ bool Learner::is_known_loop(const PeriodPlace& addition) {
   }
   return false;
 }
+
+// A repetition whose peak is lower is not worth a plan, unless steps mark it.
+uint64_t Learner::peak_bytes_min() const { return parts_.heap->budget().limit() / 2; }
 
 // True when the place holds a period worth planning, including one that is known.
 bool Learner::learn(const Candidate& candidate) {

@@ -40,15 +40,6 @@
 
 namespace tencache {
 
-struct LearnerConfig {
-  /// The device tier's budget, headroom included.
-  uint64_t budget_bytes = 0;
-  /// A repetition whose peak is lower is not worth a plan, unless steps mark it.
-  uint64_t peak_bytes_min = 0;
-  /// To be followed from the first step; null: there is none.
-  std::shared_ptr<const Period> stored = {};
-};
-
 /// For statistics.
 struct LearnerSummary {
   uint64_t kinds = 0;         // in the library; each has a plan or several, for other sizes
@@ -69,11 +60,12 @@ struct LearnerSummary {
 
 class Learner {
  public:
-  Learner(const Parts& parts, LearnerConfig config)
+  /// `stored` is followed from the first step; null: there is none.
+  Learner(const Parts& parts, std::shared_ptr<const Period> stored)
       : parts_(parts),
         recorder_(*parts.recorder),
         cursor_(*parts.cursor),
-        config_(std::move(config)) {}
+        stored_(std::move(stored)) {}
   ~Learner();
 
   void start();
@@ -128,13 +120,14 @@ class Learner {
   void look_at_size(Kind* kind, const PeriodPlace& place);
   void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);
+  uint64_t peak_bytes_min() const;
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   void drop_least_used();
 
   const Parts& parts_;
   const Recorder& recorder_;
   PlanCursor& cursor_;
-  const LearnerConfig config_;
+  const std::shared_ptr<const Period> stored_;
 
   // Belongs to the worker.
   std::vector<uint64_t> positions_;  // in the recorder's rings

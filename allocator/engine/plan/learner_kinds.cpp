@@ -183,7 +183,7 @@ void Learner::plan_period(Kind* kind, Period period) {
 void Learner::find_stall_free_budget(Kind& kind) {
   const uint64_t begin_ns = thread_work_ns();
   const LearnedPlan& learned = *kind.learned;
-  uint64_t bytes = config_.budget_bytes;
+  uint64_t bytes = parts_.heap->budget().limit();
   if (!is_stall_free(learned.planned.simulation, kStallShareMax)) {
     const Machine slower = learned.machine.at_speed(1 - kSpeedErrorShare);
     bytes = budget_with_headroom(

@@ -5,7 +5,7 @@
 
 #include "engine/gate/op_timer.h"
 #include "engine/move/mover.h"
-#include "engine/plan/evictor.h"
+#include "memory/budget.h"
 #include "memory/heap.h"
 
 namespace tencache {
@@ -33,13 +33,15 @@ uint64_t MachineMeter::fixed_bytes(const Period& period) const {
   return fixed;
 }
 
-// A plan leaves the evictor its headroom, so that passes only have to make up for deviations.
+// A plan leaves the evictor its headroom, so that passes only have to make up for deviations, and
+// other programs what they have.
 Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
   *fixed_bytes = this->fixed_bytes(period);
   Mover& mover = *parts_.mover;
   Machine machine;
   const uint64_t limit_bytes = parts_.heap->budget().limit();
-  machine.budget_bytes = limit_bytes - std::min(limit_bytes, parts_.evictor->headroom_bytes());
+  const uint64_t left_bytes = headroom_of(limit_bytes) + parts_.heap->others_bytes();
+  machine.budget_bytes = limit_bytes - std::min(limit_bytes, left_bytes);
   machine.read_bytes_per_s = mover.read_speed().bytes_per_s(kUnknownBytesPerS);
   machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.read_fixed_ns = kFixedNs;

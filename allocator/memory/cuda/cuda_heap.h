@@ -92,7 +92,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// The observer is told from now on; it outlives the heap.
   void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
 
-  /// Sets the budget and gives back at once what is cached above it. The caller tells the evictor.
+  /// Sets the budget and gives back at once what is cached above it. The caller tells the engine.
   void set_limit(uint64_t bytes, bool is_bounded);
 
   /// Takes a frame, whose room must be reserved already. Where others use the GPU's memory, waits
