@@ -5,7 +5,7 @@
 add_library(tencache_compile_options INTERFACE)
 target_compile_options(
   tencache_compile_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
-                                     -Woverloaded-virtual -Wredundant-decls -Werror)
+                                     -Woverloaded-virtual -Werror)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # gcc 12 sees an overlap in "literal" + std::string where there is none (gcc bug 105651).
   target_compile_options(tencache_compile_options INTERFACE -Wno-restrict)
