@@ -39,6 +39,17 @@ class CudaEngineTest : public ::testing::Test {
     std::erase(allocated_, address);
     engine_->free(address);
   }
+  /// Four of those allocated leave, and are used again.
+  void evict_and_bring_back(uint64_t first) {
+    for (uint64_t index = first; index < first + 4; ++index) {
+      ASSERT_TRUE(engine_->evict(allocated_[index]));
+    }
+    for (uint64_t index = first; index < first + 4; ++index) {
+      engine_->check(stream_, allocated_[index], kBytes, index);
+    }
+    engine_->wait_until_idle();
+    (*engine_)->mover()->settle(false);
+  }
 
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
@@ -113,14 +124,7 @@ TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
     engine_->write(stream_, allocate(), kBytes, index);
   }
   for (uint64_t first = 0; first < 8; first += 4) {
-    for (uint64_t index = first; index < first + 4; ++index) {
-      ASSERT_TRUE(engine_->evict(allocated_[index]));
-    }
-    for (uint64_t index = first; index < first + 4; ++index) {
-      engine_->check(stream_, allocated_[index], kBytes, index);
-    }
-    engine_->wait_until_idle();
-    (*engine_)->mover()->settle(false);
+    evict_and_bring_back(first);
     EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 16 * kMiB);
   }
 }
@@ -131,16 +135,6 @@ TEST_F(CudaEngineTest, SpareCopiesStayWhileHostMemoryMayGrow) {
   for (uint64_t index = 0; index < 8; ++index) {
     engine_->write(stream_, allocate(), kBytes, index);
   }
-  const auto evict_and_bring_back = [this](uint64_t first) {
-    for (uint64_t index = first; index < first + 4; ++index) {
-      ASSERT_TRUE(engine_->evict(allocated_[index]));
-    }
-    for (uint64_t index = first; index < first + 4; ++index) {
-      engine_->check(stream_, allocated_[index], kBytes, index);
-    }
-    engine_->wait_until_idle();
-    (*engine_)->mover()->settle(false);
-  };
   evict_and_bring_back(0);
   evict_and_bring_back(4);
   EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 32 * kMiB);
