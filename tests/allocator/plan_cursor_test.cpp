@@ -76,6 +76,13 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
   void play_step(uint32_t first_op = 1) {
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) play(tick, first_op);
   }
+  /// Its ticks are ops within an op that is still open.
+  void play_step_in_one_op() {
+    for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
+      Extent* extent = &extents_[layer_of(tick)];
+      cursor_->on_tick(digest(tick), std::span(&extent, 1));
+    }
+  }
   bool is_following() const { return cursor_->following().plan_number != 0; }
 
   std::array<Extent, kLayers> extents_;
@@ -117,10 +124,7 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheOutermostClose) {
   cursor_->install({followed});
   play_step();
   evicted_.clear();
-  for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
-    Extent* extent = &extents_[layer_of(tick)];
-    cursor_->on_tick(digest(tick), std::span(&extent, 1));
-  }
+  play_step_in_one_op();
   EXPECT_TRUE(evicted_.empty());
   cursor_->on_outermost_close();
   EXPECT_FALSE(evicted_.empty());
@@ -131,10 +135,7 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheThreadOfTheirOp) {
   cursor_->install({learned(1)});
   play_step();
   evicted_.clear();
-  for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
-    Extent* extent = &extents_[layer_of(tick)];
-    cursor_->on_tick(digest(tick), std::span(&extent, 1));
-  }
+  play_step_in_one_op();
   std::thread([this] { cursor_->on_outermost_close(); }).join();
   EXPECT_TRUE(evicted_.empty());
   cursor_->on_outermost_close();
