@@ -378,6 +378,37 @@ TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   check_all();
 }
 
+// A demotion that began earlier and found nothing does not tell that nothing can go now.
+TEST_F(SlowHostSpillTest, WhoWaitedForOneThatFreedNothingTriesItself) {
+  start();
+  allocate(kHostTensors);
+  evict(kHostTensors);
+  CudaDevice& device = engine_->device();
+  Mover& mover = *(*engine_)->mover();
+  HostSpill spill(device.heap(), *device.disk(), mover.ledger());
+  const auto demote = [&] {
+    const MigrationPermit permit(mover.fork_latch());
+    return spill.demote(kBytes).freed_bytes;
+  };
+  faults_->clear();
+  faults_->add({.count = 1, .kind = FaultKind::kCall, .call = [this] {
+                  while (!is_let_go_) std::this_thread::yield();
+                }});
+  faults_->add({.count = 1});
+  std::jthread failing([&] { EXPECT_EQ(demote(), 0u); });
+  EXPECT_TRUE(eventually([&] { return faults_->pieces(IoDirection::kWrite) == 1; }));
+  std::atomic<bool> is_asking = false;
+  std::jthread waiting([&] {
+    is_asking = true;
+    EXPECT_EQ(demote(), kBytes);
+  });
+  EXPECT_TRUE(eventually([&] { return is_asking.load(); }));
+  let_go();
+  failing.join();
+  waiting.join();
+  check_all();
+}
+
 // An op that calls off a demotion does not make host memory count as full.
 TEST_F(HostSpillTest, CalledOffIsNoFailure) {
   start();

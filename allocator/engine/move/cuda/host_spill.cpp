@@ -87,9 +87,13 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   uint64_t other_claims = 0;
   {
     MutexLock lock(mutex_);
-    if (is_demoting_) {
+    // One that is under way may have found nothing before this thread's extents were cold. So only
+    // one that begins later shows that nothing can go.
+    const uint64_t ended_to_show = demotions_ + 2;
+    while (is_demoting_) {
       for (const uint64_t ended = demotions_; demotions_ == ended;) changed_.wait(mutex_);
-      return last_outcome_;
+      const bool may_go = last_outcome_.freed_bytes > 0 || last_outcome_.was_called_off;
+      if (may_go || demotions_ >= ended_to_show) return last_outcome_;
     }
     is_demoting_ = true;
     other_claims = other_claims_;

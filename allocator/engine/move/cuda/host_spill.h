@@ -20,9 +20,10 @@
 //
 // One batch is demoted at a time, by a thread that needs the room, or by one that keeps some of it
 // free (engine/move/cuda/host_ahead.h). A thread that finds a demotion under way waits for its end
-// instead of looking for victims that are all claimed. A batch is what the disk writes in some ten
-// milliseconds. Who claims cold extents for something else says so (OtherClaim): a thread that
-// finds nothing to demote meanwhile waits for the end of it, which leaves what can be given back.
+// instead of looking for victims that are all claimed, and looks itself if that one found none. A
+// batch is what the disk writes in some ten milliseconds. Who claims cold extents for something
+// else says so (OtherClaim): a thread that finds nothing to demote meanwhile waits for the end of
+// it, which leaves what can be given back.
 //
 // Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O. plan_mutex_
 // is held while the plan cursor is asked what it needs next.
@@ -61,8 +62,8 @@ class HostSpill {
     bool was_called_off = false;  // what could go was wanted; later other blocks may go
   };
   /// Gives host memory of cold extents back, a batch at most, towards `bytes`. Tells what this
-  /// thread gave back, or another one that was demoting. REQUIRES: the thread holds a
-  /// MigrationPermit.
+  /// thread gave back, or another one that was demoting. Nothing was found only if a demotion that
+  /// began after the call found nothing. REQUIRES: the thread holds a MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// While these know anything, extents they do not know go first, then those needed last; else
