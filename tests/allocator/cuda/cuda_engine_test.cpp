@@ -39,12 +39,12 @@ class CudaEngineTest : public ::testing::Test {
     std::erase(allocated_, address);
     engine_->free(address);
   }
-  /// Four of those allocated leave, and are used again.
-  void evict_and_bring_back(uint64_t first) {
-    for (uint64_t index = first; index < first + 4; ++index) {
+  /// Some of those allocated leave, and are used again.
+  void evict_and_bring_back(uint64_t first, uint64_t count = 4) {
+    for (uint64_t index = first; index < first + count; ++index) {
       ASSERT_TRUE(engine_->evict(allocated_[index]));
     }
-    for (uint64_t index = first; index < first + 4; ++index) {
+    for (uint64_t index = first; index < first + count; ++index) {
       engine_->check(stream_, allocated_[index], kBytes, index);
     }
     engine_->wait_until_idle();
@@ -141,6 +141,23 @@ TEST_F(CudaEngineTest, SpareCopiesStayWhileHostMemoryMayGrow) {
   const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
   evict_and_bring_back(0);
   EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
+}
+
+// Freed while its eviction waits for the stream: the copy of last time serves nobody any more.
+TEST_F(CudaEngineTest, WhatIsFreedWhileItLeavesCleanKeepsNoCopy) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 0);
+  evict_and_bring_back(0, 1);
+  ASSERT_EQ(engine_->device().host()->stats().asked_bytes, kBytes);
+  engine_->driver().hold(stream_);
+  engine_->check(stream_, tensor, kBytes, 0);
+  std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
+  EXPECT_TRUE(eventually([&] { return engine_->state(tensor) == ExtentState::kEvicting; }));
+  free(tensor);
+  engine_->driver().let_go();
+  evictor.join();
+  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 0u);
 }
 
 TEST_F(CudaEngineTest, WithoutACompilerEveryEvictionCopies) {

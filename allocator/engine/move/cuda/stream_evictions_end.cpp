@@ -97,11 +97,14 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   ledger_.count_departure(departure, &run->result);
 }
 
-// A copy that was begun is worth nothing once the extent may be written again.
+// A copy that was begun is worth nothing once the extent may be written again, and an older one is
+// worth nothing once the extent was freed.
 void StreamEvictions::abandon(const Eviction& eviction) {
-  if (eviction.needs_copy) heap_.release_copy(eviction.extent);
-  eviction.extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
-  eviction.extent->abandon_eviction();
+  CudaExtent* extent = eviction.extent;
+  const bool is_freed = extent->state() == ExtentState::kCached;
+  if (eviction.needs_copy || is_freed) heap_.release_copy(extent);
+  extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  extent->abandon_eviction();
 }
 
 // Abandons the eviction and asks for it again, unless the extent is used meanwhile.
