@@ -34,6 +34,7 @@ uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
   for (const ListedExtent& listed : extents()) {
     if (dropped_bytes >= bytes) break;
     CudaExtent* extent = of_cuda(listed.extent);
+    if (!extent->has_copy_below.load(std::memory_order_relaxed)) continue;
     if (!extent->try_take_busy()) continue;
     dropped_bytes += extent->host_block.bytes;
     if (extent->slot.is_valid() && extent->is_presumed_clean()) {
