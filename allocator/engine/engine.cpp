@@ -79,7 +79,8 @@ void Engine::make_planning_parts() {
   parts_.machine = machine_.get();
   prefetcher_ = std::make_unique<Prefetcher>(heap(), *mover());
   parts_.prefetcher = prefetcher_.get();
-  cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
+  const FetchTime when = mover()->are_ops_queued() ? FetchTime::kAtClose : FetchTime::kAtOpen;
+  cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this), when);
   parts_.cursor = cursor_.get();
   mover()->set_next_uses(cursor_.get());
   upcoming_ = std::make_unique<UpcomingUses>(parts_);

@@ -68,9 +68,16 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
     return value.value();
   }
 
-  void play(size_t tick, uint32_t first_op = 1) {
+  /// From now on an op is only queued while it is open.
+  void queue_ops() {
+    cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this), FetchTime::kAtClose);
+  }
+  void open(size_t tick, uint32_t first_op = 1) {
     Extent* extent = &extents_[layer_of(tick)];
     cursor_->on_tick(digest(tick, first_op), std::span(&extent, 1));
+  }
+  void play(size_t tick, uint32_t first_op = 1) {
+    open(tick, first_op);
     cursor_->on_outermost_close();
   }
   void play_step(uint32_t first_op = 1) {
@@ -78,10 +85,7 @@ class PlanCursorTest : public ::testing::Test, protected PlanSink {
   }
   /// Its ticks are ops within an op that is still open.
   void play_step_in_one_op() {
-    for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
-      Extent* extent = &extents_[layer_of(tick)];
-      cursor_->on_tick(digest(tick), std::span(&extent, 1));
-    }
+    for (size_t tick = 0; tick < 2 * kLayers; ++tick) open(tick);
   }
   bool is_following() const { return cursor_->following().plan_number != 0; }
 
@@ -140,6 +144,53 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheThreadOfTheirOp) {
   EXPECT_TRUE(evicted_.empty());
   cursor_->on_outermost_close();
   EXPECT_FALSE(evicted_.empty());
+}
+
+// What the op itself allocates comes first.
+TEST_F(PlanCursorTest, FetchesOfAnOpThatIsQueuedWaitForItsClose) {
+  queue_ops();
+  const std::shared_ptr<const LearnedPlan> followed = learned(1);
+  cursor_->install({followed});
+  play_step();
+  fetched_.clear();
+  for (Tick tick = 0; tick < 2 * kLayers; ++tick) {
+    const size_t before = fetched_.size();
+    open(tick);
+    EXPECT_EQ(fetched_.size(), before);
+    cursor_->on_outermost_close();
+    EXPECT_EQ(fetched_.size(), before + followed->fetches_at.at(tick).size());
+  }
+  EXPECT_FALSE(fetched_.empty());
+}
+
+// Where it has others within it, at the next of these that requests any.
+TEST_F(PlanCursorTest, FetchesOfAnOpAroundOthersDoNotWaitForItsClose) {
+  queue_ops();
+  cursor_->install({learned(1)});
+  play_step();
+  fetched_.clear();
+  play_step_in_one_op();
+  const size_t before = fetched_.size();
+  EXPECT_GT(before, 0u);
+  cursor_->on_outermost_close();
+  EXPECT_GT(fetched_.size(), before);
+}
+
+TEST_F(PlanCursorTest, FetchesThatWaitAreForgottenWithThePlace) {
+  queue_ops();
+  const std::shared_ptr<const LearnedPlan> followed = learned(1);
+  cursor_->install({followed});
+  play_step();
+  Tick tick = 0;
+  for (; followed->fetches_at.at(tick).empty(); ++tick) play(tick);
+  fetched_.clear();
+  open(tick);
+  for (size_t step = 0; step < 3; ++step) {
+    for (size_t other = 0; other < 2 * kLayers; ++other) open(other, 7);
+  }
+  ASSERT_FALSE(is_following());
+  cursor_->on_outermost_close();
+  EXPECT_TRUE(fetched_.empty());
 }
 
 TEST_F(PlanCursorTest, PassesOverTicksTooManyAndTooFew) {

@@ -66,6 +66,9 @@ class Mover {
   /// much that a thread which needs the first of them waits long for the last.
   virtual uint64_t bytes_at_once() const { return kBytesAtOnceMax; }
 
+  /// Whether an op is only queued when the program goes on.
+  virtual bool are_ops_queued() const { return false; }
+
   /// Waits while `is_worth_it` and the device has not done all that was queued on these streams: a
   /// program that is ahead of it loses nothing. Returns at once where nothing is queued.
   virtual void wait_while_ahead(StreamSet /*streams*/,

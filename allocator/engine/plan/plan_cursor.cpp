@@ -32,11 +32,27 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
   remember(digest);
   if (current_ != nullptr && !follow(digest, extents, is_chunk)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
-  if (!fetches_.empty()) {
-    sink_.fetch(fetches_);
-    fetches_.clear();
-  }
+  if (!fetches_.empty()) give_fetches();
   return current_ != nullptr && !is_surprised_;
+}
+
+// An op that has to wait for room does so while it is open, perhaps long before the device comes to
+// it. Where it is only queued, what may be fetched at its begin must not take that room first.
+void PlanCursor::give_fetches() {
+  if (fetch_time_ == FetchTime::kAtOpen) {
+    sink_.fetch(fetches_);
+  } else {
+    // An op within another one: what is due since the outer one waits no longer.
+    std::vector<MoveRequest>& pending = pending_of_thread().fetches;
+    if (!pending.empty()) sink_.fetch(pending);
+    pending = fetches_;
+  }
+  fetches_.clear();
+}
+
+PlanCursor::Pending& PlanCursor::pending_of_thread() {
+  has_pending_.store(true, std::memory_order_relaxed);
+  return pending_[std::this_thread::get_id()];
 }
 
 bool PlanCursor::agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
@@ -222,6 +238,7 @@ void PlanCursor::give_up_place() {
   is_surprised_ = false;
   doubt_ = 0;
   // Evictions stay requested: an extent whose last use that was is still as old as before.
+  for (auto& [thread, pending] : pending_) pending.fetches.clear();
   sink_.forget_fetches();
 }
 
@@ -279,8 +296,7 @@ void PlanCursor::append_requests_of(Tick tick) {
 
 void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
   if (tensors.empty()) return;
-  append_requests(tensors, &pending_[std::this_thread::get_id()]);
-  has_pending_.store(true, std::memory_order_relaxed);
+  append_requests(tensors, &pending_of_thread().evictions);
 }
 
 // What a plan for larger sizes evicted in the step before may be cold, although this one keeps it.
@@ -305,18 +321,19 @@ void PlanCursor::append_requests(std::span<const uint32_t> tensors,
   }
 }
 
-TENCACHE_SLOW void PlanCursor::give_evictions() {
-  std::vector<MoveRequest> requests;
+TENCACHE_SLOW void PlanCursor::give_pending() {
+  std::vector<MoveRequest> evictions;
   {
     MutexLock lock(mutex_);
     auto own = pending_.extract(std::this_thread::get_id());
     if (own.empty()) return;
-    requests = std::move(own.mapped());
+    if (!own.mapped().fetches.empty()) sink_.fetch(own.mapped().fetches);
+    evictions = std::move(own.mapped().evictions);
     has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
   }
   // The op that has just closed was a use, too, so the requests are dated after it.
-  for (MoveRequest& request : requests) request.given_at = timestamp();
-  if (!requests.empty()) sink_.evict(requests);
+  for (MoveRequest& request : evictions) request.given_at = timestamp();
+  if (!evictions.empty()) sink_.evict(evictions);
 }
 
 void PlanCursor::remember(uint64_t digest) {

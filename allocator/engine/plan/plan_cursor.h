@@ -2,8 +2,8 @@
 //
 // PlanCursor: knows where in which plan the program is. The gate tells it every tick, i.e. every op
 // that names an extent. The cursor compares the tick with the one that the plan expects, and while
-// they agree gives the plan's requests: fetches when a tick begins, evictions after the tick's
-// outermost op has closed.
+// they agree gives the plan's requests: fetches when a tick begins (FetchTime), evictions after the
+// tick's outermost op has closed.
 //
 // A tick agrees when the op does (TickDigest) and every extent that is always there is the very
 // same one. An extent that is allocated in the period stands for the tensor at its place among the
@@ -61,6 +61,12 @@ struct Following {
   uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
+/// When the fetches are given that may start at the begin of an op.
+enum class FetchTime : uint8_t {
+  kAtOpen,   // it computes while it is open
+  kAtClose,  // it is only queued while it is open; what it allocates comes first, as on the device
+};
+
 /// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
 /// cursor's lock held.
 class PlanSink {
@@ -77,7 +83,8 @@ class PlanSink {
 class PlanCursor final : public NextUses {
  public:
   /// The sink outlives the cursor.
-  explicit PlanCursor(PlanSink& sink) : sink_(sink) {}
+  explicit PlanCursor(PlanSink& sink, FetchTime fetch_time = FetchTime::kAtOpen)
+      : sink_(sink), fetch_time_(fetch_time) {}
 
   /// Whether there is a plan to follow. If not, the calls below may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
@@ -92,7 +99,7 @@ class PlanCursor final : public NextUses {
       TENCACHE_EXCLUDES(mutex_);
   /// Call when no op is open on the calling thread any more.
   void on_outermost_close() {
-    if (has_pending_.load(std::memory_order_relaxed)) give_evictions();
+    if (has_pending_.load(std::memory_order_relaxed)) give_pending();
   }
 
   /// Replaces all plans. A plan being followed continues with its replacement, of the same number,
@@ -143,6 +150,11 @@ class PlanCursor final : public NextUses {
     uint32_t bound_plan = 0;
     Tick tick = 0;
   };
+  /// Requests of an op that is open.
+  struct Pending {
+    std::vector<MoveRequest> fetches;
+    std::vector<MoveRequest> evictions;
+  };
 
   using Unknown = StoredRoles::Unknown;
   bool agrees(const BoundPlan& bound_plan, Tick tick, uint64_t digest,
@@ -183,12 +195,15 @@ class PlanCursor final : public NextUses {
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
   void append_evictions(std::span<const uint32_t> tensors) TENCACHE_REQUIRES(mutex_);
+  Pending& pending_of_thread() TENCACHE_REQUIRES(mutex_);
+  void give_fetches() TENCACHE_REQUIRES(mutex_);
   void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
   void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
-  void give_evictions() TENCACHE_EXCLUDES(mutex_);
+  void give_pending() TENCACHE_EXCLUDES(mutex_);
 
   PlanSink& sink_;
+  const FetchTime fetch_time_;
   std::atomic<bool> is_active_{false};
   std::atomic<bool> has_pending_{false};
 
@@ -209,9 +224,7 @@ class PlanCursor final : public NextUses {
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   Following following_ TENCACHE_GUARDED_BY(mutex_);
-  // Evictions, until their op has closed, by the thread that it runs on.
-  std::unordered_map<std::thread::id, std::vector<MoveRequest>> pending_
-      TENCACHE_GUARDED_BY(mutex_);
+  std::unordered_map<std::thread::id, Pending> pending_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<MoveRequest> fetches_ TENCACHE_GUARDED_BY(mutex_);  // kept for its capacity
 };
 

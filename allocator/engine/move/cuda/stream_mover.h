@@ -83,6 +83,7 @@ class StreamMover final : public Mover {
   void evict_requested(EvictionSource& source) override { evictions_.evict(source); }
   std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override;
   uint64_t bytes_at_once() const override { return link_.bytes_at_once(); }
+  bool are_ops_queued() const override { return true; }
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
   void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override;
   uint64_t prefetch(RequestSource& requests) override { return fetches_.prefetch(requests); }
