@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The place of this process among those of one launch, as launchers set it: RANK and WORLD_SIZE; by
-// Lightning LOCAL_RANK, NODE_RANK and WORLD_SIZE. Reads the environment; no state.
+// The place of this process among those of one launch, as launchers set it (RANK, WORLD_SIZE).
+// Reads the environment; no state.
 #pragma once
 
 namespace tencache {

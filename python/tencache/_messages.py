@@ -39,17 +39,10 @@ def process_label(environment: Mapping[str, str]) -> str:
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """This process's rank as launchers set it; None if there is only one.
-
-    The core does the same (allocator/platform/launch_rank.h).
-    """
+    """This process's rank as set by launchers (torchrun); None if there is only one."""
+    rank = environment.get("RANK", "")
     world = environment.get("WORLD_SIZE", "")
-    if not world.isdigit() or int(world) <= 1:
-        return None
-    # Lightning tells only the place on this machine. On the first machine that is the rank.
-    has_rank = "RANK" in environment or environment.get("NODE_RANK") != "0"
-    rank = environment.get("RANK" if has_rank else "LOCAL_RANK", "")
-    return int(rank) if rank.isdigit() else None
+    return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
 def is_spawned() -> bool:

@@ -251,15 +251,6 @@ def test_summary_of_each_rank_names_it(tmp_path, capsys, monkeypatch):
     assert last == f"tencache: rank 3: the trace is in {path} ({len(TRACE)} B)"
 
 
-def test_lightning_tells_the_rank_on_the_first_machine():
-    lightning = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "4"}
-    assert _messages.rank_of(lightning) == 1
-    assert _messages.rank_of({**lightning, "RANK": "3"}) == 3
-    assert _messages.rank_of({**lightning, "NODE_RANK": "1"}) is None
-    assert _messages.rank_of({**lightning, "LOCAL_RANK": "many"}) is None
-    assert _messages.rank_of({**lightning, "WORLD_SIZE": "1"}) is None
-
-
 def test_several_processes_name_themselves(monkeypatch):
     ranks = {"RANK": "3", "WORLD_SIZE": "4"}
     assert _messages.process_label({}) == ""
