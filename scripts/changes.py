@@ -26,6 +26,7 @@ _SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
 # For sources whose suite or test file has another name.
 _SUITES = {
+    "plan_cursor": "queued_ops_test",
     "learner": "plan_engine_test",
     "learned_plan": "plan_engine_test",
     "machine_meter": "plan_engine_test",

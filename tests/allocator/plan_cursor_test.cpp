@@ -14,88 +14,13 @@
 #include <vector>
 
 #include "learn/tick_digest.h"
+#include "support/plan_cursor_fixture.h"
 #include "support/stored_period.h"
 
 namespace tencache {
 namespace {
 
-constexpr uint64_t kBytes = 1 << 20;
-constexpr size_t kLayers = 8;
-
-/// A step that reads eight parameters forwards and backwards, and a machine that holds five.
-class PlanCursorTest : public ::testing::Test, protected PlanSink {
- protected:
-  PlanCursorTest() {
-    for (size_t index = 0; index < kLayers; ++index) {
-      extents_[index].id = index + 1;
-      extents_[index].bytes = kBytes;
-    }
-    cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this));
-  }
-
-  void evict(std::span<const MoveRequest> requests) override {
-    evicted_.insert(evicted_.end(), requests.begin(), requests.end());
-  }
-  void fetch(std::span<const MoveRequest> requests) override {
-    fetched_.insert(fetched_.end(), requests.begin(), requests.end());
-  }
-  void forget_fetches() override { ++forgotten_; }
-  void on_period() override { ++periods_; }
-
-  // Ticks of a step: op 1 on each parameter, then op 2 in reverse order.
-  std::shared_ptr<const LearnedPlan> learned(uint64_t number, uint32_t first_op = 1) const {
-    auto period = std::make_shared<Period>();
-    period->trace.op_names = {"op"};
-    for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
-      const auto tensor = static_cast<uint32_t>(layer_of(tick));
-      period->trace.ops.push_back({0, 1'000'000, {{tensor, false}}});
-      period->digests.push_back(digest(tick, first_op));
-    }
-    for (size_t index = 0; index < kLayers; ++index) {
-      period->trace.tensors.push_back({kBytes, kNoTick, kNoTick});
-      period->extent_ids.push_back(index + 1);
-    }
-    Machine machine;
-    machine.budget_bytes = 5 * kBytes;
-    machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
-    return make_learned_plan(number, std::move(period), machine);
-  }
-
-  static size_t layer_of(size_t tick) { return tick < kLayers ? tick : 2 * kLayers - 1 - tick; }
-  static uint64_t digest(size_t tick, uint32_t first_op = 1) {
-    TickDigest value(first_op + (tick < kLayers ? 0 : 1));
-    value.add(false);
-    return value.value();
-  }
-
-  /// From now on an op is only queued while it is open.
-  void queue_ops() {
-    cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this), FetchTime::kAtClose);
-  }
-  void open(size_t tick, uint32_t first_op = 1) {
-    Extent* extent = &extents_[layer_of(tick)];
-    cursor_->on_tick(digest(tick, first_op), std::span(&extent, 1));
-  }
-  void play(size_t tick, uint32_t first_op = 1) {
-    open(tick, first_op);
-    cursor_->on_outermost_close();
-  }
-  void play_step(uint32_t first_op = 1) {
-    for (size_t tick = 0; tick < 2 * kLayers; ++tick) play(tick, first_op);
-  }
-  /// Its ticks are ops within an op that is still open.
-  void play_step_in_one_op() {
-    for (size_t tick = 0; tick < 2 * kLayers; ++tick) open(tick);
-  }
-  bool is_following() const { return cursor_->following().plan_number != 0; }
-
-  std::array<Extent, kLayers> extents_;
-  std::vector<MoveRequest> evicted_;
-  std::vector<MoveRequest> fetched_;
-  int forgotten_ = 0;
-  int periods_ = 0;
-  std::unique_ptr<PlanCursor> cursor_;
-};
+using PlanCursorTest = PlanCursorFixture;
 
 TEST_F(PlanCursorTest, IsIdleWithoutPlans) {
   EXPECT_FALSE(cursor_->is_active());
@@ -144,53 +69,6 @@ TEST_F(PlanCursorTest, EvictionsWaitForTheThreadOfTheirOp) {
   EXPECT_TRUE(evicted_.empty());
   cursor_->on_outermost_close();
   EXPECT_FALSE(evicted_.empty());
-}
-
-// What the op itself allocates comes first.
-TEST_F(PlanCursorTest, FetchesOfAnOpThatIsQueuedWaitForItsClose) {
-  queue_ops();
-  const std::shared_ptr<const LearnedPlan> followed = learned(1);
-  cursor_->install({followed});
-  play_step();
-  fetched_.clear();
-  for (Tick tick = 0; tick < 2 * kLayers; ++tick) {
-    const size_t before = fetched_.size();
-    open(tick);
-    EXPECT_EQ(fetched_.size(), before);
-    cursor_->on_outermost_close();
-    EXPECT_EQ(fetched_.size(), before + followed->fetches_at.at(tick).size());
-  }
-  EXPECT_FALSE(fetched_.empty());
-}
-
-// Where it has others within it, at the next of these that requests any.
-TEST_F(PlanCursorTest, FetchesOfAnOpAroundOthersDoNotWaitForItsClose) {
-  queue_ops();
-  cursor_->install({learned(1)});
-  play_step();
-  fetched_.clear();
-  play_step_in_one_op();
-  const size_t before = fetched_.size();
-  EXPECT_GT(before, 0u);
-  cursor_->on_outermost_close();
-  EXPECT_GT(fetched_.size(), before);
-}
-
-TEST_F(PlanCursorTest, FetchesThatWaitAreForgottenWithThePlace) {
-  queue_ops();
-  const std::shared_ptr<const LearnedPlan> followed = learned(1);
-  cursor_->install({followed});
-  play_step();
-  Tick tick = 0;
-  for (; followed->fetches_at.at(tick).empty(); ++tick) play(tick);
-  fetched_.clear();
-  open(tick);
-  for (size_t step = 0; step < 3; ++step) {
-    for (size_t other = 0; other < 2 * kLayers; ++other) open(other, 7);
-  }
-  ASSERT_FALSE(is_following());
-  cursor_->on_outermost_close();
-  EXPECT_TRUE(fetched_.empty());
 }
 
 TEST_F(PlanCursorTest, PassesOverTicksTooManyAndTooFew) {

@@ -30,24 +30,42 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
   MutexLock lock(mutex_);
   ++following_.ticks_seen;
   remember(digest);
+  if (has_pending_.load(std::memory_order_relaxed)) give_held_fetches();
   if (current_ != nullptr && !follow(digest, extents, is_chunk)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
-  if (!fetches_.empty()) give_fetches();
+  if (!fetches_.empty()) give_fetches(extents);
   return current_ != nullptr && !is_surprised_;
 }
 
 // An op that has to wait for room does so while it is open, perhaps long before the device comes to
-// it. Where it is only queued, what may be fetched at its begin must not take that room first.
-void PlanCursor::give_fetches() {
-  if (fetch_time_ == FetchTime::kAtOpen) {
-    sink_.fetch(fetches_);
-  } else {
-    // An op within another one: what is due since the outer one waits no longer.
-    std::vector<MoveRequest>& pending = pending_of_thread().fetches;
-    if (!pending.empty()) sink_.fetch(pending);
-    pending = fetches_;
+// it. Where it is only queued, what others need later must not take that room first.
+void PlanCursor::give_fetches(std::span<Extent* const> extents) {
+  if (fetch_time_ == FetchTime::kAtClose) {
+    const auto is_own = [extents](const MoveRequest& fetch) {
+      return std::ranges::find(extents, fetch.extent) != extents.end();
+    };
+    const auto others = std::ranges::stable_partition(fetches_, is_own);
+    if (!others.empty()) {
+      std::vector<MoveRequest>& held = pending_of_thread().fetches;
+      held.insert(held.end(), others.begin(), others.end());
+      fetches_.erase(others.begin(), others.end());
+    }
   }
+  if (!fetches_.empty()) sink_.fetch(fetches_);
   fetches_.clear();
+}
+
+// The op has closed, or has opened another one within it. What was used meanwhile has come by
+// another way. The other requests are dated anew, so that they call off what began since.
+void PlanCursor::give_held_fetches() {
+  const auto own = pending_.find(std::this_thread::get_id());
+  if (own == pending_.end() || own->second.fetches.empty()) return;
+  const uint64_t now = timestamp();
+  for (MoveRequest& fetch : own->second.fetches) {
+    if (!fetch.is_outdated()) fetch.given_at = now;
+  }
+  sink_.fetch(own->second.fetches);
+  own->second.fetches.clear();
 }
 
 PlanCursor::Pending& PlanCursor::pending_of_thread() {
@@ -325,9 +343,9 @@ TENCACHE_SLOW void PlanCursor::give_pending() {
   std::vector<MoveRequest> evictions;
   {
     MutexLock lock(mutex_);
+    give_held_fetches();
     auto own = pending_.extract(std::this_thread::get_id());
     if (own.empty()) return;
-    if (!own.mapped().fetches.empty()) sink_.fetch(own.mapped().fetches);
     evictions = std::move(own.mapped().evictions);
     has_pending_.store(!pending_.empty(), std::memory_order_relaxed);
   }

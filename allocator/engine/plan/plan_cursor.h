@@ -22,9 +22,10 @@
 // Of a stored period, which an earlier run has recorded, the extents are found on the way
 // (engine/plan/stored_roles.h).
 //
-// Threads: any. mutex_ is held while fetches are requested, so that they arrive in order; it is
-// taken before the locks of whoever receives them. Evictions are requested without it, because each
-// of them is told to a GPU; their times show when they are outdated.
+// Threads: any. mutex_ is held while fetches are requested, so that they arrive in the order of the
+// ticks, or of the closes; it is taken before the locks of whoever receives them. Evictions are
+// requested without it, because each of them is told to a GPU; their times show when they are
+// outdated.
 #pragma once
 
 #include <array>
@@ -61,10 +62,10 @@ struct Following {
   uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
-/// When the fetches are given that may start at the begin of an op.
+/// When the cursor gives the fetches that may start at the begin of an op, and that others need.
 enum class FetchTime : uint8_t {
-  kAtOpen,   // it computes while it is open
-  kAtClose,  // it is only queued while it is open; what it allocates comes first, as on the device
+  kAtOpen,   // the op computes while it is open
+  kAtClose,  // the op is only queued while it is open; what it allocates comes first
 };
 
 /// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
@@ -150,7 +151,7 @@ class PlanCursor final : public NextUses {
     uint32_t bound_plan = 0;
     Tick tick = 0;
   };
-  /// Requests of an op that is open.
+  /// Requests of the ops that are open on a thread.
   struct Pending {
     std::vector<MoveRequest> fetches;
     std::vector<MoveRequest> evictions;
@@ -196,7 +197,8 @@ class PlanCursor final : public NextUses {
       TENCACHE_REQUIRES(mutex_);
   void append_evictions(std::span<const uint32_t> tensors) TENCACHE_REQUIRES(mutex_);
   Pending& pending_of_thread() TENCACHE_REQUIRES(mutex_);
-  void give_fetches() TENCACHE_REQUIRES(mutex_);
+  void give_fetches(std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
+  void give_held_fetches() TENCACHE_REQUIRES(mutex_);
   void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
   void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
@@ -224,7 +226,7 @@ class PlanCursor final : public NextUses {
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   Following following_ TENCACHE_GUARDED_BY(mutex_);
-  std::unordered_map<std::thread::id, Pending> pending_ TENCACHE_GUARDED_BY(mutex_);
+  std::unordered_map<std::thread::id, Pending> pending_ TENCACHE_GUARDED_BY(mutex_);  // by thread
   std::vector<MoveRequest> fetches_ TENCACHE_GUARDED_BY(mutex_);  // kept for its capacity
 };
 

@@ -437,6 +437,11 @@ bool CudaHeap::is_valid() const {
     if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
     const bool has_frame = extent.frame.bytes == extent.bytes;
     if (has_frame != (state != ExtentState::kCold)) return false;
+    const bool has_copy = extent.host_block.is_valid() || extent.slot.is_valid();
+    if (state == ExtentState::kResident && !extent.has(kFlagBusy) && has_copy &&
+        !extent.has_copy_below) {
+      return false;
+    }
     uint64_t handle_bytes = 0;
     for (const FrameHandle& handle : extent.frame.handles) handle_bytes += handle.bytes;
     if (handle_bytes != extent.frame.bytes) return false;

@@ -52,6 +52,7 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
   for (const ListedExtent& listed : extents()) {
     if (dropped_bytes >= bytes) break;
     CudaExtent* extent = of_cuda(listed.extent);
+    if (!extent->has_copy_below.load(std::memory_order_relaxed)) continue;
     if (extent->try_take_busy()) {
       dropped_bytes += extent->slot.bytes;
       release_slot(extent);

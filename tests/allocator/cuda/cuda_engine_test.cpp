@@ -39,17 +39,6 @@ class CudaEngineTest : public ::testing::Test {
     std::erase(allocated_, address);
     engine_->free(address);
   }
-  /// Some of those allocated leave, and are used again.
-  void evict_and_bring_back(uint64_t first, uint64_t count = 4) {
-    for (uint64_t index = first; index < first + count; ++index) {
-      ASSERT_TRUE(engine_->evict(allocated_[index]));
-    }
-    for (uint64_t index = first; index < first + count; ++index) {
-      engine_->check(stream_, allocated_[index], kBytes, index);
-    }
-    engine_->wait_until_idle();
-    (*engine_)->mover()->settle(false);
-  }
 
   std::optional<TestCudaEngine> engine_;
   CUstream stream_ = nullptr;
@@ -115,49 +104,6 @@ TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
   engine_->check(stream_, tensor, kBytes, 1);
   engine_->wait_until_idle();
   EXPECT_EQ(tensor[kBytes / 2 + 11], changed);
-}
-
-// Copies of resident tensors only save a later copy; tensors that have to leave come first.
-TEST_F(CudaEngineTest, SpareCopiesMakeRoomInHostMemory) {
-  start([](CudaEngineConfig& config) { config.host->budget_bytes = 16 * kMiB; });
-  for (uint64_t index = 0; index < 8; ++index) {
-    engine_->write(stream_, allocate(), kBytes, index);
-  }
-  for (uint64_t first = 0; first < 8; first += 4) {
-    evict_and_bring_back(first);
-    EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 16 * kMiB);
-  }
-}
-
-// As long as host memory may grow, what is only read leaves without a copy.
-TEST_F(CudaEngineTest, SpareCopiesStayWhileHostMemoryMayGrow) {
-  start();
-  for (uint64_t index = 0; index < 8; ++index) {
-    engine_->write(stream_, allocate(), kBytes, index);
-  }
-  evict_and_bring_back(0);
-  evict_and_bring_back(4);
-  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 32 * kMiB);
-  const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
-  evict_and_bring_back(0);
-  EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
-}
-
-// Freed while its eviction waits for the stream: the copy of last time serves nobody any more.
-TEST_F(CudaEngineTest, WhatIsFreedWhileItLeavesCleanKeepsNoCopy) {
-  start();
-  char* tensor = allocate();
-  engine_->write(stream_, tensor, kBytes, 0);
-  evict_and_bring_back(0, 1);
-  ASSERT_EQ(engine_->device().host()->stats().asked_bytes, kBytes);
-  engine_->driver().hold(stream_);
-  engine_->check(stream_, tensor, kBytes, 0);
-  std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
-  EXPECT_TRUE(eventually([&] { return engine_->state(tensor) == ExtentState::kEvicting; }));
-  free(tensor);
-  engine_->driver().let_go();
-  evictor.join();
-  EXPECT_EQ(engine_->device().host()->stats().asked_bytes, 0u);
 }
 
 TEST_F(CudaEngineTest, WithoutACompilerEveryEvictionCopies) {

@@ -87,8 +87,8 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   uint64_t other_claims = 0;
   {
     MutexLock lock(mutex_);
-    // One that is under way may have found nothing before this thread's extents were cold. So only
-    // one that begins later shows that nothing can go.
+    // A demotion that is under way may have found nothing before this thread's extents were cold.
+    // Only one that begins after this call shows that nothing can go.
     const uint64_t ended_to_show = demotions_ + 2;
     while (is_demoting_) {
       for (const uint64_t ended = demotions_; demotions_ == ended;) changed_.wait(mutex_);

@@ -62,8 +62,8 @@ class HostSpill {
     bool was_called_off = false;  // what could go was wanted; later other blocks may go
   };
   /// Gives host memory of cold extents back, a batch at most, towards `bytes`. Tells what this
-  /// thread gave back, or another one that was demoting. Nothing was found only if a demotion that
-  /// began after the call found nothing. REQUIRES: the thread holds a MigrationPermit.
+  /// thread gave back, or another one that was demoting. Only a demotion that began after the call
+  /// tells that nothing can go. REQUIRES: the thread holds a MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// While these know anything, extents they do not know go first, then those needed last; else

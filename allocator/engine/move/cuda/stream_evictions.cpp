@@ -210,6 +210,7 @@ StreamEvictions::Part StreamEvictions::claim(std::span<const MoveRequest> reques
     const bool is_clean = hasher_ != nullptr && extent->is_presumed_clean();
     Eviction& eviction = (is_clean ? part.clean : part.dirty).emplace_back();
     eviction.extent = static_cast<CudaExtent*>(extent);
+    eviction.extent_id = request.extent_id;
     eviction.claimed_at = claimed_at;
     eviction.needs_copy = !is_clean;
     eviction.users_done = moments_.after_uses(request);

@@ -84,6 +84,7 @@ class StreamEvictions {
  private:
   struct Eviction {
     CudaExtent* extent = nullptr;
+    uint64_t extent_id = 0;
     uint64_t claimed_at = 0;
     bool needs_copy = true;
     std::optional<PendingHash> before = std::nullopt;  // of what is copied

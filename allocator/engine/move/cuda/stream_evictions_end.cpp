@@ -98,10 +98,11 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
 }
 
 // A copy that was begun is worth nothing once the extent may be written again, and an older one is
-// worth nothing once the extent was freed.
+// worth nothing once the extent was freed, be it allocated anew.
 void StreamEvictions::abandon(const Eviction& eviction) {
   CudaExtent* extent = eviction.extent;
-  const bool is_freed = extent->state() == ExtentState::kCached;
+  const bool is_freed =
+      extent->state() == ExtentState::kCached || extent->id.load() != eviction.extent_id;
   if (eviction.needs_copy || is_freed) heap_.release_copy(extent);
   extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
   extent->abandon_eviction();

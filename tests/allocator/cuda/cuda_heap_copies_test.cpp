@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Copies that resident tensors have in host memory: they save a copy when the tensor leaves again,
+// make room for what must leave, and go when the tensor is freed. Over the simulated driver.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "support/cuda/test_cuda_engine.h"
+#include "support/eventually.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+class SpareCopiesTest : public ::testing::Test {
+ protected:
+  ~SpareCopiesTest() override {
+    for (char* tensor : tensors_) engine_->free(tensor);
+    EXPECT_EQ(engine_->check_books(), "");
+  }
+  void start(const TestCudaEngine::Adjust& adjust = {}) {
+    engine_.emplace(adjust);
+    stream_ = engine_->make_stream();
+  }
+  void allocate(uint64_t count) {
+    for (; count > 0; --count) {
+      tensors_.push_back(engine_->allocate(kBytes, stream_));
+      engine_->write(stream_, tensors_.back(), kBytes, tensors_.size() - 1);
+    }
+  }
+  /// Some tensors leave, and are used again.
+  void evict_and_bring_back(uint64_t first, uint64_t count) {
+    for (uint64_t index = first; index < first + count; ++index) {
+      ASSERT_TRUE(engine_->evict(tensors_[index]));
+    }
+    for (uint64_t index = first; index < first + count; ++index) {
+      engine_->check(stream_, tensors_[index], kBytes, index);
+    }
+    engine_->wait_until_idle();
+    (*engine_)->mover()->settle(false);
+  }
+  uint64_t host_bytes() { return engine_->device().host()->stats().asked_bytes; }
+
+  std::optional<TestCudaEngine> engine_;
+  CUstream stream_ = nullptr;
+  std::vector<char*> tensors_;
+};
+
+// What has to leave comes first.
+TEST_F(SpareCopiesTest, MakeRoomInHostMemory) {
+  start([](CudaEngineConfig& config) { config.host->budget_bytes = 4 * kBytes; });
+  allocate(8);
+  for (uint64_t first = 0; first < 8; first += 4) {
+    evict_and_bring_back(first, 4);
+    EXPECT_EQ(host_bytes(), 4 * kBytes);
+  }
+}
+
+// As long as host memory may grow, what is only read leaves without a copy.
+TEST_F(SpareCopiesTest, StayWhileHostMemoryMayGrow) {
+  start();
+  allocate(8);
+  evict_and_bring_back(0, 4);
+  evict_and_bring_back(4, 4);
+  EXPECT_EQ(host_bytes(), 8 * kBytes);
+  const uint64_t copies = engine_->driver().calls("cuMemcpyDtoHAsync");
+  evict_and_bring_back(0, 4);
+  EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
+}
+
+// While the eviction waits for the stream, the tensor is freed, and its memory may serve the next.
+TEST_F(SpareCopiesTest, GoWithWhatIsFreedWhileItLeaves) {
+  start();
+  for (const bool is_reused : {false, true}) {
+    allocate(1);
+    evict_and_bring_back(0, 1);
+    ASSERT_EQ(host_bytes(), kBytes);
+    engine_->driver().hold(stream_);
+    char* tensor = tensors_[0];
+    engine_->check(stream_, tensor, kBytes, 0);
+    std::jthread evictor([&] { EXPECT_FALSE(engine_->evict(tensor)); });
+    EXPECT_TRUE(eventually([&] { return engine_->state(tensor) == ExtentState::kEvicting; }));
+    engine_->free(tensor);
+    tensors_.clear();
+    if (is_reused) {
+      allocate(1);
+      EXPECT_EQ(tensors_[0], tensor);
+    }
+    engine_->driver().let_go();
+    evictor.join();
+    EXPECT_EQ(host_bytes(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace tencache
