@@ -158,6 +158,26 @@ TEST_F(PlanCursorTest, KnowsTheNextUses) {
   EXPECT_EQ(uses.at(&extents_[0]), 11u);
 }
 
+// Its room comes in a moment, so it leaves last.
+TEST_F(PlanCursorTest, WhatTheOpenOpFreesIsNeededAtOnce) {
+  auto period = std::make_shared<Period>();
+  period->trace.op_names = {"op"};
+  period->trace.tensors = {{kBytes, 1, 3}};
+  period->extent_ids = {0};
+  for (Tick tick = 0; tick < 5; ++tick) {
+    period->trace.ops.push_back({0, 1'000'000, {}});
+    period->digests.push_back(tick);
+  }
+  for (const Tick tick : {1, 2}) period->trace.ops[tick].accesses = {{0, tick == 1}};
+  Machine machine;
+  machine.budget_bytes = kBytes;
+  machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
+  const std::shared_ptr<const LearnedPlan> plan = make_learned_plan(1, std::move(period), machine);
+  EXPECT_EQ(plan->ticks_to_next_use(0, 2), 0u);
+  EXPECT_EQ(plan->ticks_to_next_use(0, 3), 1u) << "freed by op 3, after op 2";
+  EXPECT_EQ(plan->ticks_to_next_use(0, 4), 0u) << "op 3 may be open still";
+}
+
 /// A step of layers, each with a parameter, and an activation that the forward pass makes and the
 /// backward pass frees.
 class PlanSizesTest : public PlanCursorTest {

@@ -110,9 +110,11 @@ uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
   const Tick next = later == ticks.end() ? ticks.front() : *later;
   const TraceTensor& life = period->trace.tensors[tensor];
-  // A tensor that is not used again in this life: its room is wanted until it is freed.
+  // A tensor that is not used again in this life: its room is wanted until it is freed. The op
+  // before the position may be open still, and free it in a moment.
   if (!life.is_persistent() && next == life.allocated_at) {
-    return (life.freed_at + count - position) % count;
+    const uint64_t open = (position + count - 1) % count;
+    return (life.freed_at + count - open) % count;
   }
   return (next + count - position) % count;
 }
