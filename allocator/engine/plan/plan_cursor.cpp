@@ -44,11 +44,12 @@ void PlanCursor::give_fetches(std::span<Extent* const> extents) {
     const auto is_own = [extents](const MoveRequest& fetch) {
       return std::ranges::find(extents, fetch.extent) != extents.end();
     };
-    const auto others = std::ranges::stable_partition(fetches_, is_own);
-    if (!others.empty()) {
+    // clang 14 cannot compile std::ranges::stable_partition().
+    const auto others = std::stable_partition(fetches_.begin(), fetches_.end(), is_own);
+    if (others != fetches_.end()) {
       std::vector<MoveRequest>& held = pending_of_thread().fetches;
-      held.insert(held.end(), others.begin(), others.end());
-      fetches_.erase(others.begin(), others.end());
+      held.insert(held.end(), others, fetches_.end());
+      fetches_.erase(others, fetches_.end());
     }
   }
   if (!fetches_.empty()) sink_.fetch(fetches_);
