@@ -4,56 +4,36 @@
 // make room for what must leave, and go when the tensor is freed. Over the simulated driver.
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <thread>
-#include <vector>
 
-#include "engine/engine.h"
-#include "support/cuda/test_cuda_engine.h"
+#include "support/cuda/spill_fixture.h"
 #include "support/eventually.h"
 
 namespace tencache {
 namespace {
 
-constexpr uint64_t kBytes = 4 * kMiB;
-
-class SpareCopiesTest : public ::testing::Test {
+class SpareCopiesTest : public SpillFixture {
  protected:
-  ~SpareCopiesTest() override {
-    for (char* tensor : tensors_) engine_->free(tensor);
-    EXPECT_EQ(engine_->check_books(), "");
-  }
-  void start(const TestCudaEngine::Adjust& adjust = {}) {
-    engine_.emplace(adjust);
-    stream_ = engine_->make_stream();
-  }
-  void allocate(uint64_t count) {
-    for (; count > 0; --count) {
-      tensors_.push_back(engine_->allocate(kBytes, stream_));
-      engine_->write(stream_, tensors_.back(), kBytes, tensors_.size() - 1);
-    }
+  /// With room for so many tensors in host memory, and no disk below it.
+  void start(uint64_t host_tensors) {
+    SpillFixture::start([host_tensors](CudaEngineConfig& config) {
+      config.host->budget_bytes = host_tensors * kBytes;
+      config.disk.reset();
+    });
   }
   /// Some tensors leave, and are used again.
   void evict_and_bring_back(uint64_t first, uint64_t count) {
     for (uint64_t index = first; index < first + count; ++index) {
       ASSERT_TRUE(engine_->evict(tensors_[index]));
     }
-    for (uint64_t index = first; index < first + count; ++index) {
-      engine_->check(stream_, tensors_[index], kBytes, index);
-    }
-    engine_->wait_until_idle();
-    (*engine_)->mover()->settle(false);
+    for (uint64_t index = first; index < first + count; ++index) check(index);
   }
   uint64_t host_bytes() { return engine_->device().host()->stats().asked_bytes; }
-
-  std::optional<TestCudaEngine> engine_;
-  CUstream stream_ = nullptr;
-  std::vector<char*> tensors_;
 };
 
 // What has to leave comes first.
 TEST_F(SpareCopiesTest, MakeRoomInHostMemory) {
-  start([](CudaEngineConfig& config) { config.host->budget_bytes = 4 * kBytes; });
+  start(4);
   allocate(8);
   for (uint64_t first = 0; first < 8; first += 4) {
     evict_and_bring_back(first, 4);
@@ -63,7 +43,7 @@ TEST_F(SpareCopiesTest, MakeRoomInHostMemory) {
 
 // As long as host memory may grow, what is only read leaves without a copy.
 TEST_F(SpareCopiesTest, StayWhileHostMemoryMayGrow) {
-  start();
+  start(16);
   allocate(8);
   evict_and_bring_back(0, 4);
   evict_and_bring_back(4, 4);
@@ -75,7 +55,7 @@ TEST_F(SpareCopiesTest, StayWhileHostMemoryMayGrow) {
 
 // While the eviction waits for the stream, the tensor is freed, and its memory may serve the next.
 TEST_F(SpareCopiesTest, GoWithWhatIsFreedWhileItLeaves) {
-  start();
+  start(16);
   for (const bool is_reused : {false, true}) {
     allocate(1);
     evict_and_bring_back(0, 1);
