@@ -131,6 +131,18 @@ TEST_F(UseDuringWriteTest, OpThatBeginsAndEndsKeepsItResident) {
   EXPECT_TRUE(has_pattern(address_, kBytes, 4));
 }
 
+// A use that is over is no reason to go over the budget.
+TEST_F(UseDuringWriteTest, ItsRoomIsFoundInTheNextPass) {
+  hook_ = [this] { engine().use({address_}); };
+  engine().use({address_}, AccessMode::kWrite);
+  Budget& budget = engine()->budget();
+  engine()->heap().empty_cache();  // padding would make the room
+  ASSERT_TRUE(budget.try_reserve(budget.free()));
+  Status reason;
+  ASSERT_TRUE(engine()->evictor().make_room(kBytes, 0, &reason));
+  EXPECT_TRUE(engine().is_cold(address_));
+}
+
 TEST_F(UseDuringWriteTest, StrayWriteKeepsItResident) {
   hook_ = [this] { address_[kBytes - 1] = 99; };
   // The copy of the only piece was taken before, so the slot differs.

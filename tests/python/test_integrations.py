@@ -34,8 +34,8 @@ BUDGET_BYTES = 40 << 20
 
 def run_example(
     folder: Path, *command: str | Path, stats: Path | None = None, under_tencache: bool
-) -> None:
-    """Runs the command in the folder, and under tencache at the budget."""
+) -> str:
+    """Runs the command in the folder, and under tencache at the budget. Returns what it printed."""
     words = [str(word) for word in command]
     if under_tencache:
         options = ["--device-memory", str(BUDGET_BYTES)]
@@ -46,13 +46,15 @@ def run_example(
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
     done = run_command(words, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
-def assert_held(stats: dict[str, Any]) -> None:
-    """Tensors moved, and the budget held."""
-    assert stats["bytes"]["fetched"] > 0, stats
-    assert stats["peak"]["device"] <= BUDGET_BYTES, stats
-    assert stats["over_budget"]["events"] == 0, stats
+def assert_held(stats: dict[str, Any], printed: str) -> None:
+    """Tensors moved, and the budget held. What was printed names the cause if it did not."""
+    told = f"{json.dumps(stats)}\n{printed}"
+    assert stats["bytes"]["fetched"] > 0, told
+    assert stats["over_budget"]["events"] == 0, told
+    assert stats["peak"]["device"] <= BUDGET_BYTES, told
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, list[float]]:
@@ -118,7 +120,7 @@ def test_each_rank_of_a_launcher_has_its_budget_and_its_stats(
     first, *words = LAUNCHERS[launcher]
     losses = {}
     for name in ("stock", "tencache"):
-        run_example(
+        printed = run_example(
             tmp_path,
             *(SCRIPTS / first, *words, EXAMPLES / "distributed.py"),
             *("--losses", tmp_path / f"{name}.json"),
@@ -128,7 +130,7 @@ def test_each_rank_of_a_launcher_has_its_budget_and_its_stats(
         losses[name] = json.loads((tmp_path / f"{name}.json").read_text())
     assert losses["tencache"] == losses["stock"]
     for rank in range(2):
-        assert_held(json.loads((tmp_path / f"run.rank{rank}.json").read_text()))
+        assert_held(json.loads((tmp_path / f"run.rank{rank}.json").read_text()), printed)
 
 
 def test_each_worker_of_ray_train_has_its_budget(tmp_path: Path) -> None:
@@ -137,11 +139,11 @@ def test_each_worker_of_ray_train_has_its_budget(tmp_path: Path) -> None:
         results = tmp_path / name
         results.mkdir()
         example = [sys.executable, EXAMPLES / "ray_train.py", "--results", results]
-        run_example(tmp_path, *example, under_tencache=name == "tencache")
+        printed = run_example(tmp_path, *example, under_tencache=name == "tencache")
         ranks = [json.loads((results / f"rank{rank}.json").read_text()) for rank in range(2)]
         losses[name] = [rank["losses"] for rank in ranks]
     for rank in ranks:
-        assert_held(rank["stats"])
+        assert_held(rank["stats"], printed)
     assert losses["tencache"] == losses["stock"]
 
 

@@ -16,6 +16,8 @@ namespace tencache {
 namespace {
 
 constexpr std::chrono::microseconds kAheadPoll{100};
+// So many passes in a row may find victims and lose all of them to uses by other threads.
+constexpr uint32_t kPassesInVainMax = 10;
 
 }  // namespace
 
@@ -148,8 +150,9 @@ void Evictor::work() {
     const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
     // Extents that are being fetched ahead of use can be evicted in a moment, so a pass during
-    // which there are any proves nothing.
-    const bool is_proof = !was_anything_ahead && !is_anything_ahead();
+    // which there are any proves nothing. Neither does one whose victims were used meanwhile.
+    const bool has_lost_victims = passes_in_vain_ > 0 && passes_in_vain_ <= kPassesInVainMax;
+    const bool is_proof = !was_anything_ahead && !is_anything_ahead() && !has_lost_victims;
     const bool is_fruitless = result && result->bytes == 0 && is_proof;
     const bool goes_on = result && patience_.goes_on_after(*result, has_demand());
     {

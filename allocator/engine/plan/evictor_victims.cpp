@@ -116,6 +116,8 @@ void Evictor::evict_victims(uint64_t wanted_bytes, bool is_for_guesses, Eviction
   const std::vector<ListedExtent> chosen = victims(wanted_bytes, is_for_guesses);
   PassEvictions source(*this, chosen, is_for_guesses, total);
   mover_->evict_requested(source);
+  const bool has_lost_all = total->bytes == 0 && total->failure.is_ok() && !chosen.empty();
+  passes_in_vain_ = has_lost_all ? passes_in_vain_ + 1 : 0;
 }
 
 }  // namespace tencache
