@@ -16,7 +16,7 @@ namespace tencache {
 namespace {
 
 constexpr std::chrono::microseconds kAheadPoll{100};
-// So many passes in a row may find victims and lose all of them to uses by other threads.
+// This many passes in a row may find victims and lose all of them to uses by other threads.
 constexpr uint32_t kPassesInVainMax = 10;
 
 }  // namespace

@@ -50,8 +50,7 @@ class CudaAheadTest : public ::testing::Test {
     stream_ = engine_->make_stream();
   }
   char* allocate(uint64_t bytes = kBytes) {
-    allocated_.push_back(engine_->allocate(bytes, stream_));
-    return allocated_.back();
+    return allocated_.emplace_back(engine_->allocate(bytes, stream_));
   }
   /// One tensor for each seed from 0, with its stamp.
   std::vector<char*> allocate_stamped(uint64_t count, uint64_t bytes = kBytes) {
@@ -61,6 +60,11 @@ class CudaAheadTest : public ::testing::Test {
       engine_->write(stream_, tensors.back(), bytes, seed);
     }
     return tensors;
+  }
+  void check_stamped(const std::vector<char*>& tensors, uint64_t bytes = kBytes) {
+    for (uint64_t seed = 0; seed < tensors.size(); ++seed) {
+      engine_->check(stream_, tensors[seed], bytes, seed);
+    }
   }
   /// A request, made now, that this tensor leave.
   std::vector<MoveRequest> request(const char* tensor) {
@@ -279,9 +283,7 @@ TEST_F(CudaAheadTest, PartsLeaveOneBehindTheOther) {
                         });
   mover().evict_requested(source);
   EXPECT_EQ(told, tensors.size());
-  for (uint64_t seed = 0; seed < 3; ++seed) {
-    engine_->check(stream_, tensors[seed], kBytes, seed);
-  }
+  check_stamped(tensors);
 }
 
 // While the first copy is under way, the mover takes more requests and queues them behind it, up to
@@ -308,9 +310,7 @@ TEST_F(CudaAheadTest, WhatIsRequestedMeanwhileFollowsWithoutAGap) {
   EXPECT_EQ(told, tensors.size());
   bytes_under_way.resize(6);
   EXPECT_THAT(bytes_under_way, ElementsAre(0, kBytes, kBytes, kBytes, 2 * kBytes, 3 * kBytes));
-  for (uint64_t seed = 0; seed < 6; ++seed) {
-    engine_->check(stream_, tensors[seed], kBytes, seed);
-  }
+  check_stamped(tensors);
 }
 
 // With large tensors, fewer parts keep the link busy while the oldest is finished.
@@ -460,12 +460,8 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
 TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   start_slow();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of a second
-  std::vector<char*> tensors;
-  for (uint64_t seed = 0; seed < 3; ++seed) {
-    tensors.push_back(allocate(kLargeBytes));
-    engine_->write(stream_, tensors.back(), kLargeBytes, seed);
-    ASSERT_TRUE(engine_->evict(tensors.back()));
-  }
+  const std::vector<char*> tensors = allocate_stamped(3, kLargeBytes);
+  for (char* tensor : tensors) ASSERT_TRUE(engine_->evict(tensor));
   engine_->driver().hold_copies();
   for (char* tensor : {tensors[0], tensors[1]}) EXPECT_EQ(engine_->prefetch({tensor}), 1u);
   EXPECT_EQ(engine_->state(tensors[0]), ExtentState::kArriving);
@@ -478,21 +474,37 @@ TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   EXPECT_EQ(engine_->state(tensors[2]), ExtentState::kCold);
   engine_->driver().let_go();
   third.join();
+  check_stamped(tensors, kLargeBytes);
+}
+
+// What queued ops wait for has the link to itself, but for the last flight.
+TEST_F(CudaAheadTest, WhatOpsWaitForGoesFirst) {
+  start_slow();
+  const std::vector<char*> tensors = allocate_stamped(4);
+  for (char* tensor : tensors) ASSERT_TRUE(engine_->evict(tensor));
+  engine_->driver().hold_copies(1);
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    engine_->check(stream_, tensors[seed], kLargeBytes, seed);
+    engine_->op(stream_, {{tensors[seed], kBytes, seed, false}});
   }
+  std::jthread ahead([&] {
+    EXPECT_EQ(engine_->prefetch({tensors[3]}), 1u);
+    EXPECT_EQ(engine_->state(tensors[1]), ExtentState::kResident) << "it waits for the second, too";
+  });
+  EXPECT_TRUE(eventually([&] { return engine_->state(tensors[0]) == ExtentState::kResident; }));
+  engine_->driver().let_go();
+  ahead.join();
+  check_stamped(tensors);
 }
 
 // The first extent of an op travels before there is room for all the others.
 TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
   start();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of the budget
-  std::vector<char*> tensors;
-  for (uint64_t seed = 0; seed < 5; ++seed) {
+  std::vector<char*> tensors = allocate_stamped(2, kLargeBytes);
+  for (char* tensor : tensors) ASSERT_TRUE(engine_->evict(tensor));
+  for (uint64_t seed = 2; seed < 5; ++seed) {
     tensors.push_back(allocate(kLargeBytes));
     engine_->write(stream_, tensors.back(), kLargeBytes, seed);
-    const bool leaves = seed < 2;
-    ASSERT_TRUE(!leaves || engine_->evict(tensors.back()));
   }
   const auto fetched = [this] { return engine_->driver().calls("cuMemcpyHtoDAsync"); };
   const uint64_t fetched_before = fetched();
@@ -508,9 +520,7 @@ TEST_F(CudaAheadTest, WhatFindsRoomTravelsWhileRoomIsMadeForTheRest) {
   engine_->wait_until_idle();
   EXPECT_EQ(engine_->stats().early_fetches + engine_->stats().late_fetches, 2u);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
-  for (uint64_t seed = 0; seed < tensors.size(); ++seed) {
-    engine_->check(stream_, tensors[seed], kLargeBytes, seed);
-  }
+  check_stamped(tensors, kLargeBytes);
 }
 
 // Fetches of one op arrive one by one, the first before the last.

@@ -80,14 +80,16 @@ bool Flights::await(const Extent* extent) {
   return true;
 }
 
-void Flights::wait_for_oldest() {
+bool Flights::wait_for_oldest() {
   FlightPtr oldest;
   {
     MutexLock lock(mutex_);
     if (flights_.size() > 1) oldest = flights_.front();
   }
-  if (oldest != nullptr) oldest->mark.await();
+  if (oldest == nullptr) return false;
+  oldest->mark.await();
   settle(false);
+  return true;
 }
 
 void Flights::settle(bool may_wait) {

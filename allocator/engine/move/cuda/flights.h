@@ -58,8 +58,9 @@ class Flights {
   bool are_together(const Extent* one, const Extent* other) TENCACHE_EXCLUDES(mutex_);
   /// Waits for the flight of the extent; false when it is in none.
   bool await(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
-  /// Waits for the oldest flight, unless it is the only one: another is to be queued behind that.
-  void wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
+  /// Waits for the oldest flight, and returns true, unless it is the only one: another is to be
+  /// queued behind that.
+  bool wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
   /// Lands what has arrived; waits for all flights if it may.
   void settle(bool may_wait) TENCACHE_EXCLUDES(mutex_);
 
