@@ -215,7 +215,6 @@ void CpuHeap::note_unannounced(Extent* extent, uint64_t bytes) {
   const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
   const uint64_t excess_bytes = unannounced_.note(extent, bytes);
   count_over_budget(bytes - before, excess_bytes, "wrote");
-  if (extent->state() != ExtentState::kCold) forget_unannounced(extent);
 }
 
 void CpuHeap::count_unannounced(const TouchedPages& touched) {

@@ -94,9 +94,10 @@ class CpuHeap final : public Heap {
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
 
-  /// Books pages of a cold extent that the program wrote; they may exceed the budget.
+  /// Books pages of a cold extent that the program wrote; they may exceed the budget. REQUIRES: the
+  /// caller has claimed it.
   void note_unannounced(Extent* extent, uint64_t bytes);
-  /// Call when the extent has become resident.
+  /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
 
   /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:

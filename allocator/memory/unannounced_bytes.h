@@ -7,9 +7,8 @@
 // Invariants: 1. total() is the sum of Extent::unannounced_bytes over all extents. 2. total() bytes
 // stand in the budget.
 //
-// Threads: any; lock-free. Whoever fetches a cold extent, or frees it, claims it first and then
-// forgets its bytes. Whoever notes bytes looks at the extent's state afterwards, and forgets them
-// if it is not cold any more. So the last of the two forgets them.
+// Threads: any; lock-free. Whoever notes the bytes of an extent, fetches it or frees it has claimed
+// it before, so the pages that were counted are those of a cold extent.
 #pragma once
 
 #include <atomic>

@@ -5,7 +5,10 @@
 #include "engine/move/cpu/unannounced_writes.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include <array>
 #include <atomic>
@@ -71,6 +74,66 @@ TEST(UnannouncedWritesTest, FreeGivesThemBack) {
   engine.free(tensor);
   EXPECT_EQ(engine->budget().used(), 0u);
   EXPECT_EQ(engine->heap().unannounced_bytes(), 0u);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+/// Interrupts a thread wherever it is, until it may go on. It may hold a lock that others need, so
+/// it waits for 50 ms at most.
+class Interruption {
+ public:
+  Interruption() {
+    struct sigaction action = {};
+    action.sa_handler = &Interruption::wait;
+    sigaction(SIGUSR1, &action, &before_);
+  }
+  ~Interruption() { sigaction(SIGUSR1, &before_, nullptr); }
+  void begin(pthread_t thread) {
+    phase_ = Phase::kRequested;
+    pthread_kill(thread, SIGUSR1);
+    while (phase_ == Phase::kRequested) std::this_thread::yield();
+  }
+  void end() { phase_ = Phase::kOver; }
+
+ private:
+  enum class Phase { kRequested, kWaits, kOver };
+  static void wait(int /*signal*/) {
+    phase_ = Phase::kWaits;
+    constexpr timespec kPause = {0, 100'000};
+    for (int pauses = 0; phase_ == Phase::kWaits && pauses < 500; ++pauses) {
+      nanosleep(&kPause, nullptr);
+    }
+  }
+  static inline std::atomic<Phase> phase_{Phase::kOver};
+  struct sigaction before_ = {};
+};
+
+// All pages of a resident extent look as if they had been written. To look through a large one
+// takes several calls of the kernel.
+TEST(UnannouncedWritesTest, WhatComesBackMeanwhileWasNotWritten) {
+  constexpr uint64_t kLargeBytes = 12 * kMiB;
+  TestEngine engine(small_budget());
+  char* const tensor = engine.allocate(kLargeBytes);
+  engine.use({tensor}, AccessMode::kWrite);
+  fill_pattern(tensor, kLargeBytes, 1);
+  // There is room for the tensor and no more.
+  ASSERT_TRUE(engine->budget().try_reserve(kBudget - kLargeBytes));
+  {
+    std::atomic<bool> has_ended{false};
+    Interruption interruption;
+    std::jthread looks([&] {
+      while (!has_ended) engine->mover()->count_unannounced();
+    });
+    for (int round = 0; round < 150; ++round) {
+      (void)engine.evict(tensor);
+      interruption.begin(looks.native_handle());
+      engine.use({tensor});
+      interruption.end();
+    }
+    has_ended = true;
+  }
+  EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
+  EXPECT_LE(engine.read(engine.stats().peak_device_bytes), kBudget);
+  engine->budget().release(kBudget - kLargeBytes);
   EXPECT_EQ(engine.check_books(), "");
 }
 

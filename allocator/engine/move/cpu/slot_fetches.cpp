@@ -177,6 +177,19 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
   for (Extent* extent : to_merge) (void)extent->take_ahead();
 }
 
+std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
+  const MigrationPermit permit(fork_latch_);
+  if (!extent->claim_for_fetch()) return std::nullopt;
+  std::optional<uint64_t> written_bytes;
+  TouchedPages touched;
+  if (page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) {
+    written_bytes = touched.written.size() * kPageBytes;
+    heap_.note_unannounced(extent, *written_bytes);
+  }
+  extent->abandon_fetch();
+  return written_bytes;
+}
+
 // Of a cold extent that the program has overwritten as a whole, every page is private. Such pages
 // are anonymous, stay so, and the slot below shows nowhere. So it is resident as it is: nothing is
 // read, copied, mapped or kept from anybody. Its pages cannot be parked.

@@ -45,6 +45,9 @@ class SlotFetches {
   /// Fetches what leaves again at once, because the program wrote to it while it was cold. Nobody
   /// waits for it, and it must not wait for room: it makes some.
   void fetch_to_evict(std::span<Extent* const> extents);
+  /// Books what the program wrote to the extent while it is cold, and returns how many bytes that
+  /// is in all. Nullopt where it is not cold, or nobody can tell. An op that wants it waits.
+  std::optional<uint64_t> count_written(Extent* extent);
 
  private:
   struct Fetch {

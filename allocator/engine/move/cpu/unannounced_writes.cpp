@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -149,15 +150,11 @@ bool UnannouncedWrites::count() {
   for (const ListedExtent& listed : heap_.extents()) {
     Extent* extent = listed.extent;
     const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
-    // What is written as a whole stays so until it is cold no more.
-    if (extent->state() != ExtentState::kCold || before == listed.bytes) continue;
-    TouchedPages touched;
-    if (!page_map_.scan(listed.address, listed.bytes, &touched).is_ok()) continue;
-    const uint64_t written_bytes = touched.written.size() * kPageBytes;
-    if (written_bytes == before) continue;
-    has_found |= written_bytes > before;
-    heap_.note_unannounced(extent, written_bytes);
-    if (written_bytes > before && written_bytes < listed.bytes) growing.insert(extent);
+    if (!seems_written(listed, before)) continue;
+    const std::optional<uint64_t> written_bytes = fetches_.count_written(extent);
+    if (!written_bytes || *written_bytes <= before) continue;
+    has_found = true;
+    if (*written_bytes < listed.bytes) growing.insert(extent);
   }
   {
     MutexLock lock(mutex_);
@@ -165,6 +162,15 @@ bool UnannouncedWrites::count() {
   }
   if (heap_.budget().needs_attention()) heap_.call_attention();
   return has_found;
+}
+
+// A guess, since the extent may come back meanwhile: of a resident one every page is private.
+bool UnannouncedWrites::seems_written(const ListedExtent& listed, uint64_t before) const {
+  // What is written as a whole stays so until it is cold no more.
+  if (listed.extent->state() != ExtentState::kCold || before == listed.bytes) return false;
+  TouchedPages touched;
+  if (!page_map_.scan(listed.address, listed.bytes, &touched).is_ok()) return false;
+  return touched.written.size() * kPageBytes != before;
 }
 
 std::vector<UnannouncedWrites::Written> UnannouncedWrites::written_extents(bool takes_all) {

@@ -72,6 +72,7 @@ class UnannouncedWrites {
   void start() TENCACHE_EXCLUDES(mutex_);
   void work() TENCACHE_EXCLUDES(mutex_);
   bool has_grown();
+  bool seems_written(const ListedExtent& listed, uint64_t before) const;
   void set_pace(bool has_found);
   void keep_reserve(bool is_writing);
   std::vector<Written> written_extents(bool takes_all) TENCACHE_EXCLUDES(mutex_);
