@@ -4,6 +4,7 @@
 // other programs, finding the place again, changing plans while one is followed.
 #include "engine/plan/plan_cursor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,12 +16,16 @@
 
 #include "learn/tick_digest.h"
 #include "support/plan_cursor_fixture.h"
+#include "support/random.h"
+#include "support/random_trace.h"
 #include "support/stored_period.h"
 
 namespace tencache {
 namespace {
 
 using PlanCursorTest = PlanCursorFixture;
+using ::testing::ElementsAreArray;
+using ::testing::IsSupersetOf;
 
 TEST_F(PlanCursorTest, IsIdleWithoutPlans) {
   EXPECT_FALSE(cursor_->is_active());
@@ -128,6 +133,50 @@ TEST_F(PlanCursorTest, ABetterPlanTakesOverWhileItIsFollowed) {
   evicted_.clear();
   for (size_t tick = 1; tick < 2 * kLayers; ++tick) play(tick);
   EXPECT_FALSE(evicted_.empty()) << "it knows the extents from before";
+}
+
+// It requests the evictions that it would have requested by now.
+TEST_F(PlanCursorTest, APlanThatTakesOverCatchesUp) {
+  const std::shared_ptr<const LearnedPlan> roomy = learned(1, 1, 2 * kLayers * kBytes);
+  ASSERT_TRUE(roomy->planned.plan.moves.empty());
+  const std::shared_ptr<const LearnedPlan> tight = learned(1);
+  std::vector<uint64_t> away;
+  for (const PlannedMove& move : tight->planned.plan.moves) {
+    const bool has_left = move.evict_after < kLayers && move.fetch_at > kLayers + 1;
+    if (move.fetch_at != kNoTick && has_left) away.push_back(move.tensor + 1);
+  }
+  ASSERT_FALSE(away.empty());
+  cursor_->install({roomy});
+  play_step();
+  for (size_t tick = 0; tick < kLayers; ++tick) play(tick);
+  EXPECT_TRUE(evicted_.empty());
+  cursor_->install({tight});
+  play(kLayers);
+  std::vector<uint64_t> evicted;
+  for (const MoveRequest& request : evicted_) evicted.push_back(request.extent_id);
+  EXPECT_THAT(evicted, IsSupersetOf(away));
+}
+
+// Of several that leave after one tick, the plan may count on the room of the first.
+TEST_F(PlanCursorTest, EvictionsKeepTheOrderOfThePlan) {
+  size_t together = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    auto period = std::make_shared<Period>();
+    period->trace = random_trace(random, {.ops = 12, .tensors = 16});
+    period->extent_ids.resize(period->trace.tensors.size());
+    const auto followed = make_learned_plan(1, period, byte_per_ns(40));
+    for (Tick tick = 0; tick < followed->tick_count(); ++tick) {
+      std::vector<uint32_t> planned;
+      for (const PlannedMove& move : followed->planned.plan.moves) {
+        if (move.evict_after == tick) planned.push_back(move.tensor);
+      }
+      EXPECT_THAT(followed->evictions_after.at(tick), ElementsAreArray(planned));
+      together += planned.size() > 1 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(together, 0u);
 }
 
 // Whatever came before has left parameters cold that the plan does not expect to be. They are

@@ -45,7 +45,8 @@ class PlanCursorFixture : public ::testing::Test, protected PlanSink {
   void on_period() override { ++periods_; }
 
   // Ticks of a step: op 1 on each parameter, then op 2 in reverse order.
-  std::shared_ptr<const LearnedPlan> learned(uint64_t number, uint32_t first_op = 1) const {
+  std::shared_ptr<const LearnedPlan> learned(uint64_t number, uint32_t first_op = 1,
+                                             uint64_t budget_bytes = 5 * kBytes) const {
     auto period = std::make_shared<Period>();
     period->trace.op_names = {"op"};
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
@@ -58,7 +59,7 @@ class PlanCursorFixture : public ::testing::Test, protected PlanSink {
       period->extent_ids.push_back(index + 1);
     }
     Machine machine;
-    machine.budget_bytes = 5 * kBytes;
+    machine.budget_bytes = budget_bytes;
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
     return make_learned_plan(number, std::move(period), machine);
   }

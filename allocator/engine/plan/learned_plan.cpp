@@ -45,9 +45,12 @@ Machine with_headroom(Machine machine) {
 
 // Lays out the plan's moves by the ticks at which the cursor looks them up.
 void index_moves(LearnedPlan* learned) {
-  // Of the fetches that may start at the same tick, the one that is needed first goes first.
-  std::vector<PlannedMove> moves = learned->planned.plan.moves;
   const Tick count = learned->tick_count();
+  std::vector<PlannedMove> moves = learned->planned.plan.moves;
+  // What leaves after the same tick leaves in the plan's order, as it was simulated.
+  std::vector<std::pair<Tick, uint32_t>> evictions;
+  for (const PlannedMove& move : moves) evictions.emplace_back(move.evict_after, move.tensor);
+  // Of the fetches that may start at the same tick, the one that is needed first goes first.
   std::stable_sort(moves.begin(), moves.end(),
                    [count](const PlannedMove& left, const PlannedMove& right) {
                      const auto lead = [count](const PlannedMove& move) {
@@ -55,10 +58,8 @@ void index_moves(LearnedPlan* learned) {
                      };
                      return lead(left) < lead(right);
                    });
-  std::vector<std::pair<Tick, uint32_t>> evictions;
   std::vector<std::pair<Tick, uint32_t>> fetches;
   for (const PlannedMove& move : moves) {
-    evictions.emplace_back(move.evict_after, move.tensor);
     if (move.fetch_at != kNoTick) fetches.emplace_back(move.fetch_at, move.tensor);
   }
   learned->evictions_after = TensorsByTick(count, evictions);

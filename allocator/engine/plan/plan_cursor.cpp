@@ -181,6 +181,10 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
     end_period();
   }
   if (tells_size) choose_plan();
+  if (std::exchange(is_replaced_, false)) {
+    catch_up();
+    catch_up_evictions();
+  }
 }
 
 // Returns whether the tick tells the kind's plans apart.
@@ -262,7 +266,8 @@ void PlanCursor::give_up_place() {
 }
 
 // Requests the fetches that should be under way at this place by now, and those of what the plan
-// expects to be resident. Before a plan is followed, anything may be cold.
+// expects to be resident. Before a plan is followed, anything may be cold, and another plan may
+// have kept other tensors.
 void PlanCursor::catch_up() {
   const LearnedPlan& plan = current_->plan();
   const Tick count = plan.tick_count();
@@ -293,8 +298,8 @@ void PlanCursor::catch_up() {
   append_requests(tensors, &fetches_);
 }
 
-// A plan for other sizes took the place of the one followed until now. Requests the evictions that
-// it would have requested by now.
+// Another plan took the place of the one followed until now. Requests the evictions that it would
+// have requested by now.
 void PlanCursor::catch_up_evictions() {
   const Tick count = current_->plan().tick_count();
   std::vector<uint32_t> tensors;
@@ -423,6 +428,7 @@ void PlanCursor::install(const std::vector<LearnedKind>& kinds,
   for (BoundPlan& bound_plan : bound_plans_) {
     if (has_same_ops && bound_plan.kind.number() == followed) current_ = &bound_plan;
   }
+  is_replaced_ = current_ != nullptr;
   if (current_ == nullptr && followed != 0) give_up_place();
   is_active_.store(!bound_plans_.empty(), std::memory_order_relaxed);
 }
