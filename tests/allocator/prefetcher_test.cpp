@@ -5,10 +5,14 @@
 #include "engine/plan/prefetcher.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +28,16 @@ namespace tencache {
 namespace {
 
 constexpr uint64_t kBytes = 256 * kKiB;
+
+/// Whether the thread of this process waits.
+bool is_asleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string number;
+  std::string name;
+  std::string state;
+  file >> number >> name >> state;
+  return state == "S";
+}
 
 class PrefetcherTest : public ::testing::Test {
  protected:
@@ -171,6 +185,28 @@ TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
 }
 
+// It reads nothing itself then.
+TEST_F(PrefetcherTest, AnOpThatWaitsForAnothersFetchIsNoDemand) {
+  const char* first = cold(1);
+  Mover& mover = *engine_->mover();
+  std::jthread op;
+  while_reading([&] {
+    std::atomic<pid_t> thread{0};
+    op = std::jthread([&] {
+      thread = gettid();
+      engine_.use({first});
+    });
+    EXPECT_TRUE(eventually([&] {
+      const bool has_begun = Extent::pins_of(engine_.extent(first)->load()) > 0;
+      return has_begun && is_asleep(thread) && !mover.is_demanded();
+    }));
+  });
+  EXPECT_EQ(prefetch(mover, std::vector<MoveRequest>{request(first)}), 1u);
+  op.join();
+  EXPECT_EQ(engine_.stats().late_fetches, 1u);
+  EXPECT_TRUE(has_pattern(first, kBytes, 1));
+}
+
 // A fork waits until nothing moves any more.
 TEST_F(PrefetcherTest, NothingJoinsItOnceTheGateIsClosed) {
   const char* first = cold(1);
@@ -222,6 +258,20 @@ TEST_F(PrefetcherTest, WaitsForRoomAndTakesCachedExtentsFirst) {
   prefetcher.request(requests);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_TRUE(engine_.is_cold(wanted)) << "there is no room";
+  engine_.free(filler);
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(wanted); }));
+}
+
+TEST_F(PrefetcherTest, CachedExtentsThatDoNotSufficeStayCached) {
+  const char* wanted = cold(1);
+  char* filler = engine_.allocate(7 * kBytes + kBytes / 2);
+  engine_.free(engine_.allocate(kBytes / 4));
+  ASSERT_EQ(engine_->heap().cached_bytes(), kBytes / 4);
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  prefetcher.start();
+  prefetcher.request(std::vector<MoveRequest>{request(wanted)});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(engine_->heap().cached_bytes(), kBytes / 4);
   engine_.free(filler);
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(wanted); }));
 }

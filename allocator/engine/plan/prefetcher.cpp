@@ -143,7 +143,10 @@ void Prefetcher::work() {
       is_at_work_ = true;
     }
     const uint64_t lacking_bytes = mover_.prefetch(*this);
-    const bool has_dropped = lacking_bytes > 0 && heap_.drop_idle_cached(lacking_bytes) > 0;
+    // Freed memory is given back only where the request then has room.
+    const bool is_enough = heap_.budget().free() + heap_.cached_bytes() >= lacking_bytes;
+    const bool has_dropped =
+        lacking_bytes > 0 && is_enough && heap_.drop_idle_cached(lacking_bytes) > 0;
     MutexLock lock(mutex_);
     is_at_work_ = false;
     // Where nothing is lacking, guesses that are left have no room beside the headroom.

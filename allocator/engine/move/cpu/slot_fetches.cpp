@@ -31,16 +31,18 @@ LateFetches SlotFetches::fetch(std::span<Extent* const> extents) {
 
 // Returns the extents that are cold and may be fetched now.
 std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, LateFetches* late) {
-  const Demand demand(ledger_);
-  // Phase 1: claim what is cold. What another thread moves is awaited at the end.
   std::vector<const Extent*> left_cold;
-  std::vector<Fetch> fetches = claim(extents, &left_cold);
-  if (!fetches.empty()) {
-    for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
-    late->count += fetches.size();
-    move_in_as_room_appears(fetches, &left_cold);
+  {
+    const Demand demand(ledger_);
+    // Phase 1: claim what is cold. What another thread moves is awaited at the end.
+    std::vector<Fetch> fetches = claim(extents, &left_cold);
+    if (!fetches.empty()) {
+      for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
+      late->count += fetches.size();
+      move_in_as_room_appears(fetches, &left_cold);
+    }
   }
-  // Phase 5: others' work.
+  // Phase 5: others' work. This thread moves nothing more, so the prefetcher need not pause.
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
     if (await_others(extent, late)) continue;
