@@ -40,8 +40,8 @@ GOAL_LATE = 0.01  # likewise, besides those that the plan foresaw
 class Subject:
     """A program and its measurement.
 
-    Plans learn from three steps and are made anew after two, four and eight more; the warm-up
-    should cover these if steps are short.
+    Plans learn from three steps and are made anew after one, two, four and eight more. The warm-up
+    covers these, so that all steps that count follow one plan.
     """
 
     shape: training.Shape
@@ -55,11 +55,11 @@ class Subject:
 
 SUBJECTS = {
     "gpt-1k": Subject(
-        GptShape(12, 768, 12, 16384, 256, batch=4), warmup=12, steps=4, shares=(50, 25)
+        GptShape(12, 768, 12, 16384, 256, batch=4), warmup=14, steps=4, shares=(50, 25)
     ),
     "gpt-4k": Subject(
         GptShape(12, 768, 12, 16384, 256, batch=16),
-        warmup=8,
+        warmup=14,
         steps=3,
         shares=(50, 25),
         without_plans=(),
@@ -68,7 +68,7 @@ SUBJECTS = {
     ),
     "cnn": Subject(
         CnnShape(channels=64, blocks=2, pixels=96, batch=32),
-        warmup=10,
+        warmup=14,
         steps=4,
         shares=(50, 25),
         rounds=1,  # likewise
