@@ -41,7 +41,7 @@ class Subject:
     """A program and its measurement.
 
     Plans learn from three steps and are made anew after one, two, four and eight more. The warm-up
-    covers these, so that all steps that count follow one plan.
+    covers these, so that the steps that count follow one plan as a rule.
     """
 
     shape: training.Shape

@@ -211,12 +211,6 @@ void CpuHeap::free_cold(Extent* extent) {
   give_back(extent);
 }
 
-void CpuHeap::note_unannounced(Extent* extent, uint64_t bytes) {
-  const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
-  const uint64_t excess_bytes = unannounced_.note(extent, bytes);
-  count_over_budget(bytes - before, excess_bytes, "wrote");
-}
-
 void CpuHeap::count_unannounced(const TouchedPages& touched) {
   if (touched.read_count > 0) add(stats_.unannounced_reads, 1);
   if (!touched.written.empty()) add(stats_.unannounced_writes, 1);

@@ -94,9 +94,14 @@ class CpuHeap final : public Heap {
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
 
-  /// Books pages of a cold extent that the program wrote; they may exceed the budget. REQUIRES: the
-  /// caller has claimed it.
-  void note_unannounced(Extent* extent, uint64_t bytes);
+  /// Books pages of a cold extent that the program wrote. Returns by how many bytes they exceed the
+  /// budget, to be counted when nobody waits for the extent. REQUIRES: the caller has claimed it.
+  uint64_t note_unannounced(Extent* extent, uint64_t bytes) {
+    return unannounced_.note(extent, bytes);
+  }
+  void count_written_over_budget(uint64_t bytes, uint64_t excess_bytes) {
+    count_over_budget(bytes, excess_bytes, "wrote");
+  }
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
 

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "support/eventually.h"
 #include "support/random.h"
 #include "support/test_engine.h"
@@ -99,9 +100,8 @@ class Interruption {
   static void wait(int /*signal*/) {
     phase_ = Phase::kWaits;
     constexpr timespec kPause = {0, 100'000};
-    for (int pauses = 0; phase_ == Phase::kWaits && pauses < 500; ++pauses) {
-      nanosleep(&kPause, nullptr);
-    }
+    const uint64_t end_ns = now_ns() + 50'000'000;
+    while (phase_ == Phase::kWaits && now_ns() < end_ns) nanosleep(&kPause, nullptr);
   }
   static inline std::atomic<Phase> phase_{Phase::kOver};
   struct sigaction before_ = {};

@@ -16,8 +16,8 @@ namespace tencache {
 namespace {
 
 constexpr std::chrono::microseconds kAheadPoll{100};
-// This many passes in a row may find victims and lose all of them to uses by other threads.
-constexpr uint32_t kPassesInVainMax = 10;
+// This many passes in a row may find victims and lose all of them: each may have been written.
+constexpr uint32_t kPassesInVainMax = 3;
 
 }  // namespace
 

@@ -7,9 +7,9 @@
 // to their copy below, because they cost no write.
 //
 // An allocation that finds no room registers its demand and waits for a pass that began after it.
-// If such a pass freed nothing, no fetch ahead of use was under way meanwhile, and no victim was
-// used while it left, then nothing may be evicted now, and the allocation takes the next rung of
-// its ladder (memory/heap.cpp).
+// If such a pass freed nothing, and no fetch ahead of use was under way meanwhile, then nothing may
+// be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp). Where it
+// had victims, and all were used or written while they left, up to three more passes are made.
 //
 // Where that is because the disk takes nothing now, passes are tried again for a while
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what

@@ -49,6 +49,7 @@ void index_moves(LearnedPlan* learned) {
   std::vector<PlannedMove> moves = learned->planned.plan.moves;
   // What leaves after the same tick leaves in the plan's order, as it was simulated.
   std::vector<std::pair<Tick, uint32_t>> evictions;
+  evictions.reserve(moves.size());
   for (const PlannedMove& move : moves) evictions.emplace_back(move.evict_after, move.tensor);
   // Of the fetches that may start at the same tick, the one that is needed first goes first.
   std::stable_sort(moves.begin(), moves.end(),

@@ -259,6 +259,7 @@ void PlanCursor::give_up_place() {
   following_.periods = 0;
   is_whole_ = false;
   is_surprised_ = false;
+  is_replaced_ = false;
   doubt_ = 0;
   // Evictions stay requested: an extent whose last use that was is still as old as before.
   for (auto& [thread, pending] : pending_) pending.fetches.clear();

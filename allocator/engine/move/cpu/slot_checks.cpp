@@ -14,7 +14,7 @@ namespace tencache {
 void SlotChecks::check(std::span<Extent* const> extents) {
   for (Extent* extent : extents) {
     MigrationPermit permit(fork_latch_);
-    if (!extent->claim_for_fetch()) continue;
+    if (!fetches_.claim_cold(extent)) continue;
     check_slot(*extent);
     extent->abandon_fetch();
   }

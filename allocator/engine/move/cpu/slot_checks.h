@@ -13,6 +13,7 @@
 
 #include <span>
 
+#include "engine/move/cpu/slot_fetches.h"
 #include "engine/move/fork_latch.h"
 #include "memory/extent.h"
 #include "tier/cached_reader.h"
@@ -22,9 +23,9 @@ namespace tencache {
 
 class SlotChecks {
  public:
-  /// Both outlive it.
-  SlotChecks(const DiskTier& disk, ForkLatch& latch)
-      : disk_(disk), fork_latch_(latch), reader_(disk.fd()) {}
+  /// All of them outlive it.
+  SlotChecks(const DiskTier& disk, const SlotFetches& fetches, ForkLatch& latch)
+      : disk_(disk), fetches_(fetches), fork_latch_(latch), reader_(disk.fd()) {}
 
   /// Checks those that are cold. Others were read by a fetch, or are being fetched.
   void check(std::span<Extent* const> extents);
@@ -36,6 +37,7 @@ class SlotChecks {
   void check_slot(const Extent& extent) const;
 
   const DiskTier& disk_;
+  const SlotFetches& fetches_;
   ForkLatch& fork_latch_;
   const CachedReader reader_;
 };

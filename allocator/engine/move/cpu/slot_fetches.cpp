@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -118,7 +119,7 @@ bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetche
   while (const std::optional<MoveRequest> request = requests.take()) {
     if (!request->is_current() || request->is_outdated()) continue;
     wait_while_sealing(*request->extent);
-    if (!request->extent->claim_for_fetch()) continue;
+    if (!claim_cold(request->extent)) continue;
     if (const std::optional<TouchedPages> touched = written_past_waiting(request->extent)) {
       leave_to_writers(request->extent, *touched);
       continue;
@@ -180,16 +181,36 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
 }
 
 std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
-  const MigrationPermit permit(fork_latch_);
-  if (!extent->claim_for_fetch()) return std::nullopt;
+  const uint64_t before = extent->unannounced_bytes.load(std::memory_order_relaxed);
+  uint64_t excess_bytes = 0;
   std::optional<uint64_t> written_bytes;
-  TouchedPages touched;
-  if (page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) {
-    written_bytes = touched.written.size() * kPageBytes;
-    heap_.note_unannounced(extent, *written_bytes);
+  {
+    const MigrationPermit permit(fork_latch_);
+    const Extent* other = nullptr;
+    while (!counted_.compare_exchange_weak(other, extent)) {
+      if (other != nullptr) counted_.wait(std::exchange(other, nullptr));
+    }
+    if (extent->claim_for_fetch()) {
+      TouchedPages touched;
+      if (page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) {
+        written_bytes = touched.written.size() * kPageBytes;
+        excess_bytes = heap_.note_unannounced(extent, *written_bytes);
+      }
+      extent->abandon_fetch();
+    }
+    counted_.store(nullptr);
+    counted_.notify_all();
   }
-  extent->abandon_fetch();
+  if (excess_bytes > 0) heap_.count_written_over_budget(*written_bytes - before, excess_bytes);
   return written_bytes;
+}
+
+bool SlotFetches::claim_cold(Extent* extent) const {
+  while (!extent->claim_for_fetch()) {
+    if (!is_counted(extent)) return false;
+    counted_.wait(extent);
+  }
+  return true;
 }
 
 // Of a cold extent that the program has overwritten as a whole, every page is private. Such pages
@@ -197,7 +218,7 @@ std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
 // read, copied, mapped or kept from anybody. Its pages cannot be parked.
 bool SlotFetches::adopt(Extent* extent) {
   MigrationPermit permit(fork_latch_);
-  if (!extent->claim_for_fetch()) return false;
+  if (!claim_cold(extent)) return false;
   TouchedPages touched;
   const bool may_be_whole =
       extent->unannounced_bytes.load(std::memory_order_relaxed) == extent->bytes;
@@ -240,7 +261,7 @@ std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> exte
                                                    std::vector<const Extent*>* left_cold) {
   std::vector<Fetch> fetches;
   for (Extent* extent : extents) {
-    if (!extent->claim_for_fetch()) continue;
+    if (!claim_cold(extent)) continue;
     if (const std::optional<TouchedPages> touched = written_past_waiting(extent)) {
       leave_to_writers(extent, *touched);
       left_cold->push_back(extent);

@@ -46,8 +46,12 @@ class SlotFetches {
   /// waits for it, and it must not wait for room: it makes some.
   void fetch_to_evict(std::span<Extent* const> extents);
   /// Books what the program wrote to the extent while it is cold, and returns how many bytes that
-  /// is in all. Nullopt where it is not cold, or nobody can tell. An op that wants it waits.
+  /// is in all. Nullopt where it is not cold, or nobody can tell. Whoever wants it meanwhile waits.
   std::optional<uint64_t> count_written(Extent* extent);
+  /// Whether count_written() has claimed the extent: it is cold again in a moment.
+  bool is_counted(const Extent* extent) const { return counted_.load() == extent; }
+  /// Claims a cold extent; false if it is not cold.
+  bool claim_cold(Extent* extent) const;
 
  private:
   struct Fetch {
@@ -94,6 +98,8 @@ class SlotFetches {
   MoveLedger& ledger_;
   ForkLatch& fork_latch_;
   std::atomic<bool> has_warned_{false};
+  // The extent whose written pages are being counted, by one thread at a time.
+  std::atomic<const Extent*> counted_{nullptr};
 };
 
 }  // namespace tencache

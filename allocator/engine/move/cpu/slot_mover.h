@@ -54,7 +54,7 @@ class SlotMover final : public Mover {
       : Mover(stats, heap.budget()),
         evictions_(heap, disk, access_barrier, ledger_, fork_latch_),
         fetches_(heap, disk, page_map, ledger_, fork_latch_),
-        checks_(disk, fork_latch_),
+        checks_(disk, fetches_, fork_latch_),
         unannounced_(heap, page_map, fetches_, evictions_, look_interval) {}
 
   EvictionResult evict(std::span<Extent* const> extents) override {

@@ -180,7 +180,9 @@ std::vector<UnannouncedWrites::Written> UnannouncedWrites::written_extents(bool 
   MutexLock lock(mutex_);
   for (const ListedExtent& listed : extents) {
     const uint64_t bytes = listed.extent->unannounced_bytes.load(std::memory_order_relaxed);
-    if (bytes == 0 || listed.extent->state() != ExtentState::kCold) continue;
+    const bool is_cold =
+        listed.extent->state() == ExtentState::kCold || fetches_.is_counted(listed.extent);
+    if (bytes == 0 || !is_cold) continue;
     const bool is_growing = growing_.contains(listed.extent);
     if (!takes_all && (is_growing || bytes < listed.bytes / 2)) continue;
     written.push_back({listed.extent, listed.bytes, bytes, is_growing});
