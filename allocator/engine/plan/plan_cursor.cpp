@@ -223,8 +223,7 @@ void PlanCursor::choose_plan() {
   if (expected[chosen] >= needed && expected[chosen] <= kNearEnough * expected[best]) return;
   if (best < chosen) has_gone_down_ = true;
   current_->chosen = best;
-  catch_up();
-  catch_up_evictions();
+  is_replaced_ = true;
 }
 
 void PlanCursor::end_period() {
