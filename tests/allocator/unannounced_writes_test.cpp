@@ -204,6 +204,25 @@ TEST(UnannouncedWritesTest, ThoseOfWhichMostWasWrittenGoAndGrowingOnesStay) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
+// A merge takes room for all of a tensor before its written pages leave.
+TEST(UnannouncedWritesTest, WhatAMergeTakesBeyondTheBudgetIsCounted) {
+  constexpr uint64_t kBytes = 64 * kPageBytes;
+  constexpr uint64_t kWrittenBytes = kBytes / 2;
+  TestEngine engine(small_budget());
+  char* const tensor = engine.allocate(kBytes);
+  engine.use({tensor}, AccessMode::kWrite);
+  ASSERT_TRUE(engine.evict(tensor));
+  memset(tensor, 1, kWrittenBytes);
+  engine->mover()->count_unannounced();
+  ASSERT_TRUE(engine->budget().try_reserve(kBudget - kWrittenBytes));
+  EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
+  EXPECT_EQ(engine->mover()->evict_written(kWrittenBytes, true).count, 1u);
+  EXPECT_EQ(engine.read(engine.stats().over_budget_events), 1u);
+  EXPECT_EQ(engine.read(engine.stats().over_budget_peak_bytes), kBytes - kWrittenBytes);
+  engine->budget().release(kBudget - kWrittenBytes);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
 TEST(UnannouncedWritesTest, OnlyAsManyLeaveAsAreWanted) {
   TestEngine engine(small_budget());
   const std::vector<char*> tensors = cold_extents(engine, 6);

@@ -171,9 +171,7 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
     fetch.is_ahead = true;  // bytes that cannot be read are no reason to end the program now
     ledger_.bytes_ahead.fetch_add(bytes);
     furnish(&fetch);
-    // The room of the private pages becomes the extent's.
-    heap_.forget_unannounced(fetch.extent);
-    heap_.budget().force_reserve(bytes - fetch.room_bytes);
+    take_room_of_written(fetch.extent, fetch.room_bytes);
     has_room(&fetch);
   }
   move_in(fetches, &left_cold);
@@ -231,13 +229,22 @@ bool SlotFetches::adopt(Extent* extent) {
   return true;
 }
 
-// The room of the private pages, which are all of its pages, becomes the extent's.
+// The room of the private pages becomes the extent's. What else it needs is taken at once, since
+// the pages leave only with the extent.
+void SlotFetches::take_room_of_written(Extent* extent, uint64_t room_bytes) {
+  const uint64_t written_bytes = extent->unannounced_bytes.load(std::memory_order_relaxed);
+  const uint64_t lacking_bytes = extent->bytes - room_bytes;
+  heap_.forget_unannounced(extent);
+  const uint64_t excess_bytes = heap_.budget().force_reserve(lacking_bytes);
+  if (lacking_bytes <= written_bytes) return;
+  heap_.count_written_over_budget(lacking_bytes - written_bytes, excess_bytes);
+}
+
 void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {
   extent->begin_merge();
   note_written(extent, touched);
   heap_.count_unannounced(touched);
-  heap_.forget_unannounced(extent);
-  heap_.budget().force_reserve(extent->bytes);
+  take_room_of_written(extent, 0);
   extent->is_file_mapped.store(true, std::memory_order_relaxed);
   extent->become_resident();
 }

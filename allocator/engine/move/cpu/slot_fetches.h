@@ -84,6 +84,7 @@ class SlotFetches {
                std::vector<const Extent*>* left_cold);
   void merge_and_move(const Fetch& fetch, std::vector<const Extent*>* left_cold);
   static void note_written(Extent* extent, const TouchedPages& touched);
+  void take_room_of_written(Extent* extent, uint64_t room_bytes);
   void take_as_it_is(Extent* extent, const TouchedPages& touched);
   std::optional<TouchedPages> written_past_waiting(const Extent* extent) const;
   void leave_to_writers(Extent* extent, const TouchedPages& touched);
