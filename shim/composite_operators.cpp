@@ -47,10 +47,12 @@ constexpr std::array<std::string_view, 26> kByteTouchers = {
     "aten::_wrapped_quantized_linear_prepacked",
 };
 
-// For dense CPU tensors, the dispatcher prefers kernels at these keys to the composite one.
+// For dense tensors, the dispatcher prefers kernels at these keys to the composite one.
 constexpr std::array kPreferredKeys = {
     c10::DispatchKey::CPU,
+    c10::DispatchKey::CUDA,
     c10::DispatchKey::AutogradCPU,
+    c10::DispatchKey::AutogradCUDA,
     c10::DispatchKey::CompositeExplicitAutograd,
     c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
 };

@@ -118,6 +118,32 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
     output_of([sys.executable, "-c", textwrap.dedent(program)], env=SWITCH)
 
 
+def test_an_op_with_kernels_for_gpus_alone_announces_its_tensors() -> None:
+    """On the CPU it is a composite of other ops, which announce theirs."""
+    program = """
+    import torch
+    import tencache
+
+    def names(key):
+        return set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+    composite = names("CompositeImplicitAutograd")
+    assert "aten::_fused_rms_norm" in composite & names("CUDA"), "this torch has none"
+    given = torch.arange(4 << 20, device="cuda").view(-1, 1024).float()
+    expected = torch.nn.functional.rms_norm(given.cpu(), (1024,))
+    others = [torch.full((4 << 20,), float(index), device="cuda") for index in range(8)]
+    for other in others:
+        other.add_(1)
+    torch.cuda.synchronize()
+    before = tencache.stats()["bytes"]["fetched"]
+    found = torch.nn.functional.rms_norm(given, (1024,))
+    torch.testing.assert_close(found.cpu(), expected)
+    assert tencache.stats()["bytes"]["fetched"] > before
+    """
+    variables = {**SWITCH, "TENCACHE_DEVICE_MEMORY": "64MiB"}
+    output_of([sys.executable, "-c", textwrap.dedent(program)], env=variables)
+
+
 def test_kernels_that_no_op_announces_find_their_tensors() -> None:
     """The driver's own function launches a kernel that is compiled from its text."""
     program = """
