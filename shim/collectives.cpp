@@ -98,16 +98,71 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
+// While it lives, the calling thread may query events, and spoils no CUDA graph that somebody
+// captures.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() : mode_before_(tencache_exchange_capture_mode(kRelaxed)) {}
+  ~RelaxedCapture() { tencache_exchange_capture_mode(mode_before_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const int mode_before_;
+};
+
+// After a fault of the GPU the query throws. The program hears of the fault from its own calls, not
+// from our question; until then the tensors stay.
+bool has_completed(Work& work) noexcept {
+  const RelaxedCapture relaxed;
+  try {
+    return work.isCompleted();
+  } catch (...) {
+    return false;
+  }
+}
+
 // Whether the Work is done with its tensors. It is when it has completed. It also is when nobody
 // else refers to it: then it has either run to its end or will never run.
 bool is_finished(const Pending& entry, const WorkPointer& work) {
   const bool is_forgotten = !work || (work.use_count() == 1 && !entry.is_nccl);
-  return is_forgotten || work->isCompleted();
+  return is_forgotten || has_completed(*work);
 }
 
 void give_up_hold(Pending* entry) {
   tencache_unhold(entry->hold);
   entry->hold = nullptr;
+}
+
+void hold_until_completed(const WorkPointer& work, tencache_hold* hold) {
+  const bool is_nccl = is_nccl_work(*work);
+  std::vector<Pending> entry;
+  entry.push_back({c10::weak_intrusive_ptr<Work>(work), is_nccl ? work : WorkPointer(), hold,
+                   is_python_work(*work), is_nccl});
+  put_back(std::move(entry));
+}
+
+// Note [Groups]: what the calling thread gives NCCL between the begin and the end of a group starts
+// at the end, and the Work that the end returns stands for all of it. The calls in between return
+// no Work, or one that seems completed. So their tensors are held until that of the group is.
+struct Group {
+  uint32_t depth = 0;
+  std::vector<tencache_hold*> holds;
+};
+thread_local Group t_group;
+
+void begin_group() { ++t_group.depth; }
+
+void end_group(std::optional<WorkPointer> work) {
+  if (t_group.depth == 0 || --t_group.depth > 0) return;
+  for (tencache_hold* hold : std::exchange(t_group.holds, {})) {
+    if (work.has_value() && *work) {
+      hold_until_completed(*work, hold);
+    } else {  // nothing has started
+      tencache_unhold(hold);
+    }
+  }
 }
 
 // The kernel of one collective.
@@ -128,29 +183,30 @@ class CollectiveKernel final : public c10::OperatorKernel {
     const auto arguments = torch::jit::last(*stack, argument_count_);
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     op.redispatchBoxed(keys & kBelowBackendSelect, stack);
+    // What a graph uses stays resident, and a Work that was captured must not be asked.
+    if (tencache_is_capturing() != 0) return;
+    release_completed_collectives();
     const c10::IValue& result = torch::jit::peek(*stack, work_index_, return_count_);
-    if (!result.isCustomClass()) return;
-    hold_until_completed(result.toCustomClass<Work>(), kept);
+    const WorkPointer work = result.isCustomClass() ? result.toCustomClass<Work>() : WorkPointer();
+    const bool is_grouped = t_group.depth > 0 && (!work || is_nccl_work(*work));
+    if (!is_grouped && (!work || !outlives_op(*work, kept))) return;
+    AccessList& accesses = cleared_thread_accesses();
+    add_arguments(info_, kept, accesses);
+    tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
+    if (hold == nullptr) return;
+    if (is_grouped) {
+      t_group.holds.push_back(hold);
+    } else {
+      hold_until_completed(work, hold);
+    }
   }
 
  private:
-  void hold_until_completed(const WorkPointer& work,
-                            const std::vector<c10::IValue>& arguments) const {
-    release_completed_collectives();
-    if (!work) return;
-    const bool is_nccl = is_nccl_work(*work);
+  bool outlives_op(Work& work, const std::vector<c10::IValue>& arguments) const {
     // NCCL queued this work on the op's own stream, which the gate has recorded.
-    if (is_nccl && async_index_.has_value() && !arguments[*async_index_].toBool()) return;
-    const bool is_python = is_python_work(*work);
-    if (!is_python && work->isCompleted()) return;
-    AccessList& accesses = cleared_thread_accesses();
-    add_arguments(info_, arguments, accesses);
-    tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
-    if (hold == nullptr) return;
-    std::vector<Pending> entry;
-    entry.push_back({c10::weak_intrusive_ptr<Work>(work), is_nccl ? work : WorkPointer(), hold,
-                     is_python, is_nccl});
-    put_back(std::move(entry));
+    const bool is_in_order = async_index_.has_value() && !arguments[*async_index_].toBool();
+    if (is_in_order && is_nccl_work(work)) return false;
+    return is_python_work(work) || !has_completed(work);
   }
 
   const OperatorInfo& info_;  // lives for ever
@@ -171,11 +227,21 @@ std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
   return std::nullopt;
 }
 
+// Python cannot give a Work to a C function, but to an op.
+void install_groups() {
+  static auto* const library =  // never destroyed
+      new torch::Library(torch::Library::FRAGMENT, "tencache", std::nullopt, __FILE__, __LINE__);
+  library->def("begin_group() -> ()", &begin_group);
+  library->def((std::string("end_group(") + kWorkClass + "? work) -> ()").c_str(), &end_group);
+}
+
 }  // namespace
 
 void install_collectives() {
   static std::mutex mutex;
   static torch::Library* library = nullptr;  // guarded by mutex; never destroyed
+  static std::once_flag groups_once;
+  std::call_once(groups_once, &install_groups);
   const std::lock_guard lock(mutex);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with("c10d::")) continue;

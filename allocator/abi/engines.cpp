@@ -150,6 +150,23 @@ void Engines::keep_resident(std::span<const Access> accesses) const {
   for (const EngineEntry& entry : all()) entry.engine->gate().keep_resident(accesses);
 }
 
+bool Engines::is_capturing() const {
+  for (const EngineEntry& entry : all()) {
+    if (entry.ordinal == EngineEntry::kHost || entry.engine->is_passive()) continue;
+    if (entry.engine->device().is_capturing(stream_of(entry))) return true;
+  }
+  return false;
+}
+
+// The mode is the thread's, whatever the GPU, so one engine will do.
+int Engines::exchange_capture_mode(int mode) const {
+  for (const EngineEntry& entry : all()) {
+    if (entry.ordinal == EngineEntry::kHost || entry.engine->is_passive()) continue;
+    return entry.engine->device().exchange_capture_mode(mode);
+  }
+  return mode;
+}
+
 void Engines::on_step() const {
   for (const EngineEntry& entry : all()) entry.engine->gate().on_step();
 }

@@ -75,6 +75,9 @@ class Engines {
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
+  /// Whether the calling thread's current stream of some GPU is capturing a CUDA graph.
+  bool is_capturing() const;
+  int exchange_capture_mode(int mode) const;
   void on_step() const;
   /// As Engine::expect().
   void expect(std::span<const Access> accesses) const;

@@ -150,6 +150,10 @@ void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
   engines().keep_resident(as_accesses(accesses, count));
 }
 
+int tencache_is_capturing(void) { return engines().is_capturing() ? 1 : 0; }
+
+int tencache_exchange_capture_mode(int mode) { return engines().exchange_capture_mode(mode); }
+
 void tencache_mark_step(void) { engines().on_step(); }
 
 void tencache_set_stream_callback(void* (*current_stream)(int ordinal)) {

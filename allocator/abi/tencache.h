@@ -161,6 +161,14 @@ TENCACHE_API void tencache_end_reading(tencache_reading* reading);
 /* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
 
+/* Whether the calling thread's current stream, on any GPU, is capturing a CUDA graph. What an op
+ * names then stays resident anyway. */
+TENCACHE_API int tencache_is_capturing(void);
+/* Sets the calling thread's mode of stream capture (a CUstreamCaptureMode) and returns the one
+ * before. In relaxed mode the thread may query events while others capture. Without an open GPU
+ * nothing happens, and `mode` is returned. */
+TENCACHE_API int tencache_exchange_capture_mode(int mode);
+
 /* The program finished a step (Optimizer.step). */
 TENCACHE_API void tencache_mark_step(void);
 

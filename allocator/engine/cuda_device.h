@@ -72,6 +72,9 @@ class CudaDevice final : public Device {
   bool is_capturing(void* stream) override {
     return streams_->is_capturing(static_cast<CUstream>(stream));
   }
+  int exchange_capture_mode(int mode) override {
+    return streams_->exchange_capture_mode(static_cast<CUstreamCaptureMode>(mode));
+  }
   StreamSet find_set_of(void* stream) override {
     return streams_->find_set_of(static_cast<CUstream>(stream));
   }

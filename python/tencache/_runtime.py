@@ -29,6 +29,7 @@ from typing import Any
 from tencache import (
     _backend,
     _checkpoints,
+    _collectives,
     _gpu_groups,
     _inductor,
     _names,
@@ -359,6 +360,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)
         _gpu_groups.install(library, doors, torch._C)
+        _collectives.install(torch)
     else:
         _checkpoints.install(library, torch)
     if texts["trace"] != _NO_FILE:

@@ -8,6 +8,7 @@ go to OUT.json.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 SIZE = 3 << 17  # more than one piece of a message
+LARGE = 1 << 20  # floats that take an extent of their own
 TYPES = [
     torch.float32,
     torch.float16,
@@ -163,17 +165,21 @@ def groups(rank: int) -> None:
 
 
 def graph(rank: int) -> None:
-    """Captures a collective, and replays it with other values."""
-    given = torch.ones(SIZE, device="cuda")
-    dist.all_reduce(given.clone())
+    """Captures collectives, and replays them with other values. A Work from before is kept."""
+    given = torch.ones(LARGE, device="cuda")
+    dist.all_reduce(given.clone(), async_op=True).wait()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         doubled = given * 2
         dist.all_reduce(doubled)
+        again = doubled + 1
+        dist.all_reduce(again, async_op=True).wait()
     for turn in range(3):
         given.fill_(rank + turn)
         captured.replay()
-        check(doubled, torch.full((SIZE,), 2.0 * (1 + 2 * turn)), turn)
+        total = 2.0 * (1 + 2 * turn)
+        check(doubled, torch.full((LARGE,), total), turn)
+        check(again, torch.full((LARGE,), 2 * (total + 1)), turn)
 
 
 def one_process(rank: int) -> None:
@@ -230,6 +236,56 @@ def dropped(rank: int) -> list[torch.Tensor]:
         return [tensor, *held]
     torch.cuda.synchronize()
     return [tensor]
+
+
+def grouped(rank: int) -> list[torch.Tensor]:
+    """Rank 1 comes late to a group; on rank 0 the tensors would be the first to leave."""
+    store = dist.distributed_c10d._get_default_store()
+    copied = [make(rank, 7 + index, LARGE).cuda() for index in range(2)]
+    held = [torch.ones(LARGE, device="cuda") for _ in range(14)]
+    dist.barrier()  # makes the communicator
+    if rank == 1:
+        store.wait(["pressed"])
+    device = torch.device("cuda", rank)
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        for each in copied:
+            dist.broadcast(each, 1, async_op=True)
+    if rank == 0:
+        for each in held:
+            each += 1
+        store.set("pressed", "yes")
+    manager.wait()
+    torch.cuda.synchronize()
+    return copied
+
+
+def broken(rank: int) -> list[torch.Tensor]:
+    """A kernel of rank 0 fails before anybody has asked whether a Work is complete.
+
+    The ranks end by their own hand.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(LARGE, device="cuda")
+    dist.barrier()  # makes the communicator
+    if rank == 1:
+        store.wait(["queued"])
+    work = dist.all_reduce(tensor, async_op=True)
+    store.set("queued", "yes")
+    torch.cuda.synchronize()
+    if rank == 1:
+        os._exit(0)
+    on_host = torch.zeros(1, requires_grad=True)
+    on_host.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([on_host])
+    scale = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"]).emulated_gpu_unannounced_scale
+    scale.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float]
+    scale(tensor.data_ptr(), 1 << 32, 2.0)  # far beyond its memory
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        optimizer.step()
+        print("the step was made", flush=True)
+    os._exit(0 if work is not None else 1)
 
 
 def model() -> torch.nn.Sequential:

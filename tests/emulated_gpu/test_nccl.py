@@ -22,7 +22,7 @@ from differential import assert_budget_kept
 from ranks import run_processes
 
 RANKS = Path(__file__).with_name("nccl_ranks.py")
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 
 pytestmark = pytest.mark.skipif(
     "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
@@ -76,6 +76,20 @@ def test_a_tensor_stays_while_nccl_uses_it_though_nobody_keeps_the_work(tmp_path
     first, second = reports("dropped", tmp_path / "ranks", with_tencache("32MiB"))
     assert first["digests"][0] == second["digests"][0]
     assert first["stats"]["bytes"]["evicted"] > 0
+
+
+def test_the_tensors_of_a_group_stay_until_its_work_is_complete(tmp_path: Path) -> None:
+    first, second = reports("grouped", tmp_path / "ranks", with_tencache("32MiB"))
+    assert first["digests"] == second["digests"]
+    assert first["stats"]["bytes"]["evicted"] > 0
+
+
+def test_a_work_that_cannot_be_asked_ends_no_program(tmp_path: Path) -> None:
+    # PyTorch's own watchdog would end it.
+    quiet = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+    statuses, outputs = run_ranks("broken", tmp_path / "ranks", with_tencache("64MiB", **quiet))
+    assert statuses[0] == 0, outputs[0]
+    assert "the step was made" in outputs[0]
 
 
 @pytest.mark.parametrize(("part", "budget_mib"), [("ddp", 45), ("fsdp2", 20)])

@@ -278,6 +278,11 @@ bool StreamNumbers::is_capturing(CUstream stream) const {
   return expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable;
 }
 
+CUstreamCaptureMode StreamNumbers::exchange_capture_mode(CUstreamCaptureMode mode) const {
+  if (may_call_driver()) (void)gpu_.driver().cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
 Status StreamNumbers::expect_no_capture(std::span<const CUstream> streams) const {
   const DriverApi& driver = gpu_.driver();
   for (const CUstream stream : streams) {

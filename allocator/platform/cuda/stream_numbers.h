@@ -76,6 +76,8 @@ class StreamNumbers {
 
   /// Whether it is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
+  /// Sets the calling thread's mode and returns the one before.
+  CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode) const;
 
   /// Appends one mark for each stream of the set, for all work they have been given so far.
   /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its
