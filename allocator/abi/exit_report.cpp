@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <vector>
 
 #include "abi/tencache.h"
 #include "base/log.h"
@@ -37,6 +38,16 @@ std::string own_path(const std::string& text) {
   if (rank < 0 || is_shared_output(path)) return path;
   const std::string suffix = ".rank" + std::to_string(rank) + path.extension().string();
   return path.replace_filename(path.stem().string() + suffix);
+}
+
+struct OutputOption {
+  std::string name;
+  std::string path;
+};
+
+Status refused(const std::string& name, const std::string& text, const std::string& why) {
+  return {StatusCode::kInvalidArgument,
+          "Option " + name + " does not take the value '" + shown(text) + "': " + why};
 }
 
 Json stats_for_file(Runtime& runtime, Json stats) {
@@ -123,17 +134,23 @@ void report_exit() {
 }  // namespace
 
 Status settle_output_files(Runtime& runtime) {
+  std::vector<OutputOption> settled;
   for (const std::string name : {"stats", "trace", "record"}) {
     const std::string text = runtime.option_text(name);
     if (text == kNoFile) continue;
     const std::string path = own_path(text);
     const Status tried = try_output_file(path);
     if (!tried.is_ok()) {
-      return {StatusCode::kInvalidArgument, "Option " + name + " does not take the value '" +
-                                                shown(text) + "': " + tried.message() +
-                                                ". Give a file in an existing, writable "
-                                                "directory."};
+      return refused(name, text,
+                     tried.message() + ". Give a file in an existing, writable directory.");
     }
+    for (const OutputOption& other : settled) {
+      if (!is_same_output(path, other.path)) continue;
+      return refused(name, text,
+                     shown(other.path) + " is also the file of the option " + other.name +
+                         ", and one would replace the other. Give each a file of its own.");
+    }
+    settled.push_back({name, path});
     TENCACHE_RETURN_IF_ERROR(runtime.set_option(name, path));
   }
   return Status::ok();

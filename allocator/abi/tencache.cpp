@@ -255,6 +255,10 @@ int tencache_try_file(const char* path, tencache_error* error) {
 
 int tencache_is_shared_output(const char* path) { return tencache::is_shared_output(path) ? 1 : 0; }
 
+int tencache_is_same_output(const char* one, const char* other) {
+  return tencache::is_same_output(one, other) ? 1 : 0;
+}
+
 int tencache_recorded(void) {
   switch (Runtime::instance().recorded()) {
     case tencache::Recorded::kNothing:

@@ -239,6 +239,8 @@ TENCACHE_API int tencache_write_file(const char* path, const char* text, size_t 
 TENCACHE_API int tencache_try_file(const char* path, tencache_error* error);
 /* 1 if the path stands for a device, a pipe or an open descriptor, which all processes share. */
 TENCACHE_API int tencache_is_shared_output(const char* path);
+/* 1 if what is written under one of the names would take the place of what has the other. */
+TENCACHE_API int tencache_is_same_output(const char* one, const char* other);
 /* What became of the period that the option record asks for: 1 written, 0 none was learned, -1 none
  * could be written. */
 TENCACHE_API int tencache_recorded(void);

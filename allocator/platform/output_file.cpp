@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/kept_fd.h"
@@ -270,6 +272,15 @@ int try_to_open(const std::string& path, const Target& target) {
   return open_target(path, target).is_valid() ? 0 : errno;
 }
 
+/// The path without links, or empty where they lead in a circle or the working directory is gone.
+std::string resolved(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) return {};
+  const std::filesystem::path plain = std::filesystem::weakly_canonical(absolute, error);
+  return error ? std::string() : plain.string();
+}
+
 /// Returns 0 or the errno of the write that failed.
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -335,6 +346,12 @@ bool is_shared_output(const std::string& path) {
   struct stat end = {};
   if (named_descriptor(path) >= 0) return true;
   return stat(path.c_str(), &end) == 0 && !S_ISREG(end.st_mode) && !S_ISDIR(end.st_mode);
+}
+
+bool is_same_output(const std::string& one, const std::string& other) {
+  if (is_shared_output(one) || is_shared_output(other)) return false;
+  const std::string path = resolved(one);
+  return !path.empty() && path == resolved(other);
 }
 
 }  // namespace tencache

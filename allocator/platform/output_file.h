@@ -58,4 +58,9 @@ Status try_output_file(const std::string& path);
 /// to the same one, and none adds a suffix to the name.
 bool is_shared_output(const std::string& path);
 
+/// Whether what is written under one name would take the place of what has the other: after all
+/// links they are one path. No device or pipe is replaced. A link that leads nowhere yet counts
+/// only once try_output_file() has made its file.
+bool is_same_output(const std::string& one, const std::string& other);
+
 }  // namespace tencache

@@ -100,7 +100,7 @@ def plan(
     FILE is a period that `tencache trace record` wrote, or that another tool wrote in the same
     format. Without --disk the speeds are those measured during the recording.
     """
-    _check_drawings(plot, timeline)
+    _check_drawings(file, plot, timeline)
     period = _period_file.read_period(file)
     given = _pipe.Given(
         disk_read=disk_read or disk,
@@ -126,12 +126,18 @@ def plan(
         _plan.show(report, Console())
 
 
-def _check_drawings(plot: Path | None, timeline: Path | None) -> None:
+def _check_drawings(file: Path, plot: Path | None, timeline: Path | None) -> None:
     """TencacheError if a drawing could not be written; checked before the planning, not after."""
     for path, flag in ((plot, "--plot"), (timeline, "--timeline")):
-        if path is not None:
-            _drawing.check_path(path, flag)
-    if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
+        if path is None:
+            continue
+        _drawing.check_path(path, flag)
+        if core().is_same_output(path, file):
+            raise TencacheError(
+                f"{path} would replace {file}, which this command reads. Name another file with "
+                f"{flag}."
+            )
+    if plot is not None and timeline is not None and core().is_same_output(plot, timeline):
         raise TencacheError(
             f"{plot} is the file of both --plot and --timeline, and the second drawing would "
             "replace the first. Name two files."

@@ -225,6 +225,9 @@ class Core:
         )
         self._try_file = _declare(library, "tencache_try_file", ctypes.c_int, text, error)
         self._is_shared_output = _declare(library, "tencache_is_shared_output", ctypes.c_int, text)
+        self._is_same_output = _declare(
+            library, "tencache_is_same_output", ctypes.c_int, text, text
+        )
         self.recorded: Callable[[], int] = _declare(library, "tencache_recorded", ctypes.c_int)
         self._declare_plans(library)
         # The same library again, for a call that reads one flag: releasing the GIL would cost more
@@ -349,6 +352,10 @@ class Core:
     def is_shared_output(self, path: Path) -> bool:
         """Whether the path stands for a device, a pipe or an open descriptor."""
         return bool(self._is_shared_output(_file_name(path)))
+
+    def is_same_output(self, one: Path, other: Path) -> bool:
+        """Whether what is written under one name would take the place of what has the other."""
+        return bool(self._is_same_output(_file_name(one), _file_name(other)))
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
         """The planner's prediction; OptionError for an impossible period or machine."""

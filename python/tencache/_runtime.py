@@ -199,28 +199,62 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 def check_output_files(library: Core) -> None:
     """Makes the paths of files written at exit absolute, since the program may change its folder.
 
-    Tries each; OptionError if one could not be written: after hours of training it is too late. A
-    worker of multiprocessing, whose names are longer than its parent's, goes without the file
-    instead: its end could end the training.
+    Tries each; OptionError if one could not be written, or would take the place of another file of
+    this run: after hours of training it is too late. A worker of multiprocessing, whose names are
+    longer than its parent's, goes without the file instead: its end could end the training.
     """
+    taken = _input_files(library)
     for name in OUTPUT_OPTIONS:
         text = library.option_text(name)
         if text == _NO_FILE:
             continue
         path = _absolute_path(text)
-        reason = library.why_not_writable(_report.ranked_path(path, os.environ))
+        own_path = _report.ranked_path(path, os.environ)
+        reason = library.why_not_writable(own_path)
+        remedy = "Give a file in an existing, writable directory"
         if reason is None:
+            reason, remedy = _why_taken(library, name, own_path, taken), "Give a file of its own"
+        if reason is None:
+            taken.append((name, own_path))
             library.set_option(name, str(path))
             continue
         option = _options.find(name)
         message = (
-            f"Option {name} does not take the value '{shortened(text)}': {reason}. Give a file in "
-            f"an existing, writable directory with {option.flag} or {option.environment}."
+            f"Option {name} does not take the value '{shortened(text)}': {reason}. {remedy} with "
+            f"{option.flag} or {option.environment}."
         )
         if not is_spawned():
             raise OptionError(message)
         say(f"warning: {message}")
         library.set_option(name, _NO_FILE)
+
+
+def _input_files(library: Core) -> list[tuple[str, Path]]:
+    """The option learn_from with each name under which this process may look for its file."""
+    text = library.option_text(_INPUT_OPTION)
+    if text == _NO_FILE:
+        return []
+    path = _absolute_path(text)
+    return [(_INPUT_OPTION, path), (_INPUT_OPTION, _report.ranked_path(path, os.environ))]
+
+
+def _why_taken(
+    library: Core, name: str, path: Path, taken: Iterable[tuple[str, Path]]
+) -> str | None:
+    """Why this option cannot have the file, as a clause; None if no other one has it.
+
+    A period may take the place of the one that is followed: that is read at the start, and the file
+    then holds the newest period of the program.
+    """
+    for other, other_path in taken:
+        if (name, other) == ("record", _INPUT_OPTION):
+            continue
+        if library.is_same_output(path, other_path):
+            return (
+                f"{shortened(str(other_path))} is also the file of the option {other}, and one "
+                "would replace the other"
+            )
+    return None
 
 
 def check_input_file(library: Core) -> None:

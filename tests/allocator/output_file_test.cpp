@@ -414,6 +414,32 @@ TEST_F(OutputFileTest, WhatCannotBeWrittenIsRefusedWithItsReason) {
   EXPECT_TRUE(write_file(path(std::string(255, 'x')), "text").is_ok());
 }
 
+TEST_F(OutputFileTest, OneFileMayHaveSeveralNames) {
+  fs::create_directory(path("folder"));
+  fs::create_directory_symlink(directory_.path(), path("folder/back"));
+  fs::create_symlink("run.json", path("link"));
+  fs::create_symlink("loop", path("loop"));
+  ASSERT_EQ(mkfifo(path("fifo").c_str(), 0600), 0);
+  ASSERT_TRUE(try_output_file(path("link")).is_ok());
+  for (const char* name : {"run.json", "./run.json", "folder/../run.json", "folder/back/run.json",
+                           "folder/back/link", "link"}) {
+    EXPECT_TRUE(is_same_output(path("run.json"), path(name))) << name;
+    EXPECT_TRUE(is_same_output(path(name), path("run.json"))) << name;
+    EXPECT_FALSE(is_same_output(path(name), path("folder/run.json"))) << name;
+  }
+  EXPECT_FALSE(is_same_output(path("loop"), path("loop")));
+  for (const std::string& shared : {path("fifo"), std::string("/dev/null")}) {
+    EXPECT_FALSE(is_same_output(shared, shared)) << "nothing there is replaced";
+  }
+  EXPECT_EQ(run_in_child([this] {
+              ASSERT_EQ(chdir(path("folder").c_str()), 0);
+              EXPECT_TRUE(is_same_output("run.json", path("folder/run.json")));
+              ASSERT_EQ(chdir(path("folder/back").c_str()), 0);
+              EXPECT_TRUE(is_same_output("folder/new.json", path("folder/new.json")));
+            }),
+            0);
+}
+
 TEST_F(OutputFileTest, FolderThatTheUserCannotWriteIsRefused) {
   fs::create_directory(path("folder"));
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);

@@ -101,6 +101,10 @@ def test_the_files_of_a_run_are_those_that_python_programs_write(
     ("variables", "told"),
     [
         ({"TENCACHE_STATS": "/nowhere/run.json"}, ["stats", "/nowhere/run.json"]),
+        (
+            {"TENCACHE_STATS": "out", "TENCACHE_RECORD": "./out"},
+            ["Option record", "/out is also the file of the option stats"],
+        ),
         ({"TENCACHE_LEARN_FROM": "period.jsonl"}, ["learn_from", "period.jsonl"]),
         ({"TENCACHE_BACKEND": "cuda"}, ["backend=cuda", "torch sees no GPU"]),
         ({"TENCACHE_DEVICE_MEMORY": "much"}, ["device_memory", "much"]),

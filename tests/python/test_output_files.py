@@ -7,6 +7,7 @@ whole programs write them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment
+from test_cli import assert_refused
 
 import tencache
 from tencache import _drawing, _options, _runtime
@@ -196,6 +198,74 @@ def test_working_directory_that_is_gone_is_a_refusal(run_python):
             raise AssertionError
         """
     )
+
+
+# ---- A file of its own ---------------------------------------------------------------------------
+
+PERIOD = """\
+{"format": "tencache-period", "version": 1}
+{"id": 0, "bytes": 4096}
+{"name": "aten::mm", "compute_ns": 1, "writes": [0]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), list(itertools.combinations(_runtime.OUTPUT_OPTIONS, 2))
+)
+def test_two_options_cannot_have_one_file(run_tencache, tmp_path, first, second):
+    """`--stats out --trace out --record out` once kept the trace alone."""
+    (tmp_path / "out").write_text("an older one")
+    (tmp_path / "link").symlink_to("out")
+    done = run_tencache("run", f"--{first}=link", f"--{second}=./out", "--", "true")
+    assert_refused(
+        done,
+        f"Option {second} does not take the value './out': ",
+        f"{tmp_path}/link is also the file of the option {first}, and one would replace the other",
+        f"Give a file of its own with --{second} or TENCACHE_{second.upper()}.",
+    )
+    assert (tmp_path / "out").read_text() == "an older one"
+
+
+@pytest.mark.parametrize("ranks", [{}, {"RANK": "1", "WORLD_SIZE": "2"}])
+def test_variables_and_keywords_cannot_give_one_file_twice(run_python, tmp_path, ranks):
+    both = {"TENCACHE_STATS": "out", "TENCACHE_TRACE": str(tmp_path / "out")}
+    done = run_python(PROGRAM, "print('ran')", env={**ON, **ranks, **both}, status=2)
+    assert_refused(done, "Option trace", "is also the file of the option stats")
+    run_python(
+        """
+        import tencache, torch
+        try:
+            tencache.enable(trace="out", record="./out")
+        except tencache.OptionError as error:
+            assert "the option trace" in str(error), error
+        assert not tencache.is_enabled()
+        tencache.enable(trace="out", record="other", quiet=True)
+        """,
+        env=ranks,
+    )
+
+
+@pytest.mark.parametrize("name", ["stats", "trace"])
+def test_what_is_followed_is_not_replaced_by_another_kind_of_file(run_tencache, tmp_path, name):
+    path = tmp_path / "run.period"
+    path.write_text(PERIOD)
+    given = ("--learn-from=run.period", f"--{name}=run.period")
+    assert_refused(
+        run_tencache("run", *given, "--", "true"),
+        f"Option {name} ",
+        f"{path} is also the file of the option learn_from",
+        f"with --{name} or ",
+    )
+    assert path.read_text() == PERIOD
+    # The newest period may take its place.
+    done = run_tencache("run", given[0], "--record=run.period", "--", "true")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_device_takes_every_file(run_tencache):
+    given = [f"--{name}=/dev/null" for name in _runtime.OUTPUT_OPTIONS]
+    done = run_tencache("run", *given, "--", "true")
+    assert done.returncode == 0, done.stderr
 
 
 # ---- Values that no text in C, no path and no terminal can have ----------------------------------

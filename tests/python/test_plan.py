@@ -559,6 +559,14 @@ def test_two_drawings_need_two_files(run_tencache, tmp_path):
     assert_refused(done, "out.svg", "both --plot and --timeline")
 
 
+@pytest.mark.parametrize("flag", ["--plot", "--timeline"])
+def test_a_drawing_does_not_replace_the_period(run_tencache, tmp_path, flag):
+    (tmp_path / "period.svg").write_text(TWO_IN_TURN)
+    done = run_tencache("plan", "--disk=1GB/s", "period.svg", f"{flag}=./period.svg")
+    assert_refused(done, "which this command reads", f"Name another file with {flag}")
+    assert (tmp_path / "period.svg").read_text() == TWO_IN_TURN
+
+
 def test_drawing_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(_drawing.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(TencacheError, match=r"--plot needs .*pip install 'matplotlib"):

@@ -196,6 +196,27 @@ def test_what_cannot_be_done_is_one_message(finished_run, arguments, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "run.json", "-o", "./run.json"),
+        ("report", "run.json", "-o", "run.trace"),
+        ("report", "run.json", "-o", "run.period"),
+        ("report", "page.html"),
+        ("trace", "export", "--perfetto", "run.trace", "-o", "./run.trace"),
+    ],
+)
+def test_what_is_read_is_not_replaced(finished_run, arguments):
+    shutil.copy(finished_run / "run.json", finished_run / "page.html")
+    inputs = [finished_run / name for name in ("run.json", "run.trace", "run.period", "page.html")]
+    before = [path.read_bytes() for path in inputs]
+    done = run_command([sys.executable, "-m", "tencache", *arguments], cwd=finished_run)
+    assert [path.read_bytes() for path in inputs] == before
+    assert done.returncode == 2
+    assert "which this command reads. Name another file with --output" in done.stderr
+
+
 def find_browser():
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     return next((path for path in map(shutil.which, names) if path), None)
