@@ -25,7 +25,13 @@ from tencache._page_parts import Section, Table, scaled
 from tencache._page_trace import trace_sections
 from tencache._pipe import speeds
 from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
-from tencache._report import stat_rows, timed_clause, trouble_lines
+from tencache._report import (
+    by_budget,
+    stall_free_budget,
+    stat_rows,
+    timed_clause,
+    trouble_lines,
+)
 from tencache._story import Story
 from tencache._units import format_bytes, format_seconds, format_time, option_bytes
 
@@ -290,15 +296,15 @@ def _second_text(seconds: float) -> str:
 
 def _budgets(sources: Sources) -> Section:
     section = Section("budgets", "With which budget learned steps would hardly wait")
-    plan, budget = sources.stats.get("plan") or {}, sources.stats["budget"]["device"]
-    stall_free = plan.get("stall_free_budget_bytes", 0)
-    if stall_free > budget:
+    devices = by_budget(sources.stats)
+    stall_free = stall_free_budget(devices)
+    if stall_free:
         section.texts.append(
             f"With --device-memory {option_bytes(stall_free)} a learned step would wait for at "
             "most 1% of its computing time, by the planner, even with links and disk 20% slower "
             "than measured. Steps that are not learned yet wait with any budget that they exceed."
         )
-    elif stall_free:
+    elif stall_free is not None:
         section.texts.append(
             "A step waits for at most 1% of its computing time already, by the last plan."
         )
@@ -316,7 +322,7 @@ def _budgets(sources: Sources) -> Section:
         f"{format_bytes(report.smallest.budget_bytes)} the smallest that is never "
         f"exceeded. Speeds: {speeds(report.pipe)}."
     )
-    section.drawings.append(_curve(sources.forecast, budget))
+    section.drawings.append(_curve(sources.forecast, devices[0]["budget"]["device"]))
     rows = {one.budget_bytes: one for one in (*report.predictions, cheapest, report.smallest)}
     section.tables.append(
         Table(

@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +219,40 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
         f"computing alone {format_seconds(plan['ideal_step_s'])}, no schedule could beat "
         f"{format_seconds(plan['bound_step_s'])}"
     )
-    # This equals the budget if a period hardly waits already, and is 0 if not known.
-    stall_free = plan.get("stall_free_budget_bytes", 0)
     # Where ops alone exceed the budget, another line names the budget that would hold them.
-    if stall_free > stats["budget"]["device"] and not stats["over_budget"]["events"]:
+    stall_free = stall_free_budget(
+        one for one in by_budget(stats) if not one["over_budget"]["events"]
+    )
+    if stall_free:
         line += (
             f"; learned periods would hardly wait with --device-memory {option_bytes(stall_free)}"
         )
     return [line]
+
+
+def by_budget(stats: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The stats of each device that has a budget of its own, as `--device-memory` gives it.
+
+    Those of each GPU; the outer figures are sums. On cpu there is one such device, memory.
+    """
+    # Files of earlier builds tell less of a GPU.
+    return [gpu for gpu in stats.get("gpus", ()) if "over_budget" in gpu] or [stats]
+
+
+def stall_free_budget(devices: Iterable[Mapping[str, Any]]) -> int | None:
+    """The `--device-memory` with which learned steps would hardly wait on any of these devices.
+
+    0 where they hardly wait already, and None where that is not known.
+    """
+    found = [
+        # The first equals the second if a period hardly waits already, and is 0 if not known.
+        ((one.get("plan") or {}).get("stall_free_budget_bytes", 0), one["budget"]["device"])
+        for one in devices
+    ]
+    larger: list[int] = [stall_free for stall_free, budget in found if stall_free > budget]
+    if larger:
+        return max(larger)
+    return 0 if found and all(stall_free for stall_free, _ in found) else None
 
 
 def timed_clause(plan: Mapping[str, Any]) -> str:
@@ -255,12 +281,14 @@ def trouble_lines(stats: Mapping[str, Any]) -> list[str]:
     """What went wrong, each with its remedy."""
     lines = _failed_gpus(stats)
     has_failed = bool(lines)
-    over = stats["over_budget"]
-    if over["events"] and not has_failed:
-        need = stats["budget"]["device"] + over["peak_bytes"]
+    exceeded = [one for one in by_budget(stats) if one["over_budget"]["events"]]
+    if exceeded and not has_failed:
+        count = sum(one["over_budget"]["events"] for one in exceeded)
+        excess = max(one["over_budget"]["peak_bytes"] for one in exceeded)
+        need = max(one["budget"]["device"] + one["over_budget"]["peak_bytes"] for one in exceeded)
         lines.append(
-            f"over budget {_count(over['events'], 'time')}, by up to "
-            f"{format_bytes(over['peak_bytes'])} (a warning has named the cause): "
+            f"over budget {_count(count, 'time')}, by up to {format_bytes(excess)} "
+            "(a warning has named the cause): "
             f"--device-memory {option_bytes(need)} would hold them"
         )
     unannounced = stats["unannounced"]

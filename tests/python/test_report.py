@@ -109,6 +109,55 @@ def test_summary_names_the_budget_without_waiting(stall_free_bytes, clause):
     assert line.endswith(clause or "could beat 0.50 s"), line
 
 
+def gpu_with(ordinal, stall_free_bytes, events=0, peak_bytes=0):
+    """The stats of one of several GPUs, with a budget of 2 GiB each."""
+    plan = dict.fromkeys(("coverage", "step_s", "predicted_step_s"), 1.0)
+    plan |= {"ideal_step_s": 0.5, "bound_step_s": 0.5, "stall_free_budget_bytes": stall_free_bytes}
+    over = {"events": events, "peak_bytes": peak_bytes}
+    budget = {"device": 2 << 30, "host": 0, "disk": 0}
+    return {"ordinal": ordinal, "plan": plan, "over_budget": over, "budget": budget}
+
+
+def stats_of_gpus(*gpus):
+    over = {
+        name: sum(gpu["over_budget"][name] for gpu in gpus) for name in ("events", "peak_bytes")
+    }
+    return stats_with(
+        backend="cuda",
+        budget={"device": len(gpus) * (2 << 30), "host": 0, "disk": 0},
+        over_budget=over,
+        plan=gpus[0]["plan"],
+        gpus=list(gpus),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stall_free", "clause"),
+    [
+        ((2 << 30, 2 << 30), None),  # nothing waits
+        ((0, 2 << 30), None),  # not known of the first
+        ((3 << 30, 2 << 30), "; learned periods would hardly wait with --device-memory 3072MiB"),
+        ((2 << 30, 3 << 30), "; learned periods would hardly wait with --device-memory 3072MiB"),
+        ((5 << 30, 3 << 30), "; learned periods would hardly wait with --device-memory 5120MiB"),
+    ],
+)
+def test_summary_of_gpus_names_the_budget_of_each_without_waiting(stall_free, clause):
+    """The budget that one GPU needs once had to exceed the sum of all budgets to be named."""
+    stats = stats_of_gpus(*(gpu_with(*gpu) for gpu in enumerate(stall_free)))
+    line = _report.summary_lines(stats)[-1]
+    assert line.endswith(clause or "could beat 0.50 s"), line
+
+
+def test_summary_of_gpus_names_the_budget_of_each_that_would_do():
+    lines = _report.summary_lines(
+        stats_of_gpus(gpu_with(0, 0, 2, 5 << 20), gpu_with(1, 3 << 30, 1, 6 << 20))
+    )
+    assert "would hardly wait" not in "\n".join(lines), "ops alone exceed the budgets"
+    (line,) = [line for line in lines if "over budget" in line]
+    assert "3 times, by up to 6.00 MiB" in line
+    assert "--device-memory 2054MiB would hold them" in line
+
+
 def test_summary_is_empty_without_extents():
     assert _report.summary_lines(stats_with(extents=0)) == []
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 from conftest import clean_environment, run_command
-from test_report import STATS
+from test_report import STATS, gpu_with, stats_of_gpus
 from test_story import check_perfetto
 
 from tencache import _charts, _page, _story
@@ -274,6 +274,23 @@ def test_page_of_a_failed_run_begins_with_what_went_wrong():
     stats = {**SMALL, "over_budget": {"events": 2, "peak_bytes": 100 << 20}}
     page = Page(_page.render(_page.Sources(path=_path("run.json"), stats=stats)))
     assert "--device-memory 2148MiB would hold them" in page.sections["top"]
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("stall_free", "text"),
+    [
+        ((3 << 30, 5 << 29), "With --device-memory 3072MiB a learned step"),
+        ((2 << 30, 2 << 30), "waits for at most 1%"),
+        ((2 << 30, 0), None),
+    ],
+)
+def test_page_of_gpus_names_the_budget_of_each(stall_free, text):
+    gpus = [gpu_with(*gpu) for gpu in enumerate(stall_free)]
+    stats = {**SMALL, **stats_of_gpus(*gpus), "versions": SMALL["versions"]}
+    page = Page(_page.render(_page.Sources(path=_path("run.json"), stats=stats)))
+    told = page.sections["budgets"]
+    assert text in told if text else "a learned step" not in told and "1%" not in told
 
 
 @pytest.mark.any_torch
