@@ -146,17 +146,26 @@ def is_launcher(command: Sequence[str]) -> bool:
     """Whether this command line (sys.orig_argv) starts a process that holds no tensors."""
     arguments = iter(command[1:])
     for argument in arguments:
-        if argument == "-m":
-            return next(arguments, "") in _LAUNCHER_MODULES
-        if argument == "-c":
-            return False
-        if argument in ("-W", "-X"):
-            next(arguments, None)  # The option's value.
+        if argument.startswith("--"):
             continue
         if not argument.startswith("-"):
             script = Path(argument)
             return script.name in _LAUNCHER_SCRIPTS or script.parts[-4:] == _COMPILE_WORKER
+        # Letters may be joined: -um torch.distributed.run, -mtorch.distributed.run.
+        letter, value = _option_with_value(argument[1:])
+        if letter and not value:
+            value = next(arguments, "")
+        if letter in ("c", "m"):
+            return letter == "m" and value in _LAUNCHER_MODULES
     return False
+
+
+def _option_with_value(letters: str) -> tuple[str, str]:
+    """The first of Python's options that takes a value, and what is joined to it; or nothing."""
+    for place, letter in enumerate(letters):
+        if letter in "cmWX":
+            return letter, letters[place + 1 :]
+    return "", ""
 
 
 def _one_line(error: Exception) -> str:
