@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "abi/runtime.h"
 
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -33,6 +35,17 @@ std::vector<std::string> environment_names() {
     }
   }
   return names;
+}
+
+// Where the kernel has no random number yet, the process and its start tell runs apart.
+std::string new_run_id() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != ssize_t{sizeof number}) {
+    number = now_ns() ^ static_cast<uint64_t>(getpid()) << 40;
+  }
+  char text[17];
+  snprintf(text, sizeof text, "%016lx", number);
+  return text;
 }
 
 }  // namespace
@@ -111,6 +124,7 @@ Status Runtime::start() {
                          shown(options_.learn_from_path).c_str(),
                          options_.strict ? "strict=on" : "plan=off");
   }
+  if (run_id_.empty()) run_id_ = new_run_id();
   // A GPU is opened when it is first used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
@@ -235,7 +249,7 @@ DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
 }
 
 void Runtime::record_period(const LearnedPlan& learned, const std::string& path) {
-  const Status status = write_period(learned.period->trace, learned.machine, path);
+  const Status status = write_period(learned.period->trace, learned.machine, path, run_id_);
   if (status.is_ok()) {
     recorded_.store(Recorded::kWritten);
     return;

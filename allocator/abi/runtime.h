@@ -75,6 +75,10 @@ class Runtime {
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
 
+  /// 16 hexadecimal digits that the files of this process have in common, and no others. Empty
+  /// before start.
+  const std::string& run_id() const { return run_id_; }
+
   /// kFailed: what was learned could not be written, and nothing was written before.
   Recorded recorded() const { return recorded_.load(); }
 
@@ -116,6 +120,7 @@ class Runtime {
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()
   std::atomic<void (*)()> arm_callback_{nullptr};
   std::atomic<void (*)()> poll_callback_{nullptr};
+  std::string run_id_;  // written once, before there are engines
   std::atomic<uint64_t> start_ns_{0};
   std::atomic<uint64_t> chunk_bytes_{~uint64_t{0}};  // from the smallest budget
   Engines engines_;

@@ -285,6 +285,7 @@ std::string Runtime::cpu_stats_json(Engine& engine) const {
   json["plan"] = is_live ? plan_json(engine.learner()) : Json(nullptr);
   json["armed"] = engine.evictor().is_armed();
   json["wall_s"] = seconds(now_ns() - start_ns_.load());
+  json["run_id"] = run_id_;
   json["versions"] = {{"tencache", kVersion}};
   return dump(json);
 }
@@ -317,6 +318,7 @@ std::string Runtime::gpu_stats_json() const {
   json["armed"] = engines_.is_armed();
   json["gpus"] = gpus;
   json["wall_s"] = seconds(now_ns() - start_ns_.load());
+  json["run_id"] = run_id_;
   json["versions"] = {{"tencache", kVersion}};
   return dump(json);
 }

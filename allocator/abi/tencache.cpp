@@ -237,7 +237,8 @@ int tencache_write_trace(const char* path, tencache_error* error) {
   const tencache::TraceSource source = {
       .recorder = engine.recorder(),
       .moves = engine.mover() != nullptr ? &engine.mover()->ledger().log : nullptr,
-      .below = engine.device().host() != nullptr ? "host" : "disk"};
+      .below = engine.device().host() != nullptr ? "host" : "disk",
+      .run_id = Runtime::instance().run_id()};
   return report(tencache::write_trace(source, path), error);
 }
 

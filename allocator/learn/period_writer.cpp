@@ -10,19 +10,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json header(const Trace& trace, const Machine& machine) {
-  return {{"format", "tencache-period"},
-          {"version", 1},
-          {"ops", trace.ops.size()},
-          {"tensors", trace.tensors.size()},
-          {"fixed_bytes", trace.fixed_bytes},
-          {"peak_bytes", trace.peak_bytes()},
-          {"device_budget_bytes", machine.budget_bytes},
-          {"read_bytes_per_s", machine.read_bytes_per_s},
-          {"write_bytes_per_s", machine.write_bytes_per_s},
-          {"read_work_ns_per_byte", machine.read_work_ns_per_byte},
-          {"write_work_ns_per_byte", machine.write_work_ns_per_byte},
-          {"drop_work_ns_per_byte", machine.drop_work_ns_per_byte}};
+Json header(const Trace& trace, const Machine& machine, const std::string& run_id) {
+  Json line = {{"format", "tencache-period"}, {"version", 1}};
+  if (!run_id.empty()) line["run_id"] = run_id;
+  line.update({{"ops", trace.ops.size()},
+               {"tensors", trace.tensors.size()},
+               {"fixed_bytes", trace.fixed_bytes},
+               {"peak_bytes", trace.peak_bytes()},
+               {"device_budget_bytes", machine.budget_bytes},
+               {"read_bytes_per_s", machine.read_bytes_per_s},
+               {"write_bytes_per_s", machine.write_bytes_per_s},
+               {"read_work_ns_per_byte", machine.read_work_ns_per_byte},
+               {"write_work_ns_per_byte", machine.write_work_ns_per_byte},
+               {"drop_work_ns_per_byte", machine.drop_work_ns_per_byte}});
+  return line;
 }
 
 Json tensor_line(size_t id, const TraceTensor& tensor) {
@@ -53,10 +54,11 @@ Json op_line(const Trace& trace, const TraceOp& op) {
 
 }  // namespace
 
-Status write_period(const Trace& trace, const Machine& machine, const std::string& path) {
+Status write_period(const Trace& trace, const Machine& machine, const std::string& path,
+                    const std::string& run_id) {
   TENCACHE_RETURN_IF_ERROR(trace.validate());
   return write_json_lines(path, [&](JsonLines& lines) {
-    lines.add(header(trace, machine));
+    lines.add(header(trace, machine, run_id));
     for (size_t id = 0; id < trace.tensors.size(); ++id) {
       lines.add(tensor_line(id, trace.tensors[id]));
     }

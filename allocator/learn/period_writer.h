@@ -3,8 +3,8 @@
 // Writes one learned period of a program as JSON lines, the format that `tencache plan` reads,
 // "tencache-period", version 1. A training step of two ops on two tensors:
 //
-//   {"format":"tencache-period","version":1,"ops":2,"tensors":2,"fixed_bytes":4096,
-//    "peak_bytes":8392704,"device_budget_bytes":6291456,
+//   {"format":"tencache-period","version":1,"run_id":"5f0c62d19e4ab387","ops":2,"tensors":2,
+//    "fixed_bytes":4096,"peak_bytes":8392704,"device_budget_bytes":6291456,
 //    "read_bytes_per_s":2.1e9,"write_bytes_per_s":4.3e9,"read_work_ns_per_byte":0.3,
 //    "write_work_ns_per_byte":0.15,"drop_work_ns_per_byte":0.07}      (one line in the file)
 //   {"id":0,"bytes":4194304}
@@ -13,8 +13,9 @@
 //   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0],"order":"wr"}
 //
 // The first line describes the file. `format` and `version` are required. `ops` and `tensors`, the
-// numbers of lines of each kind, let a reader notice a truncated file. `fixed_bytes` are on the
-// device all the time, besides the tensors. `peak_bytes` is the most that exists at one time.
+// numbers of lines of each kind, let a reader notice a truncated file. `run_id` is that in the
+// stats of the process, so that a reader knows whether both are of one run. `fixed_bytes` are on
+// the device all the time, besides the tensors. `peak_bytes` is the most that exists at one time.
 // `device_budget_bytes` is the budget under which the period was seen. The two bandwidths are as
 // measured. So is the processor time that moving a byte takes from the program: to read it back, to
 // write it, and to let it go, which is added to writing. Another tool's file may leave any of these
@@ -49,7 +50,8 @@
 namespace tencache {
 
 /// Writes it to `path` (platform/output_file.h). kInvalidArgument when the trace is not valid.
-/// `machine` is where the period was seen; 0 = unknown.
-Status write_period(const Trace& trace, const Machine& machine, const std::string& path);
+/// `machine` is where the period was seen; 0 = unknown. An empty `run_id` is left out.
+Status write_period(const Trace& trace, const Machine& machine, const std::string& path,
+                    const std::string& run_id = {});
 
 }  // namespace tencache

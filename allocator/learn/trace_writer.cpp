@@ -107,14 +107,15 @@ Status write_trace(const TraceSource& source, const std::string& path) {
   for (const Move& move : kept.moves) lines_in_time.push_back({move.begin, {}, &move});
   std::ranges::stable_sort(lines_in_time, {}, &Line::at);
   const TimestampLine clock = source.recorder.clock().line();
+  Json header = {{"format", "tencache-events"}, {"version", 2}};
+  if (!source.run_id.empty()) header["run_id"] = source.run_id;
+  header.update({{"threads", threads.size()},
+                 {"events", lines_in_time.size()},
+                 {"lost", lost_count},
+                 {"moves_lost", kept.lost_count},
+                 {"names", names_json(source.recorder.extent_names())}});
   return write_json_lines(path, [&](JsonLines& lines) {
-    lines.add({{"format", "tencache-events"},
-               {"version", 2},
-               {"threads", threads.size()},
-               {"events", lines_in_time.size()},
-               {"lost", lost_count},
-               {"moves_lost", kept.lost_count},
-               {"names", names_json(source.recorder.extent_names())}});
+    lines.add(header);
     for (const Line& line : lines_in_time) {
       lines.add(line.move != nullptr ? to_json(*line.move, clock, source.below)
                                      : to_json(*line.event, clock, source.recorder));

@@ -2,8 +2,8 @@
 //
 // write_trace(): what the recorder remembers, as the JSON lines that `tencache trace dump` reads:
 //
-//   {"format":"tencache-events","version":2,"threads":2,"events":4711,"lost":0,"moves_lost":0,
-//    "names":{"17":"layers.0.weight"}}                                     (one line in the file)
+//   {"format":"tencache-events","version":2,"run_id":"5f0c62d19e4ab387","threads":2,"events":4711,
+//    "lost":0,"moves_lost":0,"names":{"17":"layers.0.weight"}}             (one line in the file)
 //   {"ns":900,"kind":"fetch","took_ns":80000,"extent":17,"bytes":4194304,"from":"disk",
 //    "to":"device","device_used":8388608,"ahead":true}                     (one line in the file)
 //   {"ns":1200,"thread":0,"kind":"op_begin","op":"aten::mm"}
@@ -12,8 +12,9 @@
 //
 // The first line describes the file; "events" counts the other lines, "lost" events that the rings
 // no longer held, and "moves_lost" moves that the log no longer held. "names" has the names that
-// the program gave to extents. The other lines are events in order of time. "ns" counts from the
-// start of the runtime. "kind" is what happened.
+// the program gave to extents. "run_id" is also in the stats of the process, so that a reader knows
+// whether both are of one run; earlier builds wrote none. The other lines are events in order of
+// time. "ns" counts from the start of the runtime. "kind" is what happened.
 //
 // On a thread ("thread" is the index of its ring): op_begin and op_end have "op"; read, write,
 // allocate and free have "extent" (a number that is new for every allocation) and "bytes"; wait has
@@ -41,6 +42,7 @@ struct TraceSource {
   const Recorder& recorder;
   const MoveLog* moves = nullptr;  // null where nothing ever moves
   const char* below = "disk";      // the tier that the device's extents go to
+  std::string run_id = {};         // empty: not known
 };
 
 /// Writes it to `path` (platform/output_file.h).

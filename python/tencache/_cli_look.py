@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tencache import _live, _page, _perfetto, _period_file, _pipe, _plan, _report, _story, _top
 from tencache._library import TencacheError, core
+from tencache._messages import say
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -68,13 +69,7 @@ def report(run: Path, output: Path | None, trace: Path | None, period: Path | No
     period = period or _file_of(stats, "record")
     _check_output(output, trace, period)
     with Console(stderr=True).status(f"reading {run}"):
-        sources = _page.Sources(
-            path=run,
-            stats=stats,
-            story=_story.tell(trace) if trace is not None else None,
-            forecast=_forecast(period) if period is not None else None,
-        )
-        page = _page.render(sources)
+        page = _page.render(_sources(run, stats, trace, period))
     core().write_file(output.absolute(), page.encode())
     click.echo(f"wrote {output}")
 
@@ -100,8 +95,40 @@ def _file_of(stats: Mapping[str, Any], name: str) -> Path | None:
     return Path(text) if text and Path(text).is_file() else None
 
 
-def _forecast(path: Path) -> _page.Forecast:
-    period = _period_file.read_period(path)
+def _sources(
+    run: Path, stats: Mapping[str, Any], trace: Path | None, period: Path | None
+) -> _page.Sources:
+    """All that is known of the run; a file of another run counts as missing."""
+    story = _story.tell(trace) if trace is not None else None
+    steps = _period_file.read_period(period) if period is not None else None
+    other_trace = other_period = None
+    if story is not None and _is_of_another_run(story.run_id, stats):
+        story, other_trace = None, trace
+    if steps is not None and _is_of_another_run(steps.run_id, stats):
+        steps, other_period = None, period
+    for path, flag in ((other_trace, "--trace"), (other_period, "--period")):
+        if path is not None:
+            say(
+                f"warning: {path} is of another run than {run}, so the page goes without it. Name "
+                f"the file of this run with {flag}, or run the program again with other names."
+            )
+    return _page.Sources(
+        path=run,
+        stats=stats,
+        story=story,
+        forecast=_forecast(period, steps) if period is not None and steps is not None else None,
+        other_trace=other_trace,
+        other_period=other_period,
+    )
+
+
+def _is_of_another_run(run_id: object, stats: Mapping[str, Any]) -> bool:
+    """False where one of the two is not known: earlier builds wrote none."""
+    own = stats.get("run_id")
+    return own is not None and run_id is not None and run_id != own
+
+
+def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast:
     try:
         pipe = _pipe.Pipe.of(period, _pipe.Given())
     except TencacheError as error:

@@ -21,7 +21,7 @@ from tencache import _charts, _plan_plot
 from tencache._drawing import largest_unit
 from tencache._library import TencacheError
 from tencache._messages import shortened
-from tencache._page_parts import Section, Table, scaled
+from tencache._page_parts import Section, Table, of_another_run, scaled
 from tencache._page_trace import trace_sections
 from tencache._pipe import speeds
 from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
@@ -57,6 +57,9 @@ class Sources:
     stats: Mapping[str, Any]
     story: Story | None = None
     forecast: Forecast | None = None
+    # Files in their places that another run wrote, so that they tell nothing of this one.
+    other_trace: Path | None = None
+    other_period: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def render(sources: Sources) -> str:
             _steps(stats),
             _memory(stats),
             _traffic(stats),
-            *trace_sections(sources.story, stats),
+            *trace_sections(sources.story, stats, sources.other_trace),
             _budgets(sources),
         ],
         details=list(_details(stats)),
@@ -310,8 +313,9 @@ def _budgets(sources: Sources) -> Section:
         )
     if sources.forecast is None:
         section.missing.append(
-            "What other budgets would do is not known without a recorded period: run the program "
-            "with --record FILE beside --stats, or give such a file with --period."
+            "What other budgets would do is not known without a recorded period"
+            f"{of_another_run(sources.other_period)}: run the program with --record FILE beside "
+            "--stats, or give such a file with --period."
         )
         return section
     report = sources.forecast.report

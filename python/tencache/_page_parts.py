@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Section:
     drawings: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+
+
+def of_another_run(path: Path | None) -> str:
+    """A clause for what lies in the place of a run's file; empty if nothing does."""
+    return "" if path is None else f", and {path} is of another run"
 
 
 def scaled(points: Sequence[tuple[float, float]], unit: float) -> list[tuple[float, float]]:

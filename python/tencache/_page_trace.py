@@ -8,11 +8,12 @@ it. Threads: none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tencache import _charts
 from tencache._drawing import largest_unit
-from tencache._page_parts import Section, Table, scaled
+from tencache._page_parts import Section, Table, of_another_run, scaled
 from tencache._story import Stall, Story
 from tencache._units import format_time
 
@@ -23,12 +24,16 @@ _HOW = (
 )
 
 
-def trace_sections(story: Story | None, stats: Mapping[str, Any]) -> list[Section]:
+def trace_sections(
+    story: Story | None, stats: Mapping[str, Any], other_trace: Path | None = None
+) -> list[Section]:
+    """`other_trace`: what lies in the place of the run's trace and is of another run."""
     moves = Section("moves", "What moved when")
     stalls = Section("stalls", "Stalls by op and by tensor")
     if story is None:
-        moves.missing.append(f"What moved when is not known without a trace. {_HOW}")
-        stalls.missing.append(f"Which ops and tensors waited is not known without a trace. {_HOW}")
+        why = f"is not known without a trace{of_another_run(other_trace)}. {_HOW}"
+        moves.missing.append(f"What moved when {why}")
+        stalls.missing.append(f"Which ops and tensors waited {why}")
         return [moves, stalls]
     if not story.ops:
         for section in (moves, stalls):

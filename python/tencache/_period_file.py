@@ -48,6 +48,7 @@ class Period:
     device_budget_bytes: int
     op_names: list[bytes]
     unordered_line: int  # the first op of which the file does not tell the order; 0: none
+    run_id: object = None  # as in the stats of the run that recorded it; None: the file has none
 
     def largest_tensor_bytes(self) -> int:
         return max(self.struct.tensor_bytes[: self.struct.tensor_count], default=0)
@@ -123,6 +124,7 @@ class _Reader:
             device_budget_bytes=self._whole(1, header, "device_budget_bytes", 0),
             op_names=self._op_names,
             unordered_line=self._unordered_line,
+            run_id=header.get("run_id"),
         )
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -99,6 +99,7 @@ class Story:
     lost_events: int = 0
     lost_moves: int = 0
     has_moves: bool = True
+    run_id: object = None  # as in the stats of the run; None: the trace has none
 
     def tensor_name(self, extent: int, size: int) -> str:
         """ "layers.0.weight", "40.0 MiB made by aten::mm", or its number."""
@@ -186,6 +187,7 @@ def tell(path: Path) -> Story:
         lost_events=reader.lost_count,
         lost_moves=reader.lost_moves,
         has_moves=reader.has_moves,
+        run_id=reader.run_id,
     )
     teller = _Teller(story)
     for event in reader.events():

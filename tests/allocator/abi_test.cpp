@@ -319,6 +319,10 @@ TEST_F(AbiTest, TraceIsWritten) {
     std::string line;
     ASSERT_TRUE(std::getline(file, line));
     EXPECT_EQ(Json::parse(line)["events"], 3);
+    const std::string run_id = Json::parse(line).value("run_id", "");
+    EXPECT_EQ(run_id.size(), 16u);
+    EXPECT_EQ(run_id.find_first_not_of("0123456789abcdef"), std::string::npos) << run_id;
+    EXPECT_EQ(json_of(&tencache_stats_json).value("run_id", ""), run_id);
   });
 }
 

@@ -64,6 +64,19 @@ TEST_F(PeriodWriterTest, WritesWhatTheHeaderDescribes) {
   EXPECT_EQ(lines[5], Json::parse(R"({"name":"aten::mm","compute_ns":5,"reads":[],"writes":[]})"));
 }
 
+TEST_F(PeriodWriterTest, TheRunIsToldWhereItIsKnown) {
+  Trace trace;
+  trace.op_names = {"aten::mm"};
+  trace.ops = {{0, 5, {{0, false}}}};
+  trace.tensors = {{4096, kNoTick, kNoTick}};
+  EXPECT_FALSE(write_and_read(trace)[0].contains("run_id"));
+  ASSERT_TRUE(write_period(trace, {}, path_, "0123456789abcdef").is_ok());
+  std::ifstream file(path_);
+  std::string line;
+  ASSERT_TRUE(std::getline(file, line));
+  EXPECT_EQ(Json::parse(line)["run_id"], "0123456789abcdef");
+}
+
 TEST_F(PeriodWriterTest, TheTraceCanBeMadeAgain) {
   const Trace trace = transformer_trace({.layers = 3});
   const std::vector<Json> lines = write_and_read(trace);

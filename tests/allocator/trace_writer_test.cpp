@@ -61,6 +61,15 @@ TEST_F(TraceWriterTest, WritesWhatTheHeaderDescribes) {
   EXPECT_FALSE(lines[5].contains("extent"));
 }
 
+TEST_F(TraceWriterTest, TheRunIsToldWhereItIsKnown) {
+  EXPECT_FALSE(write_and_read()[0].contains("run_id"));
+  ASSERT_TRUE(write_trace({.recorder = recorder_, .run_id = "0123456789abcdef"}, path_).is_ok());
+  std::ifstream file(path_);
+  std::string line;
+  ASSERT_TRUE(std::getline(file, line));
+  EXPECT_EQ(Json::parse(line)["run_id"], "0123456789abcdef");
+}
+
 TEST_F(TraceWriterTest, ThreadsAreMergedInOrderOfTime) {
   const uint32_t op = recorder_.register_op("op");
   std::vector<EventRing*> rings;

@@ -140,6 +140,53 @@ def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
     assert "is not known" not in page.sections["moves"] + page.sections["budgets"]
 
 
+def copy_with_run_id(path, folder, run_id):
+    """The file with another run in its first line; None: with none, as of an earlier build."""
+    first, *others = path.read_text().splitlines()
+    header = {**json.loads(first), "run_id": run_id}
+    if run_id is None:
+        del header["run_id"]
+    (folder / path.name).write_text("\n".join([json.dumps(header), *others]))
+
+
+@pytest.mark.any_torch
+def test_report_leaves_out_what_another_run_wrote(finished_run, tmp_path):
+    """A later run with the same --trace was once shown as the moves of the earlier one."""
+    stats = json.loads((finished_run / "run.json").read_text())
+    names = ("run.trace", "run.period")
+    for name in names:
+        header = json.loads((finished_run / name).read_text().split("\n", 1)[0])
+        assert header["run_id"] == stats["run_id"]
+        copy_with_run_id(finished_run / name, tmp_path, "0123456789abcdef")
+    stats["files"] = {"trace": str(tmp_path / names[0]), "record": str(tmp_path / names[1])}
+    (tmp_path / "run.json").write_text(json.dumps(stats))
+    done = run_tencache(tmp_path, "report", "run.json")
+    sections = Page((tmp_path / "run.html").read_text()).sections
+    for name, keys, flag in (
+        (names[0], ("moves", "stalls"), "--trace"),
+        (names[1], ("budgets",), "--period"),
+    ):
+        assert f"{tmp_path / name} is of another run than run.json, so" in done.stderr
+        assert f"of this run with {flag}" in done.stderr
+        for key in keys:
+            assert f"{tmp_path / name} is of another run" in sections[key]
+            assert "is not known without" in sections[key]
+    for name in names:
+        copy_with_run_id(finished_run / name, tmp_path, None)
+    done = run_tencache(tmp_path, "report", "run.json")
+    assert "another run" not in done.stderr
+    assert "is not known" not in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.any_torch
+def test_each_run_has_a_number_of_its_own(run_forked):
+    code = "import tencache, torch; torch.ones(1 << 20); print(tencache.stats()['run_id'])"
+    variables = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "64MiB", "TENCACHE_QUIET": "1"}
+    numbers = [run_forked(code, env=variables).stdout.strip() for _ in range(2)]
+    assert all(re.fullmatch("[0-9a-f]{16}", number) for number in numbers), numbers
+    assert numbers[0] != numbers[1]
+
+
 @pytest.mark.any_torch
 def test_perfetto_export_of_a_run_is_whole(finished_run):
     done = run_tencache(finished_run, "trace", "export", "--perfetto", "run.trace")
