@@ -305,6 +305,13 @@ class _Reader:
                 )
         if not found["ops"]:
             raise self._refusal(1, "no ops follow", "Add a line for each op of one period.")
+        # Shares of the peak would be shares of nothing.
+        if not found["tensors"] and not header.get("fixed_bytes"):
+            raise self._refusal(
+                1,
+                "no tensors follow, so there is nothing to plan",
+                'Add a line {"id": …, "bytes": …} for each tensor, before the first op.',
+            )
 
     def _check_lives(self) -> None:
         op_count = len(self._compute_ns)

@@ -454,6 +454,7 @@ TENSOR = {"id": 0, "bytes": 10}
         ([{"format": "tencache-events", "version": 1}], 1, ["'tencache-events'"]),
         ([{**HEADER, "version": 2}], 1, ["version 2", "reads version 1"]),
         ([HEADER], 1, ["no ops follow"]),
+        ([HEADER, {"name": "a", "compute_ns": 1}], 1, ["no tensors follow", '{"id": …, "bytes"']),
         ([HEADER, [1]], 2, ["not a JSON object"]),
         ([HEADER, {"bytes": 1}], 2, ["neither a tensor", '"id"', '"name"']),
         ([HEADER, {"id": 0}], 2, ["it lacks bytes"]),
@@ -496,6 +497,11 @@ def test_a_line_that_is_wrong_is_named(tmp_path, lines, line, parts):
     assert message.endswith(".")
     for part in parts:
         assert part in message
+
+
+def test_what_is_always_there_may_be_all(tmp_path):
+    path = write_lines(tmp_path / "p.jsonl", {**HEADER, "fixed_bytes": 9}, {**OP, "reads": []})
+    assert plan_file(path, 10).peak_bytes == 9
 
 
 @pytest.mark.parametrize("content", [b"hello\n", b"\xff\xfe\x00", b'{"format": "tencache-period"'])
