@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from tencache._inductor import when_imported
+from tencache._messages import shortened
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _HOOK = "register_optimizer_step_post_hook"
@@ -28,6 +29,32 @@ class Namer(Protocol):
     """The part of the core that this module uses."""
 
     def name_extent(self, address: int, name: str) -> None: ...
+
+
+def pairs_of(named: object) -> list[tuple[str, Any]]:
+    """What a program gives, a mapping or pairs, as pairs; TypeError if it is anything else."""
+    items = named.items() if isinstance(named, Mapping) else named
+    if not isinstance(items, Iterable):
+        raise _no_pairs(f"{type(named).__name__} is neither a mapping nor pairs")
+    pairs = []
+    for number, item in enumerate(items):
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise _no_pairs(f"item {number} is a {type(item).__name__} and no pair")
+        name, tensor = item
+        if not isinstance(name, str):
+            raise _no_pairs(
+                f"the name of item {number}, {shortened(repr(name))}, is of type "
+                f"{type(name).__name__} and not a text"
+            )
+        pairs.append((name, tensor))
+    return pairs
+
+
+def _no_pairs(reason: str) -> TypeError:
+    return TypeError(
+        f"tencache.name_tensors() takes names and tensors, but {reason}. Give it "
+        "model.named_parameters(), or a mapping such as {'cache.keys': keys}."
+    )
 
 
 def name_tensors(core: Namer, named: Iterable[tuple[str, Any]]) -> None:

@@ -147,10 +147,11 @@ def name_tensors(named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
 
     Names are pairs or a mapping. A name is for the memory that the tensor has now and ends with it.
     With the option trace, modules' parameters and buffers and the state of optimizers get theirs
-    without this call. Raises TencacheError if tencache is not enabled.
+    without this call. Raises TencacheError if tencache is not enabled, and TypeError for what is
+    neither, before anything is named.
     """
     _require_enabled("there is nothing to name")
-    _names.name_tensors(core(), named.items() if isinstance(named, Mapping) else named)
+    _names.name_tensors(core(), _names.pairs_of(named))
 
 
 def empty_cache() -> int:

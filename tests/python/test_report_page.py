@@ -224,6 +224,35 @@ def test_a_program_names_its_tensors(run_python, tmp_path):
 
 
 @pytest.mark.any_torch
+def test_what_are_no_names_is_refused_before_anything_is_named(run_forked, tmp_path):
+    run_forked(
+        """
+        import tencache, torch
+        tencache.enable(device_memory="64MiB", trace="run.trace", quiet=True)
+        tensor = torch.ones(1 << 20)
+        model = torch.nn.Linear(2, 2)
+        for named, words in (
+            (model.parameters(), "item 0 is a Parameter and no pair"),
+            (model, "Linear is neither a mapping nor pairs"),
+            (tensor, "item 0 is a Tensor and no pair"),
+            ([("mine", tensor), (7, tensor)], "item 1, 7, is of type int"),
+            ({"mine": tensor, None: tensor}, "item 1, None, is of type NoneType"),
+            ([("mine", tensor), "ab"], "item 1 is a str"),
+            (["mine", tensor], "item 0 is a str"),
+        ):
+            try:
+                tencache.name_tensors(named)
+            except TypeError as error:
+                assert words in str(error) and "named_parameters()" in str(error), error
+            else:
+                raise AssertionError(words)
+        """
+    )
+    header = json.loads((tmp_path / "run.trace").read_text().splitlines()[0])
+    assert header["names"] == {}
+
+
+@pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
