@@ -2,6 +2,7 @@
 #include "base/kept_fd.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -19,6 +20,8 @@ namespace tencache {
 namespace {
 
 using Place = std::pair<dev_t, ino_t>;
+
+constexpr size_t kHeldBytes = 4096;
 
 /// Nullopt with errno set on failure. Asks no server: a network file system answers from what it
 /// knows.
@@ -65,6 +68,21 @@ void FileIdentity::end(int fd, const char* what) {
       "nothing goes to a file of the program's. A program that closes descriptors it did not open "
       "(os.closerange) has to do so before tencache starts, or to spare this one",
       fd, what, is_open ? ", and now has it for " : "", now.data());
+}
+
+// Private, because some file systems refuse shared mappings. Forks do not pass it on: a child that
+// lives long would keep the file's room on the disk, and looks at the number only for the sake of
+// what it has mapped from the file itself.
+FileHold::FileHold(int fd) {
+  void* const page = mmap(nullptr, kHeldBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
+  if (page == MAP_FAILED) return;
+  page_ = page;
+  owner_pid_ = getpid();
+  (void)madvise(page_, kHeldBytes, MADV_DONTFORK);
+}
+
+FileHold::~FileHold() {
+  if (page_ != nullptr && owner_pid_ == getpid()) munmap(page_, kHeldBytes);
 }
 
 }  // namespace tencache

@@ -5,13 +5,18 @@
 // nothing: FileIdentity remembers which file it stood for, and KeptFd, which owns the descriptor,
 // closes it only while it still stands for that file.
 //
+// A file is known by device and inode number. A file system gives the number to another file once
+// the first is gone, often to the next one that is made. A file without a name may go with its
+// descriptor, so whoever keeps one also keeps a FileHold. What the kernel makes by itself (/proc,
+// userfaultfd, memfds) needs none: it counts those numbers up.
+//
 // Numbers 0 to 2 belong to the program even while they are closed: everybody writes to 2. So what
 // is kept has a number above them, and is close-on-exec.
 //
 // The table can change between a look and the use of the number. Where that could do harm, the
 // caller looks again afterwards, or holds the file by other means than a number.
 //
-// Threads: FileIdentity any; KeptFd as UniqueFd.
+// Threads: FileIdentity any; KeptFd and FileHold as UniqueFd.
 #pragma once
 
 #include <sys/types.h>
@@ -45,6 +50,29 @@ class FileIdentity {
   bool is_known_ = false;
   dev_t device_ = 0;
   ino_t inode_ = 0;
+};
+
+/// Keeps a file from going while its descriptors may be closed, by a page of it that is mapped and
+/// that nobody can read or write. So no other file gets its inode number.
+class FileHold {
+ public:
+  FileHold() = default;
+  /// Invalid with errno set where the file cannot be mapped.
+  explicit FileHold(int fd);
+  ~FileHold();
+  FileHold(FileHold&& other) noexcept
+      : page_(std::exchange(other.page_, nullptr)), owner_pid_(other.owner_pid_) {}
+  FileHold& operator=(FileHold&& other) noexcept {
+    std::swap(page_, other.page_);
+    std::swap(owner_pid_, other.owner_pid_);
+    return *this;
+  }
+
+  bool is_valid() const { return page_ != nullptr; }
+
+ private:
+  void* page_ = nullptr;
+  pid_t owner_pid_ = -1;  // a forked child has the object and not the page
 };
 
 class KeptFd {

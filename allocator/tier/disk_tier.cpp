@@ -78,6 +78,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
   if (!file.is_ok()) return file.status();
 
   std::unique_ptr<DiskTier> tier(new DiskTier(config));
+  tier->hold_ = std::move(file.value().hold);
   tier->file_ = KeptFd(std::move(file.value().fd));
   tier->owner_pid_ = getpid();
   tier->direct_io_ = file.value().direct_io;

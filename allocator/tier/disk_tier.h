@@ -13,7 +13,8 @@
 // fork_epochs.cpp).
 //
 // Before the file grows, and before and after it is read, written or mapped, the tier looks whether
-// its descriptor still stands for the file (base/kept_fd.h). If not, the process ends.
+// its descriptor still stands for the file (base/kept_fd.h). If not, the process ends. A page of
+// the file stays mapped, so that no file of the program's can pass for it.
 //
 // The disk may take nothing for a while: it is full, fails, or has become read-only. is_failing()
 // tells, from the first write or growth that fails until a write succeeds. The tier itself never
@@ -174,6 +175,7 @@ class DiskTier {
 
   // Constant after open().
   DiskTierConfig config_;
+  FileHold hold_;
   KeptFd file_;
   pid_t owner_pid_ = -1;  // a forked child is another process and owns nothing here
   bool direct_io_ = false;

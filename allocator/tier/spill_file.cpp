@@ -227,6 +227,11 @@ Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::st
     return refused(is_full ? StatusCode::kNoSpace : StatusCode::kInvalidArgument, path,
                    "no file can be made there (" + reason_of(errno) + ").");
   }
+  file.hold = FileHold(file.fd.get());
+  if (!file.hold.is_valid()) {
+    return refused(StatusCode::kUnavailable, path,
+                   "a file there cannot be mapped (" + reason_of(errno) + ").");
+  }
   if (direct_io == Choice::kOff) {
     file.direct_io_reason = "it was switched off (direct_io)";
   } else if (const int error_number = try_direct_io(file.fd.get()); error_number == 0) {

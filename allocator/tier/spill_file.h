@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/kept_fd.h"
 #include "base/options.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -23,6 +24,7 @@ struct SpillDirectory {
 
 struct SpillFile {
   UniqueFd fd;
+  FileHold hold;  // keep it as long as the number is trusted
   bool direct_io = false;
   std::string direct_io_reason;  // why not
 };

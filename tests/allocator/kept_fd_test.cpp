@@ -105,5 +105,24 @@ TEST_F(KeptFdTest, TheMessageNamesNumberUseAndTheOtherFile) {
   EXPECT_DEATH(lose(), "which was the spill file\\. The process is stopped");
 }
 
+TEST_F(KeptFdTest, AHoldKeepsTheInodeFromOthers) {
+  UniqueFd file = open_file("ours");
+  const FileIdentity identity = FileIdentity::of(file.get());
+  {
+    FileHold made(file.get());
+    const FileHold hold = std::move(made);
+    ASSERT_TRUE(hold.is_valid());
+    ASSERT_EQ(unlink((directory_.path() + "/ours").c_str()), 0);
+    file.reset();
+    for (int index = 0; index < 64; ++index) {
+      const UniqueFd other = open_file(("theirs" + std::to_string(index)).c_str());
+      ASSERT_TRUE(other.is_valid());
+      EXPECT_FALSE(identity.is_of(other.get())) << index;
+    }
+  }
+  EXPECT_FALSE(FileHold().is_valid());
+  EXPECT_FALSE(FileHold(-1).is_valid());
+}
+
 }  // namespace
 }  // namespace tencache

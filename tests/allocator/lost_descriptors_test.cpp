@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -122,12 +123,10 @@ const DiskCase kDiskCases[] = {
 
 class LostSpillFileTest : public ::testing::TestWithParam<Choice> {
  protected:
-  /// The process that dies opens the tier, because a process forked later may not use it. Without a
-  /// victim the number is closed.
-  void lose_and(const UseOfDisk& use, const Victim* victim) {
-    const TestDirectory directory;
+  /// The process that dies opens the tier, because a process forked later may not use it.
+  void lose_and(const UseOfDisk& use, const std::function<void(int fd)>& lose) {
     DiskTierConfig config;
-    config.directory = directory.path();
+    config.directory = directory_.path();
     config.io_uring = GetParam();
     Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(config);
     TENCACHE_CHECK(disk.is_ok(), "%s", disk.status().message().c_str());
@@ -136,21 +135,34 @@ class LostSpillFileTest : public ::testing::TestWithParam<Choice> {
     const Slot slot = disk.value()->allocate(kBytes).value();
     const IoSegment segment = {buffer.data(), slot.offset, slot.bytes};
     TENCACHE_CHECK(disk.value()->write({&segment, 1}, nullptr).status.is_ok());
-    if (victim != nullptr) {
-      dup2(victim->fd(), disk.value()->fd());
-    } else {
-      close(disk.value()->fd());
-    }
+    lose(disk.value()->fd());
     use(*disk.value(), slot, buffer.data());
     _exit(0);
   }
+  /// Closes the number and gives it to a new file: to one with the old inode if any gets it.
+  void give_to_new_file(int fd) {
+    struct stat spill = {};
+    TENCACHE_CHECK(fstat(fd, &spill) == 0 && close(fd) == 0);
+    for (int index = 0; index < kNewFiles; ++index) {
+      const int made = open(new_file(index).c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+      struct stat attributes = {};
+      TENCACHE_CHECK(made >= 0 && fstat(made, &attributes) == 0);
+      if (made != fd) dup2(made, fd);
+      if (attributes.st_ino == spill.st_ino) return;
+    }
+  }
+  std::string new_file(int index) { return directory_.path() + "/new" + std::to_string(index); }
+
+  static constexpr int kNewFiles = 64;
+  const TestDirectory directory_;
 };
 
 TEST_P(LostSpillFileTest, EndsTheProcessAndSparesTheOtherFile) {
   for (const DiskCase& disk_case : kDiskCases) {
     SCOPED_TRACE(disk_case.name);
     const Victim victim;
-    EXPECT_DEATH(lose_and(disk_case.use, &victim), "which was the spill file, and now has it for");
+    const auto lose = [&victim](int fd) { dup2(victim.fd(), fd); };
+    EXPECT_DEATH(lose_and(disk_case.use, lose), "which was the spill file, and now has it for");
     EXPECT_TRUE(victim.is_untouched());
   }
 }
@@ -158,7 +170,18 @@ TEST_P(LostSpillFileTest, EndsTheProcessAndSparesTheOtherFile) {
 TEST_P(LostSpillFileTest, EndsTheProcessWhereItIsOnlyClosed) {
   for (const DiskCase& disk_case : kDiskCases) {
     SCOPED_TRACE(disk_case.name);
-    EXPECT_DEATH(lose_and(disk_case.use, nullptr), "which was the spill file\\.");
+    EXPECT_DEATH(lose_and(disk_case.use, [](int fd) { close(fd); }), "which was the spill file\\.");
+  }
+}
+
+// A file system gives the inode of a file that is gone to the next one.
+TEST_P(LostSpillFileTest, NoNewFilePassesForIt) {
+  const auto lose = [this](int fd) { give_to_new_file(fd); };
+  EXPECT_DEATH(lose_and(kDiskCases[0].use, lose), "which was the spill file, and now has it for");
+  for (int index = 0; index < kNewFiles; ++index) {
+    struct stat attributes = {};
+    ASSERT_EQ(stat(new_file(index).c_str(), &attributes), 0) << "the one before passed for it";
+    EXPECT_EQ(attributes.st_size, 0) << index;
   }
 }
 

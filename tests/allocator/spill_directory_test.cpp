@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/sanitizers.h"
 #include "base/units.h"
 #include "support/child_process.h"
 #include "support/small_file_system.h"
@@ -294,6 +295,17 @@ TEST(SpillFileTest, AFirstWriteThatFailsIsAnError) {
     if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
     EXPECT_EQ(result, 0) << error_number;
   }
+}
+
+TEST(SpillFileTest, AFileThatCannotBeMappedIsAnError) {
+  if (kHasSanitizer) GTEST_SKIP() << "sanitizers map what they allocate";
+  const TestDirectory directory;
+  const int result = run_in_child([&] {
+    if (!deny_syscall(SYS_mmap, ENODEV)) _exit(kSkipped);
+    expect_refused(directory.path(), StatusCode::kUnavailable, "cannot be mapped (No such device)");
+  });
+  if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
+  EXPECT_EQ(result, 0);
 }
 
 // ---- Finding a directory ---------------------------------------------------------------------
