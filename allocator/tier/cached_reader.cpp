@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The file is mapped, because its descriptor may have O_DIRECT, which reads past the page cache.
-// The kernel copies from the mapping (process_vm_readv), and tells where a page is missing.
+// The mapping is private, as cold mappings are: some file systems refuse shared ones. It is new and
+// nobody writes to it, so it shows what the file has now. The kernel copies from it
+// (process_vm_readv), and tells where a page is missing.
+//
+// Where nothing more can be mapped (vm.max_map_count), the file is opened once more, without
+// O_DIRECT, and read.
 #include "tier/cached_reader.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -11,6 +17,8 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+
+#include "base/unique_fd.h"
 
 namespace tencache {
 namespace {
@@ -34,23 +42,51 @@ int copy_from_mapping(const void* mapping, std::span<char> memory) {
   return 0;
 }
 
+// Returns the errno, or 0.
+int copy_from_file(int fd, uint64_t offset, std::span<char> memory) {
+  while (!memory.empty()) {
+    const ssize_t got = pread(fd, memory.data(), memory.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : EIO;
+    memory = memory.subspan(static_cast<size_t>(got));
+    offset += static_cast<uint64_t>(got);
+  }
+  return 0;
+}
+
+Status lost_descriptor() {
+  return {StatusCode::kUnavailable, "the program has closed the spill file's descriptor"};
+}
+
 }  // namespace
 
 Status CachedReader::read(uint64_t offset, std::span<char> memory) const {
-  if (!identity_.is_of(fd_)) {
-    return {StatusCode::kUnavailable, "the program has closed the spill file's descriptor"};
-  }
+  if (!identity_.is_of(fd_)) return lost_descriptor();
   void* const mapping =
-      mmap(nullptr, memory.size(), PROT_READ, MAP_SHARED, fd_, static_cast<off_t>(offset));
-  if (mapping == MAP_FAILED) {
-    const Status status = status_from_errno(errno, "mapping the spill file");
-    return {StatusCode::kUnavailable, status.message()};
+      mmap(nullptr, memory.size(), PROT_READ, MAP_PRIVATE, fd_, static_cast<off_t>(offset));
+  const bool is_mapped = mapping != MAP_FAILED;
+  int error_number = is_mapped ? 0 : errno;
+  // What was mapped may be another file, which got the number since the look.
+  const bool is_ours = identity_.is_of(fd_);
+  if (is_mapped) {
+    if (is_ours) error_number = copy_from_mapping(mapping, memory);
+    munmap(mapping, memory.size());
+  } else if (is_ours) {
+    error_number = read_anew(offset, memory, error_number);
   }
-  const int error_number = copy_from_mapping(mapping, memory);
-  munmap(mapping, memory.size());
+  if (!is_ours) return lost_descriptor();
   if (error_number == 0) return Status::ok();
-  return status_from_errno(error_number, "cannot read " + std::to_string(memory.size()) +
-                                             " bytes at file offset " + std::to_string(offset));
+  const std::string attempt = "cannot read " + std::to_string(memory.size()) +
+                              " bytes at file offset " + std::to_string(offset);
+  return {StatusCode::kIoError, status_from_errno(error_number, attempt).message()};
+}
+
+// Returns the errno, or 0; `refusal`, that of the mapping, where the file cannot be opened.
+int CachedReader::read_anew(uint64_t offset, std::span<char> memory, int refusal) const {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd_);
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_valid() || !identity_.is_of(file.get())) return refusal;
+  return copy_from_file(file.get(), offset, memory);
 }
 
 }  // namespace tencache

@@ -21,11 +21,13 @@ class CachedReader {
   /// Does not own the descriptor.
   explicit CachedReader(int fd) : fd_(fd), identity_(FileIdentity::of(fd)) {}
 
-  /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the file
-  /// cannot be reached any more; another code where it is, and the bytes cannot be read.
+  /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the descriptor
+  /// is not the file's any more, and only there; kIoError where the bytes cannot be read.
   Status read(uint64_t offset, std::span<char> memory) const;
 
  private:
+  int read_anew(uint64_t offset, std::span<char> memory, int refusal) const;
+
   const int fd_;
   const FileIdentity identity_;
 };

@@ -6,12 +6,18 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "base/unique_fd.h"
+#include "support/child_process.h"
 #include "support/test_directory.h"
 
 namespace tencache {
@@ -65,6 +71,44 @@ TEST_F(CachedReaderTest, AnotherFileIsNotRead) {
   ASSERT_EQ(other.get(), number);
   ASSERT_EQ(ftruncate(other.get(), kPage), 0);
   EXPECT_EQ(reader.read(0, memory).code(), StatusCode::kUnavailable) << "foreign";
+}
+
+// FUSE with direct_io and 9p refuse shared mappings; a process may have no mapping left.
+TEST_F(CachedReaderTest, MappingsThatAreRefusedStopNoRead) {
+  struct Case {
+    int error_number;
+    uint32_t refused_flags;
+  };
+  for (const Case refused : {Case{ENODEV, MAP_SHARED}, Case{ENOMEM, 0}}) {
+    if (kHasSanitizer && refused.refused_flags == 0) continue;  // it maps what it allocates
+    const int result = run_in_child([&] {
+      const CachedReader reader(file_.get());
+      std::vector<char> memory(2 * kPage);
+      if (!deny_syscall_when(SYS_mmap, refused.error_number, 3, refused.refused_flags)) {
+        _exit(kSkipped);
+      }
+      const Status status = reader.read(kPage, memory);
+      EXPECT_TRUE(status.is_ok()) << status.message();
+      EXPECT_EQ(memory[0], 'b');
+      EXPECT_EQ(memory[2 * kPage - 1], 'c');
+      EXPECT_EQ(reader.read(3 * kPage, memory).code(), StatusCode::kIoError) << "past the end";
+    });
+    if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
+    EXPECT_EQ(result, 0) << refused.error_number;
+  }
+}
+
+TEST_F(CachedReaderTest, WhatCannotBeReadAtAllIsNoLostDescriptor) {
+  if (kHasSanitizer) GTEST_SKIP() << "it maps what it allocates";
+  const int result = run_in_child([&] {
+    const CachedReader reader(file_.get());
+    std::vector<char> memory(kPage);
+    if (!deny_syscall(SYS_mmap, EPERM) || !deny_syscall(SYS_openat, EACCES)) _exit(kSkipped);
+    const Status status = reader.read(kPage, memory);
+    EXPECT_EQ(status.code(), StatusCode::kIoError) << status.message();
+  });
+  if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
+  EXPECT_EQ(result, 0);
 }
 
 }  // namespace

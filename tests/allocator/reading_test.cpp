@@ -7,12 +7,17 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "base/unique_fd.h"
 #include "support/child_process.h"
 #include "support/random.h"
@@ -151,6 +156,21 @@ TEST_P(LyingDiskDeathTest, FileThatIsTooShortEndsTheProcess) {
     _exit(0);
   };
   EXPECT_EXIT(body(), ::testing::KilledBySignal(SIGABRT), "file offset");
+}
+
+TEST(LyingDiskRefusedMappingsDeathTest, FlippedBitEndsTheProcessWithoutSharedMappings) {
+  const auto body = [] {
+    TestEngine engine([](CpuEngineConfig& config) { config.budget_bytes = kBytes; });
+    char* address = engine.allocate(kBytes);
+    fill_pattern(address, kBytes, 1);
+    if (!engine.evict(address)) _exit(1);
+    Disk(engine).flip(engine.extent(address)->slot.offset + kBytes / 2, 3);
+    // No filters: nothing to show.
+    if (!deny_syscall_when(SYS_mmap, ENODEV, 3, MAP_SHARED)) fatal("other bytes than were written");
+    read_all(engine, address);
+    _exit(0);
+  };
+  EXPECT_EXIT(body(), ::testing::KilledBySignal(SIGABRT), "other bytes than were written");
 }
 
 TEST(LyingDiskAfterwardsDeathTest, BitThatFlipsWhileItIsReadEndsTheProcessAtTheEnd) {
