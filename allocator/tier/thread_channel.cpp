@@ -11,7 +11,9 @@
 //
 // Threads: transfer() on one thread at a time; mutex_ guards the two queues and is never held
 // across I/O. The threads start at the first transfer and leave signals to the program's own
-// threads. In a forked child the threads do not exist, and the channel may only be leaked.
+// threads. A limit on processes may allow only some of them, or none: then the calling thread moves
+// the pieces, one after another, and the next transfer tries to start threads again. In a forked
+// child the threads do not exist, and the channel may only be leaked.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +26,7 @@
 
 #include "base/check.h"
 #include "base/kept_fd.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "base/service_thread.h"
 #include "tier/bounce_ring.h"
@@ -62,7 +65,7 @@ class ThreadChannel final : public IoChannel {
   const char* name() const override { return "threads"; }
 
  private:
-  Status start_threads();
+  void start_threads();
   void run_thread() TENCACHE_EXCLUDES(mutex_);
   int64_t move(const Request& request) const;
   void push(IoDirection direction, Piece& piece) TENCACHE_EXCLUDES(mutex_);
@@ -98,25 +101,20 @@ ThreadChannel::~ThreadChannel() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-Status ThreadChannel::start_threads() {
+void ThreadChannel::start_threads() {
   const SignalsBlocked blocked;
   owner_pid_ = getpid();
   try {
     while (threads_.size() < thread_count_) threads_.emplace_back([this] { run_thread(); });
   } catch (const std::system_error& error) {
-    // A process limit may allow only some threads: fewer are slower, none is an error.
-    if (threads_.empty()) {
-      return status_from_errno(error.code().value(), "cannot start a thread for the spill file");
-    }
+    TENCACHE_LOG_DEBUG("%zu of %u threads for the spill file: %s", threads_.size(), thread_count_,
+                       error.what());
   }
-  return Status::ok();
 }
 
 TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const IoSegment> segments,
                                        PieceObserver* observer) {
-  if (threads_.empty()) {
-    if (Status status = start_threads(); !status.is_ok()) return {std::move(status), false, 0};
-  }
+  if (threads_.empty()) start_threads();
   if (bounce_ring_ == nullptr && has_segment_without_memory(segments)) {
     Result<std::unique_ptr<BounceRing>> ring = BounceRing::create(window_);
     if (!ring.is_ok()) return {ring.status(), false, 0};
@@ -139,9 +137,16 @@ TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const Io
 }
 
 void ThreadChannel::push(IoDirection direction, Piece& piece) {
+  const Request request = {direction, piece.rest_memory(), piece.rest_bytes(), piece.rest_offset(),
+                           &piece};
+  if (threads_.empty()) {
+    const Completion completion = {&piece, move(request)};
+    MutexLock lock(mutex_);
+    completions_.push_back(completion);
+    return;
+  }
   MutexLock lock(mutex_);
-  requests_.push_back(
-      {direction, piece.rest_memory(), piece.rest_bytes(), piece.rest_offset(), &piece});
+  requests_.push_back(request);
   requested_.notify_one();
 }
 
