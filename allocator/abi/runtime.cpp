@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -48,6 +50,12 @@ std::string new_run_id() {
   return text;
 }
 
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();  // the working directory is gone
+}
+
 }  // namespace
 
 const char* const kVersion = TENCACHE_VERSION;
@@ -78,6 +86,9 @@ Status Runtime::set_option(std::string_view name, std::string_view text) {
   MutexLock lock(mutex_);
   Options changed = options_;
   TENCACHE_RETURN_IF_ERROR(tencache::set_option(changed, name, text));
+  if (is_started() && name == "spill_dir" && !changed.spill_dir.empty()) {
+    changed.spill_dir = absolute_path(changed.spill_dir);  // as start() did
+  }
   // The backend that was started has settled what auto means.
   const bool is_settled = name == "backend" && changed.backend == BackendChoice::kAuto;
   if (is_started() && is_settled) return Status::ok();
@@ -125,12 +136,21 @@ Status Runtime::start() {
                          options_.strict ? "strict=on" : "plan=off");
   }
   if (run_id_.empty()) run_id_ = new_run_id();
+  TENCACHE_RETURN_IF_ERROR(settle_spill_dir());
   // A GPU is opened when it is first used.
   if (options_.backend != BackendChoice::kCuda) TENCACHE_RETURN_IF_ERROR(start_cpu());
   start_ns_.store(now_ns());
   watch_.start(start_ns_.load(), rank);
   is_started_.store(true, std::memory_order_release);
   return Status::ok();
+}
+
+// A GPU is opened long after the start, when the program may have changed its directory.
+Status Runtime::settle_spill_dir() {
+  if (options_.spill_dir.empty()) return Status::ok();
+  options_.spill_dir = absolute_path(options_.spill_dir);
+  const bool is_used_later = options_.backend == BackendChoice::kCuda && !options_.strict;
+  return is_used_later ? probe_directory(options_.spill_dir).status() : Status::ok();
 }
 
 Status Runtime::start_cpu() {

@@ -96,6 +96,7 @@ class Runtime {
   Runtime() = default;
   Status start_cpu() TENCACHE_REQUIRES(mutex_);
   Result<CpuDeviceConfig> cpu_config(std::string* origin) TENCACHE_REQUIRES(mutex_);
+  Status settle_spill_dir() TENCACHE_REQUIRES(mutex_);
   EngineConfig engine_config() TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);

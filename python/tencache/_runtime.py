@@ -390,6 +390,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # Count them first: once the shim is installed, new tensors are ours.
         _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
         doors.install()
+    texts = _texts(library)  # the start has made the directory of the spill file absolute
     _enabled = _Enabled(os.getpid(), texts, torch_version.text)
     _inductor.install(library, doors)
     if texts["backend"] == _backend.CUDA:

@@ -297,6 +297,18 @@ TEST_F(AbiTest, SpillDirectoryThatIsMissingIsNamed) {
   });
 }
 
+TEST_F(AbiTest, ARelativeSpillDirectoryIsThatOfTheStart) {
+  in_child([this] {
+    ASSERT_EQ(chdir(directory_.path().c_str()), 0);
+    set("spill_dir", ".");
+    ASSERT_EQ(tencache_start(&error_), TENCACHE_OK) << error_.message;
+    EXPECT_EQ(option("spill_dir").front(), '/');
+    set("spill_dir", ".");  // the same one
+    ASSERT_EQ(chdir("/"), 0);
+    EXPECT_NE(tencache_set_option("spill_dir", ".", &error_), TENCACHE_OK) << "another one";
+  });
+}
+
 TEST_F(AbiTest, TextsAreCutToTheBufferAndTerminated) {
   in_child([this] {
     start();
