@@ -10,6 +10,8 @@
 //
 // Headroom is the part of a budget that the evictor keeps free, so that coming allocations need not
 // wait. Plans therefore do not count on it.
+//
+// Every figure may change between two reads, so each is read once where one is taken from another.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +43,8 @@ class Budget {
   uint64_t force_reserve(uint64_t bytes) {
     const uint64_t used = used_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     raise_to(peak_bytes_, used);
-    return used > limit() ? used - limit() : 0;
+    const uint64_t limit_bytes = limit();
+    return used > limit_bytes ? used - limit_bytes : 0;
   }
 
   void release(uint64_t bytes) {
@@ -57,13 +60,21 @@ class Budget {
   uint64_t used() const { return used_bytes_.load(std::memory_order_relaxed); }
   uint64_t free() const {
     const uint64_t bytes = used();
-    return bytes < limit() ? limit() - bytes : 0;
+    const uint64_t limit_bytes = limit();
+    return bytes < limit_bytes ? limit_bytes - bytes : 0;
+  }
+  /// By how many bytes the limit is exceeded.
+  uint64_t excess() const {
+    const uint64_t bytes = used();
+    const uint64_t limit_bytes = limit();
+    return bytes > limit_bytes ? bytes - limit_bytes : 0;
   }
   uint64_t attention() const { return attention_bytes_.load(std::memory_order_relaxed); }
   bool needs_attention() const { return used() > attention(); }
   /// Whether this many more bytes would call for attention.
   bool is_scarce(uint64_t bytes) const {
-    return bytes > attention() || used() > attention() - bytes;
+    const uint64_t attention_bytes = attention();
+    return bytes > attention_bytes || used() > attention_bytes - bytes;
   }
   void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
 

@@ -208,8 +208,8 @@ class Heap {
   uint64_t allowed_bytes(uint64_t live = 0) const { return live_peak_.allowed_bytes(live); }
   /// What was freed since the budget was exceeded goes back, instead of being handed out again.
   void drop_cached_above_budget() {
-    const uint64_t used = budget_.used();
-    if (used > budget_.limit()) drop_idle_cached(used - budget_.limit());
+    const uint64_t excess_bytes = budget_.excess();
+    if (excess_bytes > 0) drop_idle_cached(excess_bytes);
   }
   /// How many cached bytes are more than is worth keeping, once `fresh_bytes` more are live that do
   /// not come from the cache. `frees` is how many extents were ever freed.

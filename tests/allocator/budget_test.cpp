@@ -42,7 +42,9 @@ TEST(BudgetTest, ForcedReservationsTellTheExcess) {
   Budget budget(1000, 700, peak);
   EXPECT_EQ(budget.force_reserve(900), 0u);
   EXPECT_EQ(budget.force_reserve(100), 0u);
+  EXPECT_EQ(budget.excess(), 0u);
   EXPECT_EQ(budget.force_reserve(300), 300u);
+  EXPECT_EQ(budget.excess(), 300u);
   EXPECT_EQ(budget.free(), 0u);
   EXPECT_EQ(peak.load(), 1300u);
   EXPECT_FALSE(budget.try_reserve(1));
@@ -57,8 +59,12 @@ TEST(BudgetTest, AttentionIsAboveTheMark) {
   EXPECT_FALSE(budget.needs_attention());
   ASSERT_TRUE(budget.try_reserve(1));
   EXPECT_TRUE(budget.needs_attention());
+  EXPECT_TRUE(budget.is_scarce(0));
+  EXPECT_TRUE(budget.is_scarce(~uint64_t{0}));
   budget.set_attention(900);
   EXPECT_FALSE(budget.needs_attention());
+  EXPECT_FALSE(budget.is_scarce(199));
+  EXPECT_TRUE(budget.is_scarce(200));
 }
 
 TEST(BudgetTest, ThreadsNeverPassTheLimitTogether) {

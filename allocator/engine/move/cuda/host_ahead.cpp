@@ -127,7 +127,8 @@ bool HostAhead::is_any_in_host(std::span<const HostSpill::ColdExtent> candidates
 // No block where there is no room. Half of the headroom is left to evictions.
 HostBlock HostAhead::take_spare_block(uint64_t bytes) {
   const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
-  if (free_bytes() < needed_bytes) heap_.drop_spare_copies(needed_bytes - free_bytes());
+  const uint64_t free = free_bytes();  // other threads change it
+  if (free < needed_bytes) heap_.drop_spare_copies(needed_bytes - free);
   if (free_bytes() < needed_bytes) return {};
   const Result<HostBlock> block = host_.allocate(bytes);
   return block.is_ok() ? block.value() : HostBlock{};
