@@ -182,7 +182,8 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   made.first_unit = ranges_.grow_behind_border(made.memory.bytes() / kIoAlignment);
   stats_.chunk_bytes += made.memory.bytes();
   stats_.pinned_bytes += made.is_pinned ? made.memory.bytes() : 0;
-  ++stats_.chunk_count;
+  stats_.mapped_bytes.add(made.memory.bytes());
+  stats_.mapped_chunks.add(1);
   stats_.placement = made.memory.placement();
   chunks_.push_back(std::move(made));
   return take_block(bytes);  // nobody could take from the new chunk before
@@ -259,7 +260,8 @@ uint64_t HostTier::trim() {
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= gone_bytes;
   stats_.pinned_bytes -= pinned_bytes;
-  stats_.chunk_count -= count;
+  stats_.mapped_bytes.remove(gone_bytes);
+  stats_.mapped_chunks.remove(count);
   return gone_bytes;
 }
 
@@ -274,6 +276,14 @@ void HostTier::reset_peaks() {
   MutexLock lock(mutex_);
   stats_.peak_asked_bytes = stats_.asked_bytes;
   stats_.peak_beyond_bytes = stats_.beyond_bytes;
+  stats_.mapped_bytes.reset_peak();
+  stats_.mapped_chunks.reset_peak();
+}
+
+void HostTier::reset_totals() {
+  MutexLock lock(mutex_);
+  stats_.mapped_bytes.reset_totals();
+  stats_.mapped_chunks.reset_totals();
 }
 
 bool HostTier::is_valid() const {
@@ -289,7 +299,7 @@ bool HostTier::is_valid() const {
   }
   return ranges_.is_valid() && chunk_bytes <= stats_.chunk_bytes &&
          stats_.chunk_bytes <= config_.budget_bytes && pinned_bytes == stats_.pinned_bytes &&
-         chunks_.size() == stats_.chunk_count &&
+         chunks_.size() == stats_.mapped_chunks.current &&
          stats_.asked_bytes <= ranges_.used() * kIoAlignment &&
          ranges_.used() * kIoAlignment <= chunk_bytes;
 }

@@ -45,6 +45,7 @@
 #include "base/range_allocator.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "base/use_count.h"
 #include "platform/host_memory.h"
 #include "platform/host_pinner.h"
 #include "tier/io_channel.h"
@@ -85,7 +86,8 @@ struct HostTierStats {
   uint64_t peak_asked_bytes = 0;
   uint64_t chunk_bytes = 0;  // mapped or being mapped; shrinks by trim() or after a failure
   uint64_t pinned_bytes = 0;
-  uint64_t chunk_count = 0;
+  UseCount mapped_bytes;  // of chunks that were made, pinned or not
+  UseCount mapped_chunks;
   uint64_t block_count = 0;
   uint64_t beyond_bytes = 0;  // of blocks beyond the budget, which count nowhere else
   uint64_t peak_beyond_bytes = 0;
@@ -129,6 +131,8 @@ class HostTier {
   HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);
   /// The peaks begin anew with what is taken now.
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
+  /// What was mapped and unmapped in all begins anew.
+  void reset_totals() TENCACHE_EXCLUDES(mutex_);
   /// Checks the invariants by walking everything; for tests.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 

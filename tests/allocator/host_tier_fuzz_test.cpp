@@ -255,7 +255,7 @@ TEST(HostTierFuzzTest, WhoFindsRoomDoesNotWaitForGrowth) {
   tier->release(second);
   memory.let_go(true);
   growing.join();
-  EXPECT_EQ(tier->stats().chunk_count, 2U);
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 2U);
 }
 
 TEST(HostTierFuzzTest, ThreadsThatFindNoRoomTogetherGrowOnce) {

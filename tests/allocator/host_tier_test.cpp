@@ -87,7 +87,7 @@ TEST(HostTierTest, AChunkHoldsAWholeNumberOfItsBlocks) {
   EXPECT_EQ(tier->stats().chunk_bytes, 3 * block_bytes);
   blocks.push_back(must_allocate(*tier, block_bytes));
   EXPECT_EQ(tier->stats().chunk_bytes, 6 * block_bytes);
-  EXPECT_EQ(tier->stats().chunk_count, 2U);
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 2U);
   for (const HostBlock& block : blocks) tier->release(block);
   EXPECT_EQ(tier->stats().chunk_bytes, 6 * block_bytes) << "chunks are kept";
 }
@@ -96,13 +96,13 @@ TEST(HostTierTest, TakeMapsNothing) {
   const auto tier = make_tier({.budget_bytes = 4 * kMiB, .chunk_bytes = kMiB});
   EXPECT_FALSE(tier->take(4096).is_valid());
   EXPECT_FALSE(tier->take(8 * kMiB).is_valid()) << "more than the budget";
-  EXPECT_EQ(tier->stats().chunk_count, 0U);
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 0U);
   const HostBlock first = must_allocate(*tier, 512 * kKiB);
   const HostBlock second = tier->take(500 * kKiB);
   EXPECT_EQ(second.bytes, 500 * kKiB);
   EXPECT_EQ(second.memory, first.memory + 512 * kKiB);
   EXPECT_FALSE(tier->take(500 * kKiB).is_valid());
-  EXPECT_EQ(tier->stats().chunk_count, 1U);
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 1U);
   EXPECT_EQ(tier->stats().asked_bytes, 1012 * kKiB);
   tier->release(first);
   tier->release(second);
@@ -118,7 +118,7 @@ TEST(HostTierTest, ALargeBlockGetsAChunkOfItsOwnWhichIsUsedAgain) {
   tier->release(large);
   std::vector<HostBlock> small;
   for (int i = 0; i < 5; ++i) small.push_back(must_allocate(*tier, kMiB));
-  EXPECT_EQ(tier->stats().chunk_count, 1U);
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 1U);
   for (const HostBlock& block : small) tier->release(block);
   EXPECT_EQ(must_allocate(*tier, 5 * kMiB).memory, large.memory) << "the pieces join again";
 }
@@ -131,7 +131,7 @@ TEST(HostTierTest, NoBlockLiesInTwoChunks) {
   for (const HostBlock& block : blocks) tier->release(block);
   const HostBlock block = must_allocate(*tier, 2 * kMiB);
   EXPECT_TRUE(pinner.is_pinned(block.memory, block.bytes));
-  EXPECT_EQ(tier->stats().chunk_count, 9U) << "eight free neighbours are not one piece";
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 9U) << "eight free neighbours are not one piece";
 }
 
 TEST(HostTierTest, TheBudgetIsHard) {
@@ -396,7 +396,7 @@ TEST(HostTierTest, LeavesAtMostTwoPercentUnusedWhenBlocksComeAndGo) {
   EXPECT_LE(unused_share(*tier), 0.02);
   printf("unused after churn: %.2f %% of %s in %llu chunks\n", 100 * unused_share(*tier),
          format_bytes(tier->stats().peak_asked_bytes).c_str(),
-         static_cast<unsigned long long>(tier->stats().chunk_count));
+         static_cast<unsigned long long>(tier->stats().mapped_chunks.current));
 }
 
 // The worst case: the set of present blocks changes at random, and so does the number of blocks of

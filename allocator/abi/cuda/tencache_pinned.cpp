@@ -130,8 +130,8 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
   stats->waiting_bytes = figures.waiting_bytes;
   stats->waiting_count = figures.waiting_count;
   stats->kept_bytes = figures.kept_bytes;
-  stats->mapped_bytes = tencache::converted(times.bytes);
-  stats->mapped_count = tencache::converted(times.chunks);
+  stats->mapped_bytes = tencache::converted(tier.mapped_bytes);
+  stats->mapped_count = tencache::converted(tier.mapped_chunks);
   stats->pinned_bytes = tier.pinned_bytes;
   stats->budget_bytes = pinned->memory->tier().budget_bytes();
   static_assert(sizeof stats->added_by_size == sizeof times.count_by_size);
@@ -143,11 +143,13 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
 
 void tencache_pinned_reset_peaks(tencache_pinned* pinned) {
   pinned->memory->pool().reset_peaks();
+  pinned->memory->tier().reset_peaks();
   pinned->memory->pinner().reset_peaks();
 }
 
 void tencache_pinned_reset_totals(tencache_pinned* pinned) {
   pinned->memory->pool().reset_totals();
+  pinned->memory->tier().reset_totals();
   pinned->memory->pinner().reset_totals();
 }
 

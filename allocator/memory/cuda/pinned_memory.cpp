@@ -42,8 +42,6 @@ Status TimedPinner::pin(void* memory, uint64_t bytes) {
   times_.shortest_ns = is_first ? elapsed_ns : std::min(times_.shortest_ns, elapsed_ns);
   times_.longest_ns = std::max(times_.longest_ns, elapsed_ns);
   times_.total_ns += elapsed_ns;
-  times_.bytes.add(bytes);
-  times_.chunks.add(1);
   ++times_.count_by_size[static_cast<size_t>(std::bit_width(bytes - 1)) % 64];
   return pinned;
 }
@@ -53,24 +51,13 @@ PinTimes TimedPinner::times() const {
   return times_;
 }
 
-void TimedPinner::unpin(void* memory, uint64_t bytes) {
-  pinner_.unpin(memory, bytes);
-  MutexLock lock(mutex_);
-  times_.bytes.remove(bytes);
-  times_.chunks.remove(1);
-}
-
 void TimedPinner::reset_peaks() {
   MutexLock lock(mutex_);
   times_.longest_ns = times_.shortest_ns = 0;
-  times_.bytes.reset_peak();
-  times_.chunks.reset_peak();
 }
 
 void TimedPinner::reset_totals() {
   MutexLock lock(mutex_);
-  times_.bytes.reset_totals();
-  times_.chunks.reset_totals();
   times_.total_ns = 0;
   times_.count_by_size = {};
 }

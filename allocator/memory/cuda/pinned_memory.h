@@ -19,7 +19,6 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "base/use_count.h"
 #include "memory/cuda/pinned_pool.h"
 #include "platform/cuda/gpu.h"
 #include "platform/cuda/host_pinner.h"
@@ -39,11 +38,8 @@ struct PinnedMemoryConfig {
 /// The budget for what was asked for (0: nothing), with a warning where it is lowered.
 uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory);
 
-/// The chunks that were pinned for the pool, or that the driver refused to pin, and how long that
-/// took.
+/// How long it took to pin chunks for the pool; those that the driver refused to pin count, too.
 struct PinTimes {
-  UseCount chunks;
-  UseCount bytes;
   uint64_t total_ns = 0;
   uint64_t longest_ns = 0;
   uint64_t shortest_ns = 0;
@@ -55,9 +51,9 @@ class TimedPinner final : public HostPinner {
  public:
   explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}
   Status pin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
-  void unpin(void* memory, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void unpin(void* memory, uint64_t bytes) override { pinner_.unpin(memory, bytes); }
   PinTimes times() const TENCACHE_EXCLUDES(mutex_);
-  /// Resets the longest and shortest times, and the most at once.
+  /// Resets the longest and shortest times.
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
   /// Resets all the rest.
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
@@ -79,7 +75,7 @@ class PinnedMemory {
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   PinnedPool& pool() { return *pool_; }
-  const HostTier& tier() const { return *tier_; }
+  HostTier& tier() { return *tier_; }
   TimedPinner& pinner() { return *timed_pinner_; }
 
   /// A stream of that GPU uses the block that contains the address; false when there is none. Fails

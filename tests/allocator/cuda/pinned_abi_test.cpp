@@ -102,6 +102,20 @@ TEST_F(PinnedAbiTest, MemoryIsCountedUntilStreamsAreDoneWithIt) {
   EXPECT_EQ(stats().pin_ns_max, 0u);
 }
 
+TEST_F(PinnedAbiTest, WhatTheDriverRefusedToPinIsCountedUntilItIsUnmapped) {
+  driver_->fail("cuMemHostRegister", 1, CUDA_ERROR_OUT_OF_MEMORY);
+  void* const address = allocate(1000);
+  EXPECT_GT(stats().mapped_bytes.current, 0u);
+  EXPECT_EQ(stats().mapped_count.current, 1u);
+  EXPECT_EQ(stats().pinned_bytes, 0u);
+  tencache_pinned_free(pinned_, address);
+  tencache_pinned_trim(pinned_);
+  EXPECT_EQ(stats().mapped_bytes.current, 0u);
+  EXPECT_EQ(stats().mapped_bytes.removed, stats().mapped_bytes.added);
+  EXPECT_EQ(stats().mapped_count.current, 0u);
+  EXPECT_EQ(stats().mapped_count.removed, 1u);
+}
+
 TEST_F(PinnedAbiTest, StreamsThatCannotBeWaitedForAreErrors) {
   void* const address = allocate(100);
   char foreign = 0;
