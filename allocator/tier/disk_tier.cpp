@@ -4,8 +4,9 @@
 //
 // Growth. The file grows by steps that are larger than most extents, so that fallocate is rare, and
 // never shrinks: a slot that is written again costs less than a new one, because its blocks have
-// been written before. A full disk shows at growth, where the extent is still resident, and never
-// in a write.
+// been written before. Only what a step got before it failed goes back to the disk, where other
+// programs may wait for it. A full disk shows at growth, where the extent is still resident, and
+// never in a write.
 //
 // Buffered I/O, where the file system refuses O_DIRECT, is made to behave like direct I/O. A write
 // waits until the disk has the bytes, because a later error would come too late: the extent's
@@ -153,8 +154,7 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
                            uint64_t& grown_bytes) {
   int error_number = 0;
   for (const uint64_t bytes : {wanted_bytes, enough_bytes}) {
-    require_own_file();
-    error_number = extend_file(file_.get(), file_bytes, bytes);
+    error_number = try_to_grow(file_bytes, bytes);
     grown_bytes = bytes;
     if (error_number == 0) return Status::ok();
   }
@@ -170,6 +170,19 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
                     "TENCACHE_SPILL_DIR.");
   note_outcome(status);
   return status;
+}
+
+// Returns 0 or the errno. File systems keep the blocks that they found before the disk was full,
+// and some the length as well.
+int DiskTier::try_to_grow(uint64_t file_bytes, uint64_t grown_bytes) const {
+  require_own_file();
+  const int error_number = extend_file(file_.get(), file_bytes, grown_bytes);
+  if (error_number == 0) return 0;
+  require_own_file();
+  if (ftruncate(file_.get(), static_cast<off_t>(file_bytes)) != 0) {
+    TENCACHE_LOG_DEBUG("the spill file keeps what a failed growth got (errno %d)", errno);
+  }
+  return error_number;
 }
 
 DiskTier::Quota DiskTier::quota_of(uint64_t file_bytes) const {

@@ -4,11 +4,14 @@
 // sizes, full disks, and kernels that refuse.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <vector>
 
 #include "base/units.h"
@@ -106,6 +109,33 @@ TEST_F(DiskTierGrowthTest, AFullDiskIsNoticedWhenASlotIsTaken) {
   }
   tier->release(slots.back());
   EXPECT_TRUE(tier->allocate(4 * kMiB).is_ok());
+}
+
+TEST_F(DiskTierGrowthTest, GrowthThatFailsKeepsNothingOfTheDisk) {
+  const SmallFileSystem disk(96 * kMiB);
+  if (!disk.is_mounted()) GTEST_SKIP() << "needs root, mkfs.ext4 and a loop device";
+  const auto free_bytes = [&disk] {
+    struct statvfs space = {};
+    EXPECT_EQ(statvfs(disk.path().c_str(), &space), 0);
+    return uint64_t{space.f_bavail} * uint64_t{space.f_frsize};
+  };
+  const std::unique_ptr<DiskTier> tier = open_tier(config_in(disk.path()));
+  AlignedBuffer buffer(4 * kMiB);
+  Random().fill(buffer.data(), buffer.bytes());
+  const Slot kept = take(*tier, buffer.bytes());
+  ASSERT_TRUE(tier->write(segment_of(buffer, kept), nullptr).status.is_ok());
+  const uint64_t file_bytes = tier->file_bytes();
+  const uint64_t before_bytes = free_bytes();
+  for (int round = 0; round < 2; ++round) {
+    expect_message(tier->allocate(200 * kMiB).status(), StatusCode::kNoSpace, {"No space left"});
+    struct stat file = {};
+    ASSERT_EQ(fstat(tier->fd(), &file), 0);
+    EXPECT_EQ(static_cast<uint64_t>(file.st_size), file_bytes);
+    EXPECT_GE(free_bytes() + kMiB / 2, before_bytes);
+  }
+  AlignedBuffer back(buffer.bytes());
+  ASSERT_TRUE(tier->read(segment_of(back, kept), nullptr).status.is_ok());
+  EXPECT_EQ(memcmp(back.data(), buffer.data(), back.bytes()), 0);
 }
 
 TEST_F(DiskTierGrowthTest, TheLimitOnFileSizesIsNoSpaceAndNoSignal) {
