@@ -13,6 +13,7 @@
 #include "abi/exit_report.h"
 #include "abi/tencache.h"
 #include "base/log.h"
+#include "base/shown_text.h"
 
 namespace tencache {
 namespace {
@@ -106,7 +107,7 @@ Status require_shim(const std::filesystem::path& folder, const TorchVersion& tor
   if (minors.empty()) {
     return {
         StatusCode::kFailedPrecondition,
-        "No libtencache_torch-*.so lies in " + folder.string() +
+        "No libtencache_torch-*.so lies in " + shown(folder.string()) +
             ", beside libtencache.so, so tencache supports no torch here. Use the libraries "
             "where the package has them; `tencache cmake-dir` and `tencache preload` name them."};
   }
@@ -174,7 +175,7 @@ Status install(const std::filesystem::path& library) {
   void* const shim = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (shim == nullptr) {
     return {StatusCode::kFailedPrecondition,
-            library.string() + " cannot be loaded: " + dlerror() +
+            shown(library.string()) + " cannot be loaded: " + shown(dlerror()) +
                 ". It needs the libraries of PyTorch's own builds, under the names they have "
                 "there."};
   }
@@ -183,7 +184,7 @@ Status install(const std::filesystem::path& library) {
                                : "tencache_torch_install";
   const auto entry = function_of<int (*)(tencache_error*)>(shim, name);
   if (entry == nullptr) {
-    return {StatusCode::kFailedPrecondition, library.string() + " has no function " + name +
+    return {StatusCode::kFailedPrecondition, shown(library.string()) + " has no function " + name +
                                                  ": it is of another tencache. Install "
                                                  "the package again."};
   }
@@ -196,7 +197,7 @@ Status refuse_stored_period(Runtime& runtime) {
   const std::string path = runtime.option_text("learn_from");
   if (path == "off") return Status::ok();
   return {StatusCode::kInvalidArgument,
-          "Option learn_from does not take the value '" + path +
+          "Option learn_from does not take the value '" + shown(path) +
               "' here: only the Python package reads such files. Leave it out; a C++ program "
               "learns anew in each run."};
 }

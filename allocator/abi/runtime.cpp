@@ -242,7 +242,7 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
     const Result<DiskProbe> found = find_disk();
     if (!found.is_ok()) return found.status();
     config.disk = disk_config(found.value());
-    *origin += "), cold tensors go to " + found.value().directory + " (" +
+    *origin += "), cold tensors go to " + shown(found.value().directory) + " (" +
                found.value().file_system + ", " + format_bytes(found.value().free_bytes) + " free";
   }
   return config;
@@ -296,7 +296,7 @@ void Runtime::announce_first_cpu_spill() const {
   const std::string reached = "use reached " +
                               format_bytes(engine->stats().peak_device_bytes.load()) +
                               " of the device budget of " + format_bytes(engine->budget().limit());
-  announce_first_spill(engine, reached, engine->device().disk()->directory());
+  announce_first_spill(engine, reached, engine->device().disk()->shown_directory());
 }
 
 void Runtime::announce_first_spill(Engine* engine, const std::string& reason,

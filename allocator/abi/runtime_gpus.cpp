@@ -126,7 +126,7 @@ void Runtime::announce_gpu(const EngineEntry& gpu, const std::string& name) cons
     below = ", cold tensors go to host memory (at most " + format_bytes(host->budget_bytes()) + ")";
   }
   if (const DiskTier* disk = gpu.engine->device().disk()) {
-    below += " and from there to " + disk->directory() + " (at most " +
+    below += " and from there to " + disk->shown_directory() + " (at most " +
              format_bytes(disk->quota_bytes()) + ")";
   }
   const std::string origin = options_.device_memory_bytes ? " (" + as_asked() + ")" : "";

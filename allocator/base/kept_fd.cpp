@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/shown_text.h"
 
 namespace tencache {
 namespace {
@@ -67,7 +68,7 @@ void FileIdentity::end(int fd, const char* what) {
       "the program has closed descriptor %d, which was %s%s%s. The process is stopped so that "
       "nothing goes to a file of the program's. A program that closes descriptors it did not open "
       "(os.closerange) has to do so before tencache starts, or to spare this one",
-      fd, what, is_open ? ", and now has it for " : "", now.data());
+      fd, what, is_open ? ", and now has it for " : "", shown(now.data()).c_str());
 }
 
 // Private, because some file systems refuse shared mappings. Forks do not pass it on: a child that

@@ -55,7 +55,7 @@ Status refuse(std::string_view text, std::string_view reason) {
 
 Status refuse_time(std::string_view text, std::string_view reason) {
   std::string message = "\"";
-  message.append(text).append("\" is not a time: ").append(reason);
+  message.append(shown(text)).append("\" is not a time: ").append(reason);
   message += ". Write a number and a unit, for example 30s, 500ms or 5min.";
   return {StatusCode::kInvalidArgument, std::move(message)};
 }

@@ -53,7 +53,7 @@ bool find_lost_page(const void* address, LostPage* page) {
 Result<std::unique_ptr<CpuDevice>> CpuDevice::open(const CpuDeviceConfig& config) {
   std::unique_ptr<CpuDevice> device(new CpuDevice(config.budget_bytes));
   TENCACHE_RETURN_IF_ERROR(device->open_parts(config));
-  g_directory.store(device->disk_ ? device->disk_->directory().c_str() : nullptr);
+  g_directory.store(device->disk_ ? device->disk_->shown_directory().c_str() : nullptr);
   WriteBarrier::configure(device->arena_->base(), device->arena_->bytes(), &judge_fault);
   BusErrors::configure(device->arena_->base(), device->arena_->bytes(), &find_lost_page);
   g_table.store(device->table_.get(), std::memory_order_release);

@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/shown_text.h"
 #include "base/units.h"
 #include "tier/bounce_ring.h"
 #include "tier/spill_file.h"
@@ -64,7 +65,8 @@ int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
 
 }  // namespace
 
-DiskTier::DiskTier(DiskTierConfig config) : config_(std::move(config)), ranges_(0) {}
+DiskTier::DiskTier(DiskTierConfig config)
+    : config_(std::move(config)), shown_directory_(shown(config_.directory)), ranges_(0) {}
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
   TENCACHE_CHECK(config.depth > 0);
@@ -158,7 +160,7 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
     grown_bytes = bytes;
     if (error_number == 0) return Status::ok();
   }
-  const std::string attempt = "Cannot grow the spill file in " + config_.directory + " from " +
+  const std::string attempt = "Cannot grow the spill file in " + shown_directory_ + " from " +
                               format_bytes(file_bytes) + " by " + format_bytes(enough_bytes);
   const Status failed = status_from_errno(error_number, attempt);
   if (error_number == EFBIG) {
@@ -226,7 +228,7 @@ void DiskTier::note_outcome(const Status& status) {
 }
 
 Status DiskTier::quota_exhausted(uint64_t bytes, const Quota& quota) const {
-  std::string message = "The disk tier in " + config_.directory + " has no room for " +
+  std::string message = "The disk tier in " + shown_directory_ + " has no room for " +
                         format_bytes(bytes) + ": " + format_bytes(ranges_.used() * kIoAlignment) +
                         " of its quota of " + format_bytes(quota.bytes) + " are in use";
   if (const uint64_t frozen = frozen_bytes(); frozen > 0) {
@@ -340,7 +342,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
     if (result.status.is_ok()) result.status = drop_after_buffered(direction, added.segments());
   }
   if (!result.status.is_ok()) {
-    result.status = Status(result.status.code(), "Spill file in " + config_.directory + ": " +
+    result.status = Status(result.status.code(), "Spill file in " + shown_directory_ + ": " +
                                                      result.status.message() + ".");
   }
   const bool tells = !result.status.is_ok() || !result.cancelled;

@@ -127,6 +127,8 @@ class DiskTier {
   /// How it failed; ok when it did not.
   Status failure() const TENCACHE_EXCLUDES(mutex_);
   const std::string& directory() const { return config_.directory; }
+  /// The directory as messages name it (base/shown_text.h).
+  const std::string& shown_directory() const { return shown_directory_; }
   const char* channel_name() const { return channel_name_.c_str(); }
   bool uses_direct_io() const { return direct_io_; }
   /// As it stands now, the limit on file sizes (ulimit -f) included.
@@ -176,6 +178,7 @@ class DiskTier {
 
   // Constant after open().
   DiskTierConfig config_;
+  std::string shown_directory_;
   FileHold hold_;
   KeptFd file_;
   pid_t owner_pid_ = -1;  // a forked child is another process and owns nothing here

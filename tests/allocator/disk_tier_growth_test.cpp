@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/units.h"
@@ -136,6 +137,25 @@ TEST_F(DiskTierGrowthTest, GrowthThatFailsKeepsNothingOfTheDisk) {
   AlignedBuffer back(buffer.bytes());
   ASSERT_TRUE(tier->read(segment_of(back, kept), nullptr).status.is_ok());
   EXPECT_EQ(memcmp(back.data(), buffer.data(), back.bytes()), 0);
+}
+
+// A name for the terminal to obey.
+TEST_F(DiskTierGrowthTest, MessagesShowTheDirectoryEscaped) {
+  const std::string path = directory_.path() + "/\x1b[2J";
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
+  const std::unique_ptr<DiskTier> tier = open_tier(config_in(path, 4 * kMiB));
+  const auto expect_escaped = [](const Status& status) {
+    EXPECT_FALSE(status.is_ok());
+    EXPECT_NE(status.message().find("/\\x1b[2J"), std::string::npos) << status.message();
+    EXPECT_EQ(status.message().find('\x1b'), std::string::npos) << status.message();
+  };
+  expect_escaped(tier->allocate(8 * kMiB).status());
+  const int result = run_in_child([&] {
+    if (!deny_syscall(SYS_fallocate, EIO)) _exit(kSkipped);
+    expect_escaped(tier->allocate(kMiB).status());
+  });
+  EXPECT_TRUE(result == 0 || result == kSkipped) << result;
+  EXPECT_EQ(tier->directory(), path);
 }
 
 TEST_F(DiskTierGrowthTest, TheLimitOnFileSizesIsNoSpaceAndNoSignal) {

@@ -97,6 +97,13 @@ TEST_F(KeptFdTest, TheMessageNamesNumberUseAndTheOtherFile) {
   EXPECT_DEATH(lose_to_another(),
                "closed descriptor [0-9]+, which was the spill file, and now has "
                "it for .*/theirs.*before tencache starts");
+  const auto lose_to_a_name_for_the_terminal = [this] {
+    const KeptFd kept(open_file("ours"));
+    const UniqueFd foreign = open_file("\x1b[2J");
+    dup2(foreign.get(), kept.get());
+    kept.require_ours("the spill file");
+  };
+  EXPECT_DEATH(lose_to_a_name_for_the_terminal(), "now has it for [^\x1b]*/\\\\x1b\\[2J");
   const auto lose = [this] {
     const KeptFd kept(open_file("ours"));
     close(kept.get());

@@ -160,6 +160,19 @@ TEST(OptionsTest, RefusalNamesTheRemedy) {
             "--arm-at or TENCACHE_ARM_AT, or leave it at its default, 0.7.");
 }
 
+// A terminal would obey it, and a long one would push the remedy off the line.
+TEST(OptionsTest, RefusalsShowNoRawText) {
+  const std::string value = "1\x1b[2J" + std::string(5000, 'x');
+  for (const OptionDescription& row : option_table()) {
+    if (row.kind == "path") continue;  // takes any text
+    Options options;
+    const std::string message = set_option(options, row.name, value).message();
+    EXPECT_NE(message.find("\\x1b[2J"), std::string::npos) << row.name;
+    EXPECT_EQ(message.find('\x1b'), std::string::npos) << row.name;
+    EXPECT_LT(message.size(), 1500U) << row.name;
+  }
+}
+
 TEST(OptionsTest, SuggestsTheNearestName) {
   Options options;
   const std::pair<std::string_view, std::string_view> expected[] = {

@@ -90,7 +90,7 @@ void end_for_other_bytes(const DiskTier& disk, const Extent& extent) {
       "the spill file in %s returned other bytes than were written: extent %llu at %p, %llu "
       "bytes at file offset %llu. The program is stopped so that it does not go on with wrong "
       "numbers; check the disk or choose another one with --spill-dir",
-      disk.directory().c_str(), static_cast<unsigned long long>(extent.id),
+      disk.shown_directory().c_str(), static_cast<unsigned long long>(extent.id),
       static_cast<void*>(extent.address), static_cast<unsigned long long>(extent.bytes),
       static_cast<unsigned long long>(extent.slot.offset));
 }
@@ -99,7 +99,7 @@ void end_for_unreadable_slots(const DiskTier& disk, const Status& reason) {
   fatal(
       "tensors cannot be read back from the spill file in %s: %s. The program is stopped so that "
       "it does not go on with wrong numbers; check the disk or choose another one with --spill-dir",
-      disk.directory().c_str(), reason.clause().c_str());
+      disk.shown_directory().c_str(), reason.clause().c_str());
 }
 
 }  // namespace tencache
