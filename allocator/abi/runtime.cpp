@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "abi/period_arrays.h"
-#include "abi/record_choice.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/shown_text.h"
@@ -161,7 +160,7 @@ Status Runtime::start_cpu() {
   if (!device.is_ok()) return device.status();
   const AddressArena& arena = device.value()->arena();
   Result<std::unique_ptr<Engine>> engine =
-      Engine::create(engine_config(), std::move(device).value());
+      Engine::create(engine_config(EngineEntry::kHost), std::move(device).value());
   if (!engine.is_ok()) return engine.status();
   lower_chunk_bytes(engine.value()->budget().limit());
   cover({reinterpret_cast<uintptr_t>(arena.base()), arena.bytes()});
@@ -196,7 +195,7 @@ void Runtime::cover(const tencache_arena& arena) {
   }
 }
 
-EngineConfig Runtime::engine_config() {
+EngineConfig Runtime::engine_config(int ordinal) {
   EngineConfig config;
   config.arm_at = options_.arm_at;
   config.plans = options_.plan;
@@ -213,9 +212,9 @@ EngineConfig Runtime::engine_config() {
   };
   config.hooks.on_first_spill = [this] { announce_first_cpu_spill(); };
   if (!options_.record_path.empty()) {
-    config.hooks.on_learned_plan = [this, path = options_.record_path,
-                                    choice = RecordChoice()](const LearnedPlan& learned) mutable {
-      if (choice.takes(learned)) record_period(learned, path);
+    config.hooks.on_learned_plan = [this, ordinal,
+                                    path = options_.record_path](const LearnedPlan& learned) {
+      offer_period(learned, ordinal, path);
     };
   }
   return config;
@@ -268,8 +267,33 @@ DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
   return config;
 }
 
-void Runtime::record_period(const LearnedPlan& learned, const std::string& path) {
-  const Status status = write_period(learned.period->trace, learned.machine, path, run_id_);
+// Each engine's learner calls this on its own thread. The lock is not held while the file is
+// written, so one thread at a time writes, and goes on until it has written the last choice.
+void Runtime::offer_period(const LearnedPlan& learned, int ordinal, const std::string& path) {
+  {
+    MutexLock lock(record_mutex_);
+    if (!record_choice_.takes(learned, ordinal)) return;
+    unwritten_period_ = learned.period;
+    unwritten_machine_ = learned.machine;
+    if (is_recording_) return;
+    is_recording_ = true;
+  }
+  for (;;) {
+    std::shared_ptr<const Period> period;
+    Machine machine;
+    {
+      MutexLock lock(record_mutex_);
+      period.swap(unwritten_period_);
+      machine = unwritten_machine_;
+      is_recording_ = period != nullptr;
+    }
+    if (period == nullptr) return;
+    record_period(period->trace, machine, path);
+  }
+}
+
+void Runtime::record_period(const Trace& trace, const Machine& machine, const std::string& path) {
+  const Status status = write_period(trace, machine, path, run_id_);
   if (status.is_ok()) {
     recorded_.store(Recorded::kWritten);
     return;

@@ -15,6 +15,7 @@
 
 #include "abi/engines.h"
 #include "abi/launch_gate.h"
+#include "abi/record_choice.h"
 #include "abi/tencache_gpu.h"
 #include "abi/watch.h"
 #include "base/mutex.h"
@@ -26,7 +27,6 @@ namespace tencache {
 
 struct CpuDeviceConfig;
 struct CudaDeviceConfig;
-struct LearnedPlan;
 
 /// What became of the period that the option record asks for.
 enum class Recorded : uint8_t { kNothing, kWritten, kFailed };
@@ -97,13 +97,16 @@ class Runtime {
   Status start_cpu() TENCACHE_REQUIRES(mutex_);
   Result<CpuDeviceConfig> cpu_config(std::string* origin) TENCACHE_REQUIRES(mutex_);
   Status settle_spill_dir() TENCACHE_REQUIRES(mutex_);
-  EngineConfig engine_config() TENCACHE_REQUIRES(mutex_);
+  EngineConfig engine_config(int ordinal) TENCACHE_REQUIRES(mutex_);
   void cover(const tencache_arena& arena) TENCACHE_REQUIRES(mutex_);
   void lower_chunk_bytes(uint64_t budget_bytes) TENCACHE_REQUIRES(mutex_);
   std::string as_asked() const TENCACHE_REQUIRES(mutex_);
   Result<DiskProbe> find_disk() const TENCACHE_REQUIRES(mutex_);
   DiskTierConfig disk_config(const DiskProbe& found) const TENCACHE_REQUIRES(mutex_);
-  void record_period(const LearnedPlan& learned, const std::string& path);
+  /// Records the period if it is the best choice so far. `ordinal` is that of the engine.
+  void offer_period(const LearnedPlan& learned, int ordinal, const std::string& path)
+      TENCACHE_EXCLUDES(record_mutex_);
+  void record_period(const Trace& trace, const Machine& machine, const std::string& path);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
   std::string cpu_stats_json(Engine& engine) const;
   std::string gpu_stats_json() const;
@@ -134,6 +137,12 @@ class Runtime {
   mutable Mutex mutex_;
   Options options_ TENCACHE_GUARDED_BY(mutex_);
   std::shared_ptr<const Period> stored_period_ TENCACHE_GUARDED_BY(mutex_);
+
+  Mutex record_mutex_;
+  RecordChoice record_choice_ TENCACHE_GUARDED_BY(record_mutex_);
+  std::shared_ptr<const Period> unwritten_period_ TENCACHE_GUARDED_BY(record_mutex_);
+  Machine unwritten_machine_ TENCACHE_GUARDED_BY(record_mutex_);
+  bool is_recording_ TENCACHE_GUARDED_BY(record_mutex_) = false;  // some thread writes the file
 };
 
 }  // namespace tencache

@@ -77,7 +77,7 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
 
 EngineConfig Runtime::gpu_engine_config(int ordinal) {
   MutexLock lock(mutex_);
-  EngineConfig config = engine_config();
+  EngineConfig config = engine_config(ordinal);
   config.hooks.on_first_spill = [this, ordinal] { announce_first_gpu_spill(ordinal); };
   return config;
 }

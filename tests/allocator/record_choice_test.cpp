@@ -47,6 +47,15 @@ TEST(RecordChoiceTest, OfOneKindTheNewestForTheLargestSizes) {
   EXPECT_TRUE(choice.takes(learned(1, 9 * kMiB, 6)));
 }
 
+TEST(RecordChoiceTest, OfSeveralEnginesTheOneThatNeedsTheMostMemory) {
+  RecordChoice choice;
+  EXPECT_TRUE(choice.takes(learned(1, 10 * kMiB, 5), 0));
+  EXPECT_FALSE(choice.takes(learned(1, 9 * kMiB, 6), 1)) << "the number is another engine's";
+  EXPECT_TRUE(choice.takes(learned(1, 11 * kMiB, 1), 1));
+  EXPECT_FALSE(choice.takes(learned(1, 10 * kMiB, 7), 0));
+  EXPECT_TRUE(choice.takes(learned(1, 9 * kMiB, 2), 1)) << "the same kind, newer";
+}
+
 TEST(RecordChoiceTest, AStepIsBetterThanTheGuessBeforeIt) {
   RecordChoice choice;
   EXPECT_TRUE(choice.takes(learned(1, 10 * kMiB, 5, 4)));

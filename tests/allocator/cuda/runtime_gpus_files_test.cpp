@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Directories and files of the runtime on the cuda backend, over the simulated driver: which
-// directory spills, although GPUs are opened long after the start. A runtime lives as long as its
-// process, so each body runs in a child.
+// directory spills, although GPUs are opened long after the start, and which GPU's period is
+// recorded. A runtime lives as long as its process, so each body runs in a child.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "abi/cuda/open_gpu.h"
+#include "abi/runtime.h"
 #include "abi/tencache.h"
+#include "base/units.h"
+#include "engine/plan/learned_plan.h"
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
@@ -73,6 +83,78 @@ TEST_F(RuntimeGpusFilesTest, ADirectoryThatCannotBeUsedIsAnErrorBeforeAnyGpuIsUs
     EXPECT_EQ(tencache_is_started(), 0);
     set("strict", "on");
     start();  // and spills nowhere
+  });
+  EXPECT_EQ(result, 0);
+}
+
+LearnedPlan learned(uint64_t number, uint64_t peak_bytes) {
+  auto period = std::make_shared<Period>();
+  period->trace.op_names = {"op"};
+  for (int tick = 0; tick < 3; ++tick) {
+    period->trace.ops.push_back({0, 1'000'000, {{0, false}}});
+    period->digests.push_back(7);
+  }
+  period->trace.tensors.push_back({peak_bytes, kNoTick, kNoTick});
+  period->extent_ids.push_back(1);
+  LearnedPlan plan;
+  plan.number = number;
+  plan.period = std::move(period);
+  return plan;
+}
+
+// Each engine numbers its kinds from 1.
+TEST_F(RuntimeGpusFilesTest, ThePeriodThatNeedsTheMostMemoryIsRecordedWhicheverGpuHasIt) {
+  const int result = run_in_child([this] {
+    const std::string path = directory_.path() + "/run.period";
+    const auto recorded_bytes = [&path] {
+      std::string line;
+      std::ifstream file(path);
+      EXPECT_TRUE(std::getline(file, line));
+      return nlohmann::json::parse(line)["peak_bytes"].get<uint64_t>();
+    };
+    set_all();
+    set("record", path);
+    start();
+    Runtime& runtime = Runtime::instance();
+    const auto on_first = runtime.gpu_engine_config(0).hooks.on_learned_plan;
+    const auto on_second = runtime.gpu_engine_config(1).hooks.on_learned_plan;
+    on_first(learned(1, 10 * kMiB));
+    EXPECT_EQ(recorded_bytes(), 10 * kMiB);
+    on_second(learned(1, 8 * kMiB));
+    EXPECT_EQ(recorded_bytes(), 10 * kMiB);
+    on_second(learned(2, 12 * kMiB));
+    EXPECT_EQ(recorded_bytes(), 12 * kMiB);
+    on_first(learned(2, 11 * kMiB));
+    EXPECT_EQ(recorded_bytes(), 12 * kMiB);
+    EXPECT_EQ(runtime.recorded(), Recorded::kWritten);
+  });
+  EXPECT_EQ(result, 0);
+}
+
+// Whichever thread comes last, the file has the best choice once all have returned.
+TEST_F(RuntimeGpusFilesTest, LearnersOfSeveralGpusRecordAtTheSameTime) {
+  const int result = run_in_child([this] {
+    constexpr uint64_t kRounds = 20;
+    constexpr int kGpus = 4;
+    const std::string path = directory_.path() + "/run.period";
+    set_all();
+    set("record", path);
+    start();
+    std::vector<std::thread> learners;
+    learners.reserve(kGpus);
+    for (int gpu = 0; gpu < kGpus; ++gpu) {
+      learners.emplace_back([gpu] {
+        const auto on_plan = Runtime::instance().gpu_engine_config(gpu).hooks.on_learned_plan;
+        for (uint64_t round = 1; round <= kRounds; ++round) {
+          on_plan(learned(round, (round * kGpus + static_cast<uint64_t>(gpu)) * kMiB));
+        }
+      });
+    }
+    for (std::thread& learner : learners) learner.join();
+    std::string line;
+    std::ifstream file(path);
+    ASSERT_TRUE(std::getline(file, line));
+    EXPECT_EQ(nlohmann::json::parse(line)["peak_bytes"], (kRounds * kGpus + kGpus - 1) * kMiB);
   });
   EXPECT_EQ(result, 0);
 }
