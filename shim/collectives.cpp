@@ -155,7 +155,9 @@ thread_local Group t_group;
 void begin_group() { ++t_group.depth; }
 
 void end_group(std::optional<WorkPointer> work) {
-  if (t_group.depth == 0 || --t_group.depth > 0) return;
+  if (t_group.depth == 0) return;
+  --t_group.depth;
+  if (t_group.depth > 0) return;
   for (tencache_hold* hold : std::exchange(t_group.holds, {})) {
     if (work.has_value() && *work) {
       hold_until_completed(*work, hold);
