@@ -20,6 +20,7 @@ from rich.console import Console
 from tencache import _live, _page, _perfetto, _period_file, _pipe, _plan, _report, _story, _top
 from tencache._library import TencacheError, core
 from tencache._messages import say
+from tencache._outputs import check_output
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -63,11 +64,11 @@ def report(run: Path, output: Path | None, trace: Path | None, period: Path | No
     everything: tencache run --stats run.json --trace run.trace --record run.period -- python …
     """
     output = output or run.with_suffix(".html")
-    _check_output(output, run)
+    check_output(output, "--output", run)
     stats = read_stats(run)
     trace = trace or _file_of(stats, "trace")
     period = period or _file_of(stats, "record")
-    _check_output(output, trace, period)
+    check_output(output, "--output", trace, period)
     with Console(stderr=True).status(f"reading {run}"):
         page = _page.render(_sources(run, stats, trace, period))
     core().write_file(output.absolute(), page.encode())
@@ -141,25 +142,6 @@ def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast:
     return _page.Forecast(planner, _plan.make_report(planner, path, period, pipe, budgets))
 
 
-def _check_output(path: Path, *inputs: Path | None) -> None:
-    """TencacheError if the file could not be written, or would take the place of one that is read.
-
-    For use before the work.
-    """
-    reason = core().why_not_writable(path.absolute())
-    if reason is not None:
-        raise TencacheError(
-            f"{path} cannot be written: {reason}. Name a file in an existing, writable directory "
-            "with --output."
-        )
-    for read in inputs:
-        if read is not None and core().is_same_output(path, read):
-            raise TencacheError(
-                f"{path} would replace {read}, which this command reads. Name another file with "
-                "--output."
-            )
-
-
 # ---- top ---------------------------------------------------------------------------------------
 
 
@@ -221,7 +203,7 @@ def export(file: Path, perfetto: bool, output: Path | None) -> None:
     if not perfetto:
         raise click.UsageError("Say for whom: `tencache trace export --perfetto FILE`.")
     output = output or file.with_name(f"{file.name}.perfetto.json")
-    _check_output(output, file)
+    check_output(output, "--output", file)
     story = _story.tell(file)
     core().write_file(output.absolute(), _perfetto.to_json(story))
     if str(output) not in ("/dev/stdout", "/dev/fd/1"):

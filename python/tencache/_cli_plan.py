@@ -129,14 +129,8 @@ def plan(
 def _check_drawings(file: Path, plot: Path | None, timeline: Path | None) -> None:
     """TencacheError if a drawing could not be written; checked before the planning, not after."""
     for path, flag in ((plot, "--plot"), (timeline, "--timeline")):
-        if path is None:
-            continue
-        _drawing.check_path(path, flag)
-        if core().is_same_output(path, file):
-            raise TencacheError(
-                f"{path} would replace {file}, which this command reads. Name another file with "
-                f"{flag}."
-            )
+        if path is not None:
+            _drawing.check_path(path, flag, file)
     if plot is not None and timeline is not None and core().is_same_output(plot, timeline):
         raise TencacheError(
             f"{plot} is the file of both --plot and --timeline, and the second drawing would "

@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from tencache._library import TencacheError, core
+from tencache._outputs import check_output
 
 _SUFFIXES = (".png", ".svg")
 
 
-def check_path(path: Path, flag: str) -> None:
-    """TencacheError if no drawing could be written there; for use before the planning."""
+def check_path(path: Path, flag: str, *inputs: Path) -> None:
+    """TencacheError if no drawing could be written there; for use before the planning.
+
+    None may replace one of the `inputs`, the files that the command reads.
+    """
     if path.suffix.lower() not in _SUFFIXES:
         raise TencacheError(
             f"{path} ends in neither {' nor '.join(_SUFFIXES)}, and these are what {flag} can "
             f"write. Write {flag} {path.with_suffix('.png')}."
         )
-    reason = core().why_not_writable(path.absolute())
-    if reason is not None:
-        raise TencacheError(
-            f"{path} cannot be written: {reason}. Name a file in an existing, writable directory "
-            f"with {flag}."
-        )
+    check_output(path, flag, *inputs)
     if importlib.util.find_spec("matplotlib") is None:
         raise TencacheError(
             f"{flag} needs matplotlib, which is not installed here: "

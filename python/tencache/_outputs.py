@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a command may write a file, for use before its work. Threads: none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tencache._library import TencacheError, core
+
+
+def check_output(path: Path, flag: str, *inputs: Path | None) -> None:
+    """TencacheError if the file could not be written, or would replace one that is read.
+
+    `flag` is the option that names it; `inputs` are the files that the command reads.
+    """
+    reason = core().why_not_writable(path.absolute())
+    if reason is not None:
+        raise TencacheError(
+            f"{path} cannot be written: {reason}. Name a file in an existing, writable directory "
+            f"with {flag}."
+        )
+    for read in inputs:
+        if read is not None and core().is_same_output(path, read):
+            raise TencacheError(
+                f"{path} would replace {read}, which this command reads. Name another file with "
+                f"{flag}."
+            )
