@@ -22,7 +22,7 @@ from differential import assert_budget_kept
 from ranks import run_processes
 
 RANKS = Path(__file__).with_name("nccl_ranks.py")
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 pytestmark = pytest.mark.skipif(
     "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
