@@ -230,11 +230,12 @@ std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
 }
 
 // Python cannot give a Work to a C function, but to an op.
-void install_groups() {
-  static auto* const library =  // never destroyed
+torch::Library* install_groups() {
+  auto* const library =
       new torch::Library(torch::Library::FRAGMENT, "tencache", std::nullopt, __FILE__, __LINE__);
   library->def("begin_group() -> ()", &begin_group);
   library->def((std::string("end_group(") + kWorkClass + "? work) -> ()").c_str(), &end_group);
+  return library;
 }
 
 }  // namespace
@@ -242,9 +243,9 @@ void install_groups() {
 void install_collectives() {
   static std::mutex mutex;
   static torch::Library* library = nullptr;  // guarded by mutex; never destroyed
-  static std::once_flag groups_once;
-  std::call_once(groups_once, &install_groups);
+  static torch::Library* groups = nullptr;   // likewise
   const std::lock_guard lock(mutex);
+  if (groups == nullptr) groups = install_groups();
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with("c10d::")) continue;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
