@@ -367,6 +367,16 @@ class Steps:
             self._failures.append(f"{instead or variant.name}: {failed}")
 
     def finish(self) -> None:
+        """Raises Failed if a variant failed, or if one with tencache has other losses than stock.
+
+        An alternative without tencache may compute something else: save_on_cpu does.
+        """
+        stock = self._rows[0]
+        self._failures += [
+            f"{row['name']}: its losses differ from stock's"
+            for row in self._rows
+            if row["stats"] is not None and row["losses"] != stock["losses"]
+        ]
         if self._failures:
             raise Failed("; ".join(self._failures))
 

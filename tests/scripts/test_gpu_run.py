@@ -81,3 +81,30 @@ def test_steps_are_told_against_stock(gpu_run: ModuleType) -> None:
         ("1.20", "yes"),
         ("1.50", "no"),
     ]
+
+
+def test_other_losses_than_stocks_fail_the_part(
+    gpu_run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses_of(variant: str) -> list[str]:
+        return ["aa", "bc" if variant in ("tencache 25%", "save_on_cpu") else "bb"]
+
+    def run_worker(
+        _script: str, job: dict[str, object], variant: object, timeout_s: float
+    ) -> dict[str, object]:
+        assert timeout_s > 0
+        name = str(job.get("instead", variant.name))  # type: ignore[attr-defined]
+        counts = {"bytes": {"evicted": 0, "fetched": 0}, "fetches": {"late": 0}}
+        stats = None if variant.is_stock else {**counts, "peak": {"device": 1}}  # type: ignore[attr-defined]
+        figures = {"seconds": [0.5], "losses": losses_of(name), "allocated_peak_bytes": 400}
+        figures |= {"thread_seconds": {}, "parameters": 1}
+        return {**figures, "stats": stats, "stats_before": stats}
+
+    monkeypatch.setattr(gpu_run.support, "run_worker", run_worker)
+    run = gpu_run.Run(tmp_path, 60)
+    assert not run.part("gpt", lambda part: gpu_run.training(run, part, "gpt-1.3b"))
+    assert run.parts[0].reason == "tencache 25%: its losses differ from stock's"
+    # Another program may have other losses.
+    assert run.part("alternatives", lambda part: gpu_run.alternatives(run, part))
+    names = [row["name"] for row in run.parts[1].figures["steps"]]
+    assert names == ["stock", "checkpoint", "save_on_cpu"]
