@@ -233,11 +233,15 @@ def install(run: Run, part: Part, carried: Path | None) -> None:
     if carried is not None:
         for package in sorted(carried.glob("*.deb")):
             run.command(["dpkg", "-x", package, "/"], 60)
-        wheels = sorted(carried.glob("*.whl"))
-        if wheels:
-            pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
-            run.command([*pip, "--break-system-packages", *wheels], 120)
-        if any(wheel.name.startswith("tencache-") for wheel in wheels):
+        own = set(carried.glob("tencache-*.whl"))
+        others = set(carried.glob("*.whl")) - own
+        pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps"]
+        pip += ["--break-system-packages"]
+        if others:
+            run.command([*pip, *sorted(others)], 120)
+        if own:
+            # A machine that is still warm has this version of an earlier commit; pip would keep it.
+            run.command([*pip, "--force-reinstall", *own], 120)
             part.figures["summary"] = "carried"
             return
     pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]

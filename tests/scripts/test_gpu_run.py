@@ -108,3 +108,23 @@ def test_other_losses_than_stocks_fail_the_part(
     assert run.part("alternatives", lambda part: gpu_run.alternatives(run, part))
     names = [row["name"] for row in run.parts[1].figures["steps"]]
     assert names == ["stock", "checkpoint", "save_on_cpu"]
+
+
+def test_the_carried_package_replaces_an_installed_one(
+    gpu_run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def record(_run: object, words: list[object], _limit_s: float) -> str:
+        commands.append([str(word) for word in words])
+        return ""
+
+    monkeypatch.setattr(gpu_run.Run, "command", record)
+    own, other = tmp_path / "tencache-0.1.0-py3-none-any.whl", tmp_path / "click-8.1-py3.whl"
+    own.touch()
+    other.touch()
+    run = gpu_run.Run(tmp_path / "out", 60)
+    assert run.part("install", lambda part: gpu_run.install(run, part, tmp_path))
+    forced = {command[-1]: "--force-reinstall" in command for command in commands}
+    assert forced == {str(own): True, str(other): False}
+    assert all("--no-deps" in command for command in commands)
