@@ -263,7 +263,11 @@ def verdict(bits, hashes, stats):
     broken = [f"{count} differing bits in {what}" for what, count in bits.items() if count]
     if hashes:
         broken.append(f"{hashes} live tensors differ")
-    if stats["peak"]["device"] > stats["budget"]["device"] and not stats["over_budget"]["events"]:
+    over = stats["over_budget"]
+    if over["events"]:
+        excess = format_bytes(over["peak_bytes"])
+        broken.append(f"times over the budget: {over['events']}, by {excess} at most")
+    elif stats["peak"]["device"] > stats["budget"]["device"]:
         broken.append("the peak exceeds the budget and no event says so")
     if not stats["bytes"]["evicted"]:
         broken.append("nothing was evicted: the budget was never felt")
