@@ -51,12 +51,20 @@ def format_bytes(count):
     return f"{count} B"
 
 
+def stock_environment():
+    """The variables of this process but tencache's, with which torch would not be stock."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("TENCACHE")}
+
+
 def run(title, command, environment=None):
-    """Runs a command on this terminal; returns its wall-clock seconds."""
+    """Runs a command on this terminal, with these variables or else this process's own.
+
+    Returns its wall-clock seconds.
+    """
     console.rule(title)
     console.print("[dim]$ " + " ".join(str(part) for part in command), soft_wrap=True)
     begin = time.monotonic()
-    status = subprocess.run(command, env={**os.environ, **(environment or {})}).returncode
+    status = subprocess.run(command, env=environment).returncode
     if status != 0:
         console.print(f"[red]The command above ended with status {status}; the demo stops here.")
         sys.exit(1)
@@ -79,6 +87,7 @@ def train_command(folder, steps, options):
 
 def measure_peak(folder, options):
     environment = {
+        **stock_environment(),
         "MALLOC_MMAP_THRESHOLD_": str(GIVE_BACK_BYTES),
         "MALLOC_MMAP_MAX_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": "0",
@@ -298,7 +307,11 @@ def main():
         for path in folders:
             path.mkdir()
         peak = measure_peak(folders[0], options)
-        stock_s = run("2 of 3: stock PyTorch", train_command(folders[1], options.steps, options))
+        stock_s = run(
+            "2 of 3: stock PyTorch",
+            train_command(folders[1], options.steps, options),
+            stock_environment(),
+        )
         prefix = [tencache, "run", "--device-memory", str(int(options.share * peak))]
         prefix += ["--stats", str(stats_path), "--"]
         title = f"3 of 3: tencache with {100 * options.share:.0f}% of that memory"

@@ -35,6 +35,7 @@ from environment import (
     build_emulated_gpu,
     build_environment,
     build_shim_suites,
+    clean_variables,
     install_package,
     install_system_packages,
     jobs,
@@ -178,17 +179,6 @@ def optimised_core() -> None:
     core_preset(
         "release", ("optimised_suites", "benchmark_programs"), ("--label-regex", "optimised")
     )
-
-
-def clean_variables() -> dict[str, str]:
-    """Variables for programs under test: no options of tencache, no hub access.
-
-    Python keeps what it compiles.
-    """
-    reset = {name: "" for name in os.environ if name.startswith("TENCACHE")}
-    for name in reset:
-        del os.environ[name]
-    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def test_python(

@@ -232,6 +232,16 @@ def build_environment() -> dict[str, str]:
     return variables
 
 
+def clean_variables() -> dict[str, str]:
+    """Variables for programs under test: no options of tencache, no hub access.
+
+    Python keeps what it compiles.
+    """
+    for name in [name for name in os.environ if name.startswith("TENCACHE")]:
+        del os.environ[name]
+    return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
+
+
 def install_package(environment: VirtualEnvironment) -> None:
     """If sources changed, builds the package against the environment's torch and installs it."""
     stamp = STAMPS / f"{environment.torch}-installed"

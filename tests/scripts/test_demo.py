@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/demo.py: what it says of a run."""
+"""examples/demo.py: what it says of a run, and that its stock runs are stock."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import demo
@@ -37,3 +39,19 @@ def test_a_broken_promise_is_named(
     is_kept = demo.verdict({"losses": differing_bits}, differing_hashes, of_the_run)
     assert capsys.readouterr().out == said + "\n"
     assert is_kept == (not said.startswith("FAILED"))
+
+
+def test_the_peak_is_that_of_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENCACHE", "1")
+    monkeypatch.setenv("TENCACHE_DEVICE_MEMORY", "1GiB")
+    tells_variables = tmp_path / "train.py"
+    tells_variables.write_text(
+        "import json, os, sys\n"
+        "path = sys.argv[sys.argv.index('--report') + 1]\n"
+        "variables = sorted(name for name in os.environ if name.startswith('TENCACHE'))\n"
+        "json.dump({'peak_bytes': variables}, open(path, 'w'))\n"
+    )
+    monkeypatch.setattr(demo, "SCRIPT", tells_variables)
+    folder = tmp_path / "peak"
+    folder.mkdir()
+    assert demo.measure_peak(folder, SimpleNamespace(cuda=False)) == []
