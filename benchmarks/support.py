@@ -105,15 +105,14 @@ def run_worker(
     command = [*prefix, sys.executable, str(Path(__file__).parent / script), json.dumps(dict(job))]
     with ForeignShare() as foreign:
         done = _run(command, {**variant.environment(), **(variables or {})}, timeout_s)
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(RESULT_MARK):
-            result: dict[str, Any] = json.loads(line.removeprefix(RESULT_MARK))
-            break
-    else:
-        last_words = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+    lines = (done.stdout + done.stderr).splitlines()
+    answers = [line for line in lines if line.startswith(RESULT_MARK)]
+    if done.returncode != 0 or not answers:
+        last_words = "\n".join([line for line in lines if line not in answers][-20:])
         raise BenchmarkFailed(
             f"{script} ({variant.name}) ended with status {done.returncode}:\n{last_words}"
         )
+    result: dict[str, Any] = json.loads(answers[-1].removeprefix(RESULT_MARK))
     if result["tencache"] == variant.is_stock:
         raise BenchmarkFailed(
             f"{script} was to run as {variant.name}, but tencache was "
