@@ -12,7 +12,7 @@ benefit remains when lengths differ: ops foreseen, bytes fetched ahead of use, a
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,55 +55,56 @@ def total_s(run: Mapping[str, Any]) -> float:
     return float(sum(run["step_s"]))
 
 
-def measure(options: Any, report: Report) -> None:
-    programs = shapes()
-    jobs = {
-        name: training.job(shape, warmup=WARMUP, steps=STEPS) for name, shape in programs.items()
-    }
-    peak = support.run_worker("training.py", training.peak_job(programs[ONE_LENGTH]), STOCK)
-    variants = [STOCK]
+def cases_of(options: Any, peak_bytes: int) -> dict[str, tuple[str, Variant]]:
+    """Each program under each budget, by name; what is compared stands side by side."""
+    budgets = [STOCK]
     for share in options.share:
-        budget = f"{peak['peak_bytes'] * share // 100 // MIB}MiB"
-        variants.append(Variant(f"{share} %", {"device_memory": budget}))
-    runs = {
-        name: support.interleave(
-            variants,
-            options.rounds,
-            lambda variant, job=job: support.run_worker("training.py", job, variant),
-            quiet_wait_s=options.quiet_wait,
-        )
-        for name, job in jobs.items()
+        budget = f"{peak_bytes * share // 100 // MIB}MiB"
+        budgets.append(Variant(f"{share} %", {"device_memory": budget}))
+    return {
+        f"{program}, {budget.name}": (program, budget)
+        for budget in budgets
+        for program in (ONE_LENGTH, RANDOM)
     }
-    for name, of_program in runs.items():
-        for variant in variants:
-            results = of_program[variant.name]
-            if any(run["loss_bits"] != of_program[STOCK.name][0]["loss_bits"] for run in results):
-                raise support.BenchmarkFailed(f"{name} at {variant.name}: losses differ from stock")
-            spread = support.paired_ratio(
-                [total_s(run) for run in results],
-                [total_s(run) for run in runs[ONE_LENGTH][variant.name]],
-            )
-            cells = [variant.name, name, support.format_ns(total_s(results[0]) * 1e9 / STEPS)]
-            cells.append(f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})")
-            if variant is not STOCK:
-                cells.append(f"{support.median(coverage(run) for run in results):.1%}")
-                cells.append(f"{support.median(early_share(run) for run in results):.1%}")
-                cells.append(str(results[0]["stats"]["plan"]["kinds"]))
-            report.tables[0].rows.append([*cells, *["-"] * (7 - len(cells))])
-    report.notes.append(support.foreign_note(runs[RANDOM]))
+
+
+def row(
+    program: str, budget: Variant, runs: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[str]:
+    results = runs[f"{program}, {budget.name}"]
+    seconds = [total_s(run) for run in results]
+    of_one_length = [total_s(run) for run in runs[f"{ONE_LENGTH}, {budget.name}"]]
+    spread = support.paired_ratio(seconds, of_one_length)
+    cells = [budget.name, program, support.format_ns(support.median(seconds) * 1e9 / STEPS)]
+    cells.append(f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})")
+    if budget.is_stock:
+        return [*cells, "-", "-", "-"]
+    cells.append(f"{support.median(coverage(run) for run in results):.1%}")
+    cells.append(f"{support.median(early_share(run) for run in results):.1%}")
+    return [*cells, str(results[0]["stats"]["plan"]["kinds"])]
+
+
+def measure(options: Any, report: Report) -> None:
+    jobs = {
+        name: training.job(shape, warmup=WARMUP, steps=STEPS) for name, shape in shapes().items()
+    }
+    peak = support.run_worker("training.py", training.peak_job(shapes()[ONE_LENGTH]), STOCK)
+    cases = cases_of(options, peak["peak_bytes"])
+    runs = support.interleave(
+        [replace(budget, name=name) for name, (_, budget) in cases.items()],
+        options.rounds,
+        lambda variant: support.run_worker("training.py", jobs[cases[variant.name][0]], variant),
+        quiet_wait_s=options.quiet_wait,
+    )
+    for name, (program, budget) in cases.items():
+        stock = runs[f"{program}, {STOCK.name}"][0]
+        if any(run["loss_bits"] != stock["loss_bits"] for run in runs[name]):
+            raise support.BenchmarkFailed(f"{name}: losses differ from stock")
+        report.tables[0].rows.append(row(program, budget, runs))
+    report.notes.append(support.foreign_note(runs))
     report.data["runs"] = {
-        name: {
-            variant: [
-                {
-                    "step_s": run["step_s"],
-                    "loss_bits": run["loss_bits"],
-                    "measured": run["measured"],
-                }
-                for run in results
-            ]
-            for variant, results in of_program.items()
-        }
-        for name, of_program in runs.items()
+        name: [{key: run[key] for key in ("step_s", "loss_bits", "measured")} for run in results]
+        for name, results in runs.items()
     }
 
 
@@ -128,8 +129,9 @@ def main() -> None:
     measure(options, report)
     report.notes.append(
         f"Lengths of {SHORTEST} to {LONGEST} tokens, {WARMUP} steps of warm-up and {STEPS} that "
-        f"count, {options.rounds} rounds. Budgets are shares of the peak of live tensors with one "
-        "length. foreseen: share of the ops, early: share of the fetched bytes."
+        f"count, {options.rounds} rounds; figures are medians. Budgets are shares of the peak of "
+        "live tensors with one length. foreseen: share of the ops, early: share of the fetched "
+        "bytes."
     )
     report.write(options.output)
     print(report.markdown())
