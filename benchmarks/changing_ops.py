@@ -9,7 +9,7 @@ under budgets that are shares of the most bytes that were live at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import irregular
@@ -20,6 +20,7 @@ from support import MIB, STOCK, Variant
 
 WARMUP = {"mixture_of_experts": 8, "decoding": 24}
 ROUNDS = {"mixture_of_experts": 24, "decoding": 160}
+Runs = Sequence[Mapping[str, Any]]
 AMPLE = Variant("ample", {"device_memory": "4GiB"})
 
 
@@ -27,22 +28,26 @@ def job(program: str) -> dict[str, Any]:
     return {"program": program, "warmup": WARMUP[program], "rounds": ROUNDS[program]}
 
 
-def share(part: float, whole: float) -> str:
-    return f"{part / max(1.0, whole):.1%}"
+def median_share(results: Runs, group: str, part: str, whole: str) -> str:
+    """The share that one counter of the measured rounds is of another."""
+    counts = [run["measured"][group] for run in results]
+    return f"{support.median(count[part] / max(1.0, count[whole]) for count in counts):.1%}"
 
 
-def cells(program: str, variant: Variant, run: Mapping[str, Any], stock_s: float) -> list[str]:
-    per_round = support.format_ns(run["wall_s"] * 1e9 / ROUNDS[program])
-    row = [program.replace("_", " "), variant.name, per_round, f"{run['wall_s'] / stock_s:.2f}"]
+def cells(program: str, variant: Variant, results: Runs, stock: Runs) -> list[str]:
+    seconds = [run["wall_s"] for run in results]
+    of_stock = support.paired_ratio(seconds, [run["wall_s"] for run in stock])
+    per_round = support.format_ns(support.median(seconds) * 1e9 / ROUNDS[program])
+    row = [program.replace("_", " "), variant.name, per_round]
+    row.append(f"{of_stock.median:.2f} ({of_stock.low:.2f}-{of_stock.high:.2f})")
     if variant.is_stock:
         return [*row, "-", "-", "-", "-"]
-    plan, moved = run["measured"]["plan"], run["measured"]["bytes"]
     return [
         *row,
-        share(plan["ticks_followed"], plan["ticks_seen"]),
-        share(moved["fetched_early"], moved["fetched"]),
-        str(run["stats"]["plan"]["kinds"]),
-        str(plan["replans"]),
+        median_share(results, "plan", "ticks_followed", "ticks_seen"),
+        median_share(results, "bytes", "fetched_early", "fetched"),
+        str(results[0]["stats"]["plan"]["kinds"]),
+        f"{support.median(run['measured']['plan']['replans'] for run in results):g}",
     ]
 
 
@@ -54,20 +59,27 @@ def measure(options: Any, report: Report) -> None:
             Variant(f"{part} %", {"device_memory": f"{live * part // 100 // MIB}MiB"})
             for part in options.share
         ]
-        stock_s = 0.0
+        runs = support.interleave(
+            variants,
+            options.rounds,
+            lambda variant, program=program: support.run_worker(
+                "irregular.py", job(program), variant
+            ),
+            quiet_wait_s=options.quiet_wait,
+        )
         for variant in variants:
-            run = support.run_worker("irregular.py", job(program), variant)
-            if run["digest"] != ample["digest"]:
+            results = runs[variant.name]
+            if any(run["digest"] != ample["digest"] for run in results):
                 raise support.BenchmarkFailed(f"{program} at {variant.name}: other bits")
-            stock_s = run["wall_s"] if variant.is_stock else stock_s
-            report.tables[0].rows.append(cells(program, variant, run, stock_s))
-            report.data[f"{program} {variant.name}"] = {
-                key: run[key] for key in ("wall_s", "measured")
-            }
+            report.tables[0].rows.append(cells(program, variant, results, runs[STOCK.name]))
+            report.data[f"{program} {variant.name}"] = [
+                {key: run[key] for key in ("wall_s", "measured")} for run in results
+            ]
+        report.notes.append(f"{program.replace('_', ' ')}: {support.foreign_note(runs)}")
 
 
 def main() -> None:
-    parser = support.arguments("Rounds whose ops differ.", rounds=None)
+    parser = support.arguments("Rounds whose ops differ.", rounds=3)
     parser.add_argument(
         "--share", type=int, nargs="+", default=[50, 25], help="budgets, in percent"
     )
@@ -100,7 +112,8 @@ def main() -> None:
     report.notes.append(
         f"Rounds of warm-up and rounds that count: {rounds}. Budgets are shares of "
         "the peak of live memory. foreseen: share of the ops, early: share of the fetched bytes, "
-        "plans: how many were made anew in the rounds that count."
+        "plans: how many were made anew in the rounds that count. Each budget was measured "
+        f"{options.rounds} times; figures are medians."
     )
     report.write(options.output)
     print(report.markdown())

@@ -68,3 +68,15 @@ def test_lengths_alternate_within_a_round(monkeypatch: pytest.MonkeyPatch) -> No
     assert {row[3] for row in rows} == {"1.00 (1.00-1.00)"}
     (note,) = report.notes
     assert "6 of 12 measurements" in note
+
+
+def test_budgets_alternate_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers()
+    report, rows = measured(changing_ops, monkeypatch, workers)
+    names = [name for program, name in workers.order if program == "decoding"]
+    assert names == ["ample", "stock", "50 %", "50 %", "stock", "stock", "50 %"]
+    assert [row[2:] for row in rows if row[0] == "decoding"] == [
+        ["2 s", "1.00 (1.00-1.00)", "-", "-", "-", "-"],
+        ["2 s", "1.00 (1.00-1.00)", "90.0%", "50.0%", "1", "2"],
+    ]
+    assert all("3 of 6 measurements" in note for note in report.notes)
