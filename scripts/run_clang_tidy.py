@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy over the sources of a compile database, one process for each core.
 
-A clean file is skipped until it, a project header that it includes, its compile command or
-.clang-tidy changes. A file beside the database remembers which files are clean.
+A clean file is skipped until it, a project header that it includes, its compile command,
+.clang-tidy, or clang-tidy's version or arguments change. A file beside the database remembers which
+files are clean.
 
 Usage: run_clang_tidy.py <build folder> <source or folder of sources>...
 """
@@ -25,6 +26,15 @@ MEMORY_NAME = "clang-tidy-clean.json"
 # The static analyzer gives up on a function after this many steps. Its own limit, 225000, takes
 # more than half of the whole time, for a few long functions.
 ANALYZER_STEPS = 20_000
+ARGUMENTS = (
+    "--quiet",
+    # gcc flags that clang does not know must not count as findings.
+    "--extra-arg=-Wno-unknown-warning-option",
+    "--extra-arg=-Xclang",
+    "--extra-arg=-analyzer-config",
+    "--extra-arg=-Xclang",
+    f"--extra-arg=max-nodes={ANALYZER_STEPS}",
+)
 
 
 def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[str, str]]:
@@ -35,6 +45,12 @@ def selected(database: list[dict[str, str]], folders: list[Path]) -> list[dict[s
         if any(file.is_relative_to(folder.resolve()) for folder in folders):
             chosen.setdefault(file, entry)
     return [chosen[file] for file in sorted(chosen)]
+
+
+def configuration_of(clang_tidy: Path) -> bytes:
+    """What decides, besides a file itself, what clang-tidy finds in it."""
+    version = subprocess.run([clang_tidy, "--version"], capture_output=True, check=True).stdout
+    return version + " ".join(ARGUMENTS).encode() + (ROOT / ".clang-tidy").read_bytes()
 
 
 def fingerprint(entry: dict[str, str], configuration: bytes) -> str:
@@ -64,14 +80,8 @@ def project_files_of(source: Path) -> list[Path]:
 def check(clang_tidy: Path, build: Path, entry: dict[str, str]) -> tuple[bool, str]:
     """Whether one file is clean, and clang-tidy's output."""
     file = Path(entry["directory"]) / entry["file"]
-    arguments = (
-        # gcc flags that clang does not know must not count as findings.
-        "-Wno-unknown-warning-option",
-        *("-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={ANALYZER_STEPS}"),
-    )
-    extra = [f"--extra-arg={argument}" for argument in arguments]
     done = subprocess.run(
-        [clang_tidy, "-p", build, "--quiet", *extra, file],
+        [clang_tidy, "-p", build, *ARGUMENTS, file],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -94,7 +104,7 @@ def main(build: Path, folders: list[Path]) -> int:
         sys.exit(f"{database_path} names no source in {', '.join(map(str, folders))}")
     memory_path = build / MEMORY_NAME
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
-    configuration = (ROOT / ".clang-tidy").read_bytes()
+    configuration = configuration_of(clang_tidy)
     # For every file, so that we remember files that this call does not check.
     marks = {
         entry["file"]: fingerprint(entry, configuration) for entry in selected(database, [ROOT])

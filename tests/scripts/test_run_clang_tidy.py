@@ -48,3 +48,20 @@ def test_what_a_file_includes_makes_it_due(tmp_path: Path, monkeypatch: pytest.M
     one["command"] = "clang++"
     assert mark() != before
     assert run_clang_tidy.fingerprint(one, b"") != mark()
+
+
+def test_another_clang_tidy_makes_every_file_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clang_tidy = tmp_path / "clang-tidy"
+
+    def configuration(version: str) -> bytes:
+        clang_tidy.write_text(f"#!/bin/sh\necho LLVM version {version}\n")
+        clang_tidy.chmod(0o755)
+        return run_clang_tidy.configuration_of(clang_tidy)
+
+    before = configuration("21.1.0")
+    assert configuration("21.1.0") == before
+    assert configuration("21.1.1") != before
+    monkeypatch.setattr(run_clang_tidy, "ARGUMENTS", ("--quiet",))
+    assert configuration("21.1.0") != before
