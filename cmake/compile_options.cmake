@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # tencache_compile_options: an interface target with the warnings, sanitizers and thread-safety
-# analysis that all our code is compiled with.
+# analysis that all our code is compiled with. tencache_werror: the flag that makes warnings errors,
+# or nothing, for targets without it.
+set(tencache_werror $<$<BOOL:${TENCACHE_WERROR}>:-Werror>)
 add_library(tencache_compile_options INTERFACE)
 target_compile_options(
   tencache_compile_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
-                                     -Woverloaded-virtual -Werror)
+                                     -Woverloaded-virtual ${tencache_werror})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # gcc 12 sees an overlap in "literal" + std::string where there is none (gcc bug 105651).
   target_compile_options(tencache_compile_options INTERFACE -Wno-restrict)

@@ -26,7 +26,8 @@ PYTHON_MIN = (3, 10)
 # All names but one are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers
 # carry their version, so that every machine compiles and formats alike. Several builds compile the
 # core with the same flags; ccache compiles it once.
-BUILD_PACKAGES = ("ccache", "g++-12", "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
+COMPILER = "g++-12"
+BUILD_PACKAGES = ("ccache", COMPILER, "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 OS_RELEASE = Path("/etc/os-release")
 RELEASE = OS_RELEASE.read_text().splitlines() if OS_RELEASE.exists() else []
 # Clang's sanitizers link with it; in Ubuntu 22.04 clang-14 itself brings it.
@@ -220,8 +221,8 @@ def build_environment() -> dict[str, str]:
         "PATH": f"{MAIN.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(COMPILER_BYTES)),
     }
-    if "CXX" not in os.environ and shutil.which("g++-12"):
-        variables["CXX"] = "g++-12"
+    if "CXX" not in os.environ and shutil.which(COMPILER):
+        variables["CXX"] = COMPILER
     if shutil.which("ccache"):
         # Without this, -g would write each build's folder into its objects.
         variables |= {
@@ -230,6 +231,14 @@ def build_environment() -> dict[str, str]:
             "CCACHE_SLOPPINESS": "pch_defines,time_macros",  # for precompiled headers
         }
     return variables
+
+
+def warning_option() -> str:
+    """The option of CMake that makes warnings errors, unless the compiler is the user's own.
+
+    That one may warn of more, which must not end the build.
+    """
+    return f"TENCACHE_WERROR={'ON' if 'CXX' in build_environment() else 'OFF'}"
 
 
 def clean_variables() -> dict[str, str]:
@@ -256,6 +265,8 @@ def install_package(environment: VirtualEnvironment) -> None:
         "--force-reinstall",
         "--config-settings",
         f"build-dir={environment.build_folder}",
+        "--config-settings",
+        f"cmake.define.{warning_option()}",
         ".",
     ]
     run(
@@ -314,6 +325,7 @@ def _build_target(environment: VirtualEnvironment, what: str, option: str, targe
     python = f"-DPython3_EXECUTABLE={environment.python}"
     configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", python]
     configure += ["-DTENCACHE_BUILD_TORCH=ON", f"-DTENCACHE_BUILD_{option}=ON"]
+    configure += [f"-D{warning_option()}"]
     build: list[str | Path] = ["cmake", "--build", folder, "--target", target]
     for title, command in (("Configure", configure), ("Build", build)):
         run(f"{title} {what} for {environment.torch}", command, environment=build_environment())

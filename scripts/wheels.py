@@ -26,6 +26,7 @@ from environment import (
     UV,
     build_environment,
     clean_variables,
+    warning_option,
 )
 from steps import ROOT, StepFailed, run, say
 
@@ -80,6 +81,7 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     command: list[str | Path] = [MAIN.python, "-m", "pip", "wheel", "--verbose", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", plain]
     command += ["--config-settings", f"build-dir={_BUILD / 'tree'}"]
+    command += ["--config-settings", f"cmake.define.{warning_option()}"]
     command += ["--config-settings", f"cmake.define.TENCACHE_TORCH_ROOTS={roots}", "."]
     run(f"Build the wheel for torch {', '.join(minors)}", command, environment=build_environment())
     (made,) = plain.glob("*.whl")

@@ -109,6 +109,27 @@ def test_an_environment_that_is_not_there_is_made(
     assert commands[0][1:] == ["-m", "venv", str(other.folder)]
 
 
+@pytest.mark.parametrize("has_own_compiler", [True, False])
+def test_warnings_end_no_build_with_a_compiler_of_the_users(
+    commands: list[list[str]],
+    project: environment.VirtualEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
+    has_own_compiler: bool,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.delenv("CXX", raising=False)
+    if has_own_compiler:
+        monkeypatch.setenv("CXX", "g++-15")
+    for name in ("CMakeLists.txt", "pyproject.toml"):
+        (environment.ROOT / name).touch()
+    environment.install_package(project)
+    environment.build_shim_suites(project)
+    package, configure, _build = commands
+    option = f"TENCACHE_WERROR={'OFF' if has_own_compiler else 'ON'}"
+    assert f"cmake.define.{option}" in package
+    assert f"-D{option}" in configure
+
+
 def test_the_package_is_built_again_when_a_source_changes(
     commands: list[list[str]], project: environment.VirtualEnvironment
 ) -> None:
