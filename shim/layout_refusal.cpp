@@ -24,8 +24,9 @@ std::string layout_refusal(const std::string& difference) {
          ", which this part of tencache was compiled against: " +
          difference +
          ". tencache has installed nothing in it. Either build tencache against this torch, in "
-         "tencache's source folder: `pip install --no-build-isolation --force-reinstall --no-deps "
-         ".`; or install torch " TENCACHE_TORCH_VERSION ".";
+         "tencache's source folder: `pip install -r requirements/build.txt && "
+         "pip install --no-build-isolation --force-reinstall --no-deps .`; or install "
+         "torch " TENCACHE_TORCH_VERSION ".";
 }
 
 }  // namespace tencache::shim

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REBUILD_COMMAND = "pip install --no-build-isolation --force-reinstall --no-deps ."
+# shim/layout_refusal.cpp says the same. CMake names system packages that are missing.
+REBUILD_COMMAND = (
+    "pip install -r requirements/build.txt && "
+    "pip install --no-build-isolation --force-reinstall --no-deps ."
+)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,14 @@ def test_packages_that_are_not_installed_are_missing() -> None:
     assert missing == ["tencache-no-such-package"]
 
 
+def test_the_documents_name_what_a_build_needs() -> None:
+    text = (steps.ROOT / "docs" / "install.md").read_text()
+    line = next(line for line in text.splitlines() if "apt-get install" in line)
+    # ccache only saves time.
+    assert {*line.split()} >= {*environment.BUILD_PACKAGES} - {"ccache"}
+    assert "pip install -r requirements/build.txt" in text
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> environment.VirtualEnvironment:
     """A separate project with a virtual environment that looks complete."""
