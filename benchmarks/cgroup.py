@@ -10,6 +10,7 @@ in the group.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -71,9 +72,9 @@ class MemoryCgroup:
             raise Unavailable(f"no memory cgroup can be made here: {error.strerror}") from error
         try:
             self._set_limits()
-        except OSError as error:
+        except BaseException:
             self.folder.rmdir()
-            raise Unavailable(f"the memory cgroup takes no limit: {error.strerror}") from error
+            raise
         return self
 
     def _set_limits(self) -> None:
@@ -88,13 +89,18 @@ class MemoryCgroup:
             self._write(files.swap_limit, str(limit) if self._is_v1 else "0")
 
     def _write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
+        try:
+            (self.folder / name).write_text(text)
+        except OSError as error:
+            raise Unavailable(f"the memory cgroup takes no limit: {error.strerror}") from error
 
     def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + 60
         while True:
             for pid in (self.folder / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+                # It may have ended since the list was read.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             try:
                 self.folder.rmdir()
                 return
