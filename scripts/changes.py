@@ -21,7 +21,7 @@ from repository import ROOT
 # layers.
 SUITES_MAX = 24
 _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
-_SUITE = re.compile(r"tests/(allocator|gpu)/.*_test\.cpp")
+_SUITE = re.compile(r"tests/(allocator|gpu|guard)/.*_test\.cpp")
 # Each takes a few seconds: options and their refusals, reports, and tencache in a program.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
 # For sources whose suite or test file has another name.
@@ -67,7 +67,10 @@ _PYTEST_FILES = {
     "shim/operator_table.cpp": "shim_gate",
     "shim/tensor_walk.cpp": "shim_gate",
     "shim/gate_hooks.cpp": "shim_gate",
+    "tests/shim/cuda_gate_test.cpp": "shim_cuda_gate",
+    "tests/shim/self_test_entry.cpp": "self_test",
 }
+_PYTEST_FILES_OF_FOLDERS = {"guard": "launch_guard", "preload": "preload"}
 
 
 def changed_files() -> list[PurePosixPath]:
@@ -99,13 +102,16 @@ def suites_of(
     for path in changed:
         if path in suites:
             chosen[path.stem] = None
-        if path.suffix not in (".h", ".cpp") or path.parts[0] not in ("allocator", "tests"):
+        folder = path.parts[0]
+        if path.suffix not in (".h", ".cpp") or folder not in ("allocator", "guard", "tests"):
             continue
-        header = path.with_suffix(".h").relative_to(path.parts[0])
+        # The guard has one suite for all its files.
+        other_name = "guard_test" if "guard" in path.parts[:2] else _SUITES.get(path.stem)
+        header = path.with_suffix(".h").relative_to(folder)
         for suite, text in suites.items():
             if _RUNS_FOR_MINUTES.search(suite.stem):
                 continue
-            if suite.stem in (f"{path.stem}_test", _SUITES.get(path.stem)):
+            if suite.stem in (f"{path.stem}_test", other_name):
                 chosen[suite.stem] = None
             elif f'#include "{header}"' in text:
                 including[suite.stem] = None
@@ -126,18 +132,25 @@ def pytest_files_of(
     for path in changed:
         if path in files:
             chosen[path] = None
-        if path.parts[0] not in ("python", "preload", "shim"):
-            continue
-        name = path.with_suffix(".cpp") if path.parts[0] == "shim" else path
-        own = f"shim_{path.stem}" if path.parts[0] == "shim" else path.stem.strip("_")
-        own = "preload" if path.parts[0] == "preload" else own
-        stem = _PYTEST_FILES.get(str(name), own)
-        # One suite covers all of the shim's files for GPU memory.
-        stem = "shim_cuda_allocator" if stem.startswith(("shim_cuda", "shim_pinned")) else stem
-        test = PurePosixPath(f"tests/python/test_{stem}.py")
+        test = PurePosixPath(f"tests/python/test_{_pytest_stem(path)}.py")
         if test in files:
             chosen[test] = None
     return list(chosen)
+
+
+def _pytest_stem(path: PurePosixPath) -> str | None:
+    """The name in tests/python of what tests this source; there need not be such a file."""
+    folder = path.parts[0]
+    if folder in _PYTEST_FILES_OF_FOLDERS:
+        return _PYTEST_FILES_OF_FOLDERS[folder]
+    if folder == "python":
+        return _PYTEST_FILES.get(str(path), path.stem.strip("_"))
+    if folder != "shim" and path.parts[:2] != ("tests", "shim"):
+        return None
+    # One suite covers all of the shim's files for GPU memory, but the gate's.
+    is_for_gpus = path.stem.startswith(("cuda_", "pinned_"))
+    own = "shim_cuda_allocator" if is_for_gpus else f"shim_{path.stem}"
+    return _PYTEST_FILES.get(str(path.with_suffix(".cpp")), own)
 
 
 def sources_to_tidy(changed: Iterable[PurePosixPath]) -> list[PurePosixPath]:

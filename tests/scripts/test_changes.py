@@ -3,6 +3,8 @@
 
 from pathlib import PurePosixPath as Path
 
+import pytest
+
 import changes
 import repository
 
@@ -13,6 +15,7 @@ SUITES = {
     Path("tests/allocator/units_test.cpp"): '#include "base/units.h"\n',
     Path("tests/allocator/plan_engine_test.cpp"): "",
     Path("tests/allocator/gate_test.cpp"): '#include "support/test_engine.h"\n',
+    Path("tests/guard/guard_test.cpp"): '#include "guard/fake_driver.h"\n',
 }
 PYTEST = [Path(f"tests/python/test_{name}.py") for name in ("enable", "plan", "shim_gate")]
 
@@ -29,6 +32,32 @@ def test_suites_are_those_of_the_name_and_those_that_include_the_header() -> Non
     assert names("tests/support/test_engine.cpp") == ["gate_test"]
     assert names("allocator/engine/plan/learner.cpp") == ["plan_engine_test"]
     assert names("shim/library.cpp", "README.md") == []
+
+
+def test_the_guard_has_one_suite_and_one_pytest_file() -> None:
+    for name in ("guard/hooks.cpp", "tests/guard/next_in_line.cpp", "tests/guard/guard_test.cpp"):
+        assert names(name) == ["guard_test"], name
+    launch_guard = Path("tests/python/test_launch_guard.py")
+    assert changes.pytest_files_of([Path("guard/hooks.h")], [*PYTEST, launch_guard]) == [
+        launch_guard
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "stem"),
+    [
+        ("tests/shim/cuda_allocator_test.cpp", "shim_cuda_allocator"),
+        ("tests/shim/cuda_allocator_fixture.h", "shim_cuda_allocator"),
+        ("tests/shim/pinned_allocator_test.cpp", "shim_cuda_allocator"),
+        ("tests/shim/cuda_gate_test.cpp", "shim_cuda_gate"),
+        ("tests/shim/self_test_entry.cpp", "self_test"),
+        ("shim/cuda_pools.h", "shim_cuda_allocator"),
+        ("shim/cuda_self_test.cpp", "self_test"),
+    ],
+)
+def test_a_suite_of_the_shim_runs_in_its_pytest_file(source: str, stem: str) -> None:
+    files = [path for path in repository.source_files((".py",)) if path.parts[0] == "tests"]
+    assert changes.pytest_files_of([Path(source)], files) == [Path(f"tests/python/test_{stem}.py")]
 
 
 def test_a_suite_that_changed_runs_however_long_it_takes() -> None:
@@ -57,7 +86,8 @@ def test_pytest_files_bear_the_name_of_what_changed() -> None:
 def test_what_is_named_is_there() -> None:
     for name in (*changes.ALWAYS, *changes._PYTEST_FILES):
         assert (changes.ROOT / name).exists(), name
-    for stem in changes._PYTEST_FILES.values():
+    stems = (*changes._PYTEST_FILES.values(), *changes._PYTEST_FILES_OF_FOLDERS.values())
+    for stem in stems:
         assert (changes.ROOT / f"tests/python/test_{stem}.py").exists(), stem
     sources = {path.stem for path in repository.source_files((".cpp",))}
     for stem, suite in changes._SUITES.items():
