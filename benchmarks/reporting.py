@@ -24,9 +24,9 @@ class Table:
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def markdown(self) -> str:
-        widths = [
-            max(len(cell) for cell in cells) for cells in zip(self.columns, *self.rows, strict=True)
-        ]
+        columns = zip(self.columns, *self.rows, strict=True)
+        # At least 2: with a ruler of `:` alone, GitHub shows the table as text.
+        widths = [max(2, *map(len, cells)) for cells in columns]
         # The first column holds names, the others figures.
         ruler = [
             "-" * width if index == 0 else "-" * (width - 1) + ":"
