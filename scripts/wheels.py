@@ -43,11 +43,19 @@ DIST = ROOT / "dist"
 OTHER_FILES = (
     "__init__.py",
     "_build_info.py",
+    "_page.html",
     "py.typed",
     "include/tencache.h",
     "cmake/tencacheConfig.cmake",
     "cmake/tencacheConfig-release.cmake",
     "cmake/tencacheConfigVersion.cmake",
+)
+# Its own licence, and those of the libraries that are compiled into it, which ask for that.
+LICENSES = (
+    "LICENSE",
+    "licenses/liburing.txt",
+    "licenses/nlohmann-json.txt",
+    "licenses/xxhash.txt",
 )
 # For a wheel that lacks torches: its name would be that of the whole one.
 PARTIAL = ROOT / "build" / "wheel" / "partial"
@@ -125,6 +133,11 @@ def problems_in(wheel: str, names: Collection[str], minors: Iterable[str]) -> li
     problems += [f"holds {name}, which nobody asked for" for name in sorted(libraries - wanted)]
     problems += [
         f"lacks tencache/{name}" for name in OTHER_FILES if f"tencache/{name}" not in names
+    ]
+    problems += [
+        f"lacks {name}"
+        for name in LICENSES
+        if not any(held.endswith(f".dist-info/licenses/{name}") for held in names)
     ]
     if not any(name.endswith(".dist-info/entry_points.txt") for name in names):
         problems.append("lacks its entry points, without which torch does not load it")

@@ -14,6 +14,7 @@ NAME = f"tencache-0.1.0-py3-none-{wheels.POLICY}.whl"
 CONTENT = {
     *(f"tencache/{name}" for name in wheels.libraries_of(MINORS)),
     *(f"tencache/{name}" for name in wheels.OTHER_FILES),
+    *(f"tencache-0.1.0.dist-info/licenses/{name}" for name in wheels.LICENSES),
     "tencache-0.1.0.dist-info/METADATA",
     "tencache-0.1.0.dist-info/entry_points.txt",
 }
@@ -32,7 +33,10 @@ def test_a_whole_wheel_has_no_problems() -> None:
         ("tencache/libtencache_preload.so", "lacks tencache/libtencache_preload.so"),
         ("tencache/include/tencache.h", "lacks tencache/include/tencache.h"),
         ("tencache/_build_info.py", "lacks tencache/_build_info.py"),
+        ("tencache/_page.html", "lacks tencache/_page.html"),
         ("tencache-0.1.0.dist-info/entry_points.txt", "lacks its entry points"),
+        ("tencache-0.1.0.dist-info/licenses/LICENSE", "lacks LICENSE"),
+        ("tencache-0.1.0.dist-info/licenses/licenses/xxhash.txt", "lacks licenses/xxhash.txt"),
     ],
 )
 def test_what_is_missing_is_named(missing: str, problem: str) -> None:
@@ -82,6 +86,15 @@ def test_the_wheel_serves_every_torch_that_it_allows() -> None:
     ]
     numbers = [int(minor.split(".")[1]) for minor in wheels.MINORS]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_each_library_inside_has_its_licence() -> None:
+    texts = {f"licenses/{path.name}": path.read_text() for path in (ROOT / "licenses").iterdir()}
+    assert {"LICENSE", *texts} == {*wheels.LICENSES}
+    for name, text in texts.items():
+        assert "Copyright" in text, name
+    declared = re.search(r"^license-files = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared and declared[1] == '["LICENSE", "licenses/*.txt"]'
 
 
 @pytest.mark.parametrize("minor", wheels.MINORS)
