@@ -107,6 +107,9 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     if problems:
         raise StepFailed(f"{checked.name}: {'; '.join(problems)}")
     folder.mkdir(exist_ok=True)
+    # The Dockerfile installs the one that lies there.
+    for older in folder.glob("tencache-*.whl"):
+        older.unlink()
     path = folder / checked.name
     shutil.move(checked, path)
     say(f"    {path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.1f} MB")

@@ -2,6 +2,7 @@
 """wheels.py on made-up wheels: names, tags and contents; and what the package says it needs."""
 
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_another_tag_is_a_problem(name: str) -> None:
     assert wheels.problems_in(name, CONTENT, MINORS) == [
         f"its tags are not py3-none-{wheels.POLICY}"
     ]
+
+
+def test_a_new_wheel_replaces_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_wheel(_title: str, command: list[object], **_options: object) -> None:
+        if "--wheel-dir" in command:
+            folder = Path(str(command[command.index("--wheel-dir") + 1]))
+            folder.mkdir(parents=True)
+            with zipfile.ZipFile(folder / NAME, "w") as archive:
+                for name in CONTENT:
+                    archive.writestr(name, "")
+
+    monkeypatch.setattr(wheels, "run", make_wheel)
+    monkeypatch.setattr(wheels, "ROOT", tmp_path)
+    monkeypatch.setattr(wheels, "_BUILD", tmp_path / "build")
+    monkeypatch.setattr(wheels, "_torch_folder", lambda minor: tmp_path / minor)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    (dist / "tencache-0.0.9-py3-none-any.whl").touch()
+    (dist / "other.whl").touch()
+    wheels.build(MINORS, dist)
+    assert {path.name for path in dist.iterdir()} == {NAME, "other.whl"}
 
 
 def test_the_wheel_serves_every_torch_that_it_allows() -> None:
