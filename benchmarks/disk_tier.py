@@ -33,6 +33,7 @@ from support import MIB, Spread
 
 GOAL = 0.9
 HUGE = "fio, huge pages"
+HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGE_BYTES = 2 * MIB
 FIO_BUFFER_BYTES = 64 * MIB  # 16 requests of 1 MiB, and fio's other memory
 PASSES = ("write", "read")
@@ -89,19 +90,21 @@ def run_tier(
 
 @contextlib.contextmanager
 def reserved_huge_pages(bytes_: int) -> Iterator[bool]:
-    """Sets huge pages aside while entered; yields whether that was possible (it needs root)."""
-    setting = Path("/proc/sys/vm/nr_hugepages")
-    before = setting.read_text()
-    wanted = int(before) + bytes_ // HUGE_PAGE_BYTES
+    """Sets huge pages aside while entered; yields whether that was possible.
+
+    It needs root and a kernel with hugetlb.
+    """
     try:
-        setting.write_text(str(wanted))
+        before = HUGE_PAGES.read_text()
+        wanted = int(before) + bytes_ // HUGE_PAGE_BYTES
+        HUGE_PAGES.write_text(str(wanted))
     except OSError:
         yield False
         return
     try:
-        yield int(setting.read_text()) >= wanted
+        yield int(HUGE_PAGES.read_text()) >= wanted
     finally:
-        setting.write_text(before)
+        HUGE_PAGES.write_text(before)
 
 
 def run_fio(directory: Path, total_bytes: int, memory: str = "malloc") -> dict[str, float]:
