@@ -311,14 +311,7 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
             checks.append(
                 (f"Check the {name} (clang-tidy)", [python, tidy, database[name], *paths])
             )
-    failed = []
-    for title, command in checks:
-        try:
-            run(title, command, environment=variables)
-        except StepFailed:
-            failed.append(title)
-    if failed:
-        raise StepFailed(f"found something: {'; '.join(failed)}")
+    steps.run_all(checks, environment=variables)
 
 
 def check() -> None:
@@ -381,14 +374,15 @@ def bench() -> None:
     """Runs every benchmark: each program in benchmarks/ whose text says how to run it."""
     ready(MAIN, BENCHMARK_PACKAGES)
     install_package(MAIN)
-    for program in sorted((ROOT / "benchmarks").glob("*.py")):
-        if f"python benchmarks/{program.name}" in program.read_text():
-            run(
-                f"Benchmark {program.stem}",
-                [MAIN.python, program],
-                environment=build_environment() | clean_variables(),
-                live=True,
-            )
+    benchmarks: list[tuple[str, Sequence[str | Path]]] = [
+        (f"Benchmark {program.stem}", [MAIN.python, program])
+        for program in sorted((ROOT / "benchmarks").glob("*.py"))
+        if f"python benchmarks/{program.name}" in program.read_text()
+    ]
+    try:
+        steps.run_all(benchmarks, environment=build_environment() | clean_variables(), live=True)
+    finally:
+        steps.summary()
 
 
 def mutations() -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +104,24 @@ def run(
     if status != 0:
         raise StepFailed(f"{title}: status {status} from `{' '.join(words)}`")
     say(f"    done in {duration(seconds)}")
+
+
+def run_all(
+    chosen: Iterable[tuple[str, Sequence[str | Path]]],
+    *,
+    environment: Mapping[str, str] | None = None,
+    live: bool = False,
+) -> None:
+    """Runs each step, also after one that failed; StepFailed at the end names those."""
+    failed = []
+    for title, command in chosen:
+        try:
+            run(title, command, environment=environment, live=live)
+        except StepFailed as failure:
+            say(f"FAILED: {failure}")
+            failed.append(title)
+    if failed:
+        raise StepFailed(f"these steps failed: {'; '.join(failed)}")
 
 
 def _run_quiet(title: str, words: list[str], environment: dict[str, str]) -> int:

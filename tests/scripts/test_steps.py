@@ -3,9 +3,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import dev
 import steps
 
 
@@ -51,6 +53,43 @@ def test_a_live_step_may_be_skipped_and_a_quiet_one_may_not(
     steps.summary()
     table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
     assert [line.split()[0] for line in table] == ["skipped", "FAILED", "ok", "total"]
+
+
+def test_a_failed_step_does_not_keep_the_others_from_running(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = [
+        ("Fail", python("raise SystemExit(3)")),
+        ("Pass", python("print('here')")),
+        ("Be absent", ["no-such-program"]),
+    ]
+    with pytest.raises(steps.StepFailed, match="Fail; Be absent"):
+        steps.run_all(chosen)
+    printed = capsys.readouterr().out
+    assert "==> Pass" in printed
+    assert "no-such-program cannot be run" in printed
+
+
+def test_every_benchmark_runs_and_the_summary_names_those_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    for name, status in (("first", 1), ("second", 0)):
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(
+            f"# python benchmarks/{name}.py\nraise SystemExit({status})\n"
+        )
+    (tmp_path / "benchmarks" / "support.py").write_text("")
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "MAIN", SimpleNamespace(python=sys.executable))
+    for name in ("ready", "install_package"):
+        monkeypatch.setattr(dev, name, lambda *_: None)
+    with pytest.raises(steps.StepFailed):
+        dev.bench()
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert [(line.split()[0], line.split()[-1]) for line in table[:-1]] == [
+        ("FAILED", "first"),
+        ("ok", "second"),
+    ]
 
 
 def test_a_command_that_is_not_there_is_named() -> None:
