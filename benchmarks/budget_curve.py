@@ -2,7 +2,7 @@
 """How much slower does a step get as the budget shrinks, and how far is that from the limit?
 
 Trains a GPT-2 of 100 M parameters, with few tokens a step and with more, and a CNN: as stock, with
-tencache and a budget that holds everything, and under device budgets of 75, 50 and 25 % of the peak
+tencache and a budget that holds everything, and under device budgets of 50 and 25 % of the peak
 of stock's live tensors (taken by torch's profiler in a run of its own). At 50 % it also runs
 without plans (the least recently used leaves, and comes back when an op needs it). For each it
 shows: the time of a step against stock; the bound, which no schedule can beat on this disk, and
@@ -48,21 +48,18 @@ class Subject:
     shape: training.Shape
     warmup: int
     steps: int
-    shares: tuple[int, ...] = (75, 50, 25)
+    shares: tuple[int, ...] = (50, 25)
     without_plans: tuple[int, ...] = (50,)
     with_everything: bool = True
     rounds: int = 3  # unless the command line says so
 
 
 SUBJECTS = {
-    "gpt-1k": Subject(
-        GptShape(12, 768, 12, 16384, 256, batch=4), warmup=14, steps=4, shares=(50, 25)
-    ),
+    "gpt-1k": Subject(GptShape(12, 768, 12, 16384, 256, batch=4), warmup=14, steps=4),
     "gpt-4k": Subject(
         GptShape(12, 768, 12, 16384, 256, batch=16),
         warmup=14,
         steps=3,
-        shares=(50, 25),
         without_plans=(),
         with_everything=False,
         rounds=1,  # a round takes a quarter of an hour, and is far within the goals
@@ -71,7 +68,6 @@ SUBJECTS = {
         CnnShape(channels=64, blocks=2, pixels=96, batch=32),
         warmup=14,
         steps=4,
-        shares=(50, 25),
         rounds=1,  # likewise
     ),
 }
