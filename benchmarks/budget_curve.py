@@ -158,7 +158,7 @@ def row(variant: Variant, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
     cells[0] = f"{name} = {format_bytes(budget_bytes)}"
     cells.append(f"{speed.median:.0%} ({speed.low:.0%}-{speed.high:.0%})")
     foreseen = "-"
-    if "bound_step_s" in (stats[0]["plan"] or {}):
+    if followed_plans(results):
         foreseen = f"{1 - late_as_foreseen(results):.1%}"
         bound_s = bound_of(results, runs)
         predicted_s = predicted_s_of(results)
@@ -180,6 +180,11 @@ def row(variant: Variant, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
         format_bytes(a_step(results, "bytes", "clean_dropped")),
         f"{max(stat['peak']['device'] for stat in stats) / budget_bytes:.3f}",
     ]
+
+
+def followed_plans(results: list[dict[str, Any]]) -> bool:
+    """Whether every run has learned a plan, and so a bound and a prediction."""
+    return all("bound_step_s" in (run["stats"]["plan"] or {}) for run in results)
 
 
 def share_of_fetched(results: list[dict[str, Any]], what: str) -> float:
@@ -246,6 +251,18 @@ def fetch_verdict(name: str, share: int, runs: dict[str, list[dict[str, Any]]]) 
     )
 
 
+def verdicts(name: str, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    found, planned = [], []
+    for share in GOALS:
+        if followed_plans(runs[f"{share} %"]):
+            planned.append(share)
+        else:
+            found.append(f"{name} at {share} %: a run had no plan: missed")
+    for verdict in (speed_verdict, prediction_verdict, fetch_verdict):
+        found += [verdict(name, share, runs) for share in planned]
+    return found
+
+
 def measure(name: str, options: Any, report: Report) -> None:
     subject = SUBJECTS[name]
     shape = subject.shape
@@ -269,9 +286,7 @@ def measure(name: str, options: Any, report: Report) -> None:
         )
     )
     report.notes.append(f"{name}: {support.foreign_note(runs)}")
-    report.verdicts += [speed_verdict(name, share, runs) for share in GOALS]
-    report.verdicts += [prediction_verdict(name, share, runs) for share in GOALS]
-    report.verdicts += [fetch_verdict(name, share, runs) for share in GOALS]
+    report.verdicts += verdicts(name, runs)
     report.data[name] = {
         "peak_bytes": peak,
         "step_s": {variant: [run["step_s"] for run in runs[variant]] for variant in runs},
