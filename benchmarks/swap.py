@@ -67,19 +67,6 @@ def measure_needs(
     return stock, ours, outside_bytes
 
 
-def step_cells(runs: list[dict[str, Any]], reference_s: float, swap_s: float | None) -> list[str]:
-    steps = [step for run in runs for step in run["step_s"]]
-    middle = support.median(steps)
-    return [
-        f"{middle:.2f} s",
-        f"{min(steps):.2f} s",
-        f"{max(steps):.2f} s",
-        f"{middle / reference_s:.2f}",
-        f"{swap_s / middle:.2f}" if swap_s is not None else "-",
-        format_bytes(max(run["group_peak_bytes"] for run in runs)),
-    ]
-
-
 @dataclass
 class Comparison:
     """The measurements by the name of the run, and the settings of the runs."""
