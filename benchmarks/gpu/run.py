@@ -57,6 +57,7 @@ SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "
 PROGRAMS_S = 300.0  # for programs x budgets, of which there could be any number
 PROCESSES_MAX = 12  # of these programs at once
 LOG_BYTES_MAX = 4 << 20
+GPU_NAME_S = 60.0  # importing torch takes ten seconds; a driver in trouble answers never
 # Less is not worth a start: importing torch and transformers takes ten seconds.
 PART_S_MIN = 15.0
 
@@ -207,18 +208,18 @@ def mapping_tables(parts: list[Part]) -> list[Table]:
 
 @functools.cache
 def gpu_name() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        # Ask in a separate process: a context here would take memory from the programs.
-        ask = "import torch; print(torch.cuda.get_device_name())"
+    # Where there is no nvidia-smi, ask in a separate process: a context here would take memory from
+    # the programs.
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    if program := shutil.which("nvidia-smi"):
+        query = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max"
+        command = [program, query, "--format=csv,noheader"]
+    try:
         done = subprocess.run(
-            [sys.executable, "-c", ask], capture_output=True, text=True, check=False
+            command, capture_output=True, text=True, timeout=GPU_NAME_S, check=False
         )
-        return done.stdout.strip() or "none"
-    query = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max"
-    done = subprocess.run(
-        [program, query, "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
+    except subprocess.TimeoutExpired:
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

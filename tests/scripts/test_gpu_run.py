@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -128,3 +129,16 @@ def test_the_carried_package_replaces_an_installed_one(
     forced = {command[-1]: "--force-reinstall" in command for command in commands}
     assert forced == {str(own): True, str(other): False}
     assert all("--no-deps" in command for command in commands)
+
+
+def test_a_driver_that_does_not_answer_costs_no_result(
+    gpu_run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "nvidia-smi"
+    hangs.write_text("#!/bin/sh\nexec sleep 5\n")
+    hangs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_run, "GPU_NAME_S", 0.2, raising=False)
+    begin = time.monotonic()
+    assert gpu_run.gpu_name.__wrapped__() == "unknown"
+    assert time.monotonic() - begin < 4
