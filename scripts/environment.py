@@ -251,6 +251,16 @@ def clean_variables() -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
+def cuda_option() -> str:
+    """The option of CMake that names the folder of cuda.h.
+
+    Each torch brings its own. A wheel's core is compiled once, with this one, and so is the core
+    of every environment: ccache has its objects from then on.
+    """
+    (header,) = MAIN.folder.glob("lib/python3*/site-packages/nvidia/cu13/include/cuda.h")
+    return f"TENCACHE_CUDA_INCLUDE={header.parent}"
+
+
 def install_package(environment: VirtualEnvironment) -> None:
     """If sources changed, builds the package against the environment's torch and installs it."""
     stamp = STAMPS / f"{environment.torch}-installed"
@@ -265,10 +275,10 @@ def install_package(environment: VirtualEnvironment) -> None:
         "--force-reinstall",
         "--config-settings",
         f"build-dir={environment.build_folder}",
-        "--config-settings",
-        f"cmake.define.{warning_option()}",
-        ".",
     ]
+    for option in (warning_option(), cuda_option()):
+        command += ["--config-settings", f"cmake.define.{option}"]
+    command.append(".")
     run(
         f"Build tencache for {environment.torch} and install it into {environment.folder.name}",
         command,
@@ -325,7 +335,7 @@ def _build_target(environment: VirtualEnvironment, what: str, option: str, targe
     python = f"-DPython3_EXECUTABLE={environment.python}"
     configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", python]
     configure += ["-DTENCACHE_BUILD_TORCH=ON", f"-DTENCACHE_BUILD_{option}=ON"]
-    configure += [f"-D{warning_option()}"]
+    configure += [f"-D{warning_option()}", f"-D{cuda_option()}"]
     build: list[str | Path] = ["cmake", "--build", folder, "--target", target]
     for title, command in (("Configure", configure), ("Build", build)):
         run(f"{title} {what} for {environment.torch}", command, environment=build_environment())
