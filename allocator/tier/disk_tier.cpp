@@ -154,12 +154,18 @@ Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
 
 Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
                            uint64_t& grown_bytes) {
-  int error_number = 0;
-  for (const uint64_t bytes : {wanted_bytes, enough_bytes}) {
-    error_number = try_to_grow(file_bytes, bytes);
-    grown_bytes = bytes;
-    if (error_number == 0) return Status::ok();
+  require_own_file();
+  grown_bytes = wanted_bytes;
+  int error_number = extend_file(file_.get(), file_bytes, wanted_bytes);
+  if (error_number == 0) return Status::ok();
+  if (enough_bytes < wanted_bytes) {
+    // It finds the blocks that the first attempt got. Given back, they would not be free before the
+    // file system has written its journal.
+    grown_bytes = enough_bytes;
+    error_number = extend_file(file_.get(), file_bytes, enough_bytes);
   }
+  give_back_beyond(file_bytes + (error_number == 0 ? enough_bytes : 0));
+  if (error_number == 0) return Status::ok();
   const std::string attempt = "Cannot grow the spill file in " + shown_directory_ + " from " +
                               format_bytes(file_bytes) + " by " + format_bytes(enough_bytes);
   const Status failed = status_from_errno(error_number, attempt);
@@ -174,17 +180,13 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
   return status;
 }
 
-// Returns 0 or the errno. File systems keep the blocks that they found before the disk was full,
-// and some the length as well.
-int DiskTier::try_to_grow(uint64_t file_bytes, uint64_t grown_bytes) const {
-  require_own_file();
-  const int error_number = extend_file(file_.get(), file_bytes, grown_bytes);
-  if (error_number == 0) return 0;
+// File systems keep the blocks that they found before the disk was full, and some the length as
+// well.
+void DiskTier::give_back_beyond(uint64_t file_bytes) const {
   require_own_file();
   if (ftruncate(file_.get(), static_cast<off_t>(file_bytes)) != 0) {
     TENCACHE_LOG_DEBUG("the spill file keeps what a failed growth got (errno %d)", errno);
   }
-  return error_number;
 }
 
 DiskTier::Quota DiskTier::quota_of(uint64_t file_bytes) const {

@@ -170,7 +170,7 @@ class DiskTier {
   void note_outcome(const Status& status) TENCACHE_EXCLUDES(mutex_);
   Status grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
                    uint64_t& grown_bytes) TENCACHE_REQUIRES(grow_mutex_);
-  int try_to_grow(uint64_t file_bytes, uint64_t grown_bytes) const TENCACHE_REQUIRES(grow_mutex_);
+  void give_back_beyond(uint64_t file_bytes) const TENCACHE_REQUIRES(grow_mutex_);
   uint64_t frozen_bytes() const TENCACHE_REQUIRES(mutex_);
   Status quota_exhausted(uint64_t bytes, const Quota& quota) const TENCACHE_REQUIRES(mutex_);
   void reclaim_childless_epochs() TENCACHE_REQUIRES(mutex_);
