@@ -34,7 +34,8 @@ class Namer(Protocol):
 def pairs_of(named: object) -> list[tuple[str, Any]]:
     """What a program gives, a mapping or pairs, as pairs; TypeError if it is anything else."""
     items = named.items() if isinstance(named, Mapping) else named
-    if not isinstance(items, Iterable):
+    # A tensor is an iterable too: of as many tensors as it has rows.
+    if not isinstance(items, Iterable) or hasattr(items, "data_ptr"):
         raise _no_pairs(f"{type(named).__name__} is neither a mapping nor pairs")
     pairs = []
     for number, item in enumerate(items):

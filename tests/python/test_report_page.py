@@ -234,7 +234,7 @@ def test_what_are_no_names_is_refused_before_anything_is_named(run_forked, tmp_p
         for named, words in (
             (model.parameters(), "item 0 is a Parameter and no pair"),
             (model, "Linear is neither a mapping nor pairs"),
-            (tensor, "item 0 is a Tensor and no pair"),
+            (torch.empty(1 << 40, device="meta"), "Tensor is neither a mapping nor pairs"),
             ([("mine", tensor), (7, tensor)], "item 1, 7, is of type int"),
             ({"mine": tensor, None: tensor}, "item 1, None, is of type NoneType"),
             ([("mine", tensor), "ab"], "item 1 is a str"),
