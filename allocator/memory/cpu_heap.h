@@ -102,6 +102,10 @@ class CpuHeap final : public Heap {
   void count_written_over_budget(uint64_t bytes, uint64_t excess_bytes) {
     count_over_budget(bytes, excess_bytes, "wrote");
   }
+  /// The same for the pages that it did not write, which became resident with those.
+  void count_merged_over_budget(uint64_t bytes, uint64_t excess_bytes) {
+    count_over_budget(bytes, excess_bytes, "wrote outside of ops, which took another");
+  }
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
 

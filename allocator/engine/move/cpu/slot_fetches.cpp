@@ -237,7 +237,7 @@ void SlotFetches::take_room_of_written(Extent* extent, uint64_t room_bytes) {
   heap_.forget_unannounced(extent);
   const uint64_t excess_bytes = heap_.budget().force_reserve(lacking_bytes);
   if (lacking_bytes <= written_bytes) return;
-  heap_.count_written_over_budget(lacking_bytes - written_bytes, excess_bytes);
+  heap_.count_merged_over_budget(lacking_bytes - written_bytes, excess_bytes);
 }
 
 void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {
