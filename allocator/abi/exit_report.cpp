@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -103,6 +104,17 @@ void say_whether_recorded(const Runtime& runtime) {
       shown(path).c_str());
 }
 
+// By how much a budget was exceeded. Each GPU has one; the outer figures are sums.
+uint64_t excess_bytes(const Json& stats) {
+  const auto gpus = stats.find("gpus");
+  if (gpus == stats.end() || gpus->empty()) return stats["over_budget"]["peak_bytes"];
+  uint64_t most = 0;
+  for (const Json& gpu : *gpus) {
+    most = std::max<uint64_t>(most, gpu["over_budget"]["peak_bytes"]);
+  }
+  return most;
+}
+
 void say_summary(const Json& stats) {
   if (stats["extents"] == 0) return;
   const double wall_s = stats["wall_s"];
@@ -117,7 +129,7 @@ void say_summary(const Json& stats) {
   const uint64_t over_budget_events = stats["over_budget"]["events"];
   if (over_budget_events > 0) {
     TENCACHE_LOG_INFO("over budget %lu times, by up to %s (a warning has named the cause)",
-                      over_budget_events, format_bytes(stats["over_budget"]["peak_bytes"]).c_str());
+                      over_budget_events, format_bytes(excess_bytes(stats)).c_str());
   }
 }
 
