@@ -103,7 +103,9 @@ void put_back(std::vector<Pending> entries) {
 class RelaxedCapture {
  public:
   RelaxedCapture() : mode_before_(tencache_exchange_capture_mode(kRelaxed)) {}
-  ~RelaxedCapture() { tencache_exchange_capture_mode(mode_before_); }
+  ~RelaxedCapture() {
+    if (mode_before_ >= 0) tencache_exchange_capture_mode(mode_before_);
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
@@ -154,11 +156,14 @@ thread_local Group t_group;
 
 void begin_group() { ++t_group.depth; }
 
+// Returns the holds of the outermost group when that ends.
+std::vector<tencache_hold*> leave_group() {
+  if (t_group.depth == 0 || --t_group.depth > 0) return {};
+  return std::exchange(t_group.holds, {});
+}
+
 void end_group(std::optional<WorkPointer> work) {
-  if (t_group.depth == 0) return;
-  --t_group.depth;
-  if (t_group.depth > 0) return;
-  for (tencache_hold* hold : std::exchange(t_group.holds, {})) {
+  for (tencache_hold* hold : leave_group()) {
     if (work.has_value() && *work) {
       hold_until_completed(*work, hold);
     } else {  // nothing has started
@@ -166,6 +171,9 @@ void end_group(std::optional<WorkPointer> work) {
     }
   }
 }
+
+// What a failed group has started may run for ever, so its tensors stay for good.
+void abandon_group() { leave_group(); }
 
 // The kernel of one collective.
 class CollectiveKernel final : public c10::OperatorKernel {
@@ -185,30 +193,29 @@ class CollectiveKernel final : public c10::OperatorKernel {
     const auto arguments = torch::jit::last(*stack, argument_count_);
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     op.redispatchBoxed(keys & kBelowBackendSelect, stack);
-    // What a graph uses stays resident, and a Work that was captured must not be asked.
-    if (tencache_is_capturing() != 0) return;
     release_completed_collectives();
     const c10::IValue& result = torch::jit::peek(*stack, work_index_, return_count_);
     const WorkPointer work = result.isCustomClass() ? result.toCustomClass<Work>() : WorkPointer();
     const bool is_grouped = t_group.depth > 0 && (!work || is_nccl_work(*work));
-    if (!is_grouped && (!work || !outlives_op(*work, kept))) return;
+    if (!is_grouped && (!work || is_in_order(*work, kept))) return;
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, kept, accesses);
     tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
+    // So it is in a capture, where the Work must not be asked.
     if (hold == nullptr) return;
     if (is_grouped) {
       t_group.holds.push_back(hold);
-    } else {
+    } else if (is_python_work(*work) || !has_completed(*work)) {
       hold_until_completed(work, hold);
+    } else {
+      tencache_unhold(hold);
     }
   }
 
  private:
-  bool outlives_op(Work& work, const std::vector<c10::IValue>& arguments) const {
-    // NCCL queued this work on the op's own stream, which the gate has recorded.
-    const bool is_in_order = async_index_.has_value() && !arguments[*async_index_].toBool();
-    if (is_in_order && is_nccl_work(work)) return false;
-    return is_python_work(work) || !has_completed(work);
+  // Whether NCCL queued this work on the op's own stream, which the gate has recorded.
+  bool is_in_order(const Work& work, const std::vector<c10::IValue>& arguments) const {
+    return async_index_.has_value() && !arguments[*async_index_].toBool() && is_nccl_work(work);
   }
 
   const OperatorInfo& info_;  // lives for ever
@@ -234,6 +241,7 @@ torch::Library* install_groups() {
   auto* const library =
       new torch::Library(torch::Library::FRAGMENT, "tencache", std::nullopt, __FILE__, __LINE__);
   library->def("begin_group() -> ()", &begin_group);
+  library->def("abandon_group() -> ()", &abandon_group);
   library->def((std::string("end_group(") + kWorkClass + "? work) -> ()").c_str(), &end_group);
   return library;
 }

@@ -14,8 +14,8 @@
 //
 // The calls of a group (c10d's coalescing manager) start together at its end. The ops
 // tencache::begin_group() and tencache::end_group(Work?) tell where it begins and ends on the
-// calling thread; the Python package calls them. What a CUDA graph captures is not held: it stays
-// resident as long as it lives.
+// calling thread, and tencache::abandon_group() that its end has failed; the Python package calls
+// them. What a CUDA graph captures is not held: it stays resident as long as it lives.
 //
 // Finished holds are looked for when another collective is held, at each optimizer step, and by the
 // evictor before it picks victims. The evictor must not run Python, because an allocation that

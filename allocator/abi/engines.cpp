@@ -133,7 +133,9 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
   for (const EngineEntry& entry : all()) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
-    const StreamSet streams = engine.device().set_of(stream_of(entry));
+    void* const stream = stream_of(entry);
+    if (engine.device().is_capturing(stream)) continue;  // open_on() keeps it resident
+    const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);
     if (hold != nullptr) made->holds.emplace_back(&engine, hold);
   }
@@ -150,21 +152,13 @@ void Engines::keep_resident(std::span<const Access> accesses) const {
   for (const EngineEntry& entry : all()) entry.engine->gate().keep_resident(accesses);
 }
 
-bool Engines::is_capturing() const {
-  for (const EngineEntry& entry : all()) {
-    if (entry.ordinal == EngineEntry::kHost || entry.engine->is_passive()) continue;
-    if (entry.engine->device().is_capturing(stream_of(entry))) return true;
-  }
-  return false;
-}
-
 // The mode is the thread's, whatever the GPU, so one engine will do.
-int Engines::exchange_capture_mode(int mode) const {
+std::optional<int> Engines::exchange_capture_mode(int mode) const {
   for (const EngineEntry& entry : all()) {
     if (entry.ordinal == EngineEntry::kHost || entry.engine->is_passive()) continue;
     return entry.engine->device().exchange_capture_mode(mode);
   }
-  return mode;
+  return std::nullopt;
 }
 
 void Engines::on_step() const {

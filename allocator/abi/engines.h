@@ -21,6 +21,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,13 +72,11 @@ class Engines {
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
   void close();
-  /// Null if there is nothing to hold.
+  /// Null if there is nothing to hold. What a CUDA graph uses that is being captured needs no hold.
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
-  /// Whether the calling thread's current stream of some GPU is capturing a CUDA graph.
-  bool is_capturing() const;
-  int exchange_capture_mode(int mode) const;
+  std::optional<int> exchange_capture_mode(int mode) const;
   void on_step() const;
   /// As Engine::expect().
   void expect(std::span<const Access> accesses) const;

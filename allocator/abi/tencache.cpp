@@ -150,9 +150,9 @@ void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {
   engines().keep_resident(as_accesses(accesses, count));
 }
 
-int tencache_is_capturing(void) { return engines().is_capturing() ? 1 : 0; }
-
-int tencache_exchange_capture_mode(int mode) { return engines().exchange_capture_mode(mode); }
+int tencache_exchange_capture_mode(int mode) {
+  return engines().exchange_capture_mode(mode).value_or(-1);
+}
 
 void tencache_mark_step(void) { engines().on_step(); }
 

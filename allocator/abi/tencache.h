@@ -142,7 +142,8 @@ TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesse
 TENCACHE_API void tencache_gate_close(void);
 
 /* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
- * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin.
+ * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin,
+ * as on a GPU whose current stream captures a CUDA graph: what a graph uses stays resident.
  * tencache_unhold() releases them, on any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
@@ -161,12 +162,9 @@ TENCACHE_API void tencache_end_reading(tencache_reading* reading);
 /* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
 
-/* Whether the calling thread's current stream, on any GPU, is capturing a CUDA graph. What an op
- * names then stays resident anyway. */
-TENCACHE_API int tencache_is_capturing(void);
 /* Sets the calling thread's mode of stream capture (a CUstreamCaptureMode) and returns the one
- * before. In relaxed mode the thread may query events while others capture. Without an open GPU
- * nothing happens, and `mode` is returned. */
+ * before. In relaxed mode the thread may query events while others capture. -1 where nothing was
+ * set: no GPU is open, or its driver refuses. */
 TENCACHE_API int tencache_exchange_capture_mode(int mode);
 
 /* The program finished a step (Optimizer.step). */

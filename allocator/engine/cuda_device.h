@@ -72,7 +72,7 @@ class CudaDevice final : public Device {
   bool is_capturing(void* stream) override {
     return streams_->is_capturing(static_cast<CUstream>(stream));
   }
-  int exchange_capture_mode(int mode) override {
+  std::optional<int> exchange_capture_mode(int mode) override {
     return streams_->exchange_capture_mode(static_cast<CUstreamCaptureMode>(mode));
   }
   StreamSet find_set_of(void* stream) override {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/stats.h"
 #include "base/status.h"
@@ -57,8 +58,9 @@ class Device {
   virtual bool is_current() { return true; }
   /// Whether the stream is capturing a CUDA graph.
   virtual bool is_capturing(void* /*stream*/) { return false; }
-  /// Sets how the calling thread treats captures (CUstreamCaptureMode), and returns how it did.
-  virtual int exchange_capture_mode(int mode) { return mode; }
+  /// Sets how the calling thread treats captures (CUstreamCaptureMode), and returns how it did;
+  /// none where nothing was set.
+  virtual std::optional<int> exchange_capture_mode(int /*mode*/) { return std::nullopt; }
 
   /// Whether the device still takes work; a failure is for good, and what fails later fails by it.
   /// kUnavailable where it cannot be asked now.

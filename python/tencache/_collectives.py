@@ -38,11 +38,12 @@ def patch(process_group: Any, operators: Any) -> None:
 
     @functools.wraps(end)
     def end_announced(self: Any, *arguments: Any, **named: Any) -> Any:
-        work = None
         try:
             work = end(self, *arguments, **named)
-        finally:
-            operators.end_group(None if work is None else work.boxed())
+        except BaseException:
+            operators.abandon_group()
+            raise
+        operators.end_group(None if work is None else work.boxed())
         return work
 
     process_group._start_coalescing = start_announced

@@ -278,8 +278,10 @@ bool StreamNumbers::is_capturing(CUstream stream) const {
   return expect_no_capture(std::span(&stream, 1)).code() == StatusCode::kUnavailable;
 }
 
-CUstreamCaptureMode StreamNumbers::exchange_capture_mode(CUstreamCaptureMode mode) const {
-  if (may_call_driver()) (void)gpu_.driver().cuThreadExchangeStreamCaptureMode(&mode);
+std::optional<CUstreamCaptureMode> StreamNumbers::exchange_capture_mode(
+    CUstreamCaptureMode mode) const {
+  if (!may_call_driver()) return std::nullopt;
+  if (gpu_.driver().cuThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) return std::nullopt;
   return mode;
 }
 

@@ -31,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -76,8 +77,8 @@ class StreamNumbers {
 
   /// Whether it is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
-  /// Sets the calling thread's mode and returns the one before.
-  CUstreamCaptureMode exchange_capture_mode(CUstreamCaptureMode mode) const;
+  /// Sets the calling thread's mode and returns the one before; none where the driver refuses.
+  std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
 
   /// Appends one mark for each stream of the set, for all work they have been given so far.
   /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its

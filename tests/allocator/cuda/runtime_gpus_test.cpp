@@ -419,6 +419,39 @@ TEST_F(RuntimeGpusTest, InputsOfAGraphStay) {
   });
 }
 
+TEST_F(RuntimeGpusTest, WhatAGraphCapturesIsNotHeldAndTheOtherGpusIs) {
+  in_child([this] {
+    start();
+    open(0);
+    open(1);
+    const std::array<tencache_access, 2> accesses = {{{allocate(0), 1}, {allocate(1), 1}}};
+    use({accesses[0].address, accesses[1].address});
+    driver_->set_capturing(g_streams[0], true);
+    EXPECT_EQ(tencache_hold_accesses(accesses.data(), 1, 0), nullptr);
+    tencache_hold* hold = tencache_hold_accesses(accesses.data(), 2, 0);
+    driver_->set_capturing(g_streams[0], false);
+    ASSERT_NE(hold, nullptr);
+    EXPECT_EQ(evict_all(), 1u);
+    EXPECT_EQ(tencache_is_cold(accesses[1].address), 0);
+    tencache_unhold(hold);
+    EXPECT_EQ(evict_all(), 1u);
+  });
+}
+
+TEST_F(RuntimeGpusTest, AModeOfCaptureIsToldOnlyWhereOneWasSet) {
+  in_child([this] {
+    EXPECT_EQ(tencache_exchange_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED), -1) << "no GPU yet";
+    start();
+    open(0);
+    driver_->fail("cuThreadExchangeStreamCaptureMode", 1, CUDA_ERROR_UNKNOWN);
+    EXPECT_EQ(tencache_exchange_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED), -1);
+    EXPECT_EQ(tencache_exchange_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED),
+              CU_STREAM_CAPTURE_MODE_GLOBAL);
+    EXPECT_EQ(tencache_exchange_capture_mode(CU_STREAM_CAPTURE_MODE_GLOBAL),
+              CU_STREAM_CAPTURE_MODE_RELAXED);
+  });
+}
+
 TEST_F(RuntimeGpusTest, OptionsReachTheGpu) {
   in_child([this] {
     set("arm_at", "0.75");
