@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated GPU's CUDA runtime, by ctypes: errors, graph captures, memory, two GPUs.
+"""The emulated GPU's CUDA runtime, by ctypes: errors, graph captures, memory.
 
 The expected answers are those that CUDA documents: the numbers of errors, whose last error it is,
 what a capture forbids, and that it is invalid afterwards. Nothing here needs torch. Each test
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from typing import Any
 
 import pytest
+from runtime_programs import run_alone
 
 pytestmark = pytest.mark.skipif(
     "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
@@ -48,23 +47,6 @@ TO_DEVICE, TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS = range(1, 5)
 NON_BLOCKING = 1
 HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
 BYTES = 4096
-
-PREAMBLE = """
-import ctypes, resource
-from ctypes import byref, c_int, c_size_t, c_void_p
-runtime = ctypes.CDLL("libcudart.so.13")
-def call(name, *arguments):
-    error = getattr(runtime, name)(*arguments)
-    assert error == 0, (name, error)
-def allocate(size):
-    made = c_void_p()
-    call("cudaMalloc", byref(made), c_size_t(size))
-    return made
-def free_bytes():
-    free, total = c_size_t(), c_size_t()
-    call("cudaMemGetInfo", byref(free), byref(total))
-    return free.value
-"""
 
 
 def cuda(name: str, *arguments: Any) -> int:
@@ -456,18 +438,6 @@ def test_a_pointer_tells_what_it_points_to() -> None:
     done("cudaFreeHost", on_host)
 
 
-def run_alone(program: str, gpus: int) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program],
-        env={**os.environ, "EMULATED_GPU_COUNT": str(gpus)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-
-
 def test_an_allocation_that_fails_half_way_leaves_nothing() -> None:
     """There is device memory, but the process may get no more addresses."""
     run_alone(
@@ -487,72 +457,6 @@ call("cudaFree", made)
 assert free_bytes() == before
 """,
         gpus=1,
-    )
-
-
-def test_two_gpus_have_memory_of_their_own_and_copy_to_each_other() -> None:
-    run_alone(
-        """
-size = 4096
-free, memory = [], []
-for device in range(2):
-    call("cudaSetDevice", device)
-    free.append(free_bytes())
-    memory.append(allocate(size))
-assert free_bytes() < free[1]
-call("cudaMemset", memory[1], 7, c_size_t(size))
-call("cudaDeviceSynchronize")
-call("cudaSetDevice", 0)
-assert free_bytes() < free[0]
-found = (c_int * 32)()
-call("cudaPointerGetAttributes", found, memory[1])
-assert found[1] == 1
-call("cudaMemcpyPeerAsync", memory[0], 0, memory[1], 1, c_size_t(size), None)
-host = ctypes.create_string_buffer(size)
-call("cudaMemcpy", host, memory[0], c_size_t(size), 4)
-assert host.raw == b"\\x07" * size
-assert runtime.cudaMemcpyPeerAsync(memory[0], 0, memory[1], 2, c_size_t(size), None) == 101
-can = c_int(-1)
-call("cudaDeviceCanAccessPeer", byref(can), 0, 1)
-assert can.value == 0
-assert runtime.cudaDeviceCanAccessPeer(byref(can), 0, 2) == 101
-assert runtime.cudaDeviceEnablePeerAccess(1, 0) == 101  # since it cannot be reached
-""",
-        gpus=2,
-    )
-
-
-def test_gpus_have_a_null_stream_each() -> None:
-    run_alone(
-        """
-import threading
-HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
-is_over, waited = threading.Event(), []
-wait = HostFunction(lambda _: waited.append(is_over.wait(20)))
-size = c_size_t(4096)
-memory = []
-for device in range(2):
-    call("cudaSetDevice", device)
-    memory.append(allocate(4096))
-call("cudaSetDevice", 0)
-call("cudaLaunchHostFunc", None, wait, None)
-call("cudaMemsetAsync", memory[0], 7, size, None)
-assert runtime.cudaStreamQuery(None) == 600
-call("cudaSetDevice", 1)
-call("cudaStreamQuery", None)
-call("cudaMemset", memory[1], 9, size)
-call("cudaDeviceSynchronize")
-host = ctypes.create_string_buffer(4096)
-call("cudaMemcpy", host, memory[1], size, 4)
-assert host.raw == b"\\x09" * 4096
-is_over.set()
-call("cudaSetDevice", 0)
-call("cudaDeviceSynchronize")
-assert waited == [True]
-call("cudaMemcpy", host, memory[0], size, 4)
-assert host.raw == b"\\x07" * 4096
-""",
-        gpus=2,
     )
 
 

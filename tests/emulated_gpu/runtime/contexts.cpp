@@ -33,6 +33,29 @@ CUresult set_current_device(int device) {
   return context != nullptr ? driver().cuCtxSetCurrent(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
+CUresult synchronize_device(int device) {
+  const Driver& d = driver();
+  CUcontext context = context_of(device);
+  CUresult result = context != nullptr ? d.cuCtxPushCurrent(context) : CUDA_ERROR_INVALID_CONTEXT;
+  if (result != CUDA_SUCCESS) return result;
+  result = d.cuCtxSynchronize();
+  d.cuCtxPopCurrent(&context);
+  return result;
+}
+
+CUresult synchronize_devices() {
+  const Driver& d = driver();
+  CUresult first = CUDA_SUCCESS;
+  for (int device = 0; device < d.device_count; ++device) {
+    unsigned flags = 0;
+    int is_active = 0;
+    CUresult result = d.cuDevicePrimaryCtxGetState(device, &flags, &is_active);
+    if (result == CUDA_SUCCESS && is_active != 0) result = synchronize_device(device);
+    if (first == CUDA_SUCCESS) first = result;
+  }
+  return first;
+}
+
 const Driver& ready() {
   const Driver& d = driver();
   CUcontext context = nullptr;

@@ -18,5 +18,9 @@ bool has_device(int device);
 CUcontext context_of(int device);
 int current_device();
 CUresult set_current_device(int device);
+/// Waits for that device, whichever is current. REQUIRES: has_device(device).
+CUresult synchronize_device(int device);
+/// Waits for each device with a context.
+CUresult synchronize_devices();
 
 }  // namespace emulated_gpu::runtime

@@ -19,8 +19,8 @@ namespace emulated_gpu::runtime {
 #define EMULATED_DRIVER(X) \
   X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) \
   X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) \
-  X(cuCtxSetCurrent) X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) \
-  X(cuMemGetAllocationGranularity) \
+  X(cuDevicePrimaryCtxGetState) X(cuCtxSetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) \
+  X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemGetAllocationGranularity) \
   X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) \
   X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister) \
   X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority) X(cuStreamDestroy) \

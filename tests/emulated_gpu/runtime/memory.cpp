@@ -43,6 +43,7 @@ class Blocks {
 };
 
 struct DeviceBlock {
+  int device = 0;
   size_t bytes = 0;
   CUmemGenericAllocationHandle handle = 0;
 };
@@ -85,7 +86,7 @@ CUresult allocate(size_t bytes, void** pointer) {
   CUresult result = d.cuMemGetAllocationGranularity(&granule_bytes, &properties,
                                                     CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   if (result != CUDA_SUCCESS) return result;
-  DeviceBlock block = {round_up(bytes, granule_bytes), 0};
+  DeviceBlock block = {properties.location.id, round_up(bytes, granule_bytes), 0};
   result = d.cuMemCreate(&block.handle, block.bytes, &properties, 0);
   if (result != CUDA_SUCCESS) return result;
   CUdeviceptr place = 0;
@@ -119,9 +120,9 @@ EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   if (error != cudaSuccess) return note(error);
   const std::optional<DeviceBlock> block = device_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  // Waits for the device, as the real one does. Where the context failed the memory goes all the
-  // same.
-  const CUresult waited = d.cuCtxSynchronize();
+  // Waits for the memory's device, as the real one does. Where the context failed the memory goes
+  // all the same.
+  const CUresult waited = synchronize_device(block->device);
   const CUresult results[] = {waited, d.cuMemUnmap(address(pointer), block->bytes),
                               d.cuMemRelease(block->handle),
                               d.cuMemAddressFree(address(pointer), block->bytes)};
@@ -162,7 +163,7 @@ EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
   if (error != cudaSuccess) return note(error);
   const std::optional<HostBlock> block = host_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  const CUresult waited = d.cuCtxSynchronize();  // a stream may be about to touch it
+  const CUresult waited = synchronize_devices();  // a stream of any may be about to touch it
   const CUresult result = d.cuMemHostUnregister(pointer);
   munmap(pointer, block->bytes);
   return note(waited != CUDA_SUCCESS ? waited : result);
