@@ -70,8 +70,10 @@ class RuntimeGpusTest : public ::testing::Test {
   }
   tencache_gpu* open(int ordinal) {
     CUstream& stream = g_streams.at(static_cast<size_t>(ordinal));
+    context_.emplace(driver_->api(), ordinal);  // a stream belongs to the GPU that is current
     EXPECT_EQ(driver_->api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
               CUDA_SUCCESS);
+    context_.emplace(driver_->api());
     const Result<tencache_gpu*> gpu = open_gpu_of_runtime(driver_->api(), ordinal, 1.0);
     EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
     if (!gpu.is_ok()) return nullptr;
@@ -376,6 +378,7 @@ TEST_F(RuntimeGpusTest, FetchesHoldBackTheStreamThatTheProgramTells) {
     std::atomic<int> right_count = 0;
     for (size_t index = 0; index < addresses.size(); ++index) {
       char* address = addresses.at(index);
+      context_.emplace(driver_->api(), static_cast<CUdevice>(index));  // as kernels need
       open_op({address});
       const auto kernel = [&right_count, address] {
         right_count += address[0] == 7 && address[kExtent - 1] == 7 ? 1 : 0;

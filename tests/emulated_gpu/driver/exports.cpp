@@ -60,7 +60,7 @@ CUfunction emulated_gpu_function(const char* name) { return emulated_function(na
 int emulated_gpu_is_device(const void* address) {
   SimulatedDriver* const driver = started_driver();
   return driver != nullptr &&
-         driver->parts().memory.place_of({address_of(address), 1, false}).is_reserved;
+         driver->parts().memory.place_of({address_of(address), 1, false}, kAnyDevice).is_reserved;
 }
 
 int emulated_gpu_device_of(const void* address) {

@@ -53,7 +53,8 @@ CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attrib
   const bool is_registered =
       parts.host.kind(reinterpret_cast<void*>(address), 1) == HostMemoryKind::kRegistered;
   if (!mapped.has_value() && !is_registered) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_host = is_registered || parts.memory.place_of({address, 1, false}).is_host;
+  const bool is_host =
+      is_registered || parts.memory.place_of({address, 1, false}, kAnyDevice).is_host;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(data) = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;

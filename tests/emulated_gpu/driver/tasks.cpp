@@ -106,14 +106,14 @@ class QueuedTask {
 
   void report_illegal_ranges(const SimulatedMemory& memory) const {
     for (const DeviceRange& range : ranges_) {
-      const SimulatedMemory::Place place = memory.place_of(range);
+      const SimulatedMemory::Place place = memory.place_of(range, stream_.first);
       if (place.is_accessible) continue;
       fprintf(stderr,
               "emulated GPU: ILLEGAL ADDRESS: %s in stream %p %s [0x%llx, +%llu), which is %s\n",
               task_.name, static_cast<void*>(stream_.second), range.is_written ? "writes" : "reads",
               static_cast<unsigned long long>(range.address),
               static_cast<unsigned long long>(range.bytes),
-              place.is_reserved ? "reserved but not (all) mapped" : "no device memory");
+              place.is_reserved ? "not (all) mapped for this GPU" : "no device memory");
     }
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Resources of a driver that go back with their object: CurrentContext (a primary context, current
-// on this thread), DeviceBuffer (mapped memory that the device may read and write) and PinnedBuffer
+// on this thread), DeviceBuffer (mapped memory that its device may read and write) and PinnedBuffer
 // (registered host memory). Each aborts when it cannot get the resource. After the context has
 // failed the driver takes nothing back, which the objects tolerate. Make and destroy a
 // CurrentContext on one thread.
@@ -38,7 +38,9 @@ class DeviceBuffer {
  public:
   DeviceBuffer(const DriverApi& api, uint64_t bytes,
                CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, 0})
-      : api_(api), bytes_(bytes) {
+      : api_(api),
+        bytes_(bytes),
+        device_(location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : 0) {
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = location;
@@ -57,7 +59,7 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
   CUresult set_access(CUmemAccess_flags flags) {
-    const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, flags};
+    const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, device_}, flags};
     return api_.cuMemSetAccess(address_, bytes_, &access, 1);
   }
   /// Gives the memory back but holds on to the address.
@@ -74,6 +76,7 @@ class DeviceBuffer {
  private:
   const DriverApi api_;
   const uint64_t bytes_;
+  const int device_;  // the first one for host memory
   CUdeviceptr address_ = 0;
   bool is_mapped_ = true;
 };

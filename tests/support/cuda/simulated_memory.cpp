@@ -204,7 +204,10 @@ CUresult SimulatedMemory::map(CUdeviceptr address, size_t bytes, size_t offset,
                       static_cast<off_t>(found->second.offset));
   TENCACHE_CHECK(memory == pointer(address), "a handle of %zu bytes cannot be mapped", bytes);
   ++found->second.mappings;
-  mappings_[address] = {.bytes = bytes, .handle = handle};
+  mappings_[address] = {
+      .bytes = bytes,
+      .handle = handle,
+      .device_access = std::vector<int>(static_cast<size_t>(config_.device_count))};
   return CUDA_SUCCESS;
 }
 
@@ -245,14 +248,16 @@ CUresult SimulatedMemory::check_access(CUdeviceptr address, uint64_t bytes,
       access.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (access.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    return devices_.has_device(access.location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-  }
-  if (!is_host_location(access.location.type)) return CUDA_ERROR_INVALID_VALUE;
-  // The processor reaches host memory only.
+  const bool is_device = access.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (!is_device && !is_host_location(access.location.type)) return CUDA_ERROR_INVALID_VALUE;
+  if (is_device && !devices_.has_device(access.location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  // The processor and other devices reach host memory only.
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first < address + bytes;
        ++at) {
-    if (!allocations_.at(at->second.handle).is_host) return CUDA_ERROR_INVALID_VALUE;
+    const Allocation& allocation = allocations_.at(at->second.handle);
+    if (allocation.is_host) continue;
+    if (!is_device) return CUDA_ERROR_INVALID_VALUE;
+    if (allocation.device != access.location.id) return CUDA_ERROR_INVALID_DEVICE;
   }
   return CUDA_SUCCESS;
 }
@@ -268,24 +273,30 @@ CUresult SimulatedMemory::set_access(CUdeviceptr address, size_t bytes,
   }
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first < address + bytes;
        ++at) {
-    const int device_access_before = at->second.device_access;
+    bool has_lost = false;
     for (size_t index = 0; index < count; ++index) {
-      const bool is_host = is_host_location(accesses[index].location.type);
-      (is_host ? at->second.host_access : at->second.device_access) = accesses[index].flags;
+      const auto& [location, flags] = accesses[index];
+      if (is_host_location(location.type)) {
+        at->second.host_access = flags;
+        continue;
+      }
+      int& access = at->second.device_access[static_cast<size_t>(location.id)];
+      has_lost |= flags < access;
+      access = flags;
     }
-    protect(at->first, at->second, device_access_before);
+    protect(at->first, at->second, has_lost);
   }
   return CUDA_SUCCESS;
 }
 
-void SimulatedMemory::protect(CUdeviceptr address, const Mapping& mapping,
-                              int device_access_before) {
-  if (mapping.device_access < device_access_before && is_in_use(address, mapping.bytes)) {
+void SimulatedMemory::protect(CUdeviceptr address, const Mapping& mapping, bool has_lost) {
+  if (has_lost && is_in_use(address, mapping.bytes)) {
     // As with unmapped memory: the access is doomed but must not end the process.
     failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     return;
   }
-  const int rights = protection(mapping.device_access) | protection(mapping.host_access);
+  const int rights =
+      protection(std::ranges::max(mapping.device_access)) | protection(mapping.host_access);
   TENCACHE_CHECK(mprotect(pointer(address), mapping.bytes, rights) == 0);
 }
 
@@ -314,13 +325,15 @@ bool SimulatedMemory::is_covered(CUdeviceptr address, uint64_t bytes) const {
   return at == address + bytes;
 }
 
-bool SimulatedMemory::is_accessible(const DeviceRange& range) const {
+bool SimulatedMemory::is_accessible(const DeviceRange& range, int device) const {
   const CUdeviceptr end = range.address + range.bytes;
   CUdeviceptr at = range.address;
   if (end < at) return false;
   for (auto mapping = find_mapping(at); at < end; ++mapping) {
     if (mapping == mappings_.end() || mapping->first > at) return false;
-    const int rights = protection(mapping->second.device_access);
+    const std::vector<int>& access = mapping->second.device_access;
+    const int rights = protection(device == kAnyDevice ? std::ranges::max(access)
+                                                       : access[static_cast<size_t>(device)]);
     if ((rights & (range.is_written ? PROT_WRITE : PROT_READ)) == 0) return false;
     at = mapping->first + mapping->second.bytes;
   }
@@ -336,11 +349,11 @@ bool SimulatedMemory::is_in_use(CUdeviceptr address, uint64_t bytes) const {
   return false;
 }
 
-SimulatedMemory::Place SimulatedMemory::place_of(const DeviceRange& range) const {
+SimulatedMemory::Place SimulatedMemory::place_of(const DeviceRange& range, int device) const {
   MutexLock lock(mutex_);
   const auto mapping = find_mapping(range.address);
   return {.is_reserved = is_reserved(range.address, 1),
-          .is_accessible = is_accessible(range),
+          .is_accessible = is_accessible(range, device),
           .is_host = mapping != mappings_.end() && allocations_.at(mapping->second.handle).is_host};
 }
 
@@ -352,10 +365,10 @@ std::optional<SimulatedMemory::Mapped> SimulatedMemory::mapped_at(CUdeviceptr ad
   return Mapped{found->first, found->second.bytes, allocation.device};
 }
 
-uint64_t SimulatedMemory::begin_access(std::span<const DeviceRange> ranges) {
+uint64_t SimulatedMemory::begin_access(std::span<const DeviceRange> ranges, int device) {
   MutexLock lock(mutex_);
   for (const DeviceRange& range : ranges) {
-    if (!is_accessible(range)) return 0;
+    if (!is_accessible(range, device)) return 0;
   }
   accesses_.push_back({++last_access_, {ranges.begin(), ranges.end()}});
   return last_access_;

@@ -9,13 +9,15 @@
 // Invariants:
 //   1. A mapping lies in one reservation, overlaps no other, and has the size of its handle.
 //   2. A byte is accessible only while a mapping with access covers it; otherwise touching it is a
-//      SIGSEGV.
+//      SIGSEGV. Access is a device's own: no device gets access to another one's memory, and each
+//      may get access to host memory.
 //   3. A handle counts against the capacity of its device until it is released and mapped nowhere.
 //   4. Unmapping memory under a running access fails the context. The rest of that access finds
 //      memory that belongs to nobody, instead of a SIGSEGV, until the address is mapped again or
 //      given back.
 //
-// Limits of the simulation: the processor can read device memory as a kernel does. A fresh handle
+// Limits of the simulation: the processor, and a callable that runs as a kernel of another device,
+// can read device memory as a kernel does; what they declare is checked. A fresh handle
 // reads as zero. Any thread; no lock is held while memory is copied.
 #pragma once
 
@@ -31,6 +33,9 @@
 #include "support/cuda/simulated_driver_config.h"
 
 namespace tencache {
+
+// Instead of a device: any that has access. Copies reach memory through the device that has it.
+inline constexpr int kAnyDevice = -1;
 
 class SimulatedMemory {
  public:
@@ -59,10 +64,10 @@ class SimulatedMemory {
 
   struct Place {
     bool is_reserved = false;    // the first byte lies in a reservation
-    bool is_accessible = false;  // for the device, all of it
+    bool is_accessible = false;  // for that device, all of it
     bool is_host = false;        // the first byte is host memory
   };
-  Place place_of(const DeviceRange& range) const TENCACHE_EXCLUDES(mutex_);
+  Place place_of(const DeviceRange& range, int device) const TENCACHE_EXCLUDES(mutex_);
 
   struct Mapped {
     CUdeviceptr address = 0;  // of the whole mapping
@@ -72,9 +77,9 @@ class SimulatedMemory {
   /// The mapping that covers the address, if any.
   std::optional<Mapped> mapped_at(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Declares that a device works on the ranges from now to end_access(). 0 when they are not all
-  /// accessible.
-  uint64_t begin_access(std::span<const DeviceRange> ranges) TENCACHE_EXCLUDES(mutex_);
+  /// Declares that the device works on the ranges from now to end_access(). 0 when they are not all
+  /// accessible for it.
+  uint64_t begin_access(std::span<const DeviceRange> ranges, int device) TENCACHE_EXCLUDES(mutex_);
   void end_access(uint64_t access) TENCACHE_EXCLUDES(mutex_);
 
   /// One line for each reservation, mapping and handle.
@@ -92,7 +97,7 @@ class SimulatedMemory {
   struct Mapping {
     uint64_t bytes = 0;
     CUmemGenericAllocationHandle handle = 0;
-    int device_access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    std::vector<int> device_access;  // by device
     int host_access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   };
   using Mappings = std::map<CUdeviceptr, Mapping>;
@@ -105,12 +110,12 @@ class SimulatedMemory {
   bool is_reserved(CUdeviceptr address, uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
   // Whether whole mappings of one reservation cover the range without a gap.
   bool is_covered(CUdeviceptr address, uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
-  bool is_accessible(const DeviceRange& range) const TENCACHE_REQUIRES(mutex_);
+  bool is_accessible(const DeviceRange& range, int device) const TENCACHE_REQUIRES(mutex_);
   bool is_in_use(CUdeviceptr address, uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
   CUresult check_access(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc& access) const
       TENCACHE_REQUIRES(mutex_);
   Mappings::const_iterator find_mapping(CUdeviceptr address) const TENCACHE_REQUIRES(mutex_);
-  void protect(CUdeviceptr address, const Mapping& mapping, int device_access_before)
+  void protect(CUdeviceptr address, const Mapping& mapping, bool has_lost)
       TENCACHE_REQUIRES(mutex_);
   void drop_unused(CUmemGenericAllocationHandle handle) TENCACHE_REQUIRES(mutex_);
 

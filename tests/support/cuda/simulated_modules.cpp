@@ -54,7 +54,7 @@ CUresult SimulatedModules::load(CUmodule* module, const void* image) {
   for (std::string name; lines >> name;) names.push_back(name);
   MutexLock lock(mutex_);
   *module = handle_of<CUmodule>(++last_name_);
-  modules_[*module] = std::move(names);
+  modules_[*module] = {devices_.current_device(), std::move(names)};
   return CUDA_SUCCESS;
 }
 
@@ -71,11 +71,11 @@ CUresult SimulatedModules::find_function(CUfunction* function, CUmodule module, 
   const auto loaded = modules_.find(module);
   if (loaded == modules_.end()) return CUDA_ERROR_INVALID_HANDLE;
   const auto kernel = kernels_.find(name);
-  if (std::ranges::count(loaded->second, name) == 0 || kernel == kernels_.end()) {
+  if (std::ranges::count(loaded->second.kernels, name) == 0 || kernel == kernels_.end()) {
     return CUDA_ERROR_NOT_FOUND;
   }
   *function = handle_of<CUfunction>(++last_name_);
-  functions_[*function] = {module, kernel->first, kernel->second};
+  functions_[*function] = {module, loaded->second.device, kernel->first, kernel->second};
   return CUDA_SUCCESS;
 }
 
@@ -122,7 +122,9 @@ CUresult SimulatedModules::launch(CUfunction function, unsigned grid_x, unsigned
   {
     MutexLock lock(mutex_);
     const auto found = functions_.find(function);
-    if (found == functions_.end()) return CUDA_ERROR_INVALID_HANDLE;
+    if (found == functions_.end() || found->second.device != devices_.current_device()) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
     kernel = found->second.kernel;
   }
   if (!kernel.parameter_bytes.empty() && parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -157,8 +159,8 @@ CUresult SimulatedModules::launch(CUfunction function, unsigned grid_x, unsigned
 std::string SimulatedModules::leaks() const {
   MutexLock lock(mutex_);
   std::string text;
-  for (const auto& [module, names] : modules_) {
-    text += "a module of " + std::to_string(names.size()) + " kernels\n";
+  for (const auto& [handle, module] : modules_) {
+    text += "a module of " + std::to_string(module.kernels.size()) + " kernels\n";
   }
   return text;
 }

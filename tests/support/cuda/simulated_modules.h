@@ -6,7 +6,8 @@
 // launch copies the parameters. It runs the callable on the stream's thread, in the stream's order,
 // while the ranges that the kernel says it uses are declared to the memory. A range that is not
 // accessible, or host memory that is not registered, fails the context when the kernel's turn
-// comes.
+// comes. A module belongs to the device that was current when it was loaded, and its kernels run on
+// that device alone.
 //
 // The methods of the driver have its parameters. Grids have one dimension. Any thread.
 #pragma once
@@ -75,8 +76,13 @@ class SimulatedModules {
   int current_capability();
 
  private:
+  struct Module {
+    int device;  // of the context it was loaded in
+    std::vector<std::string> kernels;
+  };
   struct Function {
     CUmodule module;
+    int device;
     std::string name;
     SimulatedKernel kernel;
   };
@@ -91,7 +97,7 @@ class SimulatedModules {
 
   mutable Mutex mutex_;
   std::map<std::string, SimulatedKernel, std::less<>> kernels_ TENCACHE_GUARDED_BY(mutex_);
-  std::map<CUmodule, std::vector<std::string>> modules_ TENCACHE_GUARDED_BY(mutex_);
+  std::map<CUmodule, Module> modules_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUfunction, Function> functions_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x2000;  // of a module or function
 };

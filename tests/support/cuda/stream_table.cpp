@@ -174,7 +174,7 @@ CUresult StreamTable::create_event(CUevent* event, unsigned flags) {
   if (event == nullptr || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   MutexLock lock(mutex_);
   *event = handle_of<CUevent>(++last_name_);
-  events_[*event] = {(flags & CU_EVENT_DISABLE_TIMING) == 0, nullptr};
+  events_[*event] = {current_device(), (flags & CU_EVENT_DISABLE_TIMING) == 0, nullptr};
   return CUDA_SUCCESS;
 }
 
@@ -191,7 +191,9 @@ CUresult StreamTable::record_event(CUevent event, CUstream stream) {
   {
     MutexLock lock(mutex_);
     const auto recorded = events_.find(event);
-    if (recorded == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
+    if (recorded == events_.end() || recorded->second.device != found->device()) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
     recorded->second.last = marker;
   }
   found->push(nullptr, std::move(marker));
@@ -232,6 +234,7 @@ CUresult StreamTable::elapsed_time(float* milliseconds, CUevent start, CUevent e
         return CUDA_ERROR_INVALID_HANDLE;
       }
     }
+    if (first->second.device != second->second.device) return CUDA_ERROR_INVALID_HANDLE;
     moments = {first->second.last, second->second.last};
   }
   if (!moments[0]->is_complete() || !moments[1]->is_complete()) return CUDA_ERROR_NOT_READY;

@@ -8,6 +8,10 @@
 //     device. It is an ordinary stream: it waits for no other and none waits for it.
 //   - An event stands for the last moment that was recorded. Recording it again, or destroying it,
 //     changes nothing for streams that already wait.
+//   - A stream and an event belong to the device that is current when they are made. An event is
+//     recorded in a stream of its device (CUDA_ERROR_INVALID_HANDLE otherwise); any stream may wait
+//     for it. A kernel goes into a stream of the current device, and reaches what that device has
+//     access to. A copy goes into any stream and reaches each device's memory.
 //   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
 //     (the context fails); kernels only when they run.
 //   - A copy from or to pageable memory ends before the call returns.
@@ -87,9 +91,8 @@ class StreamTable {
   /// Sets `count` words of 32 bits.
   CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
 
-  CUresult launch(CUstream stream, Kernel kernel) {
-    return push_kernel(stream, std::move(kernel), WorkKind::kKernel);
-  }
+  /// CUDA_ERROR_INVALID_HANDLE for a stream of another device than the current one.
+  CUresult launch(CUstream stream, Kernel kernel);
   /// Later work of the stream waits for let_go().
   CUresult hold(CUstream stream);
   /// No copy after the next `but` copies begins until let_go(); running copies go on. REQUIRES: no
@@ -127,6 +130,7 @@ class StreamTable {
   using Clock = uint64_t (*)();
   using StreamPointer = std::shared_ptr<SimulatedStream>;
   struct Event {
+    int device = 0;
     bool has_timing = true;
     std::shared_ptr<const Marker> last;  // null before the first record
   };
@@ -140,8 +144,8 @@ class StreamTable {
   // The moment that an event stands for, null if never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
-  // Whether the stream's work may use the value at that address.
-  bool is_value_place(const DeviceRange& range) const;
+  // Whether the device's work may use the value at that address.
+  bool is_value_place(const DeviceRange& range, int device) const;
   template <typename Value>
   CUresult push_value(CUstream stream, CUdeviceptr address, Value value, unsigned flags);
   template <typename Value>
@@ -150,12 +154,12 @@ class StreamTable {
   CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
                      const void* source, size_t bytes, CUstream stream, bool is_synchronous);
   CUresult push_kernel(CUstream stream, Kernel kernel, WorkKind kind);
-  // Lets the work take its time and does it, with its ranges declared to the memory throughout. The
-  // clock measures the work's own time: a kernel may wait for something, while a copy only works,
-  // however seldom its thread gets to run.
-  uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, uint64_t begin_ns,
-                   uint64_t end_ns, const std::function<void()>& work, Clock clock,
-                   const std::function<void()>& explain = {});
+  // Lets the work take its time and does it, with its ranges declared to the memory as that
+  // device's throughout. The clock measures the work's own time: a kernel may wait for something,
+  // while a copy only works, however seldom its thread gets to run.
+  uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, int device,
+                   uint64_t begin_ns, uint64_t end_ns, const std::function<void()>& work,
+                   Clock clock, const std::function<void()>& explain = {});
   // The same at the beginning of its time (SimulatedDriverConfig::works_first).
   uint64_t perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
                          const std::function<void()>& work);

@@ -27,9 +27,9 @@ std::atomic_ref<Value> value_at(CUdeviceptr address) {
 
 }  // namespace
 
-bool StreamTable::is_value_place(const DeviceRange& range) const {
+bool StreamTable::is_value_place(const DeviceRange& range, int device) const {
   if (range.address % range.bytes != 0) return false;
-  const SimulatedMemory::Place place = memory_.place_of(range);
+  const SimulatedMemory::Place place = memory_.place_of(range, device);
   if (place.is_reserved) return place.is_accessible;
   return host_.kind(pointer(range.address), range.bytes) == HostMemoryKind::kRegistered;
 }
@@ -42,12 +42,12 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   const DeviceRange place = {address, sizeof(uint64_t), false};
-  if (!is_value_place(place)) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_in_device_memory = memory_.place_of(place).is_reserved;
+  if (!is_value_place(place, found->device())) return CUDA_ERROR_INVALID_VALUE;
+  const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
   found->push([this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
                                                                uint64_t begin_ns) {
     uint64_t access = 0;
-    if (is_in_device_memory && (access = memory_.begin_access({&place, 1})) == 0) {
+    if (is_in_device_memory && (access = memory_.begin_access({&place, 1}, worker.device())) == 0) {
       failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
       return begin_ns;
     }
@@ -70,14 +70,14 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const DeviceRange place = {address, sizeof(Value), true};
-  if (flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER || !is_value_place(place)) {
+  if (flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER || !is_value_place(place, found->device())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::vector<DeviceRange> touches;
-  if (memory_.place_of(place).is_reserved) touches.push_back(place);
+  if (memory_.place_of(place, found->device()).is_reserved) touches.push_back(place);
   found->push([this, touches, address, value](SimulatedStream& worker, uint64_t begin_ns) {
     return perform(
-        worker, touches, begin_ns, begin_ns,
+        worker, touches, worker.device(), begin_ns, begin_ns,
         [address, value] { value_at<Value>(address).store(value, std::memory_order_release); },
         thread_work_ns);
   });
@@ -100,9 +100,10 @@ CUresult StreamTable::launch_host_function(CUstream stream, CUhostFn function, v
 }
 
 uint64_t StreamTable::perform(SimulatedStream& stream, std::span<const DeviceRange> touches,
-                              uint64_t begin_ns, uint64_t end_ns, const std::function<void()>& work,
-                              Clock clock, const std::function<void()>& explain) {
-  const uint64_t access = memory_.begin_access(touches);
+                              int device, uint64_t begin_ns, uint64_t end_ns,
+                              const std::function<void()>& work, Clock clock,
+                              const std::function<void()>& explain) {
+  const uint64_t access = memory_.begin_access(touches, device);
   if (access == 0) {
     if (explain) explain();
     failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -144,7 +145,8 @@ void StreamTable::note_lag(uint64_t lag_ns) {
 }
 
 HostMemoryKind StreamTable::host_kind(const void* memory, size_t bytes, bool is_written) const {
-  const SimulatedMemory::Place place = memory_.place_of({address_of(memory), bytes, is_written});
+  const SimulatedMemory::Place place =
+      memory_.place_of({address_of(memory), bytes, is_written}, kAnyDevice);
   // Mapped memory of a NUMA node is as good as registered; device memory is not the host's.
   if (place.is_reserved) {
     return place.is_accessible && place.is_host ? HostMemoryKind::kRegistered
@@ -159,7 +161,7 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   for (const DeviceRange& range : touches) {
-    if (!memory_.place_of(range).is_accessible) return CUDA_ERROR_INVALID_VALUE;
+    if (!memory_.place_of(range, kAnyDevice).is_accessible) return CUDA_ERROR_INVALID_VALUE;
   }
   if (bytes == 0) return CUDA_SUCCESS;
   const auto marker = is_synchronous ? std::make_shared<Marker>() : nullptr;
@@ -175,7 +177,7 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
           wait_held(worker, copies_held_until_);
           begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
         }
-        return perform(worker, touches, begin_ns, engine.take(begin_ns, bytes), copy,
+        return perform(worker, touches, kAnyDevice, begin_ns, engine.take(begin_ns, bytes), copy,
                        thread_work_ns);
       },
       marker);
@@ -204,8 +206,8 @@ CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, siz
                                      CUstream stream) {
   const std::vector<DeviceRange> touches = {{target, bytes, true}, {source, bytes, false}};
   // Host memory may be mapped there: then the bytes cross the link.
-  const bool comes_from_host = memory_.place_of(touches[1]).is_host;
-  const bool goes_to_host = memory_.place_of(touches[0]).is_host;
+  const bool comes_from_host = memory_.place_of(touches[1], kAnyDevice).is_host;
+  const bool goes_to_host = memory_.place_of(touches[0], kAnyDevice).is_host;
   CopyEngine& engine = comes_from_host == goes_to_host ? on_device_
                        : comes_from_host               ? to_device_
                                                        : to_host_;
@@ -215,14 +217,17 @@ CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, siz
 template <typename Value>
 CUresult StreamTable::fill(CUdeviceptr target, Value value, size_t count, CUstream stream) {
   const uint64_t bytes = count * sizeof(Value);
-  if (target % sizeof(Value) != 0 || !memory_.place_of({target, bytes, true}).is_accessible) {
+  const StreamPointer found = find(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (target % sizeof(Value) != 0 ||
+      !memory_.place_of({target, bytes, true}, found->device()).is_accessible) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (bytes == 0) return find(stream) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  if (bytes == 0) return CUDA_SUCCESS;
   const auto run = [target, value, count] {
     std::fill_n(static_cast<Value*>(pointer(target)), count, value);
   };
-  return launch(stream, {{{target, bytes, true}}, run});
+  return push_kernel(stream, {{{target, bytes, true}}, run}, WorkKind::kKernel);
 }
 
 CUresult StreamTable::set_bytes(CUdeviceptr target, unsigned char value, size_t bytes,
@@ -234,12 +239,18 @@ CUresult StreamTable::set_words(CUdeviceptr target, unsigned value, size_t count
   return fill(target, value, count, stream);
 }
 
+CUresult StreamTable::launch(CUstream stream, Kernel kernel) {
+  const StreamPointer found = find(stream);
+  if (found == nullptr || found->device() != current_device()) return CUDA_ERROR_INVALID_HANDLE;
+  return push_kernel(stream, std::move(kernel), WorkKind::kKernel);
+}
+
 CUresult StreamTable::push_kernel(CUstream stream, Kernel kernel, WorkKind kind) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   auto work = [this, kernel = std::move(kernel)](SimulatedStream& worker, uint64_t begin_ns) {
-    return perform(worker, kernel.touches, begin_ns, begin_ns + kernel.duration_ns, kernel.run,
-                   now_ns, kernel.explain);
+    return perform(worker, kernel.touches, worker.device(), begin_ns, begin_ns + kernel.duration_ns,
+                   kernel.run, now_ns, kernel.explain);
   };
   found->push(std::move(work), nullptr, kind);
   return CUDA_SUCCESS;
