@@ -434,6 +434,12 @@ def test_a_pointer_tells_what_it_points_to() -> None:
     assert (found.type, found.host_pointer) == (1, on_host.value)
     done("cudaPointerGetAttributes", byref(found), plain)
     assert (found.type, found.device, found.device_pointer) == (0, -2, None)
+    reserved, none, size = c_size_t(), c_size_t(0), c_size_t(2 << 20)
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuMemAddressReserve(byref(reserved), size, none, none, none) == 0
+    done("cudaPointerGetAttributes", byref(found), c_void_p(reserved.value))
+    assert (found.type, found.device, found.device_pointer) == (0, -2, None)  # nothing is mapped
+    assert driver.cuMemAddressFree(reserved, size) == 0
     done("cudaFree", on_device)
     done("cudaFreeHost", on_host)
 

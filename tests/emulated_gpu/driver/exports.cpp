@@ -67,12 +67,15 @@ int emulated_gpu_device_of(const void* address) {
   SimulatedDriver* const driver = started_driver();
   if (driver == nullptr) return -1;
   const auto mapped = driver->parts().memory.mapped_at(address_of(address));
-  return mapped.has_value() ? mapped->device : -1;
+  return mapped.has_value() && !mapped->is_host ? mapped->device : -1;
 }
 
 int emulated_gpu_is_registered(const void* address) {
   SimulatedDriver* const driver = started_driver();
-  return driver != nullptr && driver->parts().host.kind(address, 1) == HostMemoryKind::kRegistered;
+  if (driver == nullptr) return 0;
+  const auto mapped = driver->parts().memory.mapped_at(address_of(address));
+  return (mapped.has_value() && mapped->is_host) ||
+         driver->parts().host.kind(address, 1) == HostMemoryKind::kRegistered;
 }
 
 void emulated_gpu_fail(CUresult result) {

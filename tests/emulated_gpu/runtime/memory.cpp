@@ -5,7 +5,6 @@
 // its blocks, under a mutex of its own. Any thread may call.
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -188,9 +187,9 @@ EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attr
   const Driver& d = driver();
   *attributes = {};
   void* const address = const_cast<void*>(pointer);
-  if (d.is_device(pointer)) {
+  if (const int device = d.device_of(pointer); device >= 0) {
     attributes->type = cudaMemoryTypeDevice;
-    attributes->device = std::max(0, d.device_of(pointer));
+    attributes->device = device;
     attributes->devicePointer = address;
   } else if (d.is_registered(pointer)) {
     attributes->type = cudaMemoryTypeHost;

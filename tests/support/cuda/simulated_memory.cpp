@@ -362,7 +362,7 @@ std::optional<SimulatedMemory::Mapped> SimulatedMemory::mapped_at(CUdeviceptr ad
   const auto found = find_mapping(address);
   if (found == mappings_.end()) return std::nullopt;
   const Allocation& allocation = allocations_.at(found->second.handle);
-  return Mapped{found->first, found->second.bytes, allocation.device};
+  return Mapped{found->first, found->second.bytes, allocation.device, allocation.is_host};
 }
 
 uint64_t SimulatedMemory::begin_access(std::span<const DeviceRange> ranges, int device) {

@@ -73,6 +73,7 @@ class SimulatedMemory {
     CUdeviceptr address = 0;  // of the whole mapping
     uint64_t bytes = 0;
     int device = 0;
+    bool is_host = false;  // then of no device
   };
   /// The mapping that covers the address, if any.
   std::optional<Mapped> mapped_at(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
