@@ -80,9 +80,17 @@ def reductions(rank: int) -> None:
             dist.reduce(reduced, 1, operation)
             check(reduced, expected if rank == 1 else parts[0], (dtype, operation, "reduced"))
         if dtype.is_floating_point and dtype != torch.bfloat16:
+            factor = dist._make_nccl_premul_sum(0.25 * (rank + 1))  # each rank's is its own
+            expected = parts[0] * 0.25 + parts[1] * 0.5
             reduced = own.clone()
-            dist.all_reduce(reduced, dist._make_nccl_premul_sum(0.25))
-            check(reduced, parts[0] * 0.25 + parts[1] * 0.25, (dtype, "premul"))
+            dist.all_reduce(reduced, factor)
+            check(reduced, expected, (dtype, "premul"))
+            half = torch.empty(2048, dtype=dtype, device="cuda")
+            dist.reduce_scatter_tensor(half, own[:4096], factor)
+            check(half, expected[2048 * rank :][:2048], (dtype, "premul scattered"))
+            reduced = own.clone()
+            dist.reduce(reduced, 1, factor)
+            check(reduced, expected if rank == 1 else parts[0], (dtype, "premul reduced"))
 
 
 def moves(rank: int) -> None:

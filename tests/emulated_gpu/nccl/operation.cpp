@@ -30,12 +30,28 @@ void receives(Operation* operation, int peer, void* to, size_t bytes) {
       {.is_sent = false, .peer = peer, .bytes = at(to, 0, 0), .count = bytes});
 }
 
-// Makes this rank reduce the parts that all ranks send it.
-void reduces(Operation* operation, const Reduction& reduction, const void* own, void* result,
-             size_t count) {
-  operation->sum = Operation::Sum{reduction, own, result, count};
-  if (!reduction.factor.has_value() || reduction.factor->address == nullptr) return;
+// Makes this rank give its input to a reduction.
+void gives(Operation* operation, const Reduction& reduction, const void* from, size_t count) {
+  reads(operation, from, count * bytes_of(reduction.type));
+  if (!reduction.factor.has_value()) return;
+  operation->input = Operation::Input{reduction, from, count};
+  if (reduction.factor->address == nullptr) return;
   reads(operation, reduction.factor->address, bytes_of(reduction.type));
+}
+
+// The same operation on the input multiplied by the factor, which goes into the buffer.
+Operation scaled(const Operation& operation, std::vector<char>* buffer) {
+  if (!operation.input.has_value()) return operation;
+  const auto& [reduction, from, count] = *operation.input;
+  buffer->resize(count * bytes_of(reduction.type));
+  scale(reduction, from, buffer->data(), count);
+  const auto moved = [&, from = static_cast<const char*>(from)](const void* bytes) {
+    return buffer->data() + (static_cast<const char*>(bytes) - from);
+  };
+  Operation result = operation;
+  for (Message& message : result.messages) message.bytes = moved(message.bytes);
+  if (result.sum.has_value()) result.sum->own = moved(result.sum->own);
+  return result;
 }
 
 // The parts of one sum: the rank's own, and buffers for the others'.
@@ -66,12 +82,12 @@ Operation all_reduce(const Caller& caller, const void* from, void* to, size_t co
                      const Reduction& reduction) {
   Operation result{.name = caller.name};
   const size_t bytes = count * bytes_of(reduction.type);
-  reads(&result, from, bytes);
+  gives(&result, reduction, from, count);
   writes(&result, to, bytes);
   for (int peer = 0; peer < caller.count; ++peer) {
     if (peer != caller.rank) sends(&result, peer, from, bytes);
   }
-  reduces(&result, reduction, from, to, count);
+  result.sum = Operation::Sum{reduction, from, to, count};
   return result;
 }
 
@@ -79,13 +95,13 @@ Operation reduce_to(const Caller& caller, const void* from, void* to, size_t cou
                     const Reduction& reduction, int root) {
   Operation result{.name = caller.name};
   const size_t bytes = count * bytes_of(reduction.type);
-  reads(&result, from, bytes);
+  gives(&result, reduction, from, count);
   if (caller.rank != root) {
     sends(&result, root, from, bytes);
     return result;
   }
   writes(&result, to, bytes);
-  reduces(&result, reduction, from, to, count);
+  result.sum = Operation::Sum{reduction, from, to, count};
   return result;
 }
 
@@ -93,12 +109,12 @@ Operation reduce_scatter(const Caller& caller, const void* from, void* to, size_
                          const Reduction& reduction) {
   Operation result{.name = caller.name};
   const size_t bytes = count * bytes_of(reduction.type);
-  reads(&result, from, bytes * static_cast<size_t>(caller.count));
+  gives(&result, reduction, from, count * static_cast<size_t>(caller.count));
   writes(&result, to, bytes);
   for (int peer = 0; peer < caller.count; ++peer) {
     if (peer != caller.rank) sends(&result, peer, at(from, peer, bytes), bytes);
   }
-  reduces(&result, reduction, at(from, caller.rank, bytes), to, count);
+  result.sum = Operation::Sum{reduction, at(from, caller.rank, bytes), to, count};
   return result;
 }
 
@@ -174,7 +190,12 @@ Operation receive(const Caller& caller, void* to, size_t bytes, int peer) {
   return result;
 }
 
-ncclResult_t run(Meeting* meeting, std::span<const Operation> operations) {
+ncclResult_t run(Meeting* meeting, std::span<const Operation> given) {
+  std::list<std::vector<char>> inputs;
+  std::vector<Operation> operations;
+  for (const Operation& operation : given) {
+    operations.push_back(scaled(operation, &inputs.emplace_back()));
+  }
   std::vector<Message> messages;
   std::list<Parts> sums;
   for (const Operation& operation : operations) {

@@ -33,11 +33,19 @@ struct Operation {
     size_t count = 0;
   };
 
+  /// What this rank gives, which it multiplies by its factor first.
+  struct Input {
+    Reduction reduction;
+    const void* from = nullptr;
+    size_t count = 0;
+  };
+
   const char* name = nullptr;  // lives for ever
   std::vector<Message> messages = {};
   std::vector<EmulatedRange> ranges = {};
   std::optional<Copy> copy = std::nullopt;
   std::optional<Sum> sum = std::nullopt;
+  std::optional<Input> input = std::nullopt;  // where there is a factor
 };
 
 /// The operation's name, this rank, and the number of ranks.
@@ -61,7 +69,7 @@ Operation all_to_all(const Caller& caller, const void* from, void* to, size_t by
 Operation send(const Caller& caller, const void* from, size_t bytes, int peer);
 Operation receive(const Caller& caller, void* to, size_t bytes, int peer);
 
-/// Moves all messages at the same time, then copies and reduces.
+/// Multiplies inputs, moves all messages at the same time, then copies and reduces.
 ncclResult_t run(Meeting* meeting, std::span<const Operation> operations);
 
 }  // namespace emulated_gpu::nccl

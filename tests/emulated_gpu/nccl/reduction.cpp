@@ -82,16 +82,20 @@ void reduce_each(std::span<const void* const> parts, void* result, size_t count,
 }
 
 template <typename T>
+void scale_as(const Reduction& reduction, const void* from, void* to, size_t count) {
+  const auto factor = widen(*static_cast<const T*>(reduction.factor->get()));
+  for (size_t index = 0; index < count; ++index) {
+    const auto value = widen(static_cast<const T*>(from)[index]);
+    static_cast<T*>(to)[index] = narrow<T>(multiply(value, factor));
+  }
+}
+
+template <typename T>
 void reduce_as(const Reduction& reduction, std::span<const void* const> parts, void* result,
                size_t count) {
   using Wide = decltype(widen(T()));
   const auto same = [](Wide value) { return value; };
   const auto ranks = static_cast<Wide>(parts.size());
-  if (reduction.factor.has_value()) {
-    const Wide factor = widen(*static_cast<const T*>(reduction.factor->get()));
-    const auto scale = [factor](Wide value) { return multiply(value, factor); };
-    return reduce_each<T>(parts, result, count, scale, add<Wide>, same);
-  }
   switch (reduction.operation) {
     case ncclProd:
       return reduce_each<T>(parts, result, count, same, multiply<Wide>, same);
@@ -110,6 +114,33 @@ void reduce_as(const Reduction& reduction, std::span<const void* const> parts, v
       }
     default:
       return reduce_each<T>(parts, result, count, same, add<Wide>, same);
+  }
+}
+
+// Calls the work with a value of the type's C++ type.
+template <typename Work>
+void with_type(ncclDataType_t type, Work work) {
+  switch (type) {
+    case ncclInt8:
+      return work(int8_t());
+    case ncclUint8:
+      return work(uint8_t());
+    case ncclInt32:
+      return work(int32_t());
+    case ncclUint32:
+      return work(uint32_t());
+    case ncclInt64:
+      return work(int64_t());
+    case ncclUint64:
+      return work(uint64_t());
+    case ncclFloat16:
+      return work(__half());
+    case ncclBfloat16:
+      return work(__nv_bfloat16());
+    case ncclFloat64:
+      return work(double());
+    default:
+      return work(float());
   }
 }
 
@@ -142,30 +173,13 @@ bool is_reducible(ncclDataType_t type) {
   return bytes_of(type) != 0 && type != ncclFloat8e4m3 && type != ncclFloat8e5m2;
 }
 
+void scale(const Reduction& reduction, const void* from, void* to, size_t count) {
+  with_type(reduction.type, [&]<typename T>(T) { scale_as<T>(reduction, from, to, count); });
+}
+
 void reduce(const Reduction& reduction, std::span<const void* const> parts, void* result,
             size_t count) {
-  switch (reduction.type) {
-    case ncclInt8:
-      return reduce_as<int8_t>(reduction, parts, result, count);
-    case ncclUint8:
-      return reduce_as<uint8_t>(reduction, parts, result, count);
-    case ncclInt32:
-      return reduce_as<int32_t>(reduction, parts, result, count);
-    case ncclUint32:
-      return reduce_as<uint32_t>(reduction, parts, result, count);
-    case ncclInt64:
-      return reduce_as<int64_t>(reduction, parts, result, count);
-    case ncclUint64:
-      return reduce_as<uint64_t>(reduction, parts, result, count);
-    case ncclFloat16:
-      return reduce_as<__half>(reduction, parts, result, count);
-    case ncclBfloat16:
-      return reduce_as<__nv_bfloat16>(reduction, parts, result, count);
-    case ncclFloat64:
-      return reduce_as<double>(reduction, parts, result, count);
-    default:
-      return reduce_as<float>(reduction, parts, result, count);
-  }
+  with_type(reduction.type, [&]<typename T>(T) { reduce_as<T>(reduction, parts, result, count); });
 }
 
 }  // namespace emulated_gpu::nccl

@@ -3,7 +3,8 @@
 // NCCL's types and reductions. Values are reduced one rank after another, rank 0 first, and each
 // partial result is rounded to the type; so all ranks get the same bits, every time. As in NCCL, an
 // average of floating-point values multiplies by 1/ranks before it adds; one of integers divides
-// the sum. Types of 8 bits with a sign and exponent can be moved but not reduced. Pure functions.
+// the sum. A factor of its own is what a rank multiplies its input by before any other rank gets
+// it. Types of 8 bits with a sign and exponent can be moved but not reduced. Pure functions.
 #pragma once
 
 #include <nccl.h>
@@ -30,10 +31,13 @@ struct Factor {
 struct Reduction {
   ncclRedOp_t operation = ncclSum;  // one of NCCL's own
   ncclDataType_t type = ncclFloat32;
-  std::optional<Factor> factor;  // multiplies before the sum
+  std::optional<Factor> factor;  // of this rank's input
 };
 
-/// The parts are those of rank 0, 1, ...; the result may be one of them.
+/// Multiplies this rank's input by its factor. REQUIRES: there is one.
+void scale(const Reduction& reduction, const void* from, void* to, size_t count);
+
+/// Takes factors for applied. The parts are those of rank 0, 1, ...; the result may be one of them.
 void reduce(const Reduction& reduction, std::span<const void* const> parts, void* result,
             size_t count);
 
