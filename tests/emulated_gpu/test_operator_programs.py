@@ -55,6 +55,23 @@ def assert_as_cpu(program: Callable[[str], Tensors], tolerance: float | None = N
     assert difference(found["cpu"], found["cuda"], tolerance=tolerance) is None
 
 
+def test_quotients_of_integers_have_the_default_type_of_their_moment() -> None:
+    def program(device: str) -> Tensors:
+        i, j = (torch.arange(1, 9, device=device) * k for k in (1, 3))
+        first = torch.get_default_dtype()
+        results = [i / j]
+        torch.cuda.synchronize()  # a kernel finds the type of its launch
+        torch.set_default_dtype(torch.float64)
+        try:
+            results.append(i / j)
+            torch.cuda.synchronize()
+        finally:
+            torch.set_default_dtype(first)
+        return on_host([*results, i / j])
+
+    assert_as_cpu(program)
+
+
 def test_convolutions() -> None:
     def program(device: str) -> Tensors:
         result = []

@@ -207,7 +207,6 @@ void EmulatedKernel::run_on_host(const OperatorHandle& op, const MakeGenerator& 
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), host);
 }
 
-// Types may differ: CUDA's kernels have more bits for some statistics.
 void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const {
   auto target = targets->begin();
   for (size_t i = 0; i < signature_.returned.size(); ++i) {
@@ -219,11 +218,16 @@ void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const
       } else {
         TORCH_CHECK(made.sizes() == target->sizes(), "the Meta kernel said ", target->sizes(),
                     ", the CPU kernel gives ", made.sizes());
+        TORCH_CHECK(
+            signature_.special.widens_statistics || made.scalar_type() == target->scalar_type(),
+            "the Meta kernel said ", target->scalar_type(), ", the CPU kernel gives ",
+            made.scalar_type());
         target->copy_(made);
       }
       ++target;
     });
   }
+  TORCH_CHECK(target == targets->end(), "fewer results than the Meta kernel said");
 }
 
 }  // namespace emulated_gpu::operators

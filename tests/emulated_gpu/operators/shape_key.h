@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything that determines the shapes of an operator's results, as bytes: sizes, strides, types
-// and places of the tensors among the arguments, and all other arguments by value. Arguments with
-// equal keys have results of equal shapes. Every value begins with its kind and every list with its
-// length, so that no two argument lists share a key. A value of an unknown kind has no key. A key
-// belongs to one thread.
+// Everything that determines the shapes and types of an operator's results, as bytes: sizes,
+// strides, types and places of the tensors among the arguments, all other arguments by value, and
+// torch's default type of floating-point numbers. Arguments with equal keys have results of equal
+// shapes. Every value begins with its kind and every list with its length, so that no two argument
+// lists share a key. A value of an unknown kind has no key. A key belongs to one thread.
 #pragma once
+#include <c10/core/DefaultDtype.h>
+
 #include <string>
 
 #include "operators/values.h"
@@ -14,6 +16,7 @@ namespace emulated_gpu::operators {
 
 class ShapeKey {
  public:
+  ShapeKey() { put(c10::get_default_dtype_as_scalartype()); }
   /// False where the value is of an unknown kind; the key is worthless then.
   bool add(const IValue& value);
   const std::string& bytes() const { return bytes_; }

@@ -31,12 +31,14 @@ void widen_integers(Stack* arguments) {
 }
 
 constexpr SpecialCase kSpecialCases[] = {
+    {.name = "aten::_batch_norm_with_update", .widens_statistics = true},
     {.name = "aten::_compute_linear_combination.out", .adds_to_out = true},
     {.name = "aten::_cummax_helper", .is_waited_for = true},
     {.name = "aten::_embedding_bag", .is_waited_for = true},
     {.name = "aten::_embedding_bag_forward_only", .is_waited_for = true},
     {.name = "aten::_index_put_impl_", .takes_host_tensors = true},
-    {.name = "aten::_native_batch_norm_legit", .may_leave_empty = true},
+    {.name = "aten::_native_batch_norm_legit", .may_leave_empty = true, .widens_statistics = true},
+    {.name = "aten::_native_batch_norm_legit.no_stats", .widens_statistics = true},
     {.name = "aten::_to_sparse", .is_waited_for = true},
     {.name = "aten::_to_sparse.sparse_dim", .is_waited_for = true},
     {.name = "aten::_to_sparse_bsc", .is_waited_for = true},
@@ -52,7 +54,8 @@ constexpr SpecialCase kSpecialCases[] = {
     {.name = "aten::index.Tensor_out", .takes_host_tensors = true},
     {.name = "aten::masked_select", .is_waited_for = true},
     {.name = "aten::masked_select.out", .is_waited_for = true},
-    {.name = "aten::native_batch_norm", .may_leave_empty = true},
+    {.name = "aten::native_batch_norm", .may_leave_empty = true, .widens_statistics = true},
+    {.name = "aten::native_layer_norm", .widens_statistics = true},
     {.name = "aten::native_layer_norm_backward", .adapt = narrow_statistics},
     {.name = "aten::nonzero", .is_waited_for = true},
     {.name = "aten::nonzero.out", .is_waited_for = true},
