@@ -205,6 +205,32 @@ TEST_F(SimulatedStreamsTest, StreamWaitsForTheMomentThatWasRecordedThen) {
   synchronize(producer);
 }
 
+// The stream is never idle: each work waits until the next one is queued. A wait for an idle stream
+// would never end.
+TEST_F(SimulatedStreamsTest, TheDeviceIsWaitedForWhileAnotherThreadQueuesWork) {
+  start();
+  const CUstream fed = stream();
+  std::atomic<uint64_t> begun = 0;
+  std::atomic<uint64_t> queued = 0;
+  std::atomic<bool> is_over = false;
+  std::thread feeder([&] {
+    while (!is_over) {
+      const uint64_t number = queued + 1;
+      launch(fed, [&, number] {
+        begun = number;
+        while (queued <= number && !is_over) std::this_thread::yield();
+      });
+      queued = number;
+      while (begun < number && !is_over) std::this_thread::yield();
+    }
+  });
+  while (begun < 2) std::this_thread::yield();
+  EXPECT_EQ(driver_->parts().streams.synchronize(), CUDA_SUCCESS);
+  is_over = true;
+  feeder.join();
+  synchronize(fed);
+}
+
 TEST_F(SimulatedStreamsTest, EventsTellTheTimeBetweenThem) {
   start();
   std::latch gate(1);

@@ -305,9 +305,12 @@ void StreamTable::reset_times() {
 }
 
 CUresult StreamTable::synchronize() {
+  std::vector<std::shared_ptr<Marker>> markers;  // behind what is queued now, in all streams
   for (const StreamPointer& stream : all_streams()) {
-    if (stream->device() == current_device()) stream->wait_until_idle();
+    if (stream->device() != current_device()) continue;
+    stream->push(nullptr, markers.emplace_back(std::make_shared<Marker>()));
   }
+  for (const auto& marker : markers) marker->wait();
   return failure_.result();
 }
 

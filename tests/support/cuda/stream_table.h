@@ -113,7 +113,7 @@ class StreamTable {
   /// The same in all streams, destroyed ones included.
   size_t unfinished() const;
   void wait_until_idle();
-  /// Waits for the streams of the current device, like cuCtxSynchronize.
+  /// Waits for what the streams of the current device were given, like cuCtxSynchronize.
   CUresult synchronize();
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
