@@ -38,7 +38,7 @@ TEST_F(SimulatedStreamsTest, WorkOfAStreamKeepsItsOrder) {
   }
 }
 
-TEST_F(SimulatedStreamsTest, StreamsDoNotWaitForEachOtherNorForTheNullStream) {
+TEST_F(SimulatedStreamsTest, NonBlockingStreamsDoNotWaitForEachOtherNorForTheNullStream) {
   start();
   std::latch gate(1);
   const CUstream other = stream();
@@ -54,6 +54,27 @@ TEST_F(SimulatedStreamsTest, StreamsDoNotWaitForEachOtherNorForTheNullStream) {
   driver_->wait_until_idle();
   EXPECT_TRUE(driver_->is_idle());
   EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_SUCCESS);
+}
+
+TEST_F(SimulatedStreamsTest, TheNullStreamAndBlockingStreamsWaitForEachOther) {
+  start();
+  CUstream first = nullptr;
+  CUstream last = nullptr;
+  for (CUstream* made : {&first, &last}) {
+    ASSERT_EQ(api().cuStreamCreateWithPriority(made, CU_STREAM_DEFAULT, 0), CUDA_SUCCESS);
+    streams_.push_back(*made);
+  }
+  std::vector<int> order;  // one work after another
+  driver_->hold(first);
+  launch(first, [&order] { order.push_back(1); });
+  launch(nullptr, [&order] { order.push_back(2); });
+  launch(last, [&order] { order.push_back(3); });
+  launch(stream(), [] {});
+  EXPECT_TRUE(eventually([&] { return driver_->is_stuck(); }));
+  EXPECT_EQ(driver_->unfinished(streams_.back()), 0u) << "a non-blocking one waits for none";
+  driver_->let_go();
+  synchronize(last);
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
 // Tests stop the device in this way instead of making it slow.

@@ -42,8 +42,8 @@ uint64_t CopyEngine::take(uint64_t begin_ns, uint64_t bytes) {
   return free_at_ns_;
 }
 
-SimulatedStream::SimulatedStream(const StickyFailure& failure, int device)
-    : failure_(failure), device_(device), thread_([this] { run(); }) {}
+SimulatedStream::SimulatedStream(const StickyFailure& failure, int device, StreamKind kind)
+    : failure_(failure), device_(device), kind_(kind), thread_([this] { run(); }) {}
 
 SimulatedStream::~SimulatedStream() {
   stop();

@@ -61,6 +61,9 @@ class CopyEngine {
 
 enum class WorkKind : uint8_t { kKernel, kOther };
 
+/// Whether a stream and the legacy one, which is the NULL stream, wait for each other.
+enum class StreamKind : uint8_t { kLegacy, kBlocking, kNonBlocking };
+
 /// The state of a stream: idle, working, or waiting.
 enum class Standing : uint8_t { kIdle, kGoesOn, kWaitsForEvent, kIsHeld };
 
@@ -77,13 +80,14 @@ class SimulatedStream {
   /// Does the work, which the device begins at `begin_ns`; returns its end on the device.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
-  SimulatedStream(const StickyFailure& failure, int device);
+  SimulatedStream(const StickyFailure& failure, int device, StreamKind kind);
   /// Stops, and waits for running work.
   ~SimulatedStream();
   SimulatedStream(const SimulatedStream&) = delete;
   SimulatedStream& operator=(const SimulatedStream&) = delete;
 
   int device() const { return device_; }
+  StreamKind kind() const { return kind_; }
 
   /// The marker is complete once the action and everything before it have ended. The action may be
   /// empty.
@@ -126,6 +130,7 @@ class SimulatedStream {
 
   const StickyFailure& failure_;
   const int device_;
+  const StreamKind kind_;
   mutable Mutex mutex_;
   CondVar changed_;  // work came, or the stream is stopped
   CondVar idle_;

@@ -41,7 +41,8 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDev
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
       on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
   for (int device = 0; device < config.device_count; ++device) {
-    null_streams_.push_back(std::make_shared<SimulatedStream>(failure, device));
+    null_streams_.push_back(
+        std::make_shared<SimulatedStream>(failure, device, StreamKind::kLegacy));
   }
 }
 
@@ -73,6 +74,24 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
   return all;
 }
 
+void StreamTable::push(const StreamPointer& stream, SimulatedStream::Action action,
+                       std::shared_ptr<Marker> marker, WorkKind kind) {
+  if (stream->kind() == StreamKind::kNonBlocking) {
+    return stream->push(std::move(action), std::move(marker), kind);
+  }
+  const StreamKind awaited =
+      stream->kind() == StreamKind::kLegacy ? StreamKind::kBlocking : StreamKind::kLegacy;
+  MutexLock lock(legacy_mutex_);
+  for (const StreamPointer& other : all_streams()) {
+    if (other->kind() != awaited || other->device() != stream->device()) continue;
+    if (other->unfinished() == 0) continue;
+    const auto moment = std::make_shared<Marker>();
+    other->push(nullptr, moment);
+    stream->push([moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
+  }
+  stream->push(std::move(action), std::move(marker), kind);
+}
+
 void StreamTable::expect_stream(CUstream stream, std::string_view function) const {
   // Which of the default streams a function takes is the function's own matter.
   if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;
@@ -87,7 +106,9 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
     return CUDA_ERROR_INVALID_VALUE;
   }
   forget_finished();
-  auto made = std::make_shared<SimulatedStream>(failure_, current_device());
+  const StreamKind kind =
+      (flags & CU_STREAM_NON_BLOCKING) != 0 ? StreamKind::kNonBlocking : StreamKind::kBlocking;
+  auto made = std::make_shared<SimulatedStream>(failure_, current_device(), kind);
   MutexLock lock(mutex_);
   if (free_handles_.empty()) {
     *stream = handle_of<CUstream>(++last_name_);
@@ -143,7 +164,7 @@ CUresult StreamTable::wait_event(CUstream stream, CUevent event, unsigned flags)
   if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
   if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (moment == nullptr) return CUDA_SUCCESS;
-  found->push([moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
+  push(found, [moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
   return CUDA_SUCCESS;
 }
 
@@ -196,7 +217,7 @@ CUresult StreamTable::record_event(CUevent event, CUstream stream) {
     }
     recorded->second.last = marker;
   }
-  found->push(nullptr, std::move(marker));
+  push(found, nullptr, std::move(marker));
   return CUDA_SUCCESS;
 }
 

@@ -5,7 +5,9 @@
 // parameters.
 //
 //   - Each device has a NULL stream of its own; a call means that of the calling thread's current
-//     device. It is an ordinary stream: it waits for no other and none waits for it.
+//     device. It is CUDA's legacy stream: its work waits for what the blocking streams of its
+//     device were given before, and their later work waits for it. Streams that are made as
+//     non-blocking take no part in that.
 //   - An event stands for the last moment that was recorded. Recording it again, or destroying it,
 //     changes nothing for streams that already wait.
 //   - A stream and an event belong to the device that is current when they are made. An event is
@@ -141,6 +143,10 @@ class StreamTable {
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
   bool captures(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
+  // Queues the program's work, behind that of the streams that its stream waits for.
+  void push(const StreamPointer& stream, SimulatedStream::Action action,
+            std::shared_ptr<Marker> marker = nullptr, WorkKind kind = WorkKind::kOther)
+      TENCACHE_EXCLUDES(legacy_mutex_, mutex_);
   // The moment that an event stands for, null if never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
@@ -187,6 +193,7 @@ class StreamTable {
 
   std::vector<StreamPointer> null_streams_;  // by device; constant
 
+  Mutex legacy_mutex_;  // one push at a time, so that no two streams wait for each other in turn
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without NULL streams
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left

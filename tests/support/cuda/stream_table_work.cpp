@@ -44,7 +44,7 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
   const DeviceRange place = {address, sizeof(uint64_t), false};
   if (!is_value_place(place, found->device())) return CUDA_ERROR_INVALID_VALUE;
   const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
-  found->push([this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
+  push(found, [this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
                                                                uint64_t begin_ns) {
     uint64_t access = 0;
     if (is_in_device_memory && (access = memory_.begin_access({&place, 1}, worker.device())) == 0) {
@@ -75,7 +75,7 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
   }
   std::vector<DeviceRange> touches;
   if (memory_.place_of(place, found->device()).is_reserved) touches.push_back(place);
-  found->push([this, touches, address, value](SimulatedStream& worker, uint64_t begin_ns) {
+  push(found, [this, touches, address, value](SimulatedStream& worker, uint64_t begin_ns) {
     return perform(
         worker, touches, worker.device(), begin_ns, begin_ns,
         [address, value] { value_at<Value>(address).store(value, std::memory_order_release); },
@@ -170,7 +170,8 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
-  found->push(
+  push(
+      found,
       [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
                                                                  uint64_t begin_ns) {
         if (copies_let_through_.fetch_sub(1) <= 0) {
@@ -252,7 +253,7 @@ CUresult StreamTable::push_kernel(CUstream stream, Kernel kernel, WorkKind kind)
     return perform(worker, kernel.touches, worker.device(), begin_ns, begin_ns + kernel.duration_ns,
                    kernel.run, now_ns, kernel.explain);
   };
-  found->push(std::move(work), nullptr, kind);
+  push(found, std::move(work), nullptr, kind);
   return CUDA_SUCCESS;
 }
 
