@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver_parts.h"
@@ -119,6 +120,29 @@ TEST_F(SimulatedContextsTest, AccessToHostMemoryIsADevicesOwn) {
   ASSERT_EQ(api_.cuMemSetAccess(shared.address(), kGranule, &none, 1), CUDA_SUCCESS);
   EXPECT_EQ(read(0, shared.address(), kGranule), CUDA_SUCCESS);
   EXPECT_EQ(read(1, shared.address(), kGranule), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+TEST_F(SimulatedContextsTest, RegisteredMemoryIsItsContextsUnlessItIsPortable) {
+  std::vector<char> memory(4096);
+  const auto address = reinterpret_cast<CUdeviceptr>(memory.data());
+  const auto write = [&](int device) {
+    return api_.cuStreamWriteValue64(streams_[device], address, 1, 0);
+  };
+  CUdeviceptr found = 0;
+  ASSERT_EQ(api_.cuMemHostRegister(memory.data(), 4096, CU_MEMHOSTREGISTER_DEVICEMAP),
+            CUDA_SUCCESS);
+  EXPECT_EQ(write(0), CUDA_SUCCESS);
+  EXPECT_EQ(write(1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(api_.cuMemHostGetDevicePointer(&found, memory.data(), 0), CUDA_SUCCESS);
+  use(1);
+  EXPECT_EQ(api_.cuMemHostGetDevicePointer(&found, memory.data(), 0), CUDA_ERROR_INVALID_VALUE);
+  driver_.wait_until_idle();
+  ASSERT_EQ(api_.cuMemHostUnregister(memory.data()), CUDA_SUCCESS);
+  ASSERT_EQ(api_.cuMemHostRegister(memory.data(), 4096, CU_MEMHOSTREGISTER_PORTABLE), CUDA_SUCCESS);
+  EXPECT_EQ(write(0), CUDA_SUCCESS);
+  EXPECT_EQ(write(1), CUDA_SUCCESS);
+  driver_.wait_until_idle();
+  ASSERT_EQ(api_.cuMemHostUnregister(memory.data()), CUDA_SUCCESS);
 }
 
 TEST_F(SimulatedContextsTest, CopiesReachEachDevicesMemoryFromAnyStream) {

@@ -305,6 +305,35 @@ TEST_F(SimulatedFaultTest, QueuedCopyThatFindsItsRangeUnmappedFailsTheContext) {
   expect_illegal_address(at);
 }
 
+TEST_F(SimulatedFaultTest, QueuedWorkThatFindsItsHostMemoryUnregisteredFailsTheContext) {
+  enum { kCopy, kWrite, kWait };
+  for (const int work : {kCopy, kWrite, kWait}) {
+    has_failed_ = false;
+    streams_.clear();
+    context_.reset();
+    driver_.reset();
+    start();
+    std::vector<uint64_t> memory(512, 1);
+    const auto address = reinterpret_cast<CUdeviceptr>(memory.data());
+    const uint64_t bytes = memory.size() * sizeof(uint64_t);
+    const DeviceBuffer buffer(api(), kGranule);
+    const CUstream at = stream();
+    driver_->hold(at);
+    ASSERT_EQ(api().cuMemHostRegister(memory.data(), bytes, 0), CUDA_SUCCESS);
+    if (work == kCopy) {
+      EXPECT_EQ(api().cuMemcpyDtoHAsync(memory.data(), buffer.address(), bytes, at), CUDA_SUCCESS);
+    } else if (work == kWrite) {
+      EXPECT_EQ(api().cuStreamWriteValue64(at, address, 0, 0), CUDA_SUCCESS);
+    } else {
+      EXPECT_EQ(api().cuStreamWaitValue64(at, address, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
+    }
+    ASSERT_EQ(api().cuMemHostUnregister(memory.data()), CUDA_SUCCESS);
+    driver_->let_go();
+    expect_illegal_address(at);
+    EXPECT_EQ(memory[0], 1u) << work;
+  }
+}
+
 TEST_F(SimulatedFaultTest, RunningCopyWhoseRangeIsUnmappedFailsTheContext) {
   start({.to_host_bytes_per_s = kKiB});  // slow enough to run as long as the test needs
   DeviceBuffer buffer(api(), kGranule);

@@ -75,7 +75,7 @@ int emulated_gpu_is_registered(const void* address) {
   if (driver == nullptr) return 0;
   const auto mapped = driver->parts().memory.mapped_at(address_of(address));
   return (mapped.has_value() && mapped->is_host) ||
-         driver->parts().host.kind(address, 1) == HostMemoryKind::kRegistered;
+         driver->parts().host.is_registered({address_of(address), 1}, kAnyDevice);
 }
 
 void emulated_gpu_fail(CUresult result) {

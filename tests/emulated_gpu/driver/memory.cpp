@@ -50,8 +50,7 @@ CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attrib
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const SimulatedDriver::Parts& parts = driver.parts();
   const std::optional<SimulatedMemory::Mapped> mapped = parts.memory.mapped_at(address);
-  const bool is_registered =
-      parts.host.kind(reinterpret_cast<void*>(address), 1) == HostMemoryKind::kRegistered;
+  const bool is_registered = parts.host.is_registered({address, 1}, kAnyDevice);
   if (!mapped.has_value() && !is_registered) return CUDA_ERROR_INVALID_VALUE;
   const bool is_host =
       is_registered || parts.memory.place_of({address, 1, false}, kAnyDevice).is_host;

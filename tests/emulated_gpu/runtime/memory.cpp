@@ -172,8 +172,10 @@ EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsign
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   const Driver& d = ready();
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
-  return note_unless(Captures::instance().forbid_unsafe(),
-                     [&] { return d.cuMemHostRegister(pointer, bytes, flags); });
+  return note_unless(
+      Captures::instance().forbid_unsafe(),
+      // With unified addressing it is always portable.
+      [&] { return d.cuMemHostRegister(pointer, bytes, flags | CU_MEMHOSTREGISTER_PORTABLE); });
 }
 EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {
   const Driver& d = ready();

@@ -14,9 +14,9 @@ constexpr unsigned kFlags =
 }  // namespace
 
 bool HostRegistrations::overlaps(uint64_t begin, uint64_t end) const {
-  auto next = ends_.lower_bound(end);  // the first registration that begins behind the range
-  if (next == ends_.begin()) return false;
-  return std::prev(next)->second > begin;
+  // The first registration that begins behind the range.
+  const auto next = registrations_.lower_bound(end);
+  return next != registrations_.begin() && std::prev(next)->second.end > begin;
 }
 
 CUresult HostRegistrations::add(void* memory, size_t bytes, unsigned flags) {
@@ -28,45 +28,52 @@ CUresult HostRegistrations::add(void* memory, size_t bytes, unsigned flags) {
       bytes > config_.registered_bytes_max - bytes_) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  ends_[begin] = begin + bytes;
+  const bool is_portable = (flags & CU_MEMHOSTREGISTER_PORTABLE) != 0;
+  registrations_[begin] = {begin + bytes, is_portable ? kAnyDevice : devices_.current_device()};
   bytes_ += bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult HostRegistrations::remove(void* memory) {
   MutexLock lock(mutex_);
-  const auto found = ends_.find(reinterpret_cast<uint64_t>(memory));
-  if (found == ends_.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  bytes_ -= found->second - found->first;
-  ends_.erase(found);
+  const auto found = registrations_.find(reinterpret_cast<uint64_t>(memory));
+  if (found == registrations_.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  bytes_ -= found->second.end - found->first;
+  registrations_.erase(found);
   return CUDA_SUCCESS;
 }
 
 CUresult HostRegistrations::device_pointer(CUdeviceptr* address, void* memory, unsigned flags) {
-  if (address == nullptr || flags != 0 || kind(memory, 1) != HostMemoryKind::kRegistered) {
+  if (address == nullptr || flags != 0 ||
+      kind(memory, 1, devices_.current_device()) != HostMemoryKind::kRegistered) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *address = reinterpret_cast<CUdeviceptr>(memory);
   return CUDA_SUCCESS;
 }
 
-HostMemoryKind HostRegistrations::kind(const void* memory, size_t bytes) const {
+HostMemoryKind HostRegistrations::kind(const void* memory, size_t bytes, int device) const {
   const auto begin = reinterpret_cast<uint64_t>(memory);
   const uint64_t end = begin + bytes;
   MutexLock lock(mutex_);
   if (!overlaps(begin, end)) return HostMemoryKind::kPageable;
-  const auto next = ends_.upper_bound(begin);
-  const bool is_inside = next != ends_.begin() && std::prev(next)->second >= end;
-  return is_inside ? HostMemoryKind::kRegistered : HostMemoryKind::kTorn;
+  const auto next = registrations_.upper_bound(begin);
+  if (next == registrations_.begin()) return HostMemoryKind::kTorn;
+  const Registration& registration = std::prev(next)->second;
+  if (registration.end < end) return HostMemoryKind::kTorn;
+  const bool is_its =
+      device == kAnyDevice || registration.device == kAnyDevice || registration.device == device;
+  return is_its ? HostMemoryKind::kRegistered : HostMemoryKind::kPageable;
 }
 
 std::string HostRegistrations::leaks() const {
   MutexLock lock(mutex_);
   std::string text;
-  for (const auto& [begin, end] : ends_) {
+  for (const auto& [begin, registration] : registrations_) {
     char line[96];
     snprintf(line, sizeof(line), "registration 0x%llx of %s\n",
-             static_cast<unsigned long long>(begin), format_bytes(end - begin).c_str());
+             static_cast<unsigned long long>(begin),
+             format_bytes(registration.end - begin).c_str());
     text += line;
   }
   return text;

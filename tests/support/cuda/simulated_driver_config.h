@@ -55,6 +55,9 @@ struct SimulatedDriverConfig {
   std::map<CUdevice_attribute, int> attributes = {};
 };
 
+/// Instead of a device: any that has access. Copies reach memory through the device that has it.
+inline constexpr int kAnyDevice = -1;
+
 /// Device addresses that a kernel uses.
 struct DeviceRange {
   CUdeviceptr address = 0;

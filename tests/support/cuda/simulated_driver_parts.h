@@ -33,8 +33,8 @@ struct SimulatedDriver::Parts {
   explicit Parts(const SimulatedDriverConfig& config)
       : devices(config),
         memory(config, devices, failure),
-        host(config),
-        modules(config, devices, host, failure, streams),
+        host(config, devices),
+        modules(config, devices, host, streams),
         streams(config, devices, memory, host, failure) {}
 
   /// Ends the process where one of the arguments is a stream that does not exist.

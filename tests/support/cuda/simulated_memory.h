@@ -34,9 +34,6 @@
 
 namespace tencache {
 
-// Instead of a device: any that has access. Copies reach memory through the device that has it.
-inline constexpr int kAnyDevice = -1;
-
 class SimulatedMemory {
  public:
   SimulatedMemory(const SimulatedDriverConfig& config, const SimulatedDevices& devices,

@@ -136,24 +136,16 @@ CUresult SimulatedModules::launch(CUfunction function, unsigned grid_x, unsigned
   }
   SimulatedKernel::Ranges ranges = kernel.ranges(launch);
   for (const DeviceRange& range : ranges.either) {
-    const void* memory = reinterpret_cast<const void*>(range.address);
-    if (host_.kind(memory, range.bytes) != HostMemoryKind::kRegistered) {
-      ranges.device.push_back(range);
-    }
+    (host_.is_registered(range, devices_.current_device()) ? ranges.host : ranges.device)
+        .push_back(range);
   }
   std::erase_if(ranges.device, [](const DeviceRange& range) { return range.bytes == 0; });
   const uint64_t takes_ns = duration_ns(ranges);
-  auto body = [this, host = std::move(ranges.host), run = std::move(kernel.run),
-               launch = std::move(launch)] {
-    for (const DeviceRange& range : host) {
-      const void* memory = reinterpret_cast<const void*>(range.address);
-      if (host_.kind(memory, range.bytes) == HostMemoryKind::kRegistered) continue;
-      failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-      return;
-    }
-    run(launch);
-  };
-  return streams_.launch(stream, {std::move(ranges.device), std::move(body), takes_ns});
+  auto body = [run = std::move(kernel.run), launch = std::move(launch)] { run(launch); };
+  return streams_.launch(stream, {.touches = std::move(ranges.device),
+                                  .run = std::move(body),
+                                  .duration_ns = takes_ns,
+                                  .registered = std::move(ranges.host)});
 }
 
 std::string SimulatedModules::leaks() const {

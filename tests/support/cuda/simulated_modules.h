@@ -51,8 +51,8 @@ std::string simulated_image(int compute_capability, const std::vector<std::strin
 class SimulatedModules {
  public:
   SimulatedModules(const SimulatedDriverConfig& config, SimulatedDevices& devices,
-                   const HostRegistrations& host, StickyFailure& failure, StreamTable& streams)
-      : config_(config), devices_(devices), host_(host), failure_(failure), streams_(streams) {}
+                   const HostRegistrations& host, StreamTable& streams)
+      : config_(config), devices_(devices), host_(host), streams_(streams) {}
 
   void add_kernel(std::string_view name, SimulatedKernel kernel) TENCACHE_EXCLUDES(mutex_);
 
@@ -92,7 +92,6 @@ class SimulatedModules {
   const SimulatedDriverConfig config_;
   SimulatedDevices& devices_;
   const HostRegistrations& host_;
-  StickyFailure& failure_;
   StreamTable& streams_;
 
   mutable Mutex mutex_;

@@ -14,8 +14,9 @@
 //     recorded in a stream of its device (CUDA_ERROR_INVALID_HANDLE otherwise); any stream may wait
 //     for it. A kernel goes into a stream of the current device, and reaches what that device has
 //     access to. A copy goes into any stream and reaches each device's memory.
-//   - A copy checks its device range when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs
-//     (the context fails); kernels only when they run.
+//   - A copy checks its ranges when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs (the
+//     context fails); kernels only when they run. Host memory that a call found registered must
+//     still be so when the work runs.
 //   - A copy from or to pageable memory ends before the call returns.
 //   - A stream that reports a capture takes no events, because the real one would take them for its
 //     graph. Otherwise it behaves as before.
@@ -52,6 +53,7 @@ struct Kernel {
   std::function<void()> run;
   uint64_t duration_ns = 0;
   std::function<void()> explain = {};  // called when a range is not accessible, before the failure
+  std::vector<DeviceRange> registered = {};  // of the host
 };
 
 class StreamTable {
@@ -131,6 +133,19 @@ class StreamTable {
  private:
   using Clock = uint64_t (*)();
   using StreamPointer = std::shared_ptr<SimulatedStream>;
+  // The memory that a work uses.
+  struct Uses {
+    std::span<const DeviceRange> mapped;      // in reservations
+    std::span<const DeviceRange> registered;  // of the host; looked at when the work is done
+    int device = kAnyDevice;                  // whose access to what is mapped counts
+  };
+  enum class HostEnd : uint8_t { kNone, kTarget, kSource };
+  struct Copy {
+    CopyEngine& engine;
+    DeviceRange target;
+    DeviceRange source;
+    HostEnd host = HostEnd::kNone;  // the other end, or both, are addresses of devices
+  };
   struct Event {
     int device = 0;
     bool has_timing = true;
@@ -156,16 +171,14 @@ class StreamTable {
   CUresult push_value(CUstream stream, CUdeviceptr address, Value value, unsigned flags);
   template <typename Value>
   CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream);
-  HostMemoryKind host_kind(const void* memory, size_t bytes, bool is_written) const;
-  CUresult push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
-                     const void* source, size_t bytes, CUstream stream, bool is_synchronous);
+  CUresult push_copy(const Copy& copy, CUstream stream);
   CUresult push_kernel(CUstream stream, Kernel kernel, WorkKind kind);
-  // Lets the work take its time and does it, with its ranges declared to the memory as that
-  // device's throughout. The clock measures the work's own time: a kernel may wait for something,
-  // while a copy only works, however seldom its thread gets to run.
-  uint64_t perform(SimulatedStream& stream, std::span<const DeviceRange> touches, int device,
-                   uint64_t begin_ns, uint64_t end_ns, const std::function<void()>& work,
-                   Clock clock, const std::function<void()>& explain = {});
+  // Lets the work take its time and does it, with its ranges declared to the memory throughout. The
+  // clock measures the work's own time: a kernel may wait for something, while a copy only works,
+  // however seldom its thread gets to run.
+  uint64_t perform(SimulatedStream& stream, const Uses& uses, uint64_t begin_ns, uint64_t end_ns,
+                   const std::function<void()>& work, Clock clock,
+                   const std::function<void()>& explain = {});
   // The same at the beginning of its time (SimulatedDriverConfig::works_first).
   uint64_t perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
                          const std::function<void()>& work);

@@ -31,7 +31,7 @@ bool StreamTable::is_value_place(const DeviceRange& range, int device) const {
   if (range.address % range.bytes != 0) return false;
   const SimulatedMemory::Place place = memory_.place_of(range, device);
   if (place.is_reserved) return place.is_accessible;
-  return host_.kind(pointer(range.address), range.bytes) == HostMemoryKind::kRegistered;
+  return host_.is_registered(range, device);
 }
 
 CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value,
@@ -52,6 +52,10 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
       return begin_ns;
     }
     const auto is_reached = [&] {
+      if (!is_in_device_memory && !host_.is_registered(place, worker.device())) {
+        failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+        return true;
+      }
       const uint64_t present = value_at<uint64_t>(place.address).load(std::memory_order_acquire);
       return flags == CU_STREAM_WAIT_VALUE_EQ ? present == value
                                               : static_cast<int64_t>(present - value) >= 0;
@@ -73,11 +77,15 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
   if (flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER || !is_value_place(place, found->device())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  std::vector<DeviceRange> touches;
-  if (memory_.place_of(place, found->device()).is_reserved) touches.push_back(place);
-  push(found, [this, touches, address, value](SimulatedStream& worker, uint64_t begin_ns) {
+  const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
+  push(found, [this, place, is_in_device_memory, address, value](SimulatedStream& worker,
+                                                                 uint64_t begin_ns) {
+    const std::span<const DeviceRange> all(&place, 1);
+    const auto none = all.first(0);
     return perform(
-        worker, touches, worker.device(), begin_ns, begin_ns,
+        worker,
+        {is_in_device_memory ? all : none, is_in_device_memory ? none : all, worker.device()},
+        begin_ns, begin_ns,
         [address, value] { value_at<Value>(address).store(value, std::memory_order_release); },
         thread_work_ns);
   });
@@ -99,25 +107,31 @@ CUresult StreamTable::launch_host_function(CUstream stream, CUhostFn function, v
   return push_kernel(stream, {{}, [function, data] { function(data); }}, WorkKind::kOther);
 }
 
-uint64_t StreamTable::perform(SimulatedStream& stream, std::span<const DeviceRange> touches,
-                              int device, uint64_t begin_ns, uint64_t end_ns,
-                              const std::function<void()>& work, Clock clock,
+uint64_t StreamTable::perform(SimulatedStream& stream, const Uses& uses, uint64_t begin_ns,
+                              uint64_t end_ns, const std::function<void()>& work, Clock clock,
                               const std::function<void()>& explain) {
-  const uint64_t access = memory_.begin_access(touches, device);
+  const uint64_t access = memory_.begin_access(uses.mapped, uses.device);
   if (access == 0) {
     if (explain) explain();
     failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     return begin_ns;
   }
+  const auto work_if_registered = [&] {
+    for (const DeviceRange& range : uses.registered) {
+      if (host_.is_registered(range, stream.device())) continue;
+      return failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    work();
+  };
   if (works_first_ && end_ns > begin_ns) {
-    end_ns = perform_first(stream, begin_ns, end_ns, work);
+    end_ns = perform_first(stream, begin_ns, end_ns, work_if_registered);
     memory_.end_access(access);
     return end_ns;
   }
   uint64_t work_ns = 0;
   if (stream.pause_until(end_ns)) {
     const uint64_t started_ns = clock();
-    work();
+    work_if_registered();
     work_ns = clock() - started_ns;
   }
   memory_.end_access(access);
@@ -144,42 +158,45 @@ void StreamTable::note_lag(uint64_t lag_ns) {
   }
 }
 
-HostMemoryKind StreamTable::host_kind(const void* memory, size_t bytes, bool is_written) const {
-  const SimulatedMemory::Place place =
-      memory_.place_of({address_of(memory), bytes, is_written}, kAnyDevice);
-  // Mapped memory of a NUMA node is as good as registered; device memory is not the host's.
-  if (place.is_reserved) {
-    return place.is_accessible && place.is_host ? HostMemoryKind::kRegistered
-                                                : HostMemoryKind::kTorn;
-  }
-  return host_.kind(memory, bytes);
-}
-
-CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> touches, void* target,
-                                const void* source, size_t bytes, CUstream stream,
-                                bool is_synchronous) {
+CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  for (const DeviceRange& range : touches) {
-    if (!memory_.place_of(range, kAnyDevice).is_accessible) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<DeviceRange> mapped;
+  std::vector<DeviceRange> registered;
+  bool is_pageable = false;
+  for (const auto& [end, is_host] : {std::pair(copy.target, copy.host == HostEnd::kTarget),
+                                     std::pair(copy.source, copy.host == HostEnd::kSource)}) {
+    const SimulatedMemory::Place place = memory_.place_of(end, kAnyDevice);
+    if (!is_host || place.is_reserved) {
+      // Mapped memory of a NUMA node is the host's, too; device memory is not.
+      if (!place.is_accessible || (is_host && !place.is_host)) return CUDA_ERROR_INVALID_VALUE;
+      mapped.push_back(end);
+      continue;
+    }
+    const HostMemoryKind kind = host_.kind(pointer(end.address), end.bytes, found->device());
+    if (kind == HostMemoryKind::kTorn) return CUDA_ERROR_INVALID_VALUE;
+    if (kind == HostMemoryKind::kRegistered) registered.push_back(end);
+    is_pageable |= kind == HostMemoryKind::kPageable;
   }
+  const uint64_t bytes = copy.target.bytes;
   if (bytes == 0) return CUDA_SUCCESS;
-  const auto marker = is_synchronous ? std::make_shared<Marker>() : nullptr;
-  const auto copy = [target, source, bytes, is_racy = reads_may_race_ && &engine == &to_host_] {
+  const auto move = [target = pointer(copy.target.address), source = pointer(copy.source.address),
+                     bytes, is_racy = reads_may_race_ && copy.host == HostEnd::kTarget] {
     std::optional<RacyReads> racy;
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
+  const auto marker = is_pageable ? std::make_shared<Marker>() : nullptr;
   push(
       found,
-      [this, &engine, touches = std::move(touches), copy, bytes](SimulatedStream& worker,
-                                                                 uint64_t begin_ns) {
+      [this, &engine = copy.engine, mapped = std::move(mapped), registered = std::move(registered),
+       move, bytes](SimulatedStream& worker, uint64_t begin_ns) {
         if (copies_let_through_.fetch_sub(1) <= 0) {
           wait_held(worker, copies_held_until_);
           begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
         }
-        return perform(worker, touches, kAnyDevice, begin_ns, engine.take(begin_ns, bytes), copy,
-                       thread_work_ns);
+        return perform(worker, {mapped, registered, kAnyDevice}, begin_ns,
+                       engine.take(begin_ns, bytes), move, thread_work_ns);
       },
       marker);
   if (marker == nullptr) return CUDA_SUCCESS;
@@ -189,30 +206,29 @@ CUresult StreamTable::push_copy(CopyEngine& engine, std::vector<DeviceRange> tou
 
 CUresult StreamTable::copy_to_device(CUdeviceptr target, const void* source, size_t bytes,
                                      CUstream stream) {
-  const HostMemoryKind kind = host_kind(source, bytes, false);
-  if (kind == HostMemoryKind::kTorn) return CUDA_ERROR_INVALID_VALUE;
-  return push_copy(to_device_, {{target, bytes, true}}, pointer(target), source, bytes, stream,
-                   kind == HostMemoryKind::kPageable);
+  return push_copy(
+      {to_device_, {target, bytes, true}, {address_of(source), bytes, false}, HostEnd::kSource},
+      stream);
 }
 
 CUresult StreamTable::copy_to_host(void* target, CUdeviceptr source, size_t bytes,
                                    CUstream stream) {
-  const HostMemoryKind kind = host_kind(target, bytes, true);
-  if (kind == HostMemoryKind::kTorn) return CUDA_ERROR_INVALID_VALUE;
-  return push_copy(to_host_, {{source, bytes, false}}, target, pointer(source), bytes, stream,
-                   kind == HostMemoryKind::kPageable);
+  return push_copy(
+      {to_host_, {address_of(target), bytes, true}, {source, bytes, false}, HostEnd::kTarget},
+      stream);
 }
 
 CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes,
                                      CUstream stream) {
-  const std::vector<DeviceRange> touches = {{target, bytes, true}, {source, bytes, false}};
+  const DeviceRange to = {target, bytes, true};
+  const DeviceRange from = {source, bytes, false};
   // Host memory may be mapped there: then the bytes cross the link.
-  const bool comes_from_host = memory_.place_of(touches[1], kAnyDevice).is_host;
-  const bool goes_to_host = memory_.place_of(touches[0], kAnyDevice).is_host;
+  const bool comes_from_host = memory_.place_of(from, kAnyDevice).is_host;
+  const bool goes_to_host = memory_.place_of(to, kAnyDevice).is_host;
   CopyEngine& engine = comes_from_host == goes_to_host ? on_device_
                        : comes_from_host               ? to_device_
                                                        : to_host_;
-  return push_copy(engine, touches, pointer(target), pointer(source), bytes, stream, false);
+  return push_copy({engine, to, from}, stream);
 }
 
 template <typename Value>
@@ -250,8 +266,8 @@ CUresult StreamTable::push_kernel(CUstream stream, Kernel kernel, WorkKind kind)
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   auto work = [this, kernel = std::move(kernel)](SimulatedStream& worker, uint64_t begin_ns) {
-    return perform(worker, kernel.touches, worker.device(), begin_ns, begin_ns + kernel.duration_ns,
-                   kernel.run, now_ns, kernel.explain);
+    return perform(worker, {kernel.touches, kernel.registered, worker.device()}, begin_ns,
+                   begin_ns + kernel.duration_ns, kernel.run, now_ns, kernel.explain);
   };
   push(found, std::move(work), nullptr, kind);
   return CUDA_SUCCESS;
