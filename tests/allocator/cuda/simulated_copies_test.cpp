@@ -113,18 +113,31 @@ TEST_F(SimulatedCopiesTest, DeviceRangeIsCheckedAtTheCall) {
             CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(SimulatedCopiesTest, PageableMemoryMakesTheCallWait) {
+TEST_F(SimulatedCopiesTest, ACopyToPageableMemoryMakesTheCallWait) {
   start();
   const DeviceBuffer buffer(api(), kGranule);
   std::vector<char> pageable(100, 'x');
   std::atomic<bool> has_run = false;
   launch(nullptr, milliseconds(10), [&has_run] { has_run = true; });
-  ASSERT_EQ(api().cuMemcpyHtoDAsync(buffer.address(), pageable.data(), 100, nullptr), CUDA_SUCCESS);
-  EXPECT_TRUE(has_run) << "the copy comes after what is queued, and the call after the copy";
-  EXPECT_EQ(buffer.data()[99], 'x');
   ASSERT_EQ(api().cuMemsetD8Async(buffer.address(), 'y', 100, nullptr), CUDA_SUCCESS);
   ASSERT_EQ(api().cuMemcpyDtoHAsync(pageable.data(), buffer.address(), 100, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(has_run) << "the copy comes after what is queued, and the call after the copy";
   EXPECT_EQ(pageable[99], 'y');
+}
+
+TEST_F(SimulatedCopiesTest, ACopyFromPageableMemoryIsStaged) {
+  start();
+  const DeviceBuffer buffer(api(), kGranule);
+  memset(buffer.data(), 'a', 100);
+  std::vector<char> pageable(100, 'x');
+  const CUstream at = stream();
+  driver_->hold(at);
+  ASSERT_EQ(api().cuMemcpyHtoDAsync(buffer.address(), pageable.data(), 100, at), CUDA_SUCCESS);
+  EXPECT_EQ(buffer.data()[99], 'a') << "the call has returned before the copy";
+  pageable.assign(100, 'z');
+  driver_->let_go();
+  synchronize(at);
+  EXPECT_EQ(buffer.data()[99], 'x') << "the source may change after the call";
 }
 
 TEST_F(SimulatedCopiesTest, RegisteredMemoryLetsTheCallReturn) {

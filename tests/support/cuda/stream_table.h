@@ -17,7 +17,9 @@
 //   - A copy checks its ranges when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs (the
 //     context fails); kernels only when they run. Host memory that a call found registered must
 //     still be so when the work runs.
-//   - A copy from or to pageable memory ends before the call returns.
+//   - A copy to pageable memory ends before the call returns. One from pageable memory is staged:
+//   the
+//     call returns once it has read the source, and the bytes arrive in the stream's order.
 //   - A stream that reports a capture takes no events, because the real one would take them for its
 //     graph. Otherwise it behaves as before.
 //   - A destroyed stream finishes its work. A call that names its handle ends the process, as with

@@ -180,13 +180,20 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
   }
   const uint64_t bytes = copy.target.bytes;
   if (bytes == 0) return CUDA_SUCCESS;
-  const auto move = [target = pointer(copy.target.address), source = pointer(copy.source.address),
-                     bytes, is_racy = reads_may_race_ && copy.host == HostEnd::kTarget] {
+  const void* source = pointer(copy.source.address);
+  std::shared_ptr<std::vector<char>> staged;
+  if (is_pageable && copy.host == HostEnd::kSource) {
+    const char* const begin = static_cast<const char*>(source);
+    staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
+    source = staged->data();
+  }
+  const auto move = [target = pointer(copy.target.address), source, staged, bytes,
+                     is_racy = reads_may_race_ && copy.host == HostEnd::kTarget] {
     std::optional<RacyReads> racy;
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
-  const auto marker = is_pageable ? std::make_shared<Marker>() : nullptr;
+  const auto marker = is_pageable && staged == nullptr ? std::make_shared<Marker>() : nullptr;
   push(
       found,
       [this, &engine = copy.engine, mapped = std::move(mapped), registered = std::move(registered),
