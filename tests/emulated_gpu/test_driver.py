@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +50,15 @@ def memory_of(device):
 
 
 def run(
-    program: str, variables: dict[str, str] | None = None, *, knows_torch: bool = False
+    program: str,
+    variables: dict[str, str] | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    knows_torch: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     alone = [] if knows_torch else ["-S"]
     return subprocess.run(
-        [sys.executable, *alone, "-c", PRELUDE + program],
+        [sys.executable, *alone, "-c", PRELUDE + program, *arguments],
         env=os.environ | {"EMULATED_GPU_COUNT": "2"} | (variables or {}),
         capture_output=True,
         text=True,
@@ -129,6 +135,27 @@ assert cuda.cuGetProcAddress(b"cuNoSuchFunction", byref(function), 11000, c_uint
     assert done.returncode == 0, done.stderr
     assert "cuModuleLoad " in done.stderr
     assert "cuPointerGetAttribute " in done.stderr
+
+
+def test_the_process_ends_after_the_work_that_is_running(tmp_path: Path) -> None:
+    """What is queued behind it is dropped. The shell asks whether the process is still there."""
+    program = """
+import sys, time
+libc = ctypes.CDLL(None)
+folder, texts = sys.argv[1], []
+do(cuda.cuInit(0))
+do(cuda.cuCtxPushCurrent_v2(retain(0)))
+runs = f"cd {folder}; touch begun; sleep 0.5; grep -q . /proc/$PPID/cmdline && touch lives"
+for command in (runs, f"touch {folder}/queued"):
+    text = ctypes.create_string_buffer(command.encode())
+    texts.append(text)
+    do(cuda.cuLaunchHostFunc(None, libc.system, text))
+while not os.path.exists(folder + "/begun"):
+    time.sleep(0.001)
+"""
+    done = run(program, arguments=[str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["begun", "lives"]
 
 
 def test_a_copy_between_gpus_is_of_the_memory_of_its_contexts() -> None:

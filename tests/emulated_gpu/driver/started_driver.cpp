@@ -4,10 +4,13 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
+#include "base/clock.h"
 #include "driver/environment.h"
 #include "driver/kernel_durations.h"
 #include "support/cuda/simulated_device_copy.h"
@@ -22,10 +25,24 @@ std::atomic<SimulatedDriver*> started = nullptr;
 // Whether this process is a child of one that has started the driver.
 std::atomic<bool> is_forked_child = false;
 
+// How long the end of the process waits for running work. A collective may wait for a rank that has
+// gone, and a host function for a program that is about to end.
+constexpr uint64_t kRunningMaxNs = 10'000'000'000;
+
+// Drops queued work, and waits for work that is running on the streams' threads, because it uses
+// libraries that are about to be taken down.
+void end_work(SimulatedDriver& driver) {
+  driver.fail_context(CUDA_ERROR_DEINITIALIZED);
+  const uint64_t begin_ns = now_ns();
+  while (!driver.is_idle() && now_ns() - begin_ns < kRunningMaxNs) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void at_exit() {
   SimulatedDriver* const driver = started_driver();
   if (driver == nullptr) return;
-  driver->fail_context(CUDA_ERROR_DEINITIALIZED);
+  end_work(*driver);
   if (const uint64_t late = driver->parts().streams.late(); late > 0) {
     fprintf(
         stderr,
