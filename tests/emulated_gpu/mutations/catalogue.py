@@ -20,6 +20,7 @@ class Run:
 
     device_memory: str = "80MiB"
     options: tuple[str, ...] = ()
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ RUNS: dict[str, Run] = {
     "fetched_elsewhere": Run(),
     "refused_calls": Run(),
     "destroyed": Run(),
+    "second_gpu": Run(gpus=2),
+    "beside": Run(),
 }
 
 EVICTIONS = "allocator/engine/move/cuda/stream_evictions.cpp"
@@ -137,6 +140,22 @@ MUTATIONS = [
         "driver.cuMemcpyHtoDAsync(device, host, bytes, stream_)",
         "driver.cuMemcpyHtoDAsync(device, host, bytes - 4096, stream_)",
         "in_turn",
+    ),
+    Mutation(
+        "a stream for copies waits for the NULL stream",
+        COPY_STREAM,
+        "cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority)",
+        "cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, kHighestPriority)",
+        "beside",
+        ("failed test",),
+    ),
+    Mutation(
+        "another GPU than the memory's gets access to it",
+        "allocator/platform/cuda/device_arena.cpp",
+        "  access.location.id = gpu_.device();\n",
+        "  access.location.id = 0;\n",
+        "second_gpu",
+        ("failed test",),
     ),
     Mutation(
         "an eviction copies in the wrong direction",

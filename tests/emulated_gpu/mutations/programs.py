@@ -448,5 +448,45 @@ def refused_calls() -> None:
     true("tensors were evicted", tencache.stats()["bytes"]["evicted"] > 0)
 
 
+@program
+def second_gpu() -> None:
+    """Everything is on the second GPU, and does not fit."""
+    torch.cuda.set_device(1)
+    try:
+        tensors = [full(16, value) for value in range(8)]
+        for tensor in tensors:
+            tensor += 1
+    except RuntimeError as error:
+        raise SystemExit(f"failed test: {error}") from error
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 1)
+
+
+@program
+def beside() -> None:
+    """Tensors of another stream leave and come back while the NULL stream is held."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            if driver.emulated_gpu_is_stuck():
+                print("failed test: a copy waits for the NULL stream", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    watcher = threading.Thread(target=watch)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensors = [full(24, value) for value in range(6)]
+        torch.cuda.synchronize()
+        driver.emulated_gpu_hold(None)
+        watcher.start()
+        doubled = tensors[1] * 2
+        torch.cuda.current_stream().synchronize()
+        is_over.set()
+        watcher.join()
+        driver.emulated_gpu_let_go()
+        holds("the doubled tensor", doubled, 2)
+
+
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]]()

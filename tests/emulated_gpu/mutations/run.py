@@ -84,7 +84,17 @@ def run_program(name: str, package: Path | None = None) -> Outcome:
     tencache = [python, "-m", "tencache", "run", "--quiet", "--backend", "cuda"]
     tencache += ["--device-memory", run.device_memory, *run.options]
     program = [python, str(HERE / "programs.py"), name]
-    command = [str(HERE.parent / "run"), "--link", LINK, "--", *tencache, "--", *program]
+    command = [
+        str(HERE.parent / "run"),
+        "--gpus",
+        str(run.gpus),
+        "--link",
+        LINK,
+        "--",
+        *tencache,
+        "--",
+        *program,
+    ]
     begin = time.monotonic()
     ended = run_group(command, TIMEOUT_S, environment=environment)
     how = how_it_ended(ended.status, ended.output)
