@@ -62,7 +62,11 @@ void emulated_gpu_fail(CUresult result);
 /// The nth call of tencache's function of that name from now (1 is the next one) returns `result`
 /// and does nothing, whoever makes it.
 void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result);
-void emulated_gpu_set_capturing(CUstream stream, int is_capturing);
+/// Whether captures allow the calling thread what CUDA calls potentially unsafe, like cudaMalloc.
+/// If not, they are invalid from now on.
+CUresult emulated_gpu_check_unsafe(void);
+/// Waits for the streams of the current device, whatever they capture.
+CUresult emulated_gpu_wait_for_device(void);
 /// Later work of the stream waits for emulated_gpu_let_go(); after two minutes of waiting the
 /// process ends. REQUIRES: the stream exists.
 void emulated_gpu_hold(CUstream stream);
@@ -72,7 +76,8 @@ void emulated_gpu_hold_copies(void);
 void emulated_gpu_let_go(void);
 /// Whether all queued work waits for emulated_gpu_let_go(), some of it through an event.
 int emulated_gpu_is_stuck(void);
-/// From now on kernels of that name take this long, as by a line of EMULATED_GPU_DURATIONS.
+/// Kernels of that name that are launched or captured from now on take this long, as by a line of
+/// EMULATED_GPU_DURATIONS.
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);
 /// Times since the driver was started or they were reset. REQUIRES: the stream exists.
 CUresult emulated_gpu_times(CUstream stream, EmulatedTimes* times);

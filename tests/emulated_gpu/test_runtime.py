@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated GPU's CUDA runtime, by ctypes: errors, graph captures, memory.
+"""The emulated GPU's CUDA runtime, by ctypes: errors, memory, two GPUs.
 
-The expected answers are those that CUDA documents: the numbers of errors, whose last error it is,
-what a capture forbids, and that it is invalid afterwards. Nothing here needs torch. Each test
-cleans up its captures, so that one process runs them all.
+The expected answers are those that CUDA documents: the numbers of errors, and whose last error it
+is. Nothing here needs torch; test_captures.py has the graphs.
 """
 
 from __future__ import annotations
@@ -11,120 +10,37 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
-from typing import Any
 
 import pytest
+from runtime_calls import (
+    BY_ADDRESS,
+    BYTES,
+    INVALID_DEVICE,
+    INVALID_DIRECTION,
+    INVALID_HANDLE,
+    INVALID_PITCH,
+    INVALID_VALUE,
+    NOT_READY,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    UNJOINED,
+    UNSUPPORTED,
+    HostFunction,
+    cuda,
+    device_memory,
+    done,
+    event,
+    in_other_thread,
+    pinned,
+    stream,
+)
 from runtime_programs import run_alone
 
 pytestmark = pytest.mark.skipif(
     "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
 )
 
-INVALID_VALUE = 1
-OUT_OF_MEMORY = 2
-INVALID_PITCH = 12
-INVALID_DIRECTION = 21
-INVALID_DEVICE = 101
-INVALID_HANDLE = 400
-ILLEGAL_STATE = 401
-NOT_READY = 600
-NOT_SUPPORTED = 801
-(
-    UNSUPPORTED,
-    INVALIDATED,
-    MERGE,
-    UNMATCHED,
-    UNJOINED,
-    ISOLATION,
-    IMPLICIT,
-    CAPTURED,
-    WRONG_THREAD,
-) = range(900, 909)
-GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-TO_DEVICE, TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS = range(1, 5)
-NON_BLOCKING = 1
-HostFunction = ctypes.CFUNCTYPE(None, c_void_p)
-BYTES = 4096
-
-
-def cuda(name: str, *arguments: Any) -> int:
-    return int(getattr(ctypes.CDLL("libcudart.so.13"), name)(*arguments))
-
-
-def done(name: str, *arguments: Any) -> None:
-    assert cuda(name, *arguments) == 0, name
-
-
-def stream(flags: int = NON_BLOCKING) -> c_void_p:
-    made = c_void_p()
-    done("cudaStreamCreateWithFlags", byref(made), flags)
-    return made
-
-
-def event() -> c_void_p:
-    made = c_void_p()
-    done("cudaEventCreate", byref(made))
-    return made
-
-
-def pinned() -> c_void_p:
-    made = c_void_p()
-    done("cudaMallocHost", byref(made), c_size_t(BYTES))
-    return made
-
-
-def device_memory() -> c_void_p:
-    made = c_void_p()
-    done("cudaMalloc", byref(made), c_size_t(BYTES))
-    return made
-
-
-def bytes_of(memory: c_void_p) -> bytes:
-    host = ctypes.create_string_buffer(BYTES)
-    done("cudaMemcpy", host, memory, c_size_t(BYTES), BY_ADDRESS)
-    return host.raw
-
-
-def memset(memory: c_void_p, value: int, within: c_void_p) -> int:
-    return cuda("cudaMemsetAsync", memory, value, c_size_t(BYTES), within)
-
-
-def in_other_thread(call: Callable[[], int]) -> int:
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def end(within: c_void_p, expected: int = 0) -> c_void_p:
-    graph = c_void_p()
-    assert cuda("cudaStreamEndCapture", within, byref(graph)) == expected
-    assert (graph.value is None) == (expected != 0)
-    return graph
-
-
-def launch(graph: c_void_p, within: c_void_p, times: int) -> None:
-    executable = c_void_p()
-    done("cudaGraphInstantiate", byref(executable), graph, ctypes.c_ulonglong(0))
-    done("cudaGraphDestroy", graph)
-    for _ in range(times):
-        done("cudaGraphLaunch", executable, within)
-    done("cudaStreamSynchronize", within)
-    done("cudaGraphExecDestroy", executable)
-
-
-@pytest.fixture
-def capturing() -> Iterator[c_void_p]:
-    """A stream that captures in torch's mode."""
-    made = stream()
-    done("cudaStreamBeginCapture", made, GLOBAL)
-    yield made
-    cuda("cudaStreamEndCapture", made, byref(c_void_p()))
-    done("cudaStreamDestroy", made)
-    cuda("cudaGetLastError")
 
 
 def test_the_last_error_is_the_threads_until_it_is_taken() -> None:
@@ -193,225 +109,6 @@ def test_an_entry_point_that_is_missing_is_an_answer() -> None:
     done(get, b"cuNoSuchFunction", byref(found), 13000, flags, byref(status))
     assert found.value is None
     assert status.value == 1
-
-
-def test_a_graph_does_with_each_launch_what_was_captured(capturing: c_void_p) -> None:
-    # cudaMalloc is forbidden meanwhile, except to a thread that relaxes the mode.
-    mode = c_int(RELAXED)
-    done("cudaThreadExchangeStreamCaptureMode", byref(mode))
-    a, b, on_host, copied = device_memory(), device_memory(), pinned(), pinned()
-    done("cudaThreadExchangeStreamCaptureMode", byref(mode))
-    calls: list[int] = []
-    count = HostFunction(lambda _: calls.append(1))
-    assert memset(a, 0x11, capturing) == 0
-    done("cudaMemcpyAsync", b, a, c_size_t(BYTES), BY_ADDRESS, capturing)
-    done("cudaMemcpyAsync", on_host, b, c_size_t(BYTES), TO_HOST, capturing)
-    done("cudaMemcpyAsync", copied, on_host, c_size_t(BYTES), BY_ADDRESS, capturing)
-    done("cudaLaunchHostFunc", capturing, count, None)
-    graph = end(capturing)
-    nodes = c_size_t()
-    done("cudaGraphGetNodes", graph, None, byref(nodes))
-    assert nodes.value == 5
-    assert not calls
-    assert bytes_of(b) != b"\x11" * BYTES
-    launch(graph, capturing, times=3)
-    assert len(calls) == 3
-    assert ctypes.string_at(copied, BYTES) == b"\x11" * BYTES
-    for memory, free in ((a, "cudaFree"), (b, "cudaFree"), (on_host, "cudaFreeHost")):
-        done(free, memory)
-
-
-def test_streams_join_a_capture_by_events_and_come_back(capturing: c_void_p) -> None:
-    side, fork, join = stream(), event(), event()
-    order: list[str] = []
-    functions = [HostFunction(lambda _, name=name: order.append(name)) for name in "abc"]
-    done("cudaLaunchHostFunc", capturing, functions[0], None)
-    done("cudaEventRecord", fork, capturing)
-    done("cudaStreamWaitEvent", side, fork, 0)
-    status = c_int()
-    done("cudaStreamIsCapturing", side, byref(status))
-    assert status.value == 1
-    done("cudaLaunchHostFunc", side, functions[1], None)
-    done("cudaEventRecord", join, side)
-    done("cudaStreamWaitEvent", capturing, join, 0)
-    done("cudaLaunchHostFunc", capturing, functions[2], None)
-    graph = end(capturing)
-    nodes, parents, count = (c_void_p * 3)(), (c_void_p * 3)(), c_size_t(3)
-    done("cudaGraphGetNodes", graph, nodes, byref(count))
-    done("cudaGraphNodeGetDependencies", c_void_p(nodes[2]), parents, None, byref(count))
-    assert parents[: count.value] == nodes[:2]
-    done("cudaStreamIsCapturing", side, byref(status))
-    assert status.value == 0
-    launch(graph, side, times=2)
-    assert order == ["a", "b", "c"] * 2
-
-
-def test_graphs_keep_what_they_were_given(capturing: c_void_p) -> None:
-    gone: list[int] = []
-    destroy = HostFunction(lambda value: gone.append(value))
-    made = c_void_p()
-    create = ("cudaUserObjectCreate", byref(made), c_void_p(7), destroy, 2)
-    assert cuda(*create, 0) == INVALID_VALUE  # a flag that CUDA requires is missing
-    done(*create, 1)
-    graph = end(capturing)
-    executable = c_void_p()
-    move = 1
-    done("cudaGraphRetainUserObject", graph, made, 1, move)
-    done("cudaGraphInstantiate", byref(executable), graph, ctypes.c_ulonglong(0))
-    done("cudaGraphDestroy", graph)
-    done("cudaUserObjectRetain", made, 1)
-    done("cudaUserObjectRelease", made, 2)
-    done("cudaGraphLaunch", executable, capturing)
-    assert gone == []  # the executable shares the graph's reference
-    done("cudaGraphExecDestroy", executable)
-    assert gone == [7]
-
-
-def test_work_that_did_not_come_back_gives_no_graph(capturing: c_void_p) -> None:
-    side, fork = stream(), event()
-    done("cudaEventRecord", fork, capturing)
-    done("cudaStreamWaitEvent", side, fork, 0)
-    done("cudaLaunchHostFunc", side, HostFunction(lambda _: None), None)
-    end(capturing, UNJOINED)
-    done("cudaStreamSynchronize", side)  # it captures no longer
-
-
-def test_a_graph_that_is_launched_in_a_capture_becomes_a_part_of_it(capturing: c_void_p) -> None:
-    calls: list[int] = []
-    count = HostFunction(lambda _: calls.append(1))
-    done("cudaLaunchHostFunc", capturing, count, None)
-    inner = end(capturing)
-    executable = c_void_p()
-    done("cudaGraphInstantiate", byref(executable), inner, ctypes.c_ulonglong(0))
-    done("cudaStreamBeginCapture", capturing, GLOBAL)
-    done("cudaGraphLaunch", executable, capturing)
-    done("cudaGraphLaunch", executable, capturing)
-    outer = end(capturing)
-    assert not calls
-    done("cudaGraphExecDestroy", executable)
-    launch(outer, capturing, times=2)
-    assert len(calls) == 4
-
-
-def test_an_external_event_is_recorded_by_each_launch(capturing: c_void_p) -> None:
-    external, start = event(), event()
-    done("cudaEventRecordWithFlags", external, capturing, 1)
-    graph = end(capturing)
-    done("cudaEventRecord", start, capturing)
-    elapsed = c_float()
-    assert cuda("cudaEventElapsedTime", byref(elapsed), start, external) == INVALID_HANDLE
-    launch(graph, capturing, times=1)
-    done("cudaEventElapsedTime", byref(elapsed), start, external)
-    assert elapsed.value >= 0
-    # Outside a capture there is no such flag.
-    assert cuda("cudaEventRecordWithFlags", external, capturing, 1) == INVALID_VALUE
-
-
-def wait_for_other_capture(within: c_void_p) -> int:
-    other, recorded = stream(), event()
-    done("cudaStreamBeginCapture", other, GLOBAL)
-    done("cudaEventRecord", recorded, other)
-    found = cuda("cudaStreamWaitEvent", within, recorded, 0)
-    end(other, INVALIDATED)
-    return found
-
-
-def captured_event(within: c_void_p) -> c_void_p:
-    recorded = event()
-    done("cudaEventRecord", recorded, within)
-    return recorded
-
-
-FORBIDDEN: dict[str, tuple[Callable[[c_void_p], int], int]] = {
-    "wait_for_the_stream": (lambda s: cuda("cudaStreamSynchronize", s), UNSUPPORTED),
-    "ask_the_stream": (lambda s: cuda("cudaStreamQuery", s), UNSUPPORTED),
-    "wait_for_the_device": (lambda _: cuda("cudaDeviceSynchronize"), UNSUPPORTED),
-    "malloc": (lambda _: cuda("cudaMalloc", byref(c_void_p()), c_size_t(1)), UNSUPPORTED),
-    "malloc_of_another_thread": (
-        lambda _: in_other_thread(lambda: cuda("cudaMalloc", byref(c_void_p()), c_size_t(1))),
-        UNSUPPORTED,
-    ),
-    "free": (lambda _: cuda("cudaFree", c_void_p(4096)), UNSUPPORTED),
-    "host_alloc": (lambda _: cuda("cudaMallocHost", byref(c_void_p()), c_size_t(1)), UNSUPPORTED),
-    "free_host": (lambda _: cuda("cudaFreeHost", c_void_p(4096)), UNSUPPORTED),
-    "callback": (
-        lambda s: cuda("cudaStreamAddCallback", s, HostFunction(lambda _: None), None, 0),
-        UNSUPPORTED,
-    ),
-    "ask_a_captured_event": (lambda s: cuda("cudaEventQuery", captured_event(s)), CAPTURED),
-    "wait_for_a_captured_event": (
-        lambda s: cuda("cudaEventSynchronize", captured_event(s)),
-        CAPTURED,
-    ),
-    "depend_on_a_captured_event_of_the_legacy_stream": (
-        lambda s: cuda("cudaStreamWaitEvent", None, captured_event(s), 0),
-        IMPLICIT,
-    ),
-    "depend_on_what_is_outside": (
-        lambda s: cuda("cudaStreamWaitEvent", s, event(), 0),
-        ISOLATION,
-    ),
-    "depend_on_another_capture": (wait_for_other_capture, MERGE),
-}
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_a_capture_forbids_makes_it_invalid(name: str, capturing: c_void_p) -> None:
-    call, expected = FORBIDDEN[name]
-    assert call(capturing) == expected
-    assert cuda("cudaLaunchHostFunc", capturing, HostFunction(lambda _: None), None) == INVALIDATED
-    status = c_int()
-    done("cudaStreamIsCapturing", capturing, byref(status))
-    assert status.value == 2
-    end(capturing, INVALIDATED)
-    done("cudaStreamSynchronize", capturing)
-
-
-@pytest.mark.parametrize("mode", [THREAD_LOCAL, RELAXED])
-def test_other_modes_forbid_other_threads_nothing(mode: int) -> None:
-    within, memory = stream(), c_void_p()
-    done("cudaStreamBeginCapture", within, mode)
-    assert in_other_thread(lambda: cuda("cudaMalloc", byref(memory), c_size_t(1))) == 0
-    own = cuda("cudaFree", memory)
-    assert own == (UNSUPPORTED if mode == THREAD_LOCAL else 0)
-    end(within, INVALIDATED if mode == THREAD_LOCAL else 0)
-    if mode == THREAD_LOCAL:
-        done("cudaFree", memory)
-
-
-def test_the_legacy_stream_waits_for_blocking_streams_alone() -> None:
-    memory, blocking, other = device_memory(), stream(0), stream()
-    host = ctypes.create_string_buffer(BYTES)
-    legacy: list[Callable[[], int]] = [
-        lambda: cuda("cudaMemset", memory, 0, c_size_t(BYTES)),
-        lambda: cuda("cudaMemcpy", host, memory, c_size_t(BYTES), BY_ADDRESS),
-        lambda: cuda("cudaStreamSynchronize", None),
-    ]
-    for call in legacy:
-        done("cudaStreamBeginCapture", blocking, RELAXED)
-        assert call() == IMPLICIT
-        end(blocking, INVALIDATED)
-        done("cudaStreamBeginCapture", other, RELAXED)
-        assert call() == 0
-        end(other)
-    done("cudaFree", memory)
-
-
-def test_a_capture_ends_where_it_began(capturing: c_void_p) -> None:
-    side, fork, graph = stream(), event(), c_void_p()
-    assert cuda("cudaStreamBeginCapture", None, GLOBAL) == UNSUPPORTED
-    assert cuda("cudaStreamBeginCapture", capturing, GLOBAL) == ILLEGAL_STATE
-    assert cuda("cudaStreamEndCapture", side, byref(graph)) == ILLEGAL_STATE
-    done("cudaEventRecord", fork, capturing)
-    done("cudaStreamWaitEvent", side, fork, 0)
-    assert cuda("cudaStreamEndCapture", side, byref(graph)) == UNMATCHED
-    other_end = in_other_thread(lambda: cuda("cudaStreamEndCapture", capturing, byref(graph)))
-    assert other_end == WRONG_THREAD
-    # The event belongs to the capture until it is recorded elsewhere.
-    done("cudaGraphDestroy", end(capturing))
-    assert cuda("cudaEventQuery", fork) == CAPTURED
-    done("cudaEventRecord", fork, side)
-    done("cudaEventSynchronize", fork)
 
 
 class PointerAttributes(ctypes.Structure):

@@ -57,6 +57,7 @@ int device_count_from_environment() {
 SimulatedDriverConfig config_from_environment() {
   SimulatedDriverConfig config;
   config.device_count = device_count_from_environment();
+  config.queued_kernels_max = 1024;  // about as many as a real GPU takes
   config.device_name = "Emulated GPU";
   config.capacity_bytes = bytes_of("EMULATED_GPU_MEMORY", 4 * kGiB);
   config.to_device_bytes_per_s = bytes_of("EMULATED_GPU_LINK", 0);

@@ -86,10 +86,14 @@ void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result) {
   if (SimulatedDriver* const driver = started_driver()) driver->fail(name, nth, result);
 }
 
-void emulated_gpu_set_capturing(CUstream stream, int is_capturing) {
-  if (SimulatedDriver* const driver = started_driver()) {
-    driver->set_capturing(stream, is_capturing != 0);
-  }
+CUresult emulated_gpu_check_unsafe() {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr ? driver->parts().streams.captures().check_unsafe() : CUDA_SUCCESS;
+}
+
+CUresult emulated_gpu_wait_for_device() {
+  SimulatedDriver* const driver = started_driver();
+  return driver != nullptr ? driver->parts().streams.wait_for_device() : CUDA_SUCCESS;
 }
 
 void emulated_gpu_hold(CUstream stream) {

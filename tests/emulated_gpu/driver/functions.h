@@ -22,7 +22,23 @@
   X(cuCtxSynchronize)             \
   X(cuFuncGetName)                \
   X(cuFuncGetParamInfo)           \
+  X(cuEventRecordWithFlags)       \
+  X(cuGraphDestroy)               \
+  X(cuGraphExecDestroy)           \
+  X(cuGraphGetNodes)              \
+  X(cuGraphInstantiate)           \
+  X(cuGraphLaunch)                \
+  X(cuGraphNodeGetDependencies)   \
+  X(cuGraphRetainUserObject)      \
+  X(cuMemcpyAsync)                \
   X(cuMemsetD32Async)             \
+  X(cuStreamAddCallback)          \
+  X(cuStreamBeginCapture)         \
+  X(cuStreamEndCapture)           \
+  X(cuStreamGetCaptureInfo)       \
+  X(cuUserObjectCreate)           \
+  X(cuUserObjectRelease)          \
+  X(cuUserObjectRetain)           \
   X(cuStreamWriteValue32)         \
   X(cuMemcpyPeerAsync)            \
   X(cuPointerGetAttribute)        \
@@ -75,10 +91,29 @@ CUresult function_parameter(SimulatedDriver& driver, CUfunction function, size_t
 CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target_context,
                    CUdeviceptr source, CUcontext source_context, size_t bytes, CUstream stream);
 /// Always no: no device reads another one's memory.
+/// The addresses determine the kind of the copy.
+CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
+                         size_t bytes, CUstream stream);
 CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUdevice peer);
 CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attribute attribute,
                            CUdeviceptr address);
 CUresult address_range(SimulatedDriver& driver, CUdeviceptr* base, size_t* bytes,
                        CUdeviceptr address);
+
+// ---- graphs.cpp, user_objects.cpp
+
+CUresult instantiate_graph(SimulatedDriver& driver, CUgraphExec* made, CUgraph graph,
+                           unsigned long long flags);
+CUresult graph_nodes(SimulatedDriver& driver, CUgraph graph, CUgraphNode* nodes, size_t* count);
+CUresult node_dependencies(SimulatedDriver& driver, CUgraphNode node, CUgraphNode* nodes,
+                           CUgraphEdgeData* edges, size_t* count);
+CUresult destroy_graph(SimulatedDriver& driver, CUgraph graph);
+CUresult destroy_executable(SimulatedDriver& driver, CUgraphExec graph);
+CUresult create_user_object(SimulatedDriver& driver, CUuserObject* made, void* value,
+                            CUhostFn destroy, unsigned count, unsigned flags);
+CUresult retain_user_object(SimulatedDriver& driver, CUuserObject object, unsigned count);
+CUresult release_user_object(SimulatedDriver& driver, CUuserObject object, unsigned count);
+CUresult keep_user_object(SimulatedDriver& driver, CUgraph graph, CUuserObject object,
+                          unsigned count, unsigned flags);
 
 }  // namespace tencache

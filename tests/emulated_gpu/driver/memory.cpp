@@ -37,6 +37,20 @@ CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target
   return driver.api().cuMemcpyDtoDAsync(target, source, bytes, stream);
 }
 
+CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
+                         size_t bytes, CUstream stream) {
+  const SimulatedMemory& memory = driver.parts().memory;
+  const bool is_to_device = memory.place_of({target, 1, false}).is_reserved;
+  const bool is_from_device = memory.place_of({source, 1, false}).is_reserved;
+  auto* const to = reinterpret_cast<void*>(target);
+  const auto* const from = reinterpret_cast<const void*>(source);
+  const DriverApi& api = driver.api();
+  if (is_to_device && is_from_device) return api.cuMemcpyDtoDAsync(target, source, bytes, stream);
+  if (is_to_device) return api.cuMemcpyHtoDAsync(target, from, bytes, stream);
+  if (is_from_device) return api.cuMemcpyDtoHAsync(to, source, bytes, stream);
+  return driver.parts().streams.copy_on_host(to, from, bytes, stream);
+}
+
 CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUdevice peer) {
   const SimulatedDevices& devices = driver.parts().devices;
   if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;

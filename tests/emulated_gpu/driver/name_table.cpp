@@ -47,7 +47,7 @@ DriverApi table_functions() {
   api.cuGetErrorName = simulated_error_name;
   api.cuGetErrorString = simulated_error_string;
   api.cuLaunchKernel = Served<CallKind::kContext, launch_kernel>::call;
-  api.cuModuleLoadData = Served<CallKind::kContext, load_module>::call;
+  api.cuModuleLoadData = Served<CallKind::kUnsafe, load_module>::call;
   return api;
 }
 
@@ -85,6 +85,22 @@ OwnFunctions own_functions() {
   own.cuCtxSynchronize = Served<kContext, &StreamTable::synchronize>::call;
   own.cuFuncGetName = Served<kMemory, function_name>::call;
   own.cuFuncGetParamInfo = Served<kMemory, function_parameter>::call;
+  own.cuEventRecordWithFlags = Served<kContext, &StreamTable::record_event_with_flags>::call;
+  own.cuGraphDestroy = Served<kQuery, destroy_graph>::call;
+  own.cuGraphExecDestroy = Served<kQuery, destroy_executable>::call;
+  own.cuGraphGetNodes = Served<kQuery, graph_nodes>::call;
+  own.cuGraphInstantiate = Served<kContext, instantiate_graph>::call;
+  own.cuGraphLaunch = Served<kContext, &StreamTable::launch_graph>::call;
+  own.cuGraphNodeGetDependencies = Served<kQuery, node_dependencies>::call;
+  own.cuGraphRetainUserObject = Served<kQuery, keep_user_object>::call;
+  own.cuMemcpyAsync = Served<kContext, copy_by_address>::call;
+  own.cuStreamAddCallback = Served<kContext, &StreamTable::add_callback>::call;
+  own.cuStreamBeginCapture = Served<kContext, &StreamTable::begin_capture>::call;
+  own.cuStreamEndCapture = Served<kContext, &StreamTable::end_capture>::call;
+  own.cuStreamGetCaptureInfo = Served<kContext, &StreamTable::capture_info>::call;
+  own.cuUserObjectCreate = Served<kQuery, create_user_object>::call;
+  own.cuUserObjectRelease = Served<kQuery, release_user_object>::call;
+  own.cuUserObjectRetain = Served<kQuery, retain_user_object>::call;
   own.cuMemsetD32Async = Served<kContext, &StreamTable::set_words>::call;
   own.cuStreamWriteValue32 = Served<kContext, &StreamTable::write_value32>::call;
   own.cuMemcpyPeerAsync = Served<kContext, copy_peer>::call;

@@ -6,7 +6,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -40,46 +39,18 @@ class FunctionNames {
   std::set<const void*> handles_ TENCACHE_GUARDED_BY(mutex_);
 };
 
-// Counts the tasks that each stream holds.
-class Room {
- public:
-  using Stream = std::pair<int, CUstream>;  // the current device, whose NULL stream may be meant
-
-  void take(const Stream& stream) TENCACHE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    while (tasks_[stream] == kTasksMax) changed_.wait(mutex_);
-    ++tasks_[stream];
-  }
-  void give_back(const Stream& stream) TENCACHE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    size_t& tasks = tasks_[stream];
-    if (tasks-- == kTasksMax) changed_.notify_all();
-    if (tasks == 0) tasks_.erase(stream);
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  std::map<Stream, size_t> tasks_ TENCACHE_GUARDED_BY(mutex_);  // without the empty ones
-};
-
-// Both live for ever, as the driver does, whose streams work while the process exits.
+// Lives for ever, as the driver does, whose streams work while the process exits.
 FunctionNames& function_names() {
   static auto* const made = new FunctionNames;
   return *made;
 }
-Room& room() {
-  static auto* const made = new Room;
-  return *made;
-}
 
-// A task in its stream, from its launch until it ran or was dropped. A task that was not queued
-// stays the caller's.
+// A task from its launch until it ran or was dropped, or until the graph that captured it is gone.
+// A task that was not queued stays the caller's.
 class QueuedTask {
  public:
-  QueuedTask(const EmulatedParameters& parameters, const Room::Stream& stream)
+  QueuedTask(const EmulatedParameters& parameters, CUstream stream)
       : task_(parameters.task), stream_(stream) {
-    room().take(stream_);
     for (uint64_t index = 0; index < parameters.count; ++index) {
       const EmulatedRange& range = parameters.ranges[index];
       if (range.bytes == 0) continue;
@@ -88,7 +59,6 @@ class QueuedTask {
   }
   ~QueuedTask() {
     if (is_owned_) task_.destroy(task_.state);
-    room().give_back(stream_);
   }
   QueuedTask(const QueuedTask&) = delete;
   QueuedTask& operator=(const QueuedTask&) = delete;
@@ -110,7 +80,7 @@ class QueuedTask {
       if (place.is_accessible) continue;
       fprintf(stderr,
               "emulated GPU: ILLEGAL ADDRESS: %s in stream %p %s [0x%llx, +%llu), which is %s\n",
-              task_.name, static_cast<void*>(stream_.second), range.is_written ? "writes" : "reads",
+              task_.name, static_cast<void*>(stream_), range.is_written ? "writes" : "reads",
               static_cast<unsigned long long>(range.address),
               static_cast<unsigned long long>(range.bytes),
               place.is_reserved ? "not (all) mapped for this GPU" : "no device memory");
@@ -119,7 +89,7 @@ class QueuedTask {
 
  private:
   const EmulatedTask task_;
-  const Room::Stream stream_;
+  const CUstream stream_;
   bool is_owned_ = true;
   std::vector<DeviceRange> ranges_;
 };
@@ -133,8 +103,7 @@ const char* name_of_emulated(CUfunction function) { return function_names().name
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream) {
   // Shared, because std::function copies its captures.
-  const Room::Stream room_of = {driver.parts().devices.current_device(), stream};
-  const auto task = std::make_shared<QueuedTask>(parameters, room_of);
+  const auto task = std::make_shared<QueuedTask>(parameters, stream);
   const SimulatedMemory& memory = driver.parts().memory;
   const CUresult result = driver.parts().streams.launch(
       stream, {.touches = task->ranges(),

@@ -5,9 +5,8 @@
 // memory and then runs the callable. A range that is not mapped fails the context with
 // CUDA_ERROR_ILLEGAL_ADDRESS and prints the kernel's name and the range on stderr.
 //
-// kernel_durations.h says how long a kernel takes. A stream holds at most kTasksMax tasks; the next
-// launch waits for room, as on a real GPU. Without a bound, a program that never waits would fill
-// the host's memory with tasks. Handles live for ever. Any thread but those of streams.
+// kernel_durations.h says how long a kernel takes. A graph that captured a task runs it once a
+// launch. Handles live for ever. Any thread but those of streams.
 #pragma once
 
 #include "emulated_gpu.h"
@@ -15,14 +14,11 @@
 
 namespace tencache {
 
-inline constexpr size_t kTasksMax = 1024;
-
 CUfunction emulated_function(const char* name);
 /// Null for a handle that is no kernel of the emulation.
 const char* name_of_emulated(CUfunction function);
 
 /// Queues the task of the block. The driver owns it from then on, or the caller if this fails.
-/// REQUIRES: a current context.
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream);
 

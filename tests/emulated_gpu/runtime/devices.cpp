@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "capture.h"
 #include "contexts.h"
 #include "errors.h"
 
@@ -111,11 +110,7 @@ EMULATED_PUBLIC cudaError_t cudaSetDevice(int device) {
   if (!has_device(device)) return note(cudaErrorInvalidDevice);
   return note(set_current_device(device));
 }
-EMULATED_PUBLIC cudaError_t cudaDeviceSynchronize() {
-  const Driver& d = ready();
-  return note_unless(Captures::instance().forbid_device_wait(),
-                     [&] { return d.cuCtxSynchronize(); });
-}
+EMULATED_PUBLIC cudaError_t cudaDeviceSynchronize() { return note(ready().cuCtxSynchronize()); }
 
 EMULATED_PUBLIC cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (properties == nullptr) return note(cudaErrorInvalidValue);

@@ -42,7 +42,8 @@ Driver* make_driver() {
   find_export(library, "emulated_gpu_device_of", &d->device_of);
   find_export(library, "emulated_gpu_is_registered", &d->is_registered);
   find_export(library, "emulated_gpu_fail", &d->fail);
-  find_export(library, "emulated_gpu_set_capturing", &d->set_capturing);
+  find_export(library, "emulated_gpu_check_unsafe", &d->check_unsafe);
+  find_export(library, "emulated_gpu_wait_for_device", &d->wait_for_device);
   if (d->cuInit(0) != CUDA_SUCCESS) end("the driver refuses", "cuInit");
   if (d->cuDeviceGetCount(&d->device_count) != CUDA_SUCCESS)
     end("the driver refuses", "cuDeviceGetCount");

@@ -25,10 +25,14 @@ namespace emulated_gpu::runtime {
   X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostRegister) X(cuMemHostUnregister) \
   X(cuMemHostGetDevicePointer) X(cuStreamCreateWithPriority) X(cuStreamDestroy) \
   X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing) \
-  X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
+  X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy) X(cuEventQuery) \
   X(cuEventSynchronize) X(cuEventElapsedTime) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) \
   X(cuMemcpyDtoDAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async) X(cuLaunchKernel) X(cuGetErrorName) \
-  X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode)
+  X(cuGetErrorString) X(cuThreadExchangeStreamCaptureMode) X(cuEventRecordWithFlags) \
+  X(cuMemcpyAsync) X(cuStreamAddCallback) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
+  X(cuStreamGetCaptureInfo) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphGetNodes) \
+  X(cuGraphNodeGetDependencies) X(cuGraphDestroy) X(cuGraphExecDestroy) \
+  X(cuGraphRetainUserObject) X(cuUserObjectCreate) X(cuUserObjectRetain) X(cuUserObjectRelease)
 // clang-format on
 
 struct Driver {
@@ -41,7 +45,8 @@ struct Driver {
   decltype(&::emulated_gpu_device_of) device_of = nullptr;
   decltype(&::emulated_gpu_is_registered) is_registered = nullptr;
   decltype(&::emulated_gpu_fail) fail = nullptr;
-  decltype(&::emulated_gpu_set_capturing) set_capturing = nullptr;
+  decltype(&::emulated_gpu_check_unsafe) check_unsafe = nullptr;
+  decltype(&::emulated_gpu_wait_for_device) wait_for_device = nullptr;
   int device_count = 0;
 };
 

@@ -18,11 +18,6 @@ namespace emulated_gpu::runtime {
 /// Stores a failure as the thread's last error and returns it. cudaErrorNotReady is no failure.
 cudaError_t note(cudaError_t error);
 cudaError_t note(CUresult result);
-/// The same for a call of the driver, which is made unless there is an obstacle.
-template <typename Call>
-cudaError_t note_unless(cudaError_t obstacle, Call call) {
-  return obstacle != cudaSuccess ? note(obstacle) : note(call());
-}
 
 cudaError_t refuse(const std::string& what);
 /// Refuses with cudaErrorLaunchFailure, the context's error from then on.

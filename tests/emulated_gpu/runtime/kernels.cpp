@@ -2,8 +2,7 @@
 //
 // Kernels and device variables. They are registered while libraries load, and refused by name,
 // because their code cannot run here; launching such a kernel fails the context. An operator's
-// stand-in runs through emulated_gpu_launch, as a task on the stream; a graph that captured the
-// task runs it once a launch. Any thread may call.
+// stand-in runs through emulated_gpu_launch, as a task on the stream. Any thread may call.
 #include <cxxabi.h>
 
 #include <cstddef>
@@ -15,7 +14,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "capture.h"
 #include "contexts.h"
 #include "errors.h"
 
@@ -56,15 +54,9 @@ cudaError_t refuse_about_kernel(const char* what, const void* function) {
   return refuse(what + (" of the kernel " + DeviceNames::instance().find(function)));
 }
 
-struct KeptTask {
-  EmulatedTask task;
-  std::vector<EmulatedRange> ranges;
-  ~KeptTask() { task.destroy(task.state); }
-};
-
 // Destroys the task if it is refused.
-CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
-                    size_t count) {
+CUresult launch(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
+                size_t count) {
   const Driver& d = ready();
   const size_t bytes = offsetof(EmulatedParameters, addresses) + (count + 1) * sizeof(uint64_t);
   std::vector<uint64_t> block((bytes + 7) / 8);
@@ -82,18 +74,6 @@ CUresult launch_now(CUstream stream, const EmulatedTask& task, const EmulatedRan
   return result;
 }
 
-CUresult launch_again(CUstream stream, const std::shared_ptr<KeptTask>& kept) {
-  using Holder = std::shared_ptr<KeptTask>;
-  const EmulatedTask again = {kept->task.name,
-                              [](void* state) {
-                                const EmulatedTask& task = (*static_cast<Holder*>(state))->task;
-                                task.run(task.state);
-                              },
-                              [](void* state) { delete static_cast<Holder*>(state); },
-                              new Holder(kept)};
-  return launch_now(stream, again, kept->ranges.data(), kept->ranges.size());
-}
-
 // The configuration in <<<>>>, held between its two calls.
 struct Configuration {
   dim3 grid;
@@ -107,17 +87,7 @@ thread_local std::vector<Configuration> configurations;
 
 EMULATED_PUBLIC CUresult emulated_gpu_launch(void* stream, const EmulatedTask* task,
                                              const EmulatedRange* ranges, size_t count) {
-  const auto in = static_cast<CUstream>(stream);
-  Captures& captures = Captures::instance();
-  if (captures.is_capturing(in)) {
-    auto kept =
-        std::make_shared<KeptTask>(*task, std::vector<EmulatedRange>(ranges, ranges + count));
-    return captures.queue(in, [kept](CUstream into) { return launch_again(into, kept); });
-  }
-  const cudaError_t error = captures.check_use(in);
-  if (error == cudaSuccess) return launch_now(in, *task, ranges, count);
-  task->destroy(task->state);
-  return static_cast<CUresult>(error);
+  return launch(static_cast<CUstream>(stream), *task, ranges, count);
 }
 
 EMULATED_PUBLIC void emulated_gpu_device_failed(const char* why) {

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 
-#include "capture.h"
 #include "contexts.h"
 #include "errors.h"
 
@@ -107,16 +106,14 @@ EMULATED_PUBLIC cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 EMULATED_PUBLIC cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (pointer == nullptr) return note(cudaErrorInvalidValue);
   *pointer = nullptr;
-  ready();
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  if (error != cudaSuccess) return note(error);
+  const Driver& d = ready();
+  if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   return bytes == 0 ? cudaSuccess : note(allocate(bytes, pointer));
 }
 EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   const Driver& d = ready();
   if (pointer == nullptr) return cudaSuccess;
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  if (error != cudaSuccess) return note(error);
+  if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   const std::optional<DeviceBlock> block = device_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
   // Waits for the memory's device, as the real one does. Where the context failed the memory goes
@@ -137,8 +134,7 @@ EMULATED_PUBLIC cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned
   if (pointer == nullptr || (flags & ~kFlags) != 0) return note(cudaErrorInvalidValue);
   *pointer = nullptr;
   const Driver& d = ready();
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  if (error != cudaSuccess) return note(error);
+  if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   if (bytes == 0) return cudaSuccess;
   const size_t size = round_up(bytes, 4096);
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -158,8 +154,7 @@ EMULATED_PUBLIC cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
   const Driver& d = ready();
   if (pointer == nullptr) return cudaSuccess;
-  const cudaError_t error = Captures::instance().forbid_unsafe();
-  if (error != cudaSuccess) return note(error);
+  if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   const std::optional<HostBlock> block = host_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
   const CUresult waited = synchronize_devices();  // a stream of any may be about to touch it
@@ -170,17 +165,12 @@ EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
 EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
   // The other flags say what the memory is to the processor, or that it is a device's.
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
-  const Driver& d = ready();
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
-  return note_unless(
-      Captures::instance().forbid_unsafe(),
-      // With unified addressing it is always portable.
-      [&] { return d.cuMemHostRegister(pointer, bytes, flags | CU_MEMHOSTREGISTER_PORTABLE); });
+  // With unified addressing it is always portable.
+  return note(ready().cuMemHostRegister(pointer, bytes, flags | CU_MEMHOSTREGISTER_PORTABLE));
 }
 EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {
-  const Driver& d = ready();
-  return note_unless(Captures::instance().forbid_unsafe(),
-                     [&] { return d.cuMemHostUnregister(pointer); });
+  return note(ready().cuMemHostUnregister(pointer));
 }
 
 EMULATED_PUBLIC cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,

@@ -232,6 +232,10 @@ CUresult SimulatedDevices::exchange_capture_mode(CUstreamCaptureMode* mode) {
   return CUDA_SUCCESS;
 }
 
+CUstreamCaptureMode SimulatedDevices::capture_mode() const {
+  return thread_state(generation_).capture_mode;
+}
+
 bool SimulatedDevices::is_active(int device) const {
   MutexLock lock(mutex_);
   return retained_[static_cast<size_t>(device)] > 0;

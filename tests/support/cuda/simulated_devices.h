@@ -58,6 +58,8 @@ class SimulatedDevices {
   bool has_current() const TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: has_current().
   int current_device() const;
+  /// The calling thread's, for captures of streams.
+  CUstreamCaptureMode capture_mode() const;
 
   /// A line for each device whose primary context is still retained.
   std::string leaks() const TENCACHE_EXCLUDES(mutex_);

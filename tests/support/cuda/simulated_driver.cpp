@@ -70,14 +70,14 @@ void fill_memory(DriverApi& api) {
   TENCACHE_SIMULATE(cuMemMap, kMemory, memory, map);
   TENCACHE_SIMULATE(cuMemUnmap, kMemory, memory, unmap);
   TENCACHE_SIMULATE(cuMemSetAccess, kMemory, memory, set_access);
-  TENCACHE_SIMULATE(cuMemHostRegister, kContext, host, add);
-  TENCACHE_SIMULATE(cuMemHostUnregister, kContext, host, remove);
+  TENCACHE_SIMULATE(cuMemHostRegister, kUnsafe, host, add);
+  TENCACHE_SIMULATE(cuMemHostUnregister, kUnsafe, host, remove);
   TENCACHE_SIMULATE(cuMemHostGetDevicePointer, kContext, host, device_pointer);
 }
 
 void fill_modules(DriverApi& api) {
-  TENCACHE_SIMULATE(cuModuleLoadData, kContext, modules, load);
-  TENCACHE_SIMULATE(cuModuleUnload, kContext, modules, unload);
+  TENCACHE_SIMULATE(cuModuleLoadData, kUnsafe, modules, load);
+  TENCACHE_SIMULATE(cuModuleUnload, kUnsafe, modules, unload);
   TENCACHE_SIMULATE(cuModuleGetFunction, kContext, modules, find_function);
   TENCACHE_SIMULATE(cuLaunchKernel, kContext, modules, launch);
 }

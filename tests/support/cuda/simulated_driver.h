@@ -64,7 +64,9 @@ class SimulatedDriver {
   void fail(std::string_view name, uint64_t nth, CUresult result);
   /// From now on each call of the function takes that much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
-  /// Makes the stream report that it captures a CUDA graph, and refuse events; or ends that.
+  /// Makes the stream capture a CUDA graph in PyTorch's mode (CU_STREAM_CAPTURE_MODE_GLOBAL), or
+  /// ends that and drops the graph, by the same thread. A capture that somebody spoilt meanwhile
+  /// fails the test.
   void set_capturing(CUstream stream, bool is_capturing);
   /// Later work of the stream waits for let_go(). After two minutes of waiting the test ends.
   void hold(CUstream stream);

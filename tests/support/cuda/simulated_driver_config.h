@@ -37,6 +37,10 @@ struct SimulatedDriverConfig {
   // reads a target too early finds the right bytes.
   bool works_first = false;
 
+  // A stream holds at most so many kernels; the next launch waits for room. Without a bound, a
+  // program that never waits would fill the host's memory with them.
+  uint64_t queued_kernels_max = UINT64_MAX;
+
   // Kernels may deliberately write the source of a copy to the host meanwhile; ThreadSanitizer is
   // told to let that pass.
   bool reads_may_race = false;

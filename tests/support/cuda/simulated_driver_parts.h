@@ -27,6 +27,7 @@ enum class CallKind : uint8_t {
   kQuery,    // none; it answers after a failure too
   kMemory,   // the context has not failed
   kContext,  // the same, and the calling thread has a current context
+  kUnsafe,   // the same, and no capture forbids what CUDA calls potentially unsafe
 };
 
 struct SimulatedDriver::Parts {
@@ -44,12 +45,13 @@ struct SimulatedDriver::Parts {
   }
 
   /// Whether a call of that kind may happen now.
-  CUresult check(CallKind kind) const {
+  CUresult check(CallKind kind) {
     if (SimulatedStream::is_on_stream()) return CUDA_ERROR_NOT_PERMITTED;
     if (kind == CallKind::kQuery) return CUDA_SUCCESS;
     if (failure.is_set()) return failure.result();
-    if (kind == CallKind::kContext && !devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
-    return CUDA_SUCCESS;
+    if (kind == CallKind::kMemory) return CUDA_SUCCESS;
+    if (!devices.has_current()) return CUDA_ERROR_INVALID_CONTEXT;
+    return kind == CallKind::kUnsafe ? streams.captures().check_unsafe() : CUDA_SUCCESS;
   }
 
   /// The same for a function of the table, whose calls are counted and may fail by plan.

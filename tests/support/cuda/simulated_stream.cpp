@@ -42,8 +42,13 @@ uint64_t CopyEngine::take(uint64_t begin_ns, uint64_t bytes) {
   return free_at_ns_;
 }
 
-SimulatedStream::SimulatedStream(const StickyFailure& failure, int device, StreamKind kind)
-    : failure_(failure), device_(device), kind_(kind), thread_([this] { run(); }) {}
+SimulatedStream::SimulatedStream(const StickyFailure& failure, int device, StreamKind kind,
+                                 size_t queued_kernels_max)
+    : failure_(failure),
+      device_(device),
+      kind_(kind),
+      queued_kernels_max_(queued_kernels_max),
+      thread_([this] { run(); }) {}
 
 SimulatedStream::~SimulatedStream() {
   stop();
@@ -52,6 +57,10 @@ SimulatedStream::~SimulatedStream() {
 
 void SimulatedStream::push(Action action, std::shared_ptr<Marker> marker, WorkKind kind) {
   MutexLock lock(mutex_);
+  if (kind == WorkKind::kKernel) {
+    while (unfinished_kernels_ >= queued_kernels_max_) has_room_.wait(mutex_);
+    ++unfinished_kernels_;
+  }
   queue_.push_back({std::move(action), std::move(marker), kind, now_ns()});
   ++unfinished_;
   changed_.notify_all();
@@ -156,6 +165,10 @@ void SimulatedStream::run() {
     MutexLock lock(mutex_);
     if (is_kernel) count_kernel(work->pushed_ns, begin_ns, time_ns_);
     if (work->marker != nullptr) work->marker->complete(time_ns_);
+    if (work->kind == WorkKind::kKernel) {
+      --unfinished_kernels_;
+      has_room_.notify_all();
+    }
     --unfinished_;
     if (unfinished_ == 0) idle_.notify_all();
   }

@@ -80,7 +80,9 @@ class SimulatedStream {
   /// Does the work, which the device begins at `begin_ns`; returns its end on the device.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
-  SimulatedStream(const StickyFailure& failure, int device, StreamKind kind);
+  /// With a bound on kernels, the next one waits for room, as on a real GPU.
+  SimulatedStream(const StickyFailure& failure, int device, StreamKind kind,
+                  size_t queued_kernels_max);
   /// Stops, and waits for running work.
   ~SimulatedStream();
   SimulatedStream(const SimulatedStream&) = delete;
@@ -131,11 +133,14 @@ class SimulatedStream {
   const StickyFailure& failure_;
   const int device_;
   const StreamKind kind_;
+  const size_t queued_kernels_max_;
   mutable Mutex mutex_;
   CondVar changed_;  // work came, or the stream is stopped
   CondVar idle_;
+  CondVar has_room_;
   std::deque<Work> queue_ TENCACHE_GUARDED_BY(mutex_);
   size_t unfinished_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  size_t unfinished_kernels_ TENCACHE_GUARDED_BY(mutex_) = 0;
   bool is_stopped_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const Marker> awaited_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t held_until_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -39,10 +39,12 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDev
       reuses_stream_handles_(config.reuses_stream_handles),
       to_device_(config.to_device_bytes_per_s, config.copy_latency_ns),
       to_host_(config.to_host_bytes_per_s, config.copy_latency_ns),
-      on_device_(config.on_device_bytes_per_s, config.copy_latency_ns) {
+      on_device_(config.on_device_bytes_per_s, config.copy_latency_ns),
+      queued_kernels_max_(config.queued_kernels_max),
+      captures_(devices) {
   for (int device = 0; device < config.device_count; ++device) {
-    null_streams_.push_back(
-        std::make_shared<SimulatedStream>(failure, device, StreamKind::kLegacy));
+    null_streams_.push_back(std::make_shared<SimulatedStream>(failure, device, StreamKind::kLegacy,
+                                                              queued_kernels_max_));
   }
 }
 
@@ -74,22 +76,22 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
   return all;
 }
 
-void StreamTable::push(const StreamPointer& stream, SimulatedStream::Action action,
+void StreamTable::push(SimulatedStream& stream, SimulatedStream::Action action,
                        std::shared_ptr<Marker> marker, WorkKind kind) {
-  if (stream->kind() == StreamKind::kNonBlocking) {
-    return stream->push(std::move(action), std::move(marker), kind);
+  if (stream.kind() == StreamKind::kNonBlocking) {
+    return stream.push(std::move(action), std::move(marker), kind);
   }
   const StreamKind awaited =
-      stream->kind() == StreamKind::kLegacy ? StreamKind::kBlocking : StreamKind::kLegacy;
+      stream.kind() == StreamKind::kLegacy ? StreamKind::kBlocking : StreamKind::kLegacy;
   MutexLock lock(legacy_mutex_);
   for (const StreamPointer& other : all_streams()) {
-    if (other->kind() != awaited || other->device() != stream->device()) continue;
+    if (other->kind() != awaited || other->device() != stream.device()) continue;
     if (other->unfinished() == 0) continue;
     const auto moment = std::make_shared<Marker>();
     other->push(nullptr, moment);
-    stream->push([moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
+    stream.push([moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
   }
-  stream->push(std::move(action), std::move(marker), kind);
+  stream.push(std::move(action), std::move(marker), kind);
 }
 
 void StreamTable::expect_stream(CUstream stream, std::string_view function) const {
@@ -106,9 +108,10 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
     return CUDA_ERROR_INVALID_VALUE;
   }
   forget_finished();
-  const StreamKind kind =
-      (flags & CU_STREAM_NON_BLOCKING) != 0 ? StreamKind::kNonBlocking : StreamKind::kBlocking;
-  auto made = std::make_shared<SimulatedStream>(failure_, current_device(), kind);
+  const auto kind =
+      flags == CU_STREAM_NON_BLOCKING ? StreamKind::kNonBlocking : StreamKind::kBlocking;
+  auto made =
+      std::make_shared<SimulatedStream>(failure_, current_device(), kind, queued_kernels_max_);
   MutexLock lock(mutex_);
   if (free_handles_.empty()) {
     *stream = handle_of<CUstream>(++last_name_);
@@ -122,12 +125,17 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
 
 CUresult StreamTable::destroy_stream(CUstream stream) {
   forget_finished();
+  StreamPointer ended;  // forgotten outside the lock
+  {
+    MutexLock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
+    ended = std::move(found->second);
+    streams_.erase(found);
+  }
+  captures_.forget(*ended);
   MutexLock lock(mutex_);
-  const auto found = streams_.find(stream);
-  if (found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
-  destroyed_.push_back(std::move(found->second));
-  capturing_.erase(stream);
-  streams_.erase(found);
+  destroyed_.push_back(std::move(ended));
   if (reuses_stream_handles_) free_handles_.push_back(stream);
   return CUDA_SUCCESS;
 }
@@ -145,49 +153,43 @@ void StreamTable::forget_finished() {
 CUresult StreamTable::query_stream(CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = captures_.check_wait(*found); error != CUDA_SUCCESS) return error;
   return found->unfinished() == 0 ? failure_.result() : CUDA_ERROR_NOT_READY;
 }
 
 CUresult StreamTable::synchronize_stream(CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult error = captures_.check_wait(*found);
+  return error != CUDA_SUCCESS ? error : wait_for(*found);
+}
+
+CUresult StreamTable::wait_for(SimulatedStream& stream) const {
   auto marker = std::make_shared<Marker>();
-  found->push(nullptr, marker);
+  stream.push(nullptr, marker);
   marker->wait();
   return failure_.result();
 }
 
 CUresult StreamTable::wait_event(CUstream stream, CUevent event, unsigned flags) {
-  if (flags != CU_EVENT_WAIT_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   const StreamPointer found = find(stream);
   std::shared_ptr<const Marker> moment;
   if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
-  if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (moment == nullptr) return CUDA_SUCCESS;
-  push(found, [moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
-  return CUDA_SUCCESS;
-}
-
-CUresult StreamTable::is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
-  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (find(stream) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  *status = captures(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
-}
-
-void StreamTable::set_capturing(CUstream stream, bool is_capturing) {
-  TENCACHE_CHECK(find(stream) != nullptr, "there is no stream %p", static_cast<void*>(stream));
-  MutexLock lock(mutex_);
-  if (is_capturing) {
-    capturing_.insert(stream);
-  } else {
-    capturing_.erase(stream);
+  // A node of the graph waits for the event that is recorded outside.
+  if (flags == CU_EVENT_WAIT_EXTERNAL && captures_.is_capturing(*found)) {
+    return queue(*found, [this, event](SimulatedStream& in) { return await_event(event, in); });
   }
+  if (flags != CU_EVENT_WAIT_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+  if (const auto captured = captures_.wait(*found, event)) return *captured;
+  return await_event(event, *found);
 }
 
-bool StreamTable::captures(CUstream stream) const {
-  MutexLock lock(mutex_);
-  return capturing_.contains(stream);
+CUresult StreamTable::await_event(CUevent event, SimulatedStream& stream) {
+  std::shared_ptr<const Marker> moment;
+  if (!find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  if (moment == nullptr) return CUDA_SUCCESS;
+  push(stream, [moment](SimulatedStream& worker, uint64_t) { return worker.wait_for(moment); });
+  return CUDA_SUCCESS;
 }
 
 CUresult StreamTable::create_event(CUevent* event, unsigned flags) {
@@ -200,24 +202,39 @@ CUresult StreamTable::create_event(CUevent* event, unsigned flags) {
 }
 
 CUresult StreamTable::destroy_event(CUevent event) {
+  captures_.forget(event);
   MutexLock lock(mutex_);
   return events_.erase(event) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult StreamTable::record_event(CUevent event, CUstream stream) {
+  return record_event_with_flags(event, stream, CU_EVENT_RECORD_DEFAULT);
+}
+
+CUresult StreamTable::record_event_with_flags(CUevent event, CUstream stream, unsigned flags) {
   const StreamPointer found = find(stream);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (captures(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  std::shared_ptr<const Marker> moment;
+  if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  // A node of the graph records the event with each launch.
+  if (flags == CU_EVENT_RECORD_EXTERNAL && captures_.is_capturing(*found)) {
+    return queue(*found, [this, event](SimulatedStream& in) { return mark_event(event, in); });
+  }
+  if (flags != CU_EVENT_RECORD_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+  if (const auto captured = captures_.record(event, *found)) return *captured;
+  return mark_event(event, *found);
+}
+
+CUresult StreamTable::mark_event(CUevent event, SimulatedStream& stream) {
   auto marker = std::make_shared<Marker>();
   {
     MutexLock lock(mutex_);
     const auto recorded = events_.find(event);
-    if (recorded == events_.end() || recorded->second.device != found->device()) {
+    if (recorded == events_.end() || recorded->second.device != stream.device()) {
       return CUDA_ERROR_INVALID_HANDLE;
     }
     recorded->second.last = marker;
   }
-  push(found, nullptr, std::move(marker));
+  push(stream, nullptr, std::move(marker));
   return CUDA_SUCCESS;
 }
 
@@ -232,6 +249,7 @@ bool StreamTable::find_moment(CUevent event, std::shared_ptr<const Marker>* mome
 CUresult StreamTable::query_event(CUevent event) {
   std::shared_ptr<const Marker> moment;
   if (!find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = captures_.check_wait(event); error != CUDA_SUCCESS) return error;
   if (moment != nullptr && !moment->is_complete()) return CUDA_ERROR_NOT_READY;
   return failure_.result();
 }
@@ -239,12 +257,17 @@ CUresult StreamTable::query_event(CUevent event) {
 CUresult StreamTable::synchronize_event(CUevent event) {
   std::shared_ptr<const Marker> moment;
   if (!find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = captures_.check_wait(event); error != CUDA_SUCCESS) return error;
   if (moment != nullptr) moment->wait();
   return failure_.result();
 }
 
 CUresult StreamTable::elapsed_time(float* milliseconds, CUevent start, CUevent end) {
   if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (const CUevent event : {start, end}) {
+    const CUresult error = captures_.check_uncaptured(event);
+    if (error != CUDA_SUCCESS) return error;
+  }
   std::array<std::shared_ptr<const Marker>, 2> moments;
   {
     MutexLock lock(mutex_);
@@ -326,6 +349,11 @@ void StreamTable::reset_times() {
 }
 
 CUresult StreamTable::synchronize() {
+  const CUresult error = captures_.check_device_wait(current_device());
+  return error != CUDA_SUCCESS ? error : wait_for_device();
+}
+
+CUresult StreamTable::wait_for_device() const {
   std::vector<std::shared_ptr<Marker>> markers;  // behind what is queued now, in all streams
   for (const StreamPointer& stream : all_streams()) {
     if (stream->device() != current_device()) continue;

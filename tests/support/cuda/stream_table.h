@@ -18,10 +18,9 @@
 //     context fails); kernels only when they run. Host memory that a call found registered must
 //     still be so when the work runs.
 //   - A copy to pageable memory ends before the call returns. One from pageable memory is staged:
-//   the
-//     call returns once it has read the source, and the bytes arrive in the stream's order.
-//   - A stream that reports a capture takes no events, because the real one would take them for its
-//     graph. Otherwise it behaves as before.
+//     the call returns once it has read the source, and the bytes arrive in the stream's order.
+//   - Work that is given to a stream that captures becomes a node of its graph, and runs with each
+//     launch of the graph (simulated_captures.h).
 //   - A destroyed stream finishes its work. A call that names its handle ends the process, as with
 //     the real driver, which follows the pointer. The driver's end drops all work.
 //
@@ -33,7 +32,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,8 +41,10 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "support/cuda/host_registrations.h"
+#include "support/cuda/simulated_captures.h"
 #include "support/cuda/simulated_devices.h"
 #include "support/cuda/simulated_driver_config.h"
+#include "support/cuda/simulated_graph.h"
 #include "support/cuda/simulated_memory.h"
 #include "support/cuda/simulated_stream.h"
 
@@ -74,18 +74,27 @@ class StreamTable {
   CUresult query_stream(CUstream stream);
   CUresult synchronize_stream(CUstream stream);
   CUresult wait_event(CUstream stream, CUevent event, unsigned flags);
+  CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode);
+  CUresult end_capture(CUstream stream, CUgraph* graph);
   CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status);
-  /// REQUIRES: the stream exists.
-  void set_capturing(CUstream stream, bool is_capturing) TENCACHE_EXCLUDES(mutex_);
+  CUresult capture_info(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                        CUgraph* graph, const CUgraphNode** nodes, const CUgraphEdgeData** edges,
+                        size_t* count);
+  CUresult launch_graph(CUgraphExec graph, CUstream stream);
+  /// See SimulatedDriver. REQUIRES: the stream exists.
+  void set_capturing(CUstream stream, bool is_capturing);
+  SimulatedCaptures& captures() { return captures_; }
   /// Supports EQ and GEQ.
   CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
   CUresult launch_host_function(CUstream stream, CUhostFn function, void* data);
+  CUresult add_callback(CUstream stream, CUstreamCallback function, void* data, unsigned flags);
 
   CUresult create_event(CUevent* event, unsigned flags);
   CUresult destroy_event(CUevent event);
   CUresult record_event(CUevent event, CUstream stream);
+  CUresult record_event_with_flags(CUevent event, CUstream stream, unsigned flags);
   CUresult query_event(CUevent event);
   CUresult synchronize_event(CUevent event);
   CUresult elapsed_time(float* milliseconds, CUevent start, CUevent end);
@@ -93,6 +102,8 @@ class StreamTable {
   CUresult copy_to_device(CUdeviceptr target, const void* source, size_t bytes, CUstream stream);
   CUresult copy_to_host(void* target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
+  /// Within the host: at once after the stream's earlier work, as CUDA documents.
+  CUresult copy_on_host(void* target, const void* source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
   /// Sets `count` words of 32 bits.
   CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
@@ -121,6 +132,8 @@ class StreamTable {
   void wait_until_idle();
   /// Waits for what the streams of the current device were given, like cuCtxSynchronize.
   CUresult synchronize();
+  /// The same, whatever the streams capture.
+  CUresult wait_for_device() const;
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
   /// With works_first: the number of works that took the processor longer than their time.
@@ -159,11 +172,17 @@ class StreamTable {
   // Null when there is no stream of that handle.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
-  bool captures(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
+  // Does the work's queueing, or adds the work to the graph that the stream captures.
+  CUresult queue(SimulatedStream& stream, const GraphWork& work);
+  // The same for an action.
+  CUresult queue(SimulatedStream& stream, SimulatedStream::Action action,
+                 WorkKind kind = WorkKind::kOther);
   // Queues the program's work, behind that of the streams that its stream waits for.
-  void push(const StreamPointer& stream, SimulatedStream::Action action,
+  void push(SimulatedStream& stream, SimulatedStream::Action action,
             std::shared_ptr<Marker> marker = nullptr, WorkKind kind = WorkKind::kOther)
       TENCACHE_EXCLUDES(legacy_mutex_, mutex_);
+  CUresult mark_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
+  CUresult await_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   // The moment that an event stands for, null if never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
@@ -173,6 +192,8 @@ class StreamTable {
   CUresult push_value(CUstream stream, CUdeviceptr address, Value value, unsigned flags);
   template <typename Value>
   CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream);
+  // Returns once the stream has done all it was given.
+  CUresult wait_for(SimulatedStream& stream) const;
   CUresult push_copy(const Copy& copy, CUstream stream);
   CUresult push_kernel(CUstream stream, Kernel kernel, WorkKind kind);
   // Lets the work take its time and does it, with its ranges declared to the memory throughout. The
@@ -206,13 +227,14 @@ class StreamTable {
   std::atomic<uint64_t> copies_held_until_ = 0;
   std::atomic<int64_t> copies_let_through_ = 0;
 
+  const uint64_t queued_kernels_max_;
+  SimulatedCaptures captures_;
   std::vector<StreamPointer> null_streams_;  // by device; constant
 
   Mutex legacy_mutex_;  // one push at a time, so that no two streams wait for each other in turn
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without NULL streams
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
-  std::set<CUstream> capturing_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one goes first
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;         // of a stream or event

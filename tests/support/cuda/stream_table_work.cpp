@@ -44,8 +44,8 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
   const DeviceRange place = {address, sizeof(uint64_t), false};
   if (!is_value_place(place, found->device())) return CUDA_ERROR_INVALID_VALUE;
   const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
-  push(found, [this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
-                                                               uint64_t begin_ns) {
+  return queue(*found, [this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
+                                                                        uint64_t begin_ns) {
     uint64_t access = 0;
     if (is_in_device_memory && (access = memory_.begin_access({&place, 1}, worker.device())) == 0) {
       failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -65,7 +65,6 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
     if (access != 0) memory_.end_access(access);
     return has_waited ? now_ns() : begin_ns;
   });
-  return CUDA_SUCCESS;
 }
 
 template <typename Value>
@@ -78,8 +77,8 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
     return CUDA_ERROR_INVALID_VALUE;
   }
   const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
-  push(found, [this, place, is_in_device_memory, address, value](SimulatedStream& worker,
-                                                                 uint64_t begin_ns) {
+  return queue(*found, [this, place, is_in_device_memory, address, value](SimulatedStream& worker,
+                                                                          uint64_t begin_ns) {
     const std::span<const DeviceRange> all(&place, 1);
     const auto none = all.first(0);
     return perform(
@@ -89,7 +88,6 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
         [address, value] { value_at<Value>(address).store(value, std::memory_order_release); },
         thread_work_ns);
   });
-  return CUDA_SUCCESS;
 }
 
 CUresult StreamTable::write_value(CUstream stream, CUdeviceptr address, cuuint64_t value,
@@ -105,6 +103,18 @@ CUresult StreamTable::write_value32(CUstream stream, CUdeviceptr address, cuuint
 CUresult StreamTable::launch_host_function(CUstream stream, CUhostFn function, void* data) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return push_kernel(stream, {{}, [function, data] { function(data); }}, WorkKind::kOther);
+}
+
+// No graph can hold a callback, unlike a function of launch_host_function().
+CUresult StreamTable::add_callback(CUstream stream, CUstreamCallback function, void* data,
+                                   unsigned flags) {
+  if (function == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  const StreamPointer found = find(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = captures_.check_outside(*found); error != CUDA_SUCCESS) return error;
+  return push_kernel(stream,
+                     {{}, [stream, function, data] { function(stream, CUDA_SUCCESS, data); }},
+                     WorkKind::kOther);
 }
 
 uint64_t StreamTable::perform(SimulatedStream& stream, const Uses& uses, uint64_t begin_ns,
@@ -179,10 +189,11 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
     is_pageable |= kind == HostMemoryKind::kPageable;
   }
   const uint64_t bytes = copy.target.bytes;
-  if (bytes == 0) return CUDA_SUCCESS;
+  if (bytes == 0) return captures_.check_use(*found);
+  const bool is_captured = captures_.is_capturing(*found);
   const void* source = pointer(copy.source.address);
   std::shared_ptr<std::vector<char>> staged;
-  if (is_pageable && copy.host == HostEnd::kSource) {
+  if (is_pageable && copy.host == HostEnd::kSource && !is_captured) {
     const char* const begin = static_cast<const char*>(source);
     staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     source = staged->data();
@@ -193,9 +204,8 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
-  const auto marker = is_pageable && staged == nullptr ? std::make_shared<Marker>() : nullptr;
-  push(
-      found,
+  const CUresult queued = queue(
+      *found,
       [this, &engine = copy.engine, mapped = std::move(mapped), registered = std::move(registered),
        move, bytes](SimulatedStream& worker, uint64_t begin_ns) {
         if (copies_let_through_.fetch_sub(1) <= 0) {
@@ -204,11 +214,9 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
         }
         return perform(worker, {mapped, registered, kAnyDevice}, begin_ns,
                        engine.take(begin_ns, bytes), move, thread_work_ns);
-      },
-      marker);
-  if (marker == nullptr) return CUDA_SUCCESS;
-  marker->wait();
-  return failure_.result();
+      });
+  const bool is_awaited = is_pageable && staged == nullptr && !is_captured;
+  return queued == CUDA_SUCCESS && is_awaited ? wait_for(*found) : queued;
 }
 
 CUresult StreamTable::copy_to_device(CUdeviceptr target, const void* source, size_t bytes,
@@ -238,6 +246,18 @@ CUresult StreamTable::copy_on_device(CUdeviceptr target, CUdeviceptr source, siz
   return push_copy({engine, to, from}, stream);
 }
 
+CUresult StreamTable::copy_on_host(void* target, const void* source, size_t bytes,
+                                   CUstream stream) {
+  const StreamPointer found = find(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const auto copy = [target, source, bytes] { memmove(target, source, bytes); };
+  if (captures_.is_capturing(*found)) return push_kernel(stream, {{}, copy}, WorkKind::kOther);
+  if (const CUresult error = captures_.check_use(*found); error != CUDA_SUCCESS) return error;
+  const CUresult result = wait_for(*found);
+  if (result == CUDA_SUCCESS) copy();
+  return result;
+}
+
 template <typename Value>
 CUresult StreamTable::fill(CUdeviceptr target, Value value, size_t count, CUstream stream) {
   const uint64_t bytes = count * sizeof(Value);
@@ -247,7 +267,7 @@ CUresult StreamTable::fill(CUdeviceptr target, Value value, size_t count, CUstre
       !memory_.place_of({target, bytes, true}, found->device()).is_accessible) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (bytes == 0) return CUDA_SUCCESS;
+  if (bytes == 0) return captures_.check_use(*found);
   const auto run = [target, value, count] {
     std::fill_n(static_cast<Value*>(pointer(target)), count, value);
   };
@@ -276,8 +296,7 @@ CUresult StreamTable::push_kernel(CUstream stream, Kernel kernel, WorkKind kind)
     return perform(worker, {kernel.touches, kernel.registered, worker.device()}, begin_ns,
                    begin_ns + kernel.duration_ns, kernel.run, now_ns, kernel.explain);
   };
-  push(found, std::move(work), nullptr, kind);
-  return CUDA_SUCCESS;
+  return queue(*found, std::move(work), kind);
 }
 
 }  // namespace tencache
