@@ -280,6 +280,21 @@ def test_the_legacy_stream_waits_for_blocking_streams_alone() -> None:
     done("cudaFree", memory)
 
 
+def test_asking_the_legacy_stream_harms_no_capture() -> None:
+    blocking, other, status = stream(0), stream(), c_int()
+    done("cudaStreamBeginCapture", blocking, RELAXED)
+    answers = [
+        cuda("cudaStreamIsCapturing", None, byref(status)),
+        driver("cuStreamIsCapturing", None, byref(status)),
+    ]
+    end(blocking)
+    assert answers == [IMPLICIT, IMPLICIT]
+    done("cudaStreamBeginCapture", other, RELAXED)
+    done("cudaStreamIsCapturing", None, byref(status))
+    end(other)
+    assert status.value == 0
+
+
 def test_a_capture_ends_where_it_began(capturing: c_void_p) -> None:
     side, fork, graph = stream(), event(), c_void_p()
     assert cuda("cudaStreamBeginCapture", None, GLOBAL) == UNSUPPORTED

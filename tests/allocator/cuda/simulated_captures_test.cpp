@@ -185,5 +185,25 @@ TEST_F(SimulatedCapturesTest, ACapturingStreamIsNotWaitedFor) {
   ASSERT_EQ(api().cuThreadExchangeStreamCaptureMode(&relaxed), CUDA_SUCCESS);
 }
 
+TEST_F(SimulatedCapturesTest, TheLegacyStreamIsUnusableWhileABlockingStreamCaptures) {
+  start();
+  const DeviceBuffer buffer(api(), 2 * kMiB);
+  CUstream blocking = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0), CUDA_SUCCESS);
+  streams_.push_back(blocking);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  begin(blocking);
+  EXPECT_EQ(api().cuStreamIsCapturing(nullptr, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  end(blocking);
+  begin(blocking);
+  EXPECT_EQ(api().cuMemsetD8Async(buffer.address(), 1, kBytes, nullptr),
+            CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  end(blocking, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  const CUstream other = capturing();
+  EXPECT_EQ(api().cuStreamIsCapturing(nullptr, &status), CUDA_SUCCESS);
+  EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
+  end(other);
+}
+
 }  // namespace
 }  // namespace tencache

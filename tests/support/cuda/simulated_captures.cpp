@@ -6,6 +6,15 @@
 
 namespace tencache {
 
+namespace {
+
+bool waits_for(const SimulatedStream& stream, const SimulatedStream& other) {
+  return stream.kind() == StreamKind::kLegacy && other.kind() == StreamKind::kBlocking &&
+         other.device() == stream.device();
+}
+
+}  // namespace
+
 SimulatedCaptures::Member* SimulatedCaptures::find(const SimulatedStream& stream) {
   const auto found = members_.find(&stream);
   return found != members_.end() ? &found->second : nullptr;
@@ -14,14 +23,11 @@ SimulatedCaptures::Member* SimulatedCaptures::find(const SimulatedStream& stream
 void SimulatedCaptures::count() { is_used_ = !members_.empty() || !events_.empty(); }
 
 CUresult SimulatedCaptures::obstacle(const SimulatedStream& stream) {
-  if (stream.kind() != StreamKind::kLegacy) {
-    const Member* const member = find(stream);
-    return member != nullptr && member->capture->is_invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-                                                            : CUDA_SUCCESS;
-  }
+  const Member* const own = find(stream);
+  if (own != nullptr && own->capture->is_invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   CUresult found = CUDA_SUCCESS;
   for (const auto& [other, member] : members_) {
-    if (other->kind() != StreamKind::kBlocking || other->device() != stream.device()) continue;
+    if (!waits_for(stream, *other)) continue;
     member.capture->is_invalid = true;
     found = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
@@ -75,6 +81,13 @@ SimulatedCaptures::State SimulatedCaptures::state(const SimulatedStream& stream)
     return {CU_STREAM_CAPTURE_STATUS_INVALIDATED, capture.id, nullptr, nullptr};
   }
   return {CU_STREAM_CAPTURE_STATUS_ACTIVE, capture.id, capture.graph.get(), &found->second.last};
+}
+
+bool SimulatedCaptures::is_unusable(const SimulatedStream& stream) const {
+  if (!is_used_) return false;
+  MutexLock lock(mutex_);
+  return std::ranges::any_of(members_,
+                             [&](const auto& entry) { return waits_for(stream, *entry.first); });
 }
 
 std::optional<CUresult> SimulatedCaptures::add(const SimulatedStream& stream, GraphWork work) {

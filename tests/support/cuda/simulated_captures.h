@@ -47,6 +47,8 @@ class SimulatedCaptures {
   bool is_capturing(const SimulatedStream& stream) const TENCACHE_EXCLUDES(mutex_) {
     return state(stream).status != CU_STREAM_CAPTURE_STATUS_NONE;
   }
+  /// Whether the stream is the legacy one and would wait for a blocking stream that captures.
+  bool is_unusable(const SimulatedStream& stream) const TENCACHE_EXCLUDES(mutex_);
 
   // The next three do nothing, and return nothing, where the stream captures no graph: then the
   // stream itself has to do what is asked.

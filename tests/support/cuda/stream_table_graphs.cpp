@@ -50,8 +50,10 @@ CUresult StreamTable::is_capturing(CUstream stream, CUstreamCaptureStatus* statu
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  // To ask is not to use: the capture stays valid.
+  if (captures_.is_unusable(*found)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   *status = captures_.state(*found).status;
-  return *status == CU_STREAM_CAPTURE_STATUS_NONE ? captures_.check_use(*found) : CUDA_SUCCESS;
+  return CUDA_SUCCESS;
 }
 
 CUresult StreamTable::capture_info(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
