@@ -129,6 +129,24 @@ def test_streams_join_a_capture_by_events_and_come_back(capturing: c_void_p) -> 
     assert order == ["a", "b", "c"] * 2
 
 
+def test_only_dependencies_order_a_launch(capturing: c_void_p) -> None:
+    """A write that another one follows in the capture alone may come last."""
+    mode = c_int(RELAXED)
+    done("cudaThreadExchangeStreamCaptureMode", byref(mode))
+    memory = device_memory()
+    done("cudaThreadExchangeStreamCaptureMode", byref(mode))
+    side, fork, join = stream(), event(), event()
+    done("cudaEventRecord", fork, capturing)
+    done("cudaStreamWaitEvent", side, fork, 0)
+    assert memset(memory, 1, side) == 0
+    assert memset(memory, 2, capturing) == 0
+    done("cudaEventRecord", join, side)
+    done("cudaStreamWaitEvent", capturing, join, 0)
+    launch(end(capturing), capturing, times=1)
+    assert bytes_of(memory) == b"\x01" * BYTES
+    done("cudaFree", memory)
+
+
 def test_graphs_keep_what_they_were_given(capturing: c_void_p) -> None:
     gone: list[int] = []
     destroy = HostFunction(lambda value: gone.append(value))

@@ -93,6 +93,25 @@ TEST_F(SimulatedCapturesTest, WorkOfACapturingStreamRunsWithEachLaunch) {
   EXPECT_EQ(buffer.data()[3 * kBytes - 1], 7);
 }
 
+// The order furthest from that of the capture, for programs that forget a dependency.
+TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends) {
+  start();
+  const CUstream at = capturing();
+  const CUstream side = stream();
+  std::string order;  // written by one stream's thread, read at the end
+  const auto add = [&](CUstream in, char name) { launch(in, [&order, name] { order += name; }); };
+  add(at, 'a');
+  EXPECT_EQ(api().cuStreamWaitEvent(side, record(at), 0), CUDA_SUCCESS);
+  add(side, 'b');
+  add(side, 'c');
+  add(at, 'd');
+  add(at, 'e');
+  EXPECT_EQ(api().cuStreamWaitEvent(at, record(side), 0), CUDA_SUCCESS);
+  add(at, 'f');
+  launch_once(*end(at), at);
+  EXPECT_EQ(order, "adebcf");
+}
+
 // A service thread's calls, for instance.
 TEST_F(SimulatedCapturesTest, UnsafeCallsSpoilWhatTheModesProtect) {
   start();

@@ -2,8 +2,9 @@
 //
 // SimulatedGraph: a CUDA graph: nodes of work and their dependencies, in the order in which they
 // were captured. SimulatedExecutable: what is made from it and launched. A launch queues all nodes
-// in one stream, in the order in which they were captured, which is one of the orders that the
-// graph allows. It calls no function of the driver, as with the real one, so that no launch guard
+// in one stream, in one of the orders that the graph allows: of the nodes that may run, the one
+// that was captured last goes first. So work that only the order of the capture puts in order goes
+// wrong. A launch calls no function of the driver, as with the real one, so that no launch guard
 // sees a replay.
 //
 // The executable holds the work, and with it the objects that the program gave the graph, until its

@@ -204,17 +204,16 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
-  const CUresult queued = queue(
-      *found,
-      [this, &engine = copy.engine, mapped = std::move(mapped), registered = std::move(registered),
-       move, bytes](SimulatedStream& worker, uint64_t begin_ns) {
-        if (copies_let_through_.fetch_sub(1) <= 0) {
-          wait_held(worker, copies_held_until_);
-          begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
-        }
-        return perform(worker, {mapped, registered, kAnyDevice}, begin_ns,
-                       engine.take(begin_ns, bytes), move, thread_work_ns);
-      });
+  const CUresult queued = queue(*found, [this, &engine = copy.engine, mapped = std::move(mapped),
+                                         registered = std::move(registered), move,
+                                         bytes](SimulatedStream& worker, uint64_t begin_ns) {
+    if (copies_let_through_.fetch_sub(1) <= 0) {
+      wait_held(worker, copies_held_until_);
+      begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
+    }
+    return perform(worker, {mapped, registered, kAnyDevice}, begin_ns, engine.take(begin_ns, bytes),
+                   move, thread_work_ns);
+  });
   const bool is_awaited = is_pageable && staged == nullptr && !is_captured;
   return queued == CUDA_SUCCESS && is_awaited ? wait_for(*found) : queued;
 }
