@@ -4,7 +4,8 @@
 One program does what torch.cuda offers for graphs: a whole training step with dropout, captured
 once and replayed; graphed callables; a second graph in the first one's pool. Beside them are
 tensors that no graph uses, which leave the device between replays. The program runs once with each
-allocator, in a process of its own.
+allocator, in a process of its own. Another program captures a kernel that no operator announces:
+the launch guard sees it then, and nobody sees its replays.
 """
 
 from __future__ import annotations
@@ -107,6 +108,33 @@ if sys.argv[1:] == ["tencache"]:
 print(json.dumps([found, allocator]))
 """
 
+CAPTURED_LAUNCH = """
+import ctypes, json, os
+import tencache, torch
+scale = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"]).emulated_gpu_unannounced_scale
+scale.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float]
+tensor = torch.full((4 << 20,), 1.0, device="cuda")
+others = [torch.full((4 << 20,), float(i), device="cuda") for i in range(8)]  # 16 MiB each
+def push_out():
+    for other in others:
+        other.add_(1)
+def count():
+    torch.cuda.synchronize()
+    return tencache.stats()["graph_extents"]
+push_out()
+before = count()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    assert scale(tensor.data_ptr(), tensor.numel(), 2) == 0
+kept = count() - before
+for _ in range(3):
+    push_out()
+    graph.replay()
+wrong = int((tensor != 8).sum())
+rest = [int((other != i + 4).sum()) for i, other in enumerate(others)]
+print(json.dumps([kept, wrong, sum(rest), tencache.stats()["bytes"]["evicted"]]))
+"""
+
 
 def run(allocator_name: str, *prefix: str) -> tuple[dict[str, Any], dict[str, int]]:
     finished = subprocess.run(
@@ -135,3 +163,18 @@ def test_graphs_give_equal_bits_at_half_the_memory() -> None:
     assert len(set(expected["graphed"])) == 2
     assert "capture" in expected["item"]
     assert expected["idle"] == [i + 5.0 for i in range(12)]
+
+
+def test_the_guard_keeps_what_is_launched_into_a_graph() -> None:
+    launcher = ("-m", "tencache", "run", "--backend", "cuda", "--device-memory", "80MiB", "--")
+    finished = subprocess.run(
+        [sys.executable, *launcher, sys.executable, "-c", CAPTURED_LAUNCH],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    kept, wrong, wrong_rest, evicted = json.loads(finished.stdout.splitlines()[-1])
+    assert (kept, wrong, wrong_rest) == (1, 0, 0)
+    assert evicted > 0
