@@ -279,6 +279,41 @@ def graph() -> None:
 
 
 @program
+def guarded_graph() -> None:
+    """The same where the launch guard sees the capture; it cannot see the replays."""
+    graph()
+
+
+@program
+def captured_meanwhile() -> None:
+    """A graph is captured while another thread uses more memory than there is."""
+    tensors = [full(16, index) for index in range(8)]
+    total = full(1, 0)
+
+    def use_all() -> None:
+        for _ in range(3):
+            for tensor in tensors:
+                tensor.add_(1)
+
+    other = threading.Thread(target=use_all)
+    captured = torch.cuda.CUDAGraph()
+    is_valid = True
+    try:
+        with torch.cuda.graph(captured):
+            total.add_(1)
+            other.start()
+            other.join()
+    except RuntimeError:
+        is_valid = False
+    true("nothing spoils the capture", is_valid)
+    captured.replay()
+    holds("what the graph adds to", total, 1)
+    for index, tensor in enumerate(tensors):
+        holds(f"tensor {index}", tensor, index + 3)
+    spilled_within_budget()
+
+
+@program
 def pinned() -> None:
     """Frees pinned memory while a copy from it is queued."""
     target = full(8, 0)
