@@ -42,7 +42,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-
 def test_the_last_error_is_the_threads_until_it_is_taken() -> None:
     assert cuda("cudaSetDevice", 99) == INVALID_DEVICE
     assert cuda("cudaPeekAtLastError") == INVALID_DEVICE
