@@ -145,7 +145,7 @@ libc = ctypes.CDLL(None)
 folder, texts = sys.argv[1], []
 do(cuda.cuInit(0))
 do(cuda.cuCtxPushCurrent_v2(retain(0)))
-runs = f"cd {folder}; touch begun; sleep 0.5; grep -q . /proc/$PPID/cmdline && touch lives"
+runs = f"cd {folder}; touch begun; sleep 3; grep -q . /proc/$PPID/cmdline && touch lives"
 for command in (runs, f"touch {folder}/queued"):
     text = ctypes.create_string_buffer(command.encode())
     texts.append(text)

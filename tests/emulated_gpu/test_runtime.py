@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated GPU's CUDA runtime, by ctypes: errors, memory, two GPUs.
+"""The emulated GPU's CUDA runtime, by ctypes: errors and memory.
 
 The expected answers are those that CUDA documents: the numbers of errors, and whose last error it
 is. Nothing here needs torch; test_captures.py has the graphs.

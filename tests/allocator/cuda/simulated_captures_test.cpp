@@ -118,6 +118,7 @@ TEST_F(SimulatedCapturesTest, UnsafeCallsSpoilWhatTheModesProtect) {
   std::array<char, kBytes> pageable;
   const CUstream other = stream();
   const CUevent event = record(other);
+  synchronize(other);
   const std::string image = simulated_image(90, {});
   CUmodule module = nullptr;
   const std::vector<Call> calls = {
@@ -153,6 +154,7 @@ TEST_F(SimulatedCapturesTest, UnsafeCallsSpoilWhatTheModesProtect) {
 TEST_F(SimulatedCapturesTest, OtherModesLetOtherThreadsDoAnything) {
   start();
   const CUevent event = record(nullptr);
+  synchronize(nullptr);
   const Call query = [&] { return api().cuEventQuery(event); };
   for (const auto mode : {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
     const CUstream at = capturing(mode);

@@ -90,10 +90,10 @@ CUresult function_parameter(SimulatedDriver& driver, CUfunction function, size_t
 /// CUDA_ERROR_INVALID_VALUE where the memory is not of the device of its context.
 CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target_context,
                    CUdeviceptr source, CUcontext source_context, size_t bytes, CUstream stream);
-/// Always no: no device reads another one's memory.
 /// The addresses determine the kind of the copy.
 CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
                          size_t bytes, CUstream stream);
+/// Always no: no device reads another one's memory.
 CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUdevice peer);
 CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attribute attribute,
                            CUdeviceptr address);

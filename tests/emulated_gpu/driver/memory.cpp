@@ -40,8 +40,8 @@ CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target
 CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
                          size_t bytes, CUstream stream) {
   const SimulatedMemory& memory = driver.parts().memory;
-  const bool is_to_device = memory.place_of({target, 1, false}).is_reserved;
-  const bool is_from_device = memory.place_of({source, 1, false}).is_reserved;
+  const bool is_to_device = memory.place_of({target, 1, false}, kAnyDevice).is_reserved;
+  const bool is_from_device = memory.place_of({source, 1, false}, kAnyDevice).is_reserved;
   auto* const to = reinterpret_cast<void*>(target);
   const auto* const from = reinterpret_cast<const void*>(source);
   const DriverApi& api = driver.api();

@@ -49,8 +49,8 @@ FunctionNames& function_names() {
 // A task that was not queued stays the caller's.
 class QueuedTask {
  public:
-  QueuedTask(const EmulatedParameters& parameters, CUstream stream)
-      : task_(parameters.task), stream_(stream) {
+  QueuedTask(const EmulatedParameters& parameters, CUstream stream, int device)
+      : task_(parameters.task), stream_(stream), device_(device) {
     for (uint64_t index = 0; index < parameters.count; ++index) {
       const EmulatedRange& range = parameters.ranges[index];
       if (range.bytes == 0) continue;
@@ -76,7 +76,7 @@ class QueuedTask {
 
   void report_illegal_ranges(const SimulatedMemory& memory) const {
     for (const DeviceRange& range : ranges_) {
-      const SimulatedMemory::Place place = memory.place_of(range, stream_.first);
+      const SimulatedMemory::Place place = memory.place_of(range, device_);
       if (place.is_accessible) continue;
       fprintf(stderr,
               "emulated GPU: ILLEGAL ADDRESS: %s in stream %p %s [0x%llx, +%llu), which is %s\n",
@@ -90,6 +90,7 @@ class QueuedTask {
  private:
   const EmulatedTask task_;
   const CUstream stream_;
+  const int device_;
   bool is_owned_ = true;
   std::vector<DeviceRange> ranges_;
 };
@@ -103,7 +104,8 @@ const char* name_of_emulated(CUfunction function) { return function_names().name
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream) {
   // Shared, because std::function copies its captures.
-  const auto task = std::make_shared<QueuedTask>(parameters, stream);
+  const auto task =
+      std::make_shared<QueuedTask>(parameters, stream, driver.parts().devices.current_device());
   const SimulatedMemory& memory = driver.parts().memory;
   const CUresult result = driver.parts().streams.launch(
       stream, {.touches = task->ranges(),

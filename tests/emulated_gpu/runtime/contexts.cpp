@@ -38,7 +38,7 @@ CUresult synchronize_device(int device) {
   CUcontext context = context_of(device);
   CUresult result = context != nullptr ? d.cuCtxPushCurrent(context) : CUDA_ERROR_INVALID_CONTEXT;
   if (result != CUDA_SUCCESS) return result;
-  result = d.cuCtxSynchronize();
+  result = d.wait_for_device();
   d.cuCtxPopCurrent(&context);
   return result;
 }

@@ -150,13 +150,17 @@ std::optional<CUresult> SimulatedCaptures::wait(const SimulatedStream& stream, C
 
 void SimulatedCaptures::forget(const SimulatedStream& stream) {
   if (!is_used_) return;
-  Member forgotten;  // so that a graph is destroyed without the lock
+  std::shared_ptr<Capture> capture;  // so that a graph is destroyed without the lock
   MutexLock lock(mutex_);
   Member* const member = find(stream);
   if (member == nullptr) return;
-  member->capture->is_invalid = true;
-  forgotten = std::move(*member);
-  members_.erase(&stream);
+  capture = member->capture;
+  capture->is_invalid = true;
+  // Only the stream where it began can end a capture.
+  const bool is_over = capture->origin == &stream;
+  std::erase_if(members_, [&](const auto& entry) {
+    return entry.first == &stream || (is_over && entry.second.capture == capture);
+  });
   count();
 }
 

@@ -65,12 +65,13 @@ CUresult SimulatedExecutable::launch(SimulatedStream& stream) {
       return worker.wait_for(moment);
     });
   }
+  CUresult result = CUDA_SUCCESS;
   for (const GraphWork& work : works_) {
-    if (const CUresult result = work(stream); result != CUDA_SUCCESS) return result;
+    if ((result = work(stream)) != CUDA_SUCCESS) break;
   }
   last_launch_ = std::make_shared<Marker>();
   stream.push(nullptr, last_launch_);
-  return CUDA_SUCCESS;
+  return result;
 }
 
 }  // namespace tencache

@@ -59,6 +59,7 @@ class SimulatedExecutable {
   CUresult launch(SimulatedStream& stream);
   /// In the order of a launch.
   const std::vector<GraphWork>& works() const { return works_; }
+  const std::vector<std::shared_ptr<void>>& kept() const { return kept_; }
 
  private:
   std::vector<GraphWork> works_;

@@ -55,12 +55,14 @@ SimulatedStream::~SimulatedStream() {
   thread_.join();
 }
 
+void SimulatedStream::take_kernel_room() {
+  MutexLock lock(mutex_);
+  while (unfinished_kernels_ >= queued_kernels_max_) has_room_.wait(mutex_);
+  ++unfinished_kernels_;
+}
+
 void SimulatedStream::push(Action action, std::shared_ptr<Marker> marker, WorkKind kind) {
   MutexLock lock(mutex_);
-  if (kind == WorkKind::kKernel) {
-    while (unfinished_kernels_ >= queued_kernels_max_) has_room_.wait(mutex_);
-    ++unfinished_kernels_;
-  }
   queue_.push_back({std::move(action), std::move(marker), kind, now_ns()});
   ++unfinished_;
   changed_.notify_all();

@@ -80,7 +80,7 @@ class SimulatedStream {
   /// Does the work, which the device begins at `begin_ns`; returns its end on the device.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
-  /// With a bound on kernels, the next one waits for room, as on a real GPU.
+  /// No more kernels than `queued_kernels_max` are queued or running.
   SimulatedStream(const StickyFailure& failure, int device, StreamKind kind,
                   size_t queued_kernels_max);
   /// Stops, and waits for running work.
@@ -91,8 +91,10 @@ class SimulatedStream {
   int device() const { return device_; }
   StreamKind kind() const { return kind_; }
 
-  /// The marker is complete once the action and everything before it have ended. The action may be
-  /// empty.
+  /// Waits until one more kernel may be queued, as on a real GPU. Call before its push().
+  void take_kernel_room() TENCACHE_EXCLUDES(mutex_);
+  /// Waits for nothing. The marker is complete once the action and everything before it have ended.
+  /// The action may be empty.
   void push(Action action, std::shared_ptr<Marker> marker = nullptr,
             WorkKind kind = WorkKind::kOther) TENCACHE_EXCLUDES(mutex_);
   /// The number of works that are queued or running.

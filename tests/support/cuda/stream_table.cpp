@@ -78,6 +78,8 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
 
 void StreamTable::push(SimulatedStream& stream, SimulatedStream::Action action,
                        std::shared_ptr<Marker> marker, WorkKind kind) {
+  // Before the lock, which others need to queue what the stream waits for.
+  if (kind == WorkKind::kKernel) stream.take_kernel_room();
   if (stream.kind() == StreamKind::kNonBlocking) {
     return stream.push(std::move(action), std::move(marker), kind);
   }
@@ -125,17 +127,16 @@ CUresult StreamTable::create_stream(CUstream* stream, unsigned flags, int /*prio
 
 CUresult StreamTable::destroy_stream(CUstream stream) {
   forget_finished();
-  StreamPointer ended;  // forgotten outside the lock
+  StreamPointer ended;
   {
     MutexLock lock(mutex_);
     const auto found = streams_.find(stream);
     if (found == streams_.end()) return CUDA_ERROR_INVALID_HANDLE;
-    ended = std::move(found->second);
+    ended = destroyed_.emplace_back(std::move(found->second));
     streams_.erase(found);
   }
   captures_.forget(*ended);
   MutexLock lock(mutex_);
-  destroyed_.push_back(std::move(ended));
   if (reuses_stream_handles_) free_handles_.push_back(stream);
   return CUDA_SUCCESS;
 }
@@ -213,8 +214,7 @@ CUresult StreamTable::record_event(CUevent event, CUstream stream) {
 
 CUresult StreamTable::record_event_with_flags(CUevent event, CUstream stream, unsigned flags) {
   const StreamPointer found = find(stream);
-  std::shared_ptr<const Marker> moment;
-  if (found == nullptr || !find_moment(event, &moment)) return CUDA_ERROR_INVALID_HANDLE;
+  if (found == nullptr || !is_event_of(found->device(), event)) return CUDA_ERROR_INVALID_HANDLE;
   // A node of the graph records the event with each launch.
   if (flags == CU_EVENT_RECORD_EXTERNAL && captures_.is_capturing(*found)) {
     return queue(*found, [this, event](SimulatedStream& in) { return mark_event(event, in); });
@@ -224,18 +224,24 @@ CUresult StreamTable::record_event_with_flags(CUevent event, CUstream stream, un
   return mark_event(event, *found);
 }
 
+// The event stands for the marker once that is queued: who waits for it then waits for nothing that
+// is queued later.
 CUresult StreamTable::mark_event(CUevent event, SimulatedStream& stream) {
   auto marker = std::make_shared<Marker>();
+  push(stream, nullptr, marker);
   {
     MutexLock lock(mutex_);
     const auto recorded = events_.find(event);
-    if (recorded == events_.end() || recorded->second.device != stream.device()) {
-      return CUDA_ERROR_INVALID_HANDLE;
-    }
-    recorded->second.last = marker;
+    if (recorded == events_.end()) return CUDA_ERROR_INVALID_HANDLE;
+    recorded->second.last = std::move(marker);
   }
-  push(stream, nullptr, std::move(marker));
   return CUDA_SUCCESS;
+}
+
+bool StreamTable::is_event_of(int device, CUevent event) const {
+  MutexLock lock(mutex_);
+  const auto found = events_.find(event);
+  return found != events_.end() && found->second.device == device;
 }
 
 bool StreamTable::find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const {

@@ -153,6 +153,7 @@ class StreamTable {
     std::span<const DeviceRange> mapped;      // in reservations
     std::span<const DeviceRange> registered;  // of the host; looked at when the work is done
     int device = kAnyDevice;                  // whose access to what is mapped counts
+    int registered_for = kAnyDevice;          // the device that reaches the host
   };
   enum class HostEnd : uint8_t { kNone, kTarget, kSource };
   struct Copy {
@@ -183,6 +184,7 @@ class StreamTable {
       TENCACHE_EXCLUDES(legacy_mutex_, mutex_);
   CUresult mark_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   CUresult await_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
+  bool is_event_of(int device, CUevent event) const TENCACHE_EXCLUDES(mutex_);
   // The moment that an event stands for, null if never recorded; false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);

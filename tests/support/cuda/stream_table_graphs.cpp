@@ -62,6 +62,7 @@ CUresult StreamTable::capture_info(CUstream stream, CUstreamCaptureStatus* statu
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (captures_.is_unusable(*found)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   const SimulatedCaptures::State state = captures_.state(*found);
   *status = state.status;
   if (id != nullptr) *id = state.id;
@@ -86,6 +87,8 @@ CUresult StreamTable::launch_graph(CUgraphExec graph, CUstream stream) {
       const CUresult result = queue(*found, work);
       if (result != CUDA_SUCCESS) return result;
     }
+    SimulatedGraph* const outer = captures_.state(*found).graph;
+    for (const auto& kept : executable->kept()) outer->keep(kept);
     return CUDA_SUCCESS;
   }
   const CUresult error = captures_.check_use(*found);

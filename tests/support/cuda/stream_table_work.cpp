@@ -43,16 +43,16 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
   }
   const DeviceRange place = {address, sizeof(uint64_t), false};
   if (!is_value_place(place, found->device())) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
-  return queue(*found, [this, place, value, flags, is_in_device_memory](SimulatedStream& worker,
-                                                                        uint64_t begin_ns) {
+  const int device = found->device();
+  const bool is_in_device_memory = memory_.place_of(place, device).is_reserved;
+  return queue(*found, [=, this](SimulatedStream& worker, uint64_t begin_ns) {
     uint64_t access = 0;
-    if (is_in_device_memory && (access = memory_.begin_access({&place, 1}, worker.device())) == 0) {
+    if (is_in_device_memory && (access = memory_.begin_access({&place, 1}, device)) == 0) {
       failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
       return begin_ns;
     }
     const auto is_reached = [&] {
-      if (!is_in_device_memory && !host_.is_registered(place, worker.device())) {
+      if (!is_in_device_memory && !host_.is_registered(place, device)) {
         failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
         return true;
       }
@@ -76,14 +76,14 @@ CUresult StreamTable::push_value(CUstream stream, CUdeviceptr address, Value val
   if (flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER || !is_value_place(place, found->device())) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const bool is_in_device_memory = memory_.place_of(place, found->device()).is_reserved;
-  return queue(*found, [this, place, is_in_device_memory, address, value](SimulatedStream& worker,
-                                                                          uint64_t begin_ns) {
+  const int device = found->device();
+  const bool is_in_device_memory = memory_.place_of(place, device).is_reserved;
+  return queue(*found, [=, this](SimulatedStream& worker, uint64_t begin_ns) {
     const std::span<const DeviceRange> all(&place, 1);
     const auto none = all.first(0);
     return perform(
         worker,
-        {is_in_device_memory ? all : none, is_in_device_memory ? none : all, worker.device()},
+        {is_in_device_memory ? all : none, is_in_device_memory ? none : all, device, device},
         begin_ns, begin_ns,
         [address, value] { value_at<Value>(address).store(value, std::memory_order_release); },
         thread_work_ns);
@@ -128,7 +128,7 @@ uint64_t StreamTable::perform(SimulatedStream& stream, const Uses& uses, uint64_
   }
   const auto work_if_registered = [&] {
     for (const DeviceRange& range : uses.registered) {
-      if (host_.is_registered(range, stream.device())) continue;
+      if (host_.is_registered(range, uses.registered_for)) continue;
       return failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     }
     work();
@@ -204,16 +204,17 @@ CUresult StreamTable::push_copy(const Copy& copy, CUstream stream) {
     if (is_racy) racy.emplace();
     memmove(target, source, bytes);
   };
-  const CUresult queued = queue(*found, [this, &engine = copy.engine, mapped = std::move(mapped),
-                                         registered = std::move(registered), move,
-                                         bytes](SimulatedStream& worker, uint64_t begin_ns) {
-    if (copies_let_through_.fetch_sub(1) <= 0) {
-      wait_held(worker, copies_held_until_);
-      begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
-    }
-    return perform(worker, {mapped, registered, kAnyDevice}, begin_ns, engine.take(begin_ns, bytes),
-                   move, thread_work_ns);
-  });
+  const CUresult queued =
+      queue(*found, [this, &engine = copy.engine, mapped = std::move(mapped),
+                     registered = std::move(registered), move, bytes,
+                     device = found->device()](SimulatedStream& worker, uint64_t begin_ns) {
+        if (copies_let_through_.fetch_sub(1) <= 0) {
+          wait_held(worker, copies_held_until_);
+          begin_ns = std::max<uint64_t>(begin_ns, let_go_ns_);
+        }
+        return perform(worker, {mapped, registered, kAnyDevice, device}, begin_ns,
+                       engine.take(begin_ns, bytes), move, thread_work_ns);
+      });
   const bool is_awaited = is_pageable && staged == nullptr && !is_captured;
   return queued == CUDA_SUCCESS && is_awaited ? wait_for(*found) : queued;
 }
@@ -252,8 +253,11 @@ CUresult StreamTable::copy_on_host(void* target, const void* source, size_t byte
   const auto copy = [target, source, bytes] { memmove(target, source, bytes); };
   if (captures_.is_capturing(*found)) return push_kernel(stream, {{}, copy}, WorkKind::kOther);
   if (const CUresult error = captures_.check_use(*found); error != CUDA_SUCCESS) return error;
-  const CUresult result = wait_for(*found);
-  if (result == CUDA_SUCCESS) copy();
+  const auto marker = std::make_shared<Marker>();
+  push(*found, nullptr, marker);
+  marker->wait();
+  const CUresult result = failure_.result();
+  if (result == CUDA_SUCCESS && bytes > 0) copy();
   return result;
 }
 
@@ -291,8 +295,9 @@ CUresult StreamTable::launch(CUstream stream, Kernel kernel) {
 CUresult StreamTable::push_kernel(CUstream stream, Kernel kernel, WorkKind kind) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  auto work = [this, kernel = std::move(kernel)](SimulatedStream& worker, uint64_t begin_ns) {
-    return perform(worker, {kernel.touches, kernel.registered, worker.device()}, begin_ns,
+  auto work = [this, kernel = std::move(kernel), device = found->device()](SimulatedStream& worker,
+                                                                           uint64_t begin_ns) {
+    return perform(worker, {kernel.touches, kernel.registered, device, device}, begin_ns,
                    begin_ns + kernel.duration_ns, kernel.run, now_ns, kernel.explain);
   };
   return queue(*found, std::move(work), kind);
