@@ -158,7 +158,8 @@ void begin_group() { ++t_group.depth; }
 
 // Returns the holds of the outermost group when that ends.
 std::vector<tencache_hold*> leave_group() {
-  if (t_group.depth == 0 || --t_group.depth > 0) return {};
+  if (t_group.depth > 0) --t_group.depth;
+  if (t_group.depth > 0) return {};
   return std::exchange(t_group.holds, {});
 }
 
