@@ -180,6 +180,20 @@ TEST_F(SimulatedCapturesTest, AnEventOfACaptureStandsForItsNodes) {
   end(at, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
+TEST_F(SimulatedCapturesTest, ACaptureIsOverWithTheStreamWhereItBegan) {
+  start();
+  CUstream origin = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&origin, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+  begin(origin);
+  const CUstream side = stream();
+  ASSERT_EQ(api().cuStreamWaitEvent(side, record(origin), 0), CUDA_SUCCESS) << "it joins";
+  ASSERT_EQ(api().cuStreamDestroy(origin), CUDA_SUCCESS);
+  int runs = 0;
+  launch(side, [&runs] { ++runs; });
+  synchronize(side);
+  EXPECT_EQ(runs, 1);
+}
+
 TEST_F(SimulatedCapturesTest, ACaptureDependsOnNothingOutside) {
   start();
   const CUevent outside = record(nullptr);
@@ -215,6 +229,8 @@ TEST_F(SimulatedCapturesTest, TheLegacyStreamIsUnusableWhileABlockingStreamCaptu
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   begin(blocking);
   EXPECT_EQ(api().cuStreamIsCapturing(nullptr, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_EQ(table().capture_info(nullptr, &status, nullptr, nullptr, nullptr, nullptr, nullptr),
+            CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   end(blocking);
   begin(blocking);
   EXPECT_EQ(api().cuMemsetD8Async(buffer.address(), 1, kBytes, nullptr),

@@ -56,6 +56,27 @@ TEST_F(SimulatedStreamsTest, NonBlockingStreamsDoNotWaitForEachOtherNorForTheNul
   EXPECT_EQ(api().cuStreamQuery(nullptr), CUDA_SUCCESS);
 }
 
+TEST_F(SimulatedStreamsTest, AThreadThatWaitsForRoomKeepsNoOtherFromQueueing) {
+  start({.queued_kernels_max = 1});
+  CUstream blocking = nullptr;
+  ASSERT_EQ(api().cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0), CUDA_SUCCESS);
+  streams_.push_back(blocking);
+  std::latch gate(1);
+  std::latch begun(1);
+  launch(nullptr, [&gate] { gate.wait(); });
+  std::thread waits([&] {
+    const CurrentContext context(api());
+    begun.count_down();
+    launch(nullptr, [] {});
+  });
+  begun.wait();
+  std::this_thread::sleep_for(milliseconds(20));  // so that it most likely waits
+  launch(blocking, [] {});
+  gate.count_down();
+  waits.join();
+  driver_->wait_until_idle();
+}
+
 TEST_F(SimulatedStreamsTest, TheNullStreamAndBlockingStreamsWaitForEachOther) {
   start();
   CUstream first = nullptr;
