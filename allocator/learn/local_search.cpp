@@ -8,12 +8,15 @@
 #include <set>
 #include <utility>
 
+#include "base/sanitizers.h"
+
 namespace tencache {
 namespace {
 
-// How many ops are played at most, which is some tenth of a second. A plan is not changed at all
-// where this is less than kPlaysMin plays of it.
-constexpr uint64_t kOpsMax = 300'000;
+// How many ops are played at most, which is some tenth of a second. With a sanitizer it would be
+// two seconds for each plan of a suite. A plan is not changed at all where this is less than
+// kPlaysMin plays of it.
+constexpr uint64_t kOpsMax = kHasSanitizer ? 30'000 : 300'000;
 constexpr uint64_t kPlaysMin = 30;
 // For how many moments a fetch is tried.
 constexpr Tick kMomentsMax = 8;
@@ -27,7 +30,7 @@ constexpr Tick kRecentParts = 4;
 // are played at most.
 constexpr int kChangesMax = 4;
 constexpr size_t kFrontMax = 16;
-constexpr uint64_t kFrontOpsMax = 60'000;
+constexpr uint64_t kFrontOpsMax = kOpsMax / 5;
 
 class LocalSearch {
  public:
