@@ -208,20 +208,21 @@ void EmulatedKernel::run_on_host(const OperatorHandle& op, const MakeGenerator& 
 }
 
 void EmulatedKernel::fill(const Stack& host, std::vector<Tensor>* targets) const {
+  const SpecialCase& special = signature_.special;
+  const bool may_have_other_types = special.widens_statistics || special.adapt != nullptr;
   auto target = targets->begin();
   for (size_t i = 0; i < signature_.returned.size(); ++i) {
     if (signature_.returned[i]) continue;
     each_tensor(host[i], [&](const Tensor& made) {
       TORCH_CHECK(target != targets->end(), "more results than the Meta kernel said");
-      if (signature_.special.may_leave_empty && made.numel() == 0) {
+      if (special.may_leave_empty && made.numel() == 0) {
         target->zero_();  // PyTorch reads them in training only
       } else {
         TORCH_CHECK(made.sizes() == target->sizes(), "the Meta kernel said ", target->sizes(),
                     ", the CPU kernel gives ", made.sizes());
-        TORCH_CHECK(
-            signature_.special.widens_statistics || made.scalar_type() == target->scalar_type(),
-            "the Meta kernel said ", target->scalar_type(), ", the CPU kernel gives ",
-            made.scalar_type());
+        TORCH_CHECK(may_have_other_types || made.scalar_type() == target->scalar_type(),
+                    "the Meta kernel said ", target->scalar_type(), ", the CPU kernel gives ",
+                    made.scalar_type());
         target->copy_(made);
       }
       ++target;
