@@ -31,7 +31,6 @@
 #include "cuda_doors.h"
 #include "list_split.h"
 #include "support/child_process.h"
-#include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
 #include "tencache_torch.h"
 
@@ -73,14 +72,33 @@ int64_t* data_of(const at::Tensor& tensor) {
   return static_cast<int64_t*>(tensor.unsafeGetTensorImpl()->unsafe_storage().mutable_data());
 }
 
+// A stream and a kernel belong to the GPU whose context is current.
+void make_current(int device) {
+  CUcontext context = nullptr;
+  const DriverApi& api = g_cuda.driver->api();
+  TENCACHE_CHECK(api.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+  TENCACHE_CHECK(api.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+}
+
+CUstream make_stream(int device) {
+  make_current(device);
+  CUstream stream = nullptr;
+  const DriverApi& api = g_cuda.driver->api();
+  TENCACHE_CHECK(api.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) ==
+                 CUDA_SUCCESS);
+  return stream;
+}
+
 // Queues a kernel on the current stream of the first tensor's GPU.
 void launch(const std::vector<at::Tensor>& tensors, const std::function<void()>& kernel) {
   std::vector<DeviceRange> touches;
   for (const at::Tensor& tensor : tensors) {
     touches.push_back({reinterpret_cast<CUdeviceptr>(data_of(tensor)), tensor.nbytes()});
   }
-  TENCACHE_CHECK(g_cuda.driver->launch(stream_of(tensors[0].get_device()), std::move(touches),
-                                       kernel) == CUDA_SUCCESS);
+  const c10::DeviceIndex device = tensors[0].get_device();
+  make_current(device);
+  TENCACHE_CHECK(g_cuda.driver->launch(stream_of(device), std::move(touches), kernel) ==
+                 CUDA_SUCCESS);
 }
 
 // Called inside every kernel function, while its operator is open.
@@ -181,10 +199,8 @@ class CudaGateTest : public ::testing::Test {
     }
     const SimulatedDriverConfig config = {.device_count = 2, .copy_latency_ns = 200'000};
     g_cuda.driver = new SimulatedDriver(config);
-    new CurrentContext(g_cuda.driver->api());
-    for (CUstream& stream : g_cuda.streams) {
-      ASSERT_EQ(g_cuda.driver->api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
-                CUDA_SUCCESS);
+    for (const int device : {1, 0}) {
+      g_cuda.streams.at(static_cast<size_t>(device)) = make_stream(device);
     }
     ASSERT_EQ(tencache_torch_install(&error_), 0) << error_.message;
     allocator_ = new CudaAllocator(
@@ -280,7 +296,7 @@ TEST_F(CudaGateTest, ChaosChangesNothing) {
 
 TEST_F(CudaGateTest, OpsOnSeveralStreamsWaitForWhatIsBroughtBack) {
   run({{"chaos", "3"}, {"chaos_probability", "0.5"}}, [] {
-    const std::array<CUstream, 2> streams = g_cuda.streams;
+    const std::array<CUstream, 2> streams = {g_cuda.streams[0], make_stream(0)};
     run_program([&](size_t op) {
       // As with wait_stream(): the streams take turns, each after the other's earlier work.
       const CUstream next = streams.at(op % 2), last = g_cuda.streams[0];
