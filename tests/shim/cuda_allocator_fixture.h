@@ -132,10 +132,12 @@ class CudaAllocatorTest : public ::testing::Test {
     stream_ = make_stream();
     g_current.stream = stream_;
   }
-  CUstream make_stream() {
+  CUstream make_stream(int device = 0) {
     CUstream stream = nullptr;
+    context_.emplace(driver_->api(), device);  // a stream belongs to the GPU that is current
     EXPECT_EQ(driver_->api().cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
               CUDA_SUCCESS);
+    context_.emplace(driver_->api());
     return streams_.emplace_back(stream);
   }
   c10::DataPtr allocate(uint64_t bytes) { return cuda_->allocate(bytes); }

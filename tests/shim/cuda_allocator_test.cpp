@@ -291,6 +291,7 @@ TEST_F(CudaAllocatorTest, EachGpuHasItsOwnMemory) {
   start(2);
   keep(kExtent);
   g_current.device = 1;
+  g_current.stream = make_stream(1);
   const c10::DataPtr other = allocate(1000);
   EXPECT_EQ(other.device(), c10::Device(c10::kCUDA, 1));
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(kExtent));
