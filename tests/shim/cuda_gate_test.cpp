@@ -45,6 +45,7 @@ constexpr int64_t kCount = 2 * kMiB / sizeof(int64_t);  // elements of a tensor:
 struct Cuda {
   SimulatedDriver* driver = nullptr;
   c10::DeviceIndex device = 0;
+  std::array<CUcontext, 2> contexts = {};
   std::array<CUstream, 2> streams = {};
 };
 Cuda g_cuda;
@@ -74,10 +75,8 @@ int64_t* data_of(const at::Tensor& tensor) {
 
 // A stream and a kernel belong to the GPU whose context is current.
 void make_current(int device) {
-  CUcontext context = nullptr;
-  const DriverApi& api = g_cuda.driver->api();
-  TENCACHE_CHECK(api.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
-  TENCACHE_CHECK(api.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+  CUcontext context = g_cuda.contexts.at(static_cast<size_t>(device));
+  TENCACHE_CHECK(g_cuda.driver->api().cuCtxSetCurrent(context) == CUDA_SUCCESS);
 }
 
 CUstream make_stream(int device) {
@@ -200,6 +199,8 @@ class CudaGateTest : public ::testing::Test {
     const SimulatedDriverConfig config = {.device_count = 2, .copy_latency_ns = 200'000};
     g_cuda.driver = new SimulatedDriver(config);
     for (const int device : {1, 0}) {
+      CUcontext& context = g_cuda.contexts.at(static_cast<size_t>(device));
+      ASSERT_EQ(g_cuda.driver->api().cuDevicePrimaryCtxRetain(&context, device), CUDA_SUCCESS);
       g_cuda.streams.at(static_cast<size_t>(device)) = make_stream(device);
     }
     ASSERT_EQ(tencache_torch_install(&error_), 0) << error_.message;
