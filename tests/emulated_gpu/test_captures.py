@@ -9,11 +9,11 @@ here needs torch. Each test cleans up its captures, so that one process runs the
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 
 import pytest
+from requirement import needs_emulated_gpu
 from runtime_calls import (
     BY_ADDRESS,
     BYTES,
@@ -45,9 +45,7 @@ from runtime_calls import (
     stream,
 )
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 
 def end(within: c_void_p, expected: int = 0) -> c_void_p:

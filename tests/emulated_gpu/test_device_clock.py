@@ -12,11 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from requirement import needs_emulated_gpu
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 
 def run(program: str, durations: Path, link: str) -> subprocess.CompletedProcess[str]:

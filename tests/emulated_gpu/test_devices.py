@@ -6,14 +6,10 @@ The expected answers are those that CUDA documents. Nothing here needs torch.
 
 from __future__ import annotations
 
-import os
-
-import pytest
+from requirement import needs_emulated_gpu
 from runtime_programs import run_alone
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 
 def test_two_gpus_have_memory_of_their_own_and_copy_to_each_other() -> None:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from requirement import needs_emulated_gpu
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 # The driver, a call that must succeed, a context of each device, and memory of a device.
 PRELUDE = """

@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from requirement import needs_emulated_gpu
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 TIMEOUT_S = 240
 # As docs/troubleshooting.md has it.

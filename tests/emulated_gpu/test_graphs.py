@@ -11,16 +11,13 @@ the launch guard sees it then, and nobody sees its replays.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
-import pytest
+from requirement import needs_emulated_gpu
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 PROGRAM = """
 import hashlib, json, sys, warnings

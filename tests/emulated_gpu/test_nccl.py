@@ -20,13 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from differential import assert_budget_kept
 from ranks import run_processes
+from requirement import needs_emulated_gpu
 
 RANKS = Path(__file__).with_name("nccl_ranks.py")
 TIMEOUT_S = 600
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 Finished = tuple[list[int], list[str]]
 

@@ -15,13 +15,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from conftest import output_of
+from requirement import needs_emulated_gpu
 
 from environment import MAIN, cpp_example_folder
 from tencache import _library
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 # Parameters, gradients and Adam's state take 192 MiB, in the program in C++ (examples/cpp) 128 MiB.
 BUDGET_BYTES = 80 << 20

@@ -9,14 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+from requirement import needs_emulated_gpu
 
 RUN = Path(__file__).with_name("run")
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,11 @@ is. Nothing here needs torch; test_captures.py has the graphs.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 
 import pytest
+from requirement import needs_emulated_gpu
 from runtime_calls import (
     BY_ADDRESS,
     BYTES,
@@ -37,9 +37,7 @@ from runtime_calls import (
 )
 from runtime_programs import run_alone
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 
 def test_the_last_error_is_the_threads_until_it_is_taken() -> None:

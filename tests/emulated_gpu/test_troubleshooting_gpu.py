@@ -14,16 +14,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from requirement import needs_emulated_gpu
 from test_faults import NOTHING_GOES_TO_DISK
 from troubleshooting import has, messages
 
-pytestmark = pytest.mark.skipif(
-    "EMULATED_GPU_OPERATORS" not in os.environ, reason="make test-gpu runs it on an emulated GPU"
-)
+pytestmark = needs_emulated_gpu
 
 TIMEOUT_S = 240
 WITHOUT_THE_LAUNCHER = (
