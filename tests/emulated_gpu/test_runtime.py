@@ -180,6 +180,35 @@ assert b"the kernel of unknown name is not emulated" in runtime.cudaGetErrorStri
     )
 
 
+def test_torchs_kernel_that_only_takes_time_keeps_its_stream_busy() -> None:
+    """torch.cuda._sleep(): a cycle takes a nanosecond. Nothing is asserted about the machine's."""
+    run_alone(
+        """
+class Size(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
+
+code = ctypes.create_string_buffer(1)  # the address stands for the kernel
+mangled = b"_ZN2at4cuda12_GLOBAL__N_111spin_kernelEl"
+runtime.__cudaRegisterFunction(None, code, None, mangled, -1, None, None, None, None, None)
+begun, ended, within = c_void_p(), c_void_p(), c_void_p()
+for made in (begun, ended):
+    call("cudaEventCreateWithFlags", byref(made), 0)
+call("cudaStreamCreateWithFlags", byref(within), 1)
+one, cycles = Size(1, 1, 1), ctypes.c_int64(50_000_000)
+arguments = (c_void_p * 1)(ctypes.addressof(cycles))
+call("cudaEventRecord", begun, within)
+call("cudaLaunchKernel", code, one, one, arguments, c_size_t(0), within)
+call("cudaEventRecord", ended, within)
+cycles.value = 0  # the kernel has a copy
+call("cudaStreamSynchronize", within)
+taken = ctypes.c_float()
+call("cudaEventElapsedTime", byref(taken), begun, ended)
+assert taken.value >= 50, taken.value
+""",
+        gpus=1,
+    )
+
+
 def test_a_task_that_is_refused_is_destroyed_once() -> None:
     run_alone(
         """

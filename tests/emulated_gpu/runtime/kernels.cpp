@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Kernels and device variables. They are registered while libraries load, and refused by name,
-// because their code cannot run here; launching such a kernel fails the context. An operator's
-// stand-in runs through emulated_gpu_launch, as a task on the stream. Any thread may call.
+// because their code cannot run here; launching such a kernel fails the context. Only the kernel of
+// torch.cuda._sleep() has a stand-in, which needs no memory. An operator's stand-in runs through
+// emulated_gpu_launch, as a task on the stream. Any thread may call.
 #include <cxxabi.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -47,9 +50,6 @@ class DeviceNames {
   std::unordered_map<const void*, const char*> names_;
 };
 
-cudaError_t refuse_launch(const void* function) {
-  return refuse_kernel("the kernel " + DeviceNames::instance().find(function));
-}
 cudaError_t refuse_about_kernel(const char* what, const void* function) {
   return refuse(what + (" of the kernel " + DeviceNames::instance().find(function)));
 }
@@ -72,6 +72,22 @@ CUresult launch(CUstream stream, const EmulatedTask& task, const EmulatedRange* 
       d.cuLaunchKernel(d.function(task.name), 1, 1, 1, 1, 1, 1, 0, stream, nullptr, extra);
   if (result != CUDA_SUCCESS) task.destroy(task.state);
   return result;
+}
+
+// torch.cuda._sleep(cycles), on a device whose clock has 1 GHz.
+constexpr const char* kSpinKernel = "at::cuda::(anonymous namespace)::spin_kernel(long)";
+
+void spin(void* cycles) {
+  std::this_thread::sleep_for(std::chrono::nanoseconds(reinterpret_cast<intptr_t>(cycles)));
+}
+void keep(void*) {}
+
+cudaError_t launch_by_code(const void* function, void** arguments, cudaStream_t stream) {
+  const std::string name = DeviceNames::instance().find(function);
+  if (name != kSpinKernel) return refuse_kernel("the kernel " + name);
+  const auto cycles = static_cast<intptr_t>(*static_cast<const int64_t*>(arguments[0]));
+  const EmulatedTask task = {"spin_kernel", &spin, &keep, reinterpret_cast<void*>(cycles)};
+  return note(launch(static_cast<CUstream>(stream), task, nullptr, 0));
 }
 
 // The configuration in <<<>>>, held between its two calls.
@@ -135,22 +151,23 @@ EMULATED_PUBLIC cudaError_t __cudaGetKernel(void** kernel, const void* function)
   *kernel = const_cast<void*>(function);
   return cudaSuccess;
 }
-EMULATED_PUBLIC cudaError_t __cudaLaunchKernel(void* kernel, dim3, dim3, void**, size_t,
-                                               cudaStream_t) {
-  return refuse_launch(kernel);
+EMULATED_PUBLIC cudaError_t __cudaLaunchKernel(void* kernel, dim3, dim3, void** arguments, size_t,
+                                               cudaStream_t stream) {
+  return launch_by_code(kernel, arguments, stream);
 }
 
-EMULATED_PUBLIC cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t,
-                                             cudaStream_t) {
-  return refuse_launch(function);
+EMULATED_PUBLIC cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments,
+                                             size_t, cudaStream_t stream) {
+  return launch_by_code(function, arguments, stream);
 }
-EMULATED_PUBLIC cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim3, void**,
-                                                        size_t, cudaStream_t) {
-  return refuse_launch(function);
+EMULATED_PUBLIC cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim3,
+                                                        void** arguments, size_t,
+                                                        cudaStream_t stream) {
+  return launch_by_code(function, arguments, stream);
 }
-EMULATED_PUBLIC cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* function,
-                                                void**) {
-  return refuse_launch(function);
+EMULATED_PUBLIC cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config,
+                                                const void* function, void** arguments) {
+  return launch_by_code(function, arguments, config->stream);
 }
 EMULATED_PUBLIC cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* function) {
   return refuse_about_kernel("cudaFuncGetAttributes", function);
