@@ -102,11 +102,15 @@ class StreamQuarantine {
     MutexLock lock(mutex_);
     entries_.insert(entries_.begin(), std::make_move_iterator(first_left),
                     std::make_move_iterator(looked_at.end()));
+    size_.store(entries_.size(), std::memory_order_relaxed);
     poll_at_ = std::max(kPollAtMin, 2 * entries_.size());
     is_polling_ = false;
     has_polled_.notify_all();
     return any_over || has_waited;
   }
+
+  /// How many items wait; may be wrong for a moment.
+  size_t size() const { return size_.load(std::memory_order_relaxed); }
 
   /// Calls `visit(const Item&)` for every waiting item that no thread is polling at this moment.
   template <typename Visit>
@@ -140,6 +144,7 @@ class StreamQuarantine {
   bool push(Entry&& entry) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     entries_.push_back(std::move(entry));
+    size_.fetch_add(1, std::memory_order_relaxed);
     return entries_.size() >= poll_at_;
   }
 
@@ -205,6 +210,7 @@ class StreamQuarantine {
   const char* const what_;
   const OnFailure on_failure_;
   std::atomic<bool> has_warned_ = false;  // relaxed: it only makes one thread warn
+  std::atomic<size_t> size_ = 0;          // of entries_, and what a thread has taken out to poll
 
   mutable Mutex mutex_;
   CondVar has_polled_;

@@ -89,6 +89,33 @@ TEST_F(BlockPoolTest, WhatAnotherStreamUsedWaitsForItsKernels) {
   for (const CUdeviceptr address : {first, second, third, fourth}) free(address);
 }
 
+TEST_F(BlockPoolTest, WhatWaitedIsUsedAgainWhileTheSegmentHasRoom) {
+  const CUdeviceptr address = allocate_beside_another(main_);
+  note_use(address, side_);
+  driver_->hold(side_);
+  free(address);
+  const CUdeviceptr other = allocate(kBytes, main_);
+  EXPECT_NE(other, address);
+  driver_->wait_until_idle();
+  EXPECT_EQ(allocate(kBytes, main_), address);
+  for (const CUdeviceptr used : {address, other, kept_}) free(used);
+}
+
+TEST_F(BlockPoolTest, ManyThatWaitAreNotLookedAtByEachAllocation) {
+  constexpr size_t kCount = 50;
+  std::vector<CUdeviceptr> addresses;
+  for (size_t i = 0; i < kCount; ++i) addresses.push_back(allocate(512, main_));
+  driver_->hold(side_);
+  for (const CUdeviceptr address : addresses) {
+    note_use(address, side_);
+    free(address);
+  }
+  const uint64_t queries = driver_->calls("cuEventQuery");
+  for (size_t i = 0; i < 2 * kCount; ++i) free(allocate(512, main_));
+  EXPECT_EQ(driver_->calls("cuEventQuery") - queries, 2u) << "one stream is late";
+  driver_->wait_until_idle();
+}
+
 TEST_F(BlockPoolTest, WorkThatComesAfterTheFreeIsNotWaitedFor) {
   const CUdeviceptr address = allocate(2 * kMiB, main_);
   note_use(address, side_);
