@@ -8,6 +8,7 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
+#include <exception>
 
 namespace tencache::shim {
 namespace {
@@ -55,6 +56,13 @@ std::string in_lower_case(std::string text) {
 bool asks_for_nothing(const std::string& value) { return value == "False" || value == "native"; }
 
 }  // namespace
+
+void read_settings() {
+  try {
+    (void)configured_memory_fraction();
+  } catch (const std::exception&) {  // PyTorch reads them anew, and reports it, in time
+  }
+}
 
 double configured_memory_fraction() {
   return c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::per_process_memory_fraction();

@@ -10,6 +10,11 @@
 
 namespace tencache::shim {
 
+/// Makes PyTorch read the settings now. Call while its own allocator is still in place: it compares
+/// the setting `backend` with the name of the allocator that it finds. What it refuses, it refuses
+/// again when CUDA is initialised.
+void read_settings();
+
 /// The share of each GPU's memory that the settings allow; 1 where they say nothing.
 double configured_memory_fraction();
 

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 CALLS = Path(__file__).parent / "memory_calls.py"
-SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9"
+SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9,backend:native"
 
 # The calls that use each public function of torch.cuda.memory.
 MEMORY = {
