@@ -348,14 +348,16 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   }
 }
 
+// Of one pool, or while allocations are routed to pools, only their own memory goes, as with
+// PyTorch's allocator.
 void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool) {
   CudaHistory::Request request;
   if (history_.is_on()) request.context = history_.gather(CudaHistory::When::ALL);
   const CudaHistory::Scope scope(request);
   drop_released_pools(index, pool);
   device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
+  if (pool != c10::MempoolId_t{} || device_of(index).pools.is_routing()) return;
   tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
-  // The pool's memory is now the engine's, which gives back what nobody uses.
   if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
 }
 

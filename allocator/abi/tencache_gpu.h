@@ -75,7 +75,7 @@ TENCACHE_API uint64_t tencache_gpu_make_pool(tencache_gpu* gpu);
 TENCACHE_API void tencache_gpu_watch_ops(tencache_gpu* gpu);
 TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes,
                                                  void* stream, tencache_error* error);
-/* Gives the pool's free memory back to the engine. Forgets the pool if none of its memory is in
+/* Gives the pool's free memory back to the driver. Forgets the pool if none of its memory is in
  * use, and then returns 1. REQUIRES: the device is done with all memory freed in the pool, on
  * whatever streams its graphs were replayed, and nobody allocates in it any more. */
 TENCACHE_API int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool);
@@ -134,7 +134,7 @@ enum {
 typedef struct tencache_gpu_block {
   uintptr_t address;
   uint64_t bytes;
-  uint64_t requested_bytes; /* 0 where it is inactive */
+  uint64_t requested_bytes; /* of an inactive one, by whom it was freed last; 0 for a rest */
   int state;
   int is_shared; /* set by find alone: other streams use it too, so its free waits for them */
 } tencache_gpu_block;

@@ -147,7 +147,7 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t byt
 }
 
 int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
-  return gpu->device->heap().private_pools().drop(pool) ? 1 : 0;
+  return gpu->device->heap().drop_private_pool(pool) ? 1 : 0;
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {

@@ -186,6 +186,12 @@ uint64_t CudaHeap::empty_cache() {
   return frames_.trim(~uint64_t{0});
 }
 
+bool CudaHeap::drop_private_pool(uint64_t number) {
+  const PrivatePools::Dropped dropped = private_pools_->drop(number);
+  frames_.trim(dropped.bytes);
+  return dropped.is_gone;
+}
+
 void CudaHeap::set_limit(uint64_t bytes, bool is_bounded) {
   set_bounded(is_bounded);
   budget_.set_limit(bytes);

@@ -17,15 +17,15 @@ PrivatePools::PoolPtr PrivatePools::find(uint64_t number) const {
   return found == pools_.end() ? nullptr : found->second;
 }
 
-bool PrivatePools::drop(uint64_t number) {
+PrivatePools::Dropped PrivatePools::drop(uint64_t number) {
   const PoolPtr pool = find(number);
-  if (pool == nullptr) return true;
-  pool->trim(~uint64_t{0});
-  if (pool->segment_bytes() > 0) return false;
+  if (pool == nullptr) return {0, true};
+  const uint64_t bytes = pool->trim(~uint64_t{0});
+  if (pool->segment_bytes() > 0) return {bytes, false};
   MutexLock lock(mutex_);
   pools_.erase(number);
   count_.store(pools_.size(), std::memory_order_relaxed);
-  return true;
+  return {bytes, true};
 }
 
 std::vector<std::pair<uint64_t, PrivatePools::PoolPtr>> PrivatePools::all() const {

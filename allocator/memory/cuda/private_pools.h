@@ -26,6 +26,10 @@ namespace tencache {
 class PrivatePools {
  public:
   using PoolPtr = std::shared_ptr<BlockPool>;
+  struct Dropped {
+    uint64_t bytes = 0;    // of segments that went back
+    bool is_gone = false;  // so is the pool
+  };
 
   /// All of these outlive the pools.
   PrivatePools(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
@@ -35,10 +39,9 @@ class PrivatePools {
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
   /// Null when no pool has that number.
   PoolPtr find(uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// Gives the pool's free segments back, and forgets the pool if it is empty then. Returns whether
-  /// it is gone. REQUIRES: the device is done with everything that was freed in it, and nobody
-  /// allocates in it any more.
-  bool drop(uint64_t number) TENCACHE_EXCLUDES(mutex_);
+  /// Gives the pool's free segments back, and forgets the pool if it is empty then. REQUIRES: the
+  /// device is done with everything that was freed in it, and nobody allocates in it any more.
+  Dropped drop(uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
   /// All pools with their numbers. Costs one relaxed load while there are none.
   std::vector<std::pair<uint64_t, PoolPtr>> all() const TENCACHE_EXCLUDES(mutex_);

@@ -123,7 +123,7 @@ class GpuAbiTest : public ::testing::Test {
         ASSERT_EQ(block.address, at);
         at += block.bytes;
         bytes_of[block.state] += block.bytes;
-        requested_bytes += block.requested_bytes;
+        requested_bytes += block.state == TENCACHE_BLOCK_INACTIVE ? 0 : block.requested_bytes;
         count += block.state == TENCACHE_BLOCK_ALLOCATED ? 1 : 0;
       }
       last = segment.head.address + segment.head.bytes;
@@ -329,7 +329,9 @@ TEST_F(GpuAbiTest, PrivatePoolsKeepTheirMemory) {
   EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 0);  // in use
   free(small);
   free(large);
+  const uint64_t before = stats().all.device_bytes.current;
   EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);
+  EXPECT_LT(stats().all.device_bytes.current, before) << "the driver has it back";
   EXPECT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);  // already gone
   for (const Segment& segment : walk()) EXPECT_NE(segment.head.pool, pool);
   expect_agreement();
