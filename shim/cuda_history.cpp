@@ -68,7 +68,7 @@ void CudaHistory::add(c10::DeviceIndex device, Entry::Action action, uintptr_t a
   entries_[index].emplace_back(
       action, device, address, bytes, request.stream, request.pool, c10::getApproximateTime(),
       when_.load() >= When::ALLOC ? request.context : nullptr,
-      compile_contexts.empty() ? "" : compile_contexts.back(), thread_metadata);
+      compile_contexts.empty() ? "N/A" : compile_contexts.back(), thread_metadata);
   keep_last(entries_[index], entries_max_);
 }
 

@@ -47,7 +47,7 @@ void visit(void* context, const tencache_gpu_segment* seen) {
     info.requested_size = block.requested_bytes;
     info.allocated = is_allocated;
     info.active = block.state != TENCACHE_BLOCK_INACTIVE;
-    segment.requested_size += block.requested_bytes;
+    segment.requested_size += info.active ? block.requested_bytes : 0;
     segment.allocated_size += is_allocated ? block.bytes : 0;
     segment.active_size += info.active ? block.bytes : 0;
   }

@@ -82,7 +82,10 @@ def segments(pool: Any = None) -> list[Any]:
             segment["segment_type"],
             segment["stream"] == 0,
             segment["segment_pool_id"] == (0, 0),
-            [[block["size"], block["state"]] for block in segment["blocks"]],
+            [
+                [block["size"], block["requested_size"], block["state"]]
+                for block in segment["blocks"]
+            ],
         ]
         for segment in memory.memory_snapshot(pool)
     )
@@ -233,6 +236,19 @@ def private_pools() -> Any:
 
 
 @call
+def what_a_pool_leaves_in_the_cache() -> Any:
+    empty(30 * MIB)  # freed and kept
+    pool = memory.MemPool()
+    with memory.use_mem_pool(pool):
+        empty(11 * MIB)
+        memory.empty_cache()
+        reserved = [memory.memory_reserved()]
+    del pool
+    gc.collect()
+    return [*reserved, memory.memory_reserved()]
+
+
+@call
 def pools_of_other_kinds() -> Any:
     def allocate(**options: bool) -> None:
         pool = memory.MemPool(**options)
@@ -246,7 +262,10 @@ def entries(snapshot: dict[str, Any]) -> list[Any]:
     (device,) = (trace for trace in snapshot["device_traces"] if trace)
     names = {"segment_alloc", "segment_free", "alloc", "free_requested", "free_completed", "oom"}
     return [
-        [entry["action"], entry["size"], entry["stream"] == 0, entry.get("user_metadata", "")]
+        [
+            *(entry["action"], entry["size"], entry["stream"] == 0),
+            *(entry.get("user_metadata", ""), entry["compile_context"]),
+        ]
         for entry in device
         if entry["action"] in names
     ]

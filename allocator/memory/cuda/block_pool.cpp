@@ -309,7 +309,9 @@ std::vector<SegmentView> BlockPool::segments() const {
   for (const auto& [address, block] : table_.blocks()) {
     // Both lists ascend by address, and every block is in a segment.
     while (views[at].address + views[at].bytes <= address) ++at;
-    views[at].blocks.push_back({address, block->bytes, block->requested_bytes,
+    const bool is_free = block->state == BlockState::kFree;
+    views[at].blocks.push_back({address, block->bytes,
+                                is_free ? block->last_requested_bytes : block->requested_bytes,
                                 block->segment->owner | block->users, block->state});
   }
   return views;

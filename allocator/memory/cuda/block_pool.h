@@ -49,7 +49,7 @@ namespace tencache {
 struct BlockView {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // 0 unless it is active or waits
+  uint64_t requested_bytes = 0;  // of a free one, by whom it was freed last; 0 for a rest
   StreamSet streams = 0;         // the owner, and while active all streams that were noted for it
   BlockState state = BlockState::kFree;
 };

@@ -68,6 +68,7 @@ Block* BlockTable::new_block(CUdeviceptr address, uint64_t bytes, Segment* segme
   block->address = address;
   block->bytes = bytes;
   block->requested_bytes = 0;
+  block->last_requested_bytes = 0;
   block->users = 0;
   block->state = BlockState::kWaiting;
   block->segment = segment;
@@ -152,7 +153,7 @@ void BlockTable::retire(Block* block) {
 
 void BlockTable::release(Block* block) {
   TENCACHE_DCHECK(block->state == BlockState::kWaiting);
-  block->requested_bytes = 0;
+  block->last_requested_bytes = std::exchange(block->requested_bytes, 0);
   const auto next = std::next(block->place);
   if (next != blocks_.end()) {
     Block* const behind = next->second;
@@ -167,6 +168,7 @@ void BlockTable::release(Block* block) {
     if (before->segment == block->segment && before->state == BlockState::kFree) {
       leave_free(before);
       before->bytes += block->bytes;
+      before->last_requested_bytes = block->last_requested_bytes;
       drop_block(block);
       block = before;
     }

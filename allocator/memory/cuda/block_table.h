@@ -72,8 +72,9 @@ using BlocksByAddress = std::map<CUdeviceptr, Block*>;
 struct Block {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // 0 unless it is the program's, or was and still waits
-  StreamSet users = 0;           // streams noted for it, besides the owner; 0 unless active
+  uint64_t requested_bytes = 0;       // 0 unless it is the program's, or was and still waits
+  uint64_t last_requested_bytes = 0;  // while free: by whom it was freed last; 0 for a rest
+  StreamSet users = 0;                // streams noted for it, besides the owner; 0 unless active
   BlockState state = BlockState::kFree;
   Segment* segment = nullptr;
   // Its place in each tree while it is there, else the node to insert one with. It is in the tree

@@ -96,7 +96,7 @@ std::vector<SegmentView> CudaHeapView::segments() const {
       BlockView block;
       block.address = extent.device_address();
       block.bytes = is_used ? extent.block_bytes() : extent.bytes;
-      block.requested_bytes = is_used ? extent.requested_bytes.load(std::memory_order_relaxed) : 0;
+      block.requested_bytes = extent.requested_bytes.load(std::memory_order_relaxed);
       block.streams = extent.used_by.load(std::memory_order_relaxed);
       block.state = is_active ? BlockState::kActive
                     : waits   ? BlockState::kWaiting
