@@ -57,10 +57,12 @@ bool asks_for_nothing(const std::string& value) { return value == "False" || val
 
 }  // namespace
 
-void read_settings() {
+bool read_settings() {
   try {
     (void)configured_memory_fraction();
-  } catch (const std::exception&) {  // PyTorch reads them anew, and reports it, in time
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

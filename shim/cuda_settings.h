@@ -11,9 +11,9 @@
 namespace tencache::shim {
 
 /// Makes PyTorch read the settings now. Call while its own allocator is still in place: it compares
-/// the setting `backend` with the name of the allocator that it finds. What it refuses, it refuses
-/// again when CUDA is initialised.
-void read_settings();
+/// the setting `backend` with the name of the allocator that it finds. False where it refuses them;
+/// it does so again, with an error for the program, when CUDA is initialised.
+bool read_settings();
 
 /// The share of each GPU's memory that the settings allow; 1 where they say nothing.
 double configured_memory_fraction();
