@@ -49,8 +49,8 @@ void CudaAllocator::init(int device_count) {
   TORCH_CHECK(device_count >= 0 && device_count <= C10_COMPILE_TIME_MAX_GPUS,
               "This PyTorch knows at most ", C10_COMPILE_TIME_MAX_GPUS, " GPUs, and there are ",
               device_count, ".");
+  const double fraction = configured_memory_fraction();  // first, since it may throw
   if (device_count_.exchange(std::max(device_count, device_count_.load())) > 0) return;
-  const double fraction = configured_memory_fraction();
   {
     const std::lock_guard lock(mutex_);
     for (Device& device : devices_) device.fraction = fraction;
@@ -348,17 +348,18 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   }
 }
 
-// Of one pool, or while allocations are routed to pools, only their own memory goes, as with
-// PyTorch's allocator.
+// As with PyTorch's allocator, the common cache stays where one pool is named, and while
+// allocations are routed to a pool.
 void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool) {
   CudaHistory::Request request;
   if (history_.is_on()) request.context = history_.gather(CudaHistory::When::ALL);
   const CudaHistory::Scope scope(request);
-  drop_released_pools(index, pool);
-  device_of(index).flush_count.fetch_add(1, std::memory_order_relaxed);
-  if (pool != c10::MempoolId_t{} || device_of(index).pools.is_routing()) return;
-  tencache_gpu* const gpu = device_of(index).gpu.load(std::memory_order_acquire);
-  if (gpu != nullptr) tencache_gpu_empty_cache(gpu);
+  const bool has_dropped = drop_released_pools(index, pool);
+  Device& device = device_of(index);
+  const bool is_common = pool == c10::MempoolId_t{} && !device.pools.is_routing();
+  if (has_dropped || is_common) device.flush_count.fetch_add(1, std::memory_order_relaxed);
+  tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
+  if (gpu != nullptr && is_common) tencache_gpu_empty_cache(gpu);
 }
 
 void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) const {

@@ -64,7 +64,7 @@ void install_pinned_door(PinnedAllocator& allocator) {
 
 void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls) {
   install_stream_callback(calls);
-  (void)read_settings();
+  read_settings_with_backend();
   cuda_api::CUDAAllocator* const present = cuda_api::allocator.load();
   const bool is_initialized = present != nullptr && present->initialized();
   cuda_api::allocator.store(&allocator);

@@ -9,6 +9,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 
 namespace tencache::shim {
 namespace {
@@ -41,6 +42,11 @@ std::string reason_for(const std::string& key) {
   return found != kIgnored.end() ? found->reason : "tencache does not know it";
 }
 
+constexpr std::array kSettingsVariables = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
+// Why PyTorch refused the settings when they were read early; null if it did not. Written before
+// the allocator is in place, and never again.
+std::exception_ptr refusal;
+
 constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
                                                "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"};
 // As the process groups parse it; they refuse what is neither yes nor no.
@@ -57,16 +63,21 @@ bool asks_for_nothing(const std::string& value) { return value == "False" || val
 
 }  // namespace
 
-bool read_settings() {
+void read_settings_with_backend() {
+  const bool names_backend = std::ranges::any_of(kSettingsVariables, [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && std::string_view(value).find("backend") != std::string_view::npos;
+  });
+  if (!names_backend) return;
   try {
     (void)configured_memory_fraction();
-    return true;
-  } catch (const std::exception&) {
-    return false;
+  } catch (...) {
+    refusal = std::current_exception();
   }
 }
 
 double configured_memory_fraction() {
+  if (refusal != nullptr) std::rethrow_exception(refusal);
   return c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::per_process_memory_fraction();
 }
 

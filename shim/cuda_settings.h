@@ -10,12 +10,13 @@
 
 namespace tencache::shim {
 
-/// Makes PyTorch read the settings now. Call while its own allocator is still in place: it compares
-/// the setting `backend` with the name of the allocator that it finds. False where it refuses them;
-/// it does so again, with an error for the program, when CUDA is initialised.
-bool read_settings();
+/// Call while PyTorch's own allocator is still in place. Where the settings name a `backend`, this
+/// makes PyTorch read them: it compares that with the name of the allocator that it finds. Else it
+/// reads them when it first needs them, which is later.
+void read_settings_with_backend();
 
-/// The share of each GPU's memory that the settings allow; 1 where they say nothing.
+/// The share of each GPU's memory that the settings allow; 1 where they say nothing. Throws what
+/// PyTorch throws at settings that it refuses.
 double configured_memory_fraction();
 
 /// Names the settings that have no effect, and why; empty if all have one. `settings` is as in

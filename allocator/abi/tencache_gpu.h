@@ -134,7 +134,7 @@ enum {
 typedef struct tencache_gpu_block {
   uintptr_t address;
   uint64_t bytes;
-  uint64_t requested_bytes; /* of an inactive one, by whom it was freed last; 0 for a rest */
+  uint64_t requested_bytes; /* while inactive: of the one freed last in or around it; 0: none */
   int state;
   int is_shared; /* set by find alone: other streams use it too, so its free waits for them */
 } tencache_gpu_block;

@@ -388,9 +388,11 @@ def streams() -> Any:
     torch.cuda.current_stream().wait_event(event)
     results += [float(tensor.sum()), event.query(), side.query()]
     first = side.record_event(torch.cuda.Event(enable_timing=True))
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1000)
     second = side.record_event(torch.cuda.Event(enable_timing=True))
     second.synchronize()
-    results.append(first.elapsed_time(second) >= 0)
+    results.append(first.elapsed_time(second) > 0)
     outside = torch.cuda.ExternalStream(side.cuda_stream)
     results += [outside == side, torch.cuda.default_stream().cuda_stream]
     torch.cuda.set_stream(side)

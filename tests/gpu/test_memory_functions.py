@@ -191,3 +191,36 @@ def test_settings_without_effect_are_named_once(results: dict[str, Any]) -> None
     assert results["stderr"].count("tencache ignores these settings") == 1, results["stderr"]
     assert "garbage_collection_threshold" in results["stderr"]
     assert "per_process_memory_fraction (" not in results["stderr"]
+
+
+def output_with_settings(early: str, late: str) -> str:
+    """What a program says whose settings are `early` before `import torch` and `late` after it."""
+    program = f"""
+import os
+import torch
+os.environ["PYTORCH_ALLOC_CONF"] = {late!r}
+try:
+    torch.cuda.init()
+    print(torch.cuda.get_per_process_memory_fraction(0))
+except ValueError as error:
+    print(error)
+"""
+    variables = {k: v for k, v in os.environ.items() if k != "PYTORCH_CUDA_ALLOC_CONF"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**variables, **SWITCH, "PYTORCH_ALLOC_CONF": early},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_settings_are_read_when_cuda_starts() -> None:
+    assert output_with_settings("", "per_process_memory_fraction:0.5") == "0.5"
+
+
+def test_a_wrong_setting_is_named_whatever_stands_before_it() -> None:
+    settings = "backend:native,max_splt_size_mb:1"
+    assert "max_splt_size_mb" in output_with_settings(settings, settings)

@@ -58,9 +58,8 @@ Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
                  static_cast<unsigned long long>(bytes));
   TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
                  static_cast<unsigned long long>(stream));
-  const size_t waiting = waiting_.size();
-  if (waiting > 0) [[unlikely]] {
-    poll_in_turn(waiting);
+  if (waiting_.is_turn()) [[unlikely]] {
+    poll(Patience::kNone);
   }
   const Block* block = take(bytes, stream);
   if (block == nullptr) [[unlikely]] {
@@ -161,12 +160,6 @@ bool BlockPool::poll(Patience patience) {
     MutexLock lock(mutex_);
     for (Block* block : over) release(block);
   });
-}
-
-TENCACHE_SLOW void BlockPool::poll_in_turn(size_t waiting) {
-  if (allocations_.fetch_add(1, std::memory_order_relaxed) + 1 < waiting) return;
-  allocations_.store(0, std::memory_order_relaxed);
-  poll(Patience::kNone);
 }
 
 // Makes a wholly free segment of another stream this stream's; false when none can be had. The

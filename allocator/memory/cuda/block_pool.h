@@ -16,20 +16,18 @@
 // its streams, and are idle once they are free.
 //
 // If a mark cannot be made, because a stream captures a graph or the driver refuses, only time is
-// lost: the block waits, and the mark is tried again when memory is short. What a captured graph
+// lost: the block waits, and the mark is tried again with the next poll. What a captured graph
 // uses must not be freed before the graph is gone; the pool does not know of graphs.
 //
 // Hot path: allocate() and free() of a block of the same stream cost one lock each and a few steps
-// in balanced trees. They allocate no memory and do not call the driver. Where n blocks wait, every
-// nth allocation looks at them, so that they are used again soon and an allocation pays for one.
+// in balanced trees. They allocate no memory and do not call the driver. Where blocks wait, some
+// allocations poll (StreamQuarantine::is_turn).
 //
 // Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the
 // source. A block that a thread works on without the lock is claimed: it is waiting, and in no
 // list.
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -49,7 +47,7 @@ namespace tencache {
 struct BlockView {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // of a free one, by whom it was freed last; 0 for a rest
+  uint64_t requested_bytes = 0;  // while free: of the block freed last in or around it; 0: none
   StreamSet streams = 0;         // the owner, and while active all streams that were noted for it
   BlockState state = BlockState::kFree;
 };
@@ -129,7 +127,6 @@ class BlockPool {
   // The streams to wait for before a block is free, when `users` used it besides its owner.
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
   bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
-  void poll_in_turn(size_t waiting) TENCACHE_EXCLUDES(mutex_);
   bool adopt(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
   uint64_t give_back(const std::vector<Block*>& claimed, StreamSet* refused)
       TENCACHE_EXCLUDES(mutex_);
@@ -139,8 +136,6 @@ class BlockPool {
   SegmentSource& source_;
   ProgramUse& use_;
   StreamQuarantine<Block*> waiting_{"GPU memory", OnFailure::kKeep};
-  // Since the last poll in turn. Relaxed: a poll more or less does no harm.
-  std::atomic<size_t> allocations_ = 0;
 
   mutable Mutex mutex_;
   BlockTable table_ TENCACHE_GUARDED_BY(mutex_);

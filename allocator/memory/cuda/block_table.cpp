@@ -132,6 +132,7 @@ Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
 void BlockTable::split(Block* block, uint64_t bytes) {
   Block* const rest = new_block(block->address + bytes, block->bytes - bytes, block->segment,
                                 std::next(block->place));
+  rest->last_requested_bytes = block->last_requested_bytes;
   block->bytes = bytes;
   enter_free(rest);
 }
@@ -153,7 +154,10 @@ void BlockTable::retire(Block* block) {
 
 void BlockTable::release(Block* block) {
   TENCACHE_DCHECK(block->state == BlockState::kWaiting);
-  block->last_requested_bytes = std::exchange(block->requested_bytes, 0);
+  // A block that was only claimed keeps what it knows.
+  if (block->requested_bytes > 0) {
+    block->last_requested_bytes = std::exchange(block->requested_bytes, 0);
+  }
   const auto next = std::next(block->place);
   if (next != blocks_.end()) {
     Block* const behind = next->second;

@@ -73,7 +73,7 @@ struct Block {
   CUdeviceptr address = 0;
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;       // 0 unless it is the program's, or was and still waits
-  uint64_t last_requested_bytes = 0;  // while free: by whom it was freed last; 0 for a rest
+  uint64_t last_requested_bytes = 0;  // of the block freed last in it or around it; 0: none
   StreamSet users = 0;                // streams noted for it, besides the owner; 0 unless active
   BlockState state = BlockState::kFree;
   Segment* segment = nullptr;

@@ -77,6 +77,9 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
   if (is_in_debt()) [[unlikely]] {
     TENCACHE_RETURN_IF_ERROR(pay_debt(bytes));
   }
+  if (waiting_.is_turn()) [[unlikely]] {
+    poll_waiting(Patience::kNone);
+  }
   if (bytes < extent_min_bytes_) return allocate_small(bytes, stream);
   const uint64_t rounded = round_up(bytes, granularity_);
   if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);

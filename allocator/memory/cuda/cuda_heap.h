@@ -87,8 +87,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
   PrivatePools& private_pools() { return *private_pools_; }
-  /// As PrivatePools::drop(), and as many bytes go back to the driver. Returns whether the pool is
-  /// gone.
+  /// As PrivatePools::drop(), and at least as many bytes of free handles go back to the driver.
+  /// Returns whether the pool is gone.
   bool drop_private_pool(uint64_t number);
   uint64_t empty_cache() override;
 

@@ -176,9 +176,7 @@ CudaExtent* CudaHeap::cut_cached(uint64_t requested_bytes, uint64_t bytes, Strea
 
 // `free_number` is that of the extent that it was a part of.
 void CudaHeap::cache_rest(CUdeviceptr address, Frame frame, StreamSet home, uint64_t free_number) {
-  const uint64_t bytes = frame.bytes;
-  CudaExtent* extent =
-      begin_extent(reinterpret_cast<char*>(address), std::move(frame), bytes, home);
+  CudaExtent* extent = begin_extent(reinterpret_cast<char*>(address), std::move(frame), 0, home);
   extent->free_number = free_number;
   (void)extent->retire();
   MutexLock lock(mutex_);

@@ -109,8 +109,16 @@ class StreamQuarantine {
     return any_over || has_waited;
   }
 
-  /// How many items wait; may be wrong for a moment.
-  size_t size() const { return size_.load(std::memory_order_relaxed); }
+  /// Call with each allocation. Where n items wait, it is time for a poll at every nth call: what
+  /// is over is used again soon, and an allocation pays for a look at one item.
+  bool is_turn() {
+    const size_t waiting = size_.load(std::memory_order_relaxed);
+    if (waiting == 0) [[likely]]
+      return false;
+    if (calls_.fetch_add(1, std::memory_order_relaxed) + 1 < waiting) return false;
+    calls_.store(0, std::memory_order_relaxed);
+    return true;
+  }
 
   /// Calls `visit(const Item&)` for every waiting item that no thread is polling at this moment.
   template <typename Visit>
@@ -210,7 +218,10 @@ class StreamQuarantine {
   const char* const what_;
   const OnFailure on_failure_;
   std::atomic<bool> has_warned_ = false;  // relaxed: it only makes one thread warn
-  std::atomic<size_t> size_ = 0;          // of entries_, and what a thread has taken out to poll
+  // Relaxed, since a poll more or less does no harm: how many items wait, those that a thread looks
+  // at included, and how often is_turn() was called while some did.
+  std::atomic<size_t> size_ = 0;
+  std::atomic<size_t> calls_ = 0;
 
   mutable Mutex mutex_;
   CondVar has_polled_;
