@@ -134,7 +134,7 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 
 // The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
 // failing disk is to blame -> evict also what no op has named, oldest first -> an error if the
-// program has set a bound -> go over the budget.
+// program has set a bound or the device holds no more -> go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
   while (drop_cached(bytes) > 0) {
@@ -155,6 +155,10 @@ Status Heap::climb(const WantedRoom& wanted, Status* reason) {
     return out_of_memory(wanted, {StatusCode::kOutOfMemory,
                                   "The program allows itself no more of the GPU's memory "
                                   "(torch.cuda.set_per_process_memory_fraction)."});
+  }
+  const uint64_t used = budget_.used();
+  if (used - std::min(used, others_bytes()) + bytes > device_bytes_max()) {
+    return beyond_device(wanted);
   }
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
@@ -198,6 +202,17 @@ Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const
             option_bytes(would_do) + ".";
   }
   return Status(StatusCode::kOutOfMemory, std::move(text));
+}
+
+Status Heap::beyond_device(const WantedRoom& wanted) const {
+  const std::string op = room_maker_->current_op();
+  return Status(StatusCode::kOutOfMemory,
+                "tencache ran out of memory. Tried to allocate " +
+                    format_bytes(wanted.requested_bytes) + (op.empty() ? "" : " in " + op) +
+                    " with " + format_bytes(live_bytes()) +
+                    " in use, which cannot leave: no op "
+                    "has used it yet, or one is using it. The GPU has " +
+                    format_bytes(device_bytes_max()) + " in all; use less of it at once.");
 }
 
 Status Heap::never_fits(uint64_t requested_bytes, uint64_t bytes_max) const {

@@ -190,6 +190,8 @@ class Heap {
     RoomMaker& room_maker_;
   };
 
+  /// What the device holds at most, however far the budget is exceeded.
+  virtual uint64_t device_bytes_max() const { return ~uint64_t{0}; }
   /// Whether tensors may leave by now.
   bool is_armed() const { return room_maker_->is_armed(); }
   /// Whether cold bytes stay usable for code that passes no gate.
@@ -247,6 +249,7 @@ class Heap {
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
+  Status beyond_device(const WantedRoom& wanted) const;
 
   RoomMaker* room_maker_ = nullptr;
   LivePeak live_peak_;

@@ -134,6 +134,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, home
 
   bool is_cold_usable() const override { return false; }
+  uint64_t device_bytes_max() const override { return total_bytes_; }
 
   void tell(HeapEvent event, CUdeviceptr address, uint64_t bytes) {
     HeapObserver* const observer = observer_.load(std::memory_order_acquire);

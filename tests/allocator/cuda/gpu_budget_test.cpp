@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
@@ -69,6 +70,23 @@ TEST_F(GpuBudgetTest, GpuThatOthersUseIsSpilledEarlier) {
   EXPECT_EQ(engine_->device().view().figures().others_bytes, 16 * kMiB);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
   EXPECT_LE(engine_->stats().peak_live_bytes, 36 * kMiB) << "what others use is not the program's";
+}
+
+// What no op has used cannot leave. The budget is exceeded for it, but not by what no GPU holds.
+TEST_F(GpuBudgetTest, WhatTheGpuCannotHoldIsRefusedBeforeTheBudgetIsExceeded) {
+  start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
+        {.capacity_bytes = 64 * kMiB});
+  allocated_.push_back(engine_->allocate(40 * kMiB, stream_));
+  CudaHeap& heap = engine_->device().heap();
+  const StreamSet stream = engine_->device().streams().set_of(stream_);
+  const Status refused = heap.allocate(40 * kMiB, stream).status();
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(refused.message().find("with 40.0 MiB in use, which cannot leave"), std::string::npos)
+      << refused.message();
+  EXPECT_NE(refused.message().find("The GPU has 64.0 MiB in all"), std::string::npos);
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+  allocated_.push_back(engine_->allocate(20 * kMiB, stream_));
+  EXPECT_EQ(engine_->stats().over_budget_events, 1u);
 }
 
 // A plan keeps to what others leave.
