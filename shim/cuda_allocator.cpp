@@ -348,8 +348,8 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   }
 }
 
-// As with PyTorch's allocator, the common cache stays where one pool is named, and while
-// allocations are routed to a pool.
+// The common cache stays where one pool is named, as with PyTorch's allocator, and while
+// allocations are routed to a pool: that may be a graph capture.
 void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool) {
   CudaHistory::Request request;
   if (history_.is_on()) request.context = history_.gather(CudaHistory::When::ALL);

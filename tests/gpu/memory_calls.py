@@ -241,11 +241,20 @@ def what_a_pool_leaves_in_the_cache() -> Any:
     pool = memory.MemPool()
     with memory.use_mem_pool(pool):
         empty(11 * MIB)
-        memory.empty_cache()
-        reserved = [memory.memory_reserved()]
+    reserved = [memory.memory_reserved()]
     del pool
     gc.collect()
     return [*reserved, memory.memory_reserved()]
+
+
+@call
+def emptied_within_a_pool() -> Any:
+    empty(30 * MIB)
+    pool = memory.MemPool()
+    with memory.use_mem_pool(pool):
+        empty(11 * MIB)
+        memory.empty_cache()
+        return memory.memory_reserved()
 
 
 @call

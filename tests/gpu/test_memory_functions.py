@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 CALLS = Path(__file__).parent / "memory_calls.py"
+MIB = 1 << 20
 SETTINGS = "per_process_memory_fraction:0.75,garbage_collection_threshold:0.9,backend:native"
 
 # The calls that use each public function of torch.cuda.memory.
@@ -90,7 +91,7 @@ def refuses(*features: str) -> Callable[[Any, Any], bool]:
 DIFFERENCES = {
     "figures_of_middling_sizes": Difference(
         "from 2 MiB on a tensor has memory of its own, of exactly its size in units of 2 MiB",
-        lambda _, ours: ours[1]["reserved_bytes.all.current"] == 10 << 20,
+        lambda _, ours: ours[1]["reserved_bytes.all.current"] == 10 * MIB,
     ),
     "backend": Difference("tencache's name", lambda _, ours: ours == "tencache"),
     "caching_off": Difference("freed memory is kept", refuses("switching caching off")),
@@ -98,13 +99,17 @@ DIFFERENCES = {
         "pools of one kind only",
         refuses("MemPool(use_on_oom=True)", "MemPool(no_split=True)"),
     ),
+    "emptied_within_a_pool": Difference(
+        "the common cache stays, as with torch 2.11; with 2.15's own allocator it goes",
+        lambda _, ours: ours == 30 * MIB + 12 * MIB,
+    ),
     "pinned_and_freed": Difference(
         "freed memory is not active; PyTorch's own stays active for ever if no stream used it",
         lambda _, ours: ours == 0,
     ),
     "pinned_bytes_that_are_mapped": Difference(
         "pieces of at least 2 MiB are pinned, and blocks of exact sizes cut from them",
-        lambda _, ours: 0 < ours[1] <= 2 << 20,
+        lambda _, ours: 0 < ours[1] <= 2 * MIB,
     ),
 }
 
