@@ -162,6 +162,7 @@ def table() -> Table:
     # keeps a traceback for absent kinds of devices. Both would take most of the time.
     with (
         patch("torch.testing._internal.common_utils.extract_test_fn", return_value=None),
+        patch("torch.testing._internal.opinfo.core.extract_test_fn", return_value=None),
         patch.object(torch.xpu, "manual_seed_all"),
         patch.object(torch.mtia, "manual_seed_all"),
         warnings.catch_warnings(),
