@@ -187,14 +187,19 @@ void* CudaAllocator::malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cud
 }
 
 void* CudaAllocator::malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
-  CudaHistory::Request request = {stream, {0, 0}, history_.gather(CudaHistory::When::STATE)};
+  const CudaHistory::Request request = {stream, {0, 0}, history_.gather(CudaHistory::When::STATE)};
   const CudaHistory::Scope scope(request);
   void* const address = malloc_unrecorded(index, bytes, stream);
+  note_allocation(index, address, request);
+  return address;
+}
+
+void CudaAllocator::note_allocation(c10::DeviceIndex index, const void* address,
+                                    CudaHistory::Request request) {
   tencache_gpu_block block = {};
   if (find_recorded(index, address, &block, &request)) {
     history_.note_allocation(index, block, request);
   }
-  return address;
 }
 
 // Finds the allocation that contains the address, and the request that made it.

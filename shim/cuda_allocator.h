@@ -169,6 +169,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   static void note_core_event(void* device, int event, uintptr_t address, uint64_t bytes);
   bool find_recorded(c10::DeviceIndex index, const void* address, tencache_gpu_block* block,
                      CudaHistory::Request* request);
+  void note_allocation(c10::DeviceIndex index, const void* address, CudaHistory::Request request);
   void note_free(c10::DeviceIndex index, const void* address);
   void snapshot_of(c10::DeviceIndex index, const c10::MempoolId_t& pool,
                    cuda_api::SnapshotInfo* info);

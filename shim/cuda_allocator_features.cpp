@@ -60,23 +60,35 @@ void CudaAllocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) {
 
 bool CudaAllocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
                                              const std::unordered_set<void*>& expected) {
-  return device_of(device).pools.is_alive_exactly(pool, expected);
+  return device_of(device).pools.alive_in(pool) == expected;
 }
 
-std::shared_ptr<cuda_api::AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex,
-                                                                            c10::MempoolId_t) {
-  throw_unsupported("checkpoints of a private pool (CUDA graph trees)",
-                    "its blocks cannot be put back to where they were.",
-                    "Set torch._inductor.config.triton.cudagraph_trees = False, or compile in "
-                    "another mode than reduce-overhead.");
+std::shared_ptr<cuda_api::AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex device,
+                                                                            c10::MempoolId_t pool) {
+  return device_of(device).pools.state_of(gpu_of(device), pool);
 }
 
+// Nobody calls raw_delete() for what is freed here: the caller takes the deleters of the tensors
+// there away, and gives those that live on the new pointers.
 cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
-    c10::DeviceIndex, std::shared_ptr<cuda_api::AllocatorState>) {
-  throw_unsupported("checkpoints of a private pool (CUDA graph trees)",
-                    "its blocks cannot be put back to where they were.",
-                    "Set torch._inductor.config.triton.cudagraph_trees = False, or compile in "
-                    "another mode than reduce-overhead.");
+    c10::DeviceIndex device, std::shared_ptr<cuda_api::AllocatorState> state) {
+  const auto wanted = std::dynamic_pointer_cast<CudaPoolState>(state);
+  TORCH_CHECK(wanted != nullptr, "The state of the private pool was not made by tencache.");
+  CudaPools& pools = device_of(device).pools;
+  if (history_.is_on()) {
+    for (void* address : pools.alive_in(wanted->pool())) note_free(device, address);
+  }
+  const CudaPools::Restored restored = pools.restore(gpu_of(device), *wanted);
+  cuda_api::CheckpointDelta delta;
+  delta.ptrs_freed = restored.freed;
+  for (void* address : restored.allocated) {
+    if (history_.is_on()) {
+      note_allocation(device, address, {nullptr, {0, 0}, history_.gather(CudaHistory::When::ALL)});
+    }
+    delta.dataptrs_allocd.emplace_back(address, address, &delete_raw,
+                                       c10::Device(c10::DeviceType::CUDA, device));
+  }
+  return delta;
 }
 
 // Other processes and GPUs.

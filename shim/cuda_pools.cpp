@@ -96,16 +96,23 @@ bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, v
   const std::lock_guard lock(mutex_);
   Pool& chosen = pool(wanted->id);
   --chosen.allocating_count;
-  if (*address == nullptr) return true;
-  chosen.alive.insert(*address);
-  pool_of_.emplace(*address, wanted->id);
-  alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
+  if (*address != nullptr) enter(*address, wanted->id);
   return true;
+}
+
+void CudaPools::enter(void* address, const Id& id) {
+  pool(id).alive.insert(address);
+  pool_of_.emplace(address, id);
+  alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
 }
 
 void CudaPools::note_free(void* address) {
   if (alive_count_.load(std::memory_order_relaxed) == 0) return;
   const std::lock_guard lock(mutex_);
+  leave(address);
+}
+
+void CudaPools::leave(void* address) {
   const auto found = pool_of_.find(address);
   if (found == pool_of_.end()) return;
   // If the core has dropped the pool meanwhile, nothing in it was alive.
@@ -113,6 +120,33 @@ void CudaPools::note_free(void* address) {
     of->second.alive.erase(address);
   pool_of_.erase(found);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
+}
+
+std::shared_ptr<CudaPoolState> CudaPools::state_of(tencache_gpu* gpu, const Id& id) const {
+  const std::lock_guard lock(mutex_);
+  const Pool& of = pool(id);
+  TORCH_CHECK(of.user_count > 0, "The private pool (", id.first, ", ", id.second,
+              ") was released, so its memory may go at any time.");
+  return std::make_shared<CudaPoolState>(id, tencache_gpu_pool_state_of(gpu, of.number));
+}
+
+CudaPools::Restored CudaPools::restore(tencache_gpu* gpu, const CudaPoolState& state) {
+  const Id& id = state.pool();
+  TORCH_CHECK(user_count(id) > 0, "The private pool (", id.first, ", ", id.second,
+              ") was released, so it cannot be put back to an earlier state.");
+  Restored restored;
+  const auto note = [](void* context, int is_allocated, void* address) {
+    auto* const to = static_cast<Restored*>(context);
+    (is_allocated != 0 ? to->allocated : to->freed).push_back(address);
+  };
+  tencache_error error = {};
+  const int code = tencache_gpu_restore_pool(gpu, state.state(), note, &restored, &error);
+  TORCH_CHECK(code == TENCACHE_OK, "The private pool (", id.first, ", ", id.second,
+              ") cannot be put back to an earlier state. ", error.message);
+  const std::lock_guard lock(mutex_);
+  for (void* address : restored.freed) leave(address);
+  for (void* address : restored.allocated) enter(address, id);
+  return restored;
 }
 
 bool CudaPools::has_released() const {
@@ -143,9 +177,9 @@ void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
   has_dropped_.notify_all();
 }
 
-bool CudaPools::is_alive_exactly(const Id& id, const std::unordered_set<void*>& expected) const {
+std::unordered_set<void*> CudaPools::alive_in(const Id& id) const {
   const std::lock_guard lock(mutex_);
-  return pool(id).alive == expected;
+  return pool(id).alive;
 }
 
 CudaPools::Id CudaPools::id_of(uint64_t number) const {

@@ -5,7 +5,7 @@
 // allocations are routed to a pool, a filter says which streams are meant. A pool without users is
 // released: live memory in it stays, and the rest goes back when the cache is emptied or memory
 // runs out. Before that the device is waited for, because graphs that were replayed on any stream
-// may still use it.
+// may still use it. PyTorch's trees of CUDA graphs put a pool back to an earlier state.
 //
 // Threads: any. mutex_ is held for bookkeeping only; filters are called, and memory is allocated
 // and given back, without it.
@@ -28,6 +28,22 @@
 #include "abi/tencache_gpu.h"
 
 namespace tencache::shim {
+
+/// What was in use of a pool at one moment.
+class CudaPoolState final : public c10::cuda::CUDACachingAllocator::AllocatorState {
+ public:
+  CudaPoolState(const c10::MempoolId_t& pool, tencache_gpu_pool_state* state)
+      : pool_(pool), state_(state) {}
+  const c10::MempoolId_t& pool() const { return pool_; }
+  const tencache_gpu_pool_state* state() const { return state_.get(); }
+
+ private:
+  struct Delete {
+    void operator()(tencache_gpu_pool_state* state) const { tencache_gpu_delete_pool_state(state); }
+  };
+  const c10::MempoolId_t pool_;
+  const std::unique_ptr<tencache_gpu_pool_state, Delete> state_;
+};
 
 class CudaPools {
  public:
@@ -53,13 +69,23 @@ class CudaPools {
   /// Call for every free; costs one relaxed load while no pool has an allocation.
   void note_free(void* address);
 
+  /// What is in use of a pool, which must have a user.
+  std::shared_ptr<CudaPoolState> state_of(tencache_gpu* gpu, const Id& id) const;
+  struct Restored {
+    std::vector<void*> freed;
+    std::vector<void*> allocated;  // an address may be in both
+  };
+  /// As tencache_gpu_restore_pool(); an error if the pool has no user. REQUIRES: the same of the
+  /// caller.
+  Restored restore(tencache_gpu* gpu, const CudaPoolState& state);
+
   bool has_released() const;
   /// Gives back free memory of released pools: of all, or of the one with that id. REQUIRES: the
   /// device was waited for since the pools were released.
   void drop_released(tencache_gpu* gpu, const Id& only);
 
-  /// Whether exactly these allocations of the pool are alive.
-  bool is_alive_exactly(const Id& id, const std::unordered_set<void*>& expected) const;
+  /// The pool's allocations that are alive.
+  std::unordered_set<void*> alive_in(const Id& id) const;
   /// PyTorch's id of a pool of the core; {0, 0} for none.
   Id id_of(uint64_t number) const;
 
@@ -81,7 +107,9 @@ class CudaPools {
   }
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
-  bool is_dropping(const Id& id) const;  // these three REQUIRE that mutex_ is held
+  bool is_dropping(const Id& id) const;  // these five REQUIRE that mutex_ is held
+  void enter(void* address, const Id& id);
+  void leave(void* address);
 
   std::atomic<size_t> route_count_{0};  // this and the next: written with mutex_ held
   std::atomic<size_t> alive_count_{0};

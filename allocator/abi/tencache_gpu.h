@@ -75,6 +75,20 @@ TENCACHE_API uint64_t tencache_gpu_make_pool(tencache_gpu* gpu);
 TENCACHE_API void tencache_gpu_watch_ops(tencache_gpu* gpu);
 TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes,
                                                  void* stream, tencache_error* error);
+/* What is in use of the pool now, to which tencache_gpu_restore_pool() puts it back. Never NULL;
+ * the caller deletes it. REQUIRES: the pool exists. */
+typedef struct tencache_gpu_pool_state tencache_gpu_pool_state;
+TENCACHE_API tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* gpu, uint64_t pool);
+TENCACHE_API void tencache_gpu_delete_pool_state(tencache_gpu_pool_state* state);
+/* Frees what is in use of the pool, and allocates again, at the same addresses, what was in use in
+ * that state. Calls `note` for each address on this thread: first for all that were freed, then for
+ * all that are in use now; one may be among both. Returns 0, or an error code, and has changed
+ * nothing then. REQUIRES: no other thread uses the pool meanwhile, and what is freed here is not
+ * freed otherwise. */
+TENCACHE_API int tencache_gpu_restore_pool(tencache_gpu* gpu, const tencache_gpu_pool_state* state,
+                                           void (*note)(void* context, int is_allocated,
+                                                        void* address),
+                                           void* context, tencache_error* error);
 /* Gives the pool's free memory back to the driver. Forgets the pool if none of its memory is in
  * use, and then returns 1. REQUIRES: the device is done with all memory freed in the pool, on
  * whatever streams its graphs were replayed, and nobody allocates in it any more. */

@@ -258,6 +258,37 @@ def emptied_within_a_pool() -> Any:
 
 
 @call
+def earlier_states_of_a_pool() -> Any:
+    pool = memory.MemPool()
+
+    def blocks() -> list[Any]:
+        # Without requested sizes: in an earlier state, PyTorch's own allocator takes a block's size
+        # for it.
+        return sorted(
+            [segment["total_size"], *((block["size"], block["state"]) for block in segment["blocks"])]
+            for segment in pool.snapshot()
+        )
+
+    with memory.use_mem_pool(pool):
+        kept = [empty(size) for size in (11 * MIB, 3 * MIB, 1000)]
+        empty(3000)
+    state = torch._C._cuda_getCheckpointState(0, pool.id)
+    results: list[Any] = [blocks()]
+    with memory.use_mem_pool(pool):
+        stale = [empty(size) for size in (5 * MIB, 40 * MIB, 2000)]
+    results.append(blocks())
+    storages = [tensor.untyped_storage()._cdata for tensor in stale]
+    torch._C._cuda_setCheckpointPoolState(0, state, storages, [])
+    # It also takes dead blocks for a moment, which its totals and peaks count.
+    counts = stats("allocat", "active", "inactive_split")
+    results.append({name: n for name, n in counts.items() if name.endswith(".current")})
+    alive = {tensor.data_ptr() for tensor in kept}
+    results += [blocks(), torch._C._cuda_checkPoolLiveAllocations(0, pool.id, alive)]
+    del stale, kept
+    return [*results, blocks(), memory.memory_allocated()]
+
+
+@call
 def pools_of_other_kinds() -> Any:
     def allocate(**options: bool) -> None:
         pool = memory.MemPool(**options)

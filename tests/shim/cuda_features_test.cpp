@@ -179,6 +179,63 @@ TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
   cuda_->releasePool(0, {2, 0});
 }
 
+// What a tree of CUDA graphs does before it captures one more.
+TEST_F(CudaPoolTest, APoolGoesBackToAnEarlierState) {
+  start();
+  begin();
+  c10::DataPtr output = allocate(kExtent);
+  c10::DataPtr dead = allocate(1000);
+  void* const address = output.get();
+  void* const dead_address = dead.get();
+  const auto state = cuda_->getCheckpointState(0, kGraph);
+  // The graph's own tensors go; a replay makes others, without allocating them.
+  output.clear();
+  dead.clear();
+  c10::DataPtr stale = allocate(2 * kExtent);
+  void* const stale_address = stale.release_context();
+  cuda_->recordHistory(true, nullptr, 100, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
+                       {});
+  auto delta = cuda_->setCheckpointPoolState(0, state);
+  EXPECT_EQ(delta.ptrs_freed, std::vector<void*>{stale_address});
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 2u);
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {address, dead_address}));
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  std::vector<Entry::Action> actions;
+  for (const Entry& entry : cuda_->snapshot(kGraph, true).device_traces[0]) {
+    actions.push_back(entry.action_);
+  }
+  const std::vector<Entry::Action> expected = {Entry::FREE_REQUESTED, Entry::FREE_COMPLETED,
+                                               Entry::ALLOC, Entry::ALLOC, Entry::SNAPSHOT};
+  EXPECT_EQ(actions, expected);
+  cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
+                       {});
+  for (c10::DataPtr& pointer : delta.dataptrs_allocd) {
+    EXPECT_EQ(pointer.get_deleter(), cuda_->raw_deleter());
+    pointer.clear();
+  }
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {}));
+  EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
+  end();
+  cuda_->releasePool(0, kGraph);
+}
+
+TEST_F(CudaPoolTest, WhyAPoolCannotGoBackIsSaid) {
+  start();
+  begin();
+  end();
+  const auto state = cuda_->getCheckpointState(0, kGraph);
+  const auto foreign = std::make_shared<cuda_api::AllocatorState>();
+  const auto set = [&](const std::shared_ptr<cuda_api::AllocatorState>& to) {
+    return text_of([&] { (void)cuda_->setCheckpointPoolState(0, to); });
+  };
+  EXPECT_NE(set(foreign).find("not made by tencache"), std::string::npos);
+  EXPECT_NE(set(nullptr).find("not made by tencache"), std::string::npos);
+  cuda_->releasePool(0, kGraph);
+  EXPECT_NE(set(state).find("was released"), std::string::npos);
+  const std::string text = text_of([&] { (void)cuda_->getCheckpointState(0, kGraph); });
+  EXPECT_NE(text.find("was released"), std::string::npos);
+}
+
 // Snapshots.
 
 Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
@@ -294,8 +351,6 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
      [&] { cuda_->createOrIncrefPool(0, kGraph, foreign); }},
     {"use_on_oom", "empty_cache", [&] { cuda_->setUseOnOOM(0, kGraph, true); }},
     {"no_split", "Leave out", [&] { cuda_->setNoSplit(0, kGraph); }},
-    {"checkpoints", "cudagraph_trees", [&] { (void)cuda_->getCheckpointState(0, kGraph); }},
-    {"checkpoints", "cudagraph_trees", [&] { (void)cuda_->setCheckpointPoolState(0, nullptr); }},
     {"other processes", "tensor.cpu()", [&] { (void)cuda_->shareIpcHandle(nullptr); }},
     {"other processes", "host memory", [&] { (void)cuda_->getIpcDevPtr(""); }},
     {"another one's memory", "torchrun", [&] { cuda_->enablePeerAccess(0, 1); }},

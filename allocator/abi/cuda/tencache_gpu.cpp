@@ -12,6 +12,7 @@
 #include "abi/cuda/gpu_count.h"
 #include "abi/cuda/open_gpu.h"
 #include "abi/error_text.h"
+#include "base/check.h"
 #include "base/units.h"
 #include "platform/cuda/call_scope.h"
 
@@ -76,7 +77,13 @@ void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
 }  // namespace
 }  // namespace tencache
 
+struct tencache_gpu_pool_state {
+  uint64_t pool;
+  std::vector<tencache::SegmentView> segments;
+};
+
 using tencache::Allocation;
+using tencache::RestoredBlocks;
 using tencache::Result;
 using tencache::SegmentView;
 using tencache::Status;
@@ -144,6 +151,30 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t byt
   if (allocation.is_ok()) return allocation.value().address;
   tencache::report(allocation.status(), error);
   return nullptr;
+}
+
+tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* gpu, uint64_t pool) {
+  const auto blocks = gpu->device->heap().private_pools().find(pool);
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
+                 static_cast<unsigned long long>(pool));
+  return new tencache_gpu_pool_state{pool, blocks->segments()};
+}
+
+void tencache_gpu_delete_pool_state(tencache_gpu_pool_state* state) { delete state; }
+
+int tencache_gpu_restore_pool(tencache_gpu* gpu, const tencache_gpu_pool_state* state,
+                              void (*note)(void* context, int is_allocated, void* address),
+                              void* context, tencache_error* error) {
+  const Result<RestoredBlocks> restored =
+      gpu->device->heap().restore_private(state->pool, state->segments);
+  if (!restored.is_ok()) return tencache::report(restored.status(), error);
+  for (const CUdeviceptr address : restored.value().freed) {
+    note(context, 0, reinterpret_cast<void*>(address));
+  }
+  for (const CUdeviceptr address : restored.value().allocated) {
+    note(context, 1, reinterpret_cast<void*>(address));
+  }
+  return TENCACHE_OK;
 }
 
 int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {

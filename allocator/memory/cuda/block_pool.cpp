@@ -36,9 +36,15 @@ Block* BlockPool::take_counted(uint64_t bytes, StreamSet stream) {
   const bool is_small = BlockTable::is_small(bytes);
   const BlockFigures before = table_.figures(is_small);
   Block* const block = table_.take(bytes, stream);
-  if (block == nullptr) return nullptr;
-  use_.allocate(is_small, block->bytes, bytes, change_of(before, table_.figures(is_small)));
+  if (block != nullptr) count_taken(*block, before);
   return block;
+}
+
+// `before` are the figures of the block's kind before it was taken.
+void BlockPool::count_taken(const Block& block, const BlockFigures& before) {
+  const bool is_small = block.segment->is_small;
+  use_.allocate(is_small, block.bytes, block.requested_bytes,
+                change_of(before, table_.figures(is_small)));
 }
 
 // Releases a block that was the program's. The table alone counts blocks that were only claimed.
@@ -261,16 +267,101 @@ StreamSet BlockPool::wait_for_owners(StreamSet owners) {
   while (left != 0) {
     const StreamSet owner = left & (~left + 1);
     left &= ~owner;
-    std::vector<StreamMark> marks;
-    Status status = numbers_.mark_all(owner, &marks);
-    for (const StreamMark& mark : marks) {
-      if (status.is_ok()) status = mark.wait();
-    }
+    const Status status = wait_for(owner);
     if (status.is_ok()) continue;
     waiting_.note_failure(status);
     refused |= owner;
   }
   return refused;
+}
+
+Status BlockPool::wait_for(StreamSet streams) {
+  std::vector<StreamMark> marks;
+  Status status = numbers_.mark_all(streams, &marks);
+  for (const StreamMark& mark : marks) {
+    if (status.is_ok()) status = mark.wait();
+  }
+  return status;
+}
+
+Result<RestoredBlocks> BlockPool::restore(const std::vector<SegmentView>& state) {
+  poll(Patience::kForAllStreams);
+  StreamSet users = 0;
+  {
+    MutexLock lock(mutex_);
+    const Result<StreamSet> found = users_before(state);
+    if (!found.is_ok()) return found.status();
+    users = found.value();
+  }
+  TENCACHE_RETURN_IF_ERROR(wait_for(users));
+  MutexLock lock(mutex_);
+  const Result<StreamSet> found = users_before(state);
+  if (!found.is_ok()) return found.status();
+  RestoredBlocks restored;
+  restored.freed = free_all();
+  for (const SegmentView& segment : state) lay_out(segment, &restored.allocated);
+  return restored;
+}
+
+// The streams that must be done with the pool's blocks before it can be put back to that state.
+Result<StreamSet> BlockPool::users_before(const std::vector<SegmentView>& state) const {
+  StreamSet users = 0;
+  for (const auto& [address, block] : table_.blocks()) {
+    if (block->state == BlockState::kWaiting) {
+      return Status(StatusCode::kFailedPrecondition,
+                    "A stream still uses freed memory of the pool, and cannot be waited for.");
+    }
+    if (block->state == BlockState::kActive) {
+      users |= streams_to_wait_for(block->segment->owner, block->users);
+    }
+  }
+  for (const SegmentView& segment : state) {
+    const auto found = table_.segments().find(segment.address);
+    if (found == table_.segments().end() || found->second.bytes != segment.bytes ||
+        found->second.is_small != segment.is_small) {
+      return Status(StatusCode::kFailedPrecondition,
+                    "Memory that the pool had then was given back since.");
+    }
+    // A segment that changes back to its stream must be idle.
+    if (found->second.owner != segment.owner) users |= found->second.owner;
+  }
+  return users;
+}
+
+// Frees every block of the program. REQUIRES: no stream but the owner uses one.
+std::vector<CUdeviceptr> BlockPool::free_all() {
+  std::vector<CUdeviceptr> freed;
+  for (const auto& [address, block] : table_.blocks()) {
+    if (block->state == BlockState::kActive) freed.push_back(address);
+  }
+  for (const CUdeviceptr address : freed) {
+    Block* const block = table_.find(address);
+    const bool was_shared = streams_to_wait_for(block->segment->owner, block->users) != 0;
+    table_.retire(block);
+    use_.free(block->segment->is_small, block->bytes);
+    if (was_shared) source_.note_completed(address, block->requested_bytes);
+    release_counted(block);
+  }
+  return freed;
+}
+
+// Makes the blocks that the program had then its own again. REQUIRES: the segment is one free
+// block.
+void BlockPool::lay_out(const SegmentView& state, std::vector<CUdeviceptr>* allocated) {
+  Block* const whole = table_.find(state.address);
+  if (whole->segment->owner != state.owner) {
+    table_.claim(whole);
+    whole->segment->owner = state.owner;
+    table_.release(whole);
+  }
+  for (const BlockView& view : state.blocks) {
+    if (view.state != BlockState::kActive) continue;
+    const BlockFigures before = table_.figures(state.is_small);
+    Block* const block = table_.take_at(view.address, view.bytes, view.requested_bytes);
+    block->users = view.streams & ~state.owner;
+    count_taken(*block, before);
+    allocated->push_back(view.address);
+  }
 }
 
 uint64_t BlockPool::used_bytes() const {

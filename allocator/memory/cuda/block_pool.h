@@ -19,6 +19,10 @@
 // lost: the block waits, and the mark is tried again with the next poll. What a captured graph
 // uses must not be freed before the graph is gone; the pool does not know of graphs.
 //
+// A pool can be put back to an earlier state, so that the same addresses are in use as then.
+// PyTorch's trees of CUDA graphs need that: a graph may be captured after another one whose replay
+// has written its outputs to memory that was free meanwhile.
+//
 // Hot path: allocate() and free() of a block of the same stream cost one lock each and a few steps
 // in balanced trees. They allocate no memory and do not call the driver. Where blocks wait, some
 // allocations poll (StreamQuarantine::is_turn).
@@ -74,6 +78,12 @@ struct FoundBlock {
   uint64_t pool = 0;       // number of the private pool; 0: none
 };
 
+/// What BlockPool::restore() has changed. An address may be in both.
+struct RestoredBlocks {
+  std::vector<CUdeviceptr> freed;
+  std::vector<CUdeviceptr> allocated;
+};
+
 class BlockPool {
  public:
   /// All of these outlive the pool. `use` counts what the program has.
@@ -106,6 +116,14 @@ class BlockPool {
   /// Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
+  /// Puts the pool back to a state that segments() gave: every block of the program is freed, and
+  /// those of the state are the program's again. Segments that are newer stay, free. Waits on the
+  /// host for the streams that use a block besides its owner. Changes nothing and returns why where
+  /// a segment of the state is gone, or a stream cannot be waited for. REQUIRES: no other thread
+  /// uses the pool meanwhile, and the caller orders what it does with the blocks after earlier work
+  /// of the owner's stream.
+  Result<RestoredBlocks> restore(const std::vector<SegmentView>& state) TENCACHE_EXCLUDES(mutex_);
+
   /// Bytes of the program's blocks, as rounded.
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Bytes of all segments, until the source has them back.
@@ -120,6 +138,7 @@ class BlockPool {
     return take_counted(bytes, stream);
   }
   Block* take_counted(uint64_t bytes, StreamSet stream) TENCACHE_REQUIRES(mutex_);
+  void count_taken(const Block& block, const BlockFigures& before) TENCACHE_REQUIRES(mutex_);
   void release_counted(Block* block) TENCACHE_REQUIRES(mutex_);
   void release(Block* block) TENCACHE_REQUIRES(mutex_);
   Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
@@ -131,6 +150,12 @@ class BlockPool {
   uint64_t give_back(const std::vector<Block*>& claimed, StreamSet* refused)
       TENCACHE_EXCLUDES(mutex_);
   StreamSet wait_for_owners(StreamSet owners);
+  Status wait_for(StreamSet streams);
+  Result<StreamSet> users_before(const std::vector<SegmentView>& state) const
+      TENCACHE_REQUIRES(mutex_);
+  std::vector<CUdeviceptr> free_all() TENCACHE_REQUIRES(mutex_);
+  void lay_out(const SegmentView& state, std::vector<CUdeviceptr>* allocated)
+      TENCACHE_REQUIRES(mutex_);
 
   StreamNumbers& numbers_;
   SegmentSource& source_;

@@ -121,11 +121,34 @@ Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
   Block* const block = found->block;
   leave_free(block);
   if (is_worth_splitting(small, block->bytes - needed_bytes)) split(block, needed_bytes);
+  activate(block, bytes);
+  return block;
+}
+
+Block* BlockTable::take_at(CUdeviceptr address, uint64_t bytes, uint64_t requested_bytes) {
+  Block* block = find(address);
+  const bool is_there = block != nullptr && block->state == BlockState::kFree &&
+                        address + bytes <= block->address + block->bytes;
+  TENCACHE_CHECK(is_there, "%llu bytes at %#llx are not free",
+                 static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
+  leave_free(block);
+  if (address > block->address) {
+    Block* const before = block;
+    split(before, address - before->address);
+    enter_free(before);
+    block = find(address);
+    leave_free(block);
+  }
+  if (bytes < block->bytes) split(block, bytes);
+  activate(block, requested_bytes);
+  return block;
+}
+
+void BlockTable::activate(Block* block, uint64_t requested_bytes) {
   block->state = BlockState::kActive;
-  block->requested_bytes = bytes;
+  block->requested_bytes = requested_bytes;
   figures_of(*block).active_bytes += block->bytes;
   figures_of(*block).active_count += 1;
-  return block;
 }
 
 // Makes a free block of what lies behind `bytes`. It has no free neighbour, as the block had none.
@@ -180,6 +203,11 @@ void BlockTable::release(Block* block) {
   enter_free(block);
 }
 
+void BlockTable::claim(Block* block) {
+  leave_free(block);
+  block->state = BlockState::kWaiting;
+}
+
 Block* BlockTable::claim_whole(uint64_t bytes, StreamSet excluded_owners) {
   for (Segment* segment = whole_.front(); segment != nullptr;
        segment = WholeSegments::next(segment)) {
@@ -188,8 +216,7 @@ Block* BlockTable::claim_whole(uint64_t bytes, StreamSet excluded_owners) {
       continue;
     }
     Block* const block = blocks_.find(segment->address)->second;
-    leave_free(block);
-    block->state = BlockState::kWaiting;
+    claim(block);
     return block;
   }
   return nullptr;
@@ -203,8 +230,7 @@ std::vector<Block*> BlockTable::claim_oldest(uint64_t bytes, StreamSet excluded_
     Segment* const newer = WholeSegments::previous(segment);
     if ((segment->owner & excluded_owners) == 0) {
       Block* const block = blocks_.find(segment->address)->second;
-      leave_free(block);
-      block->state = BlockState::kWaiting;
+      claim(block);
       claimed_bytes += block->bytes;
       claimed.push_back(block);
     }

@@ -124,6 +124,8 @@ class BlockTable {
   /// Takes the smallest free block of that owner that holds the request. Cuts it to size when
   /// enough remains, and makes it active. Null when there is none.
   Block* take(uint64_t bytes, StreamSet owner);
+  /// Takes exactly this stretch, which must lie in one free block.
+  Block* take_at(CUdeviceptr address, uint64_t bytes, uint64_t requested_bytes);
   /// The block that contains the address, in whatever state; null when it is in no segment.
   Block* find(CUdeviceptr address) const;
   /// The program is done with the block: active -> waiting. The block forgets who used it.
@@ -131,6 +133,8 @@ class BlockTable {
   /// Nobody uses the block any more: waiting -> free, joined with its free neighbours.
   void release(Block* block);
 
+  /// A free block waits, until it is released or its segment is removed.
+  void claim(Block* block);
   /// Claims a segment that is one free block, which then waits until it is released or the segment
   /// is removed. The segment must fit the request and its kind, and have none of the excluded
   /// owners. Of several, takes the one that became free last. Null when there is none.
@@ -161,6 +165,7 @@ class BlockTable {
   void enter_free(Block* block);
   void leave_free(Block* block);
   void split(Block* block, uint64_t bytes);
+  void activate(Block* block, uint64_t requested_bytes);
 
   std::map<CUdeviceptr, Segment> segments_;
   BlocksByAddress blocks_;

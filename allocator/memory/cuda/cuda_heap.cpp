@@ -108,6 +108,14 @@ Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, Str
   return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
 
+Result<RestoredBlocks> CudaHeap::restore_private(uint64_t pool,
+                                                 const std::vector<SegmentView>& state) {
+  if (is_passive()) return driver_use_status();
+  const PrivatePools::PoolPtr blocks = private_pools_->find(pool);
+  if (blocks != nullptr) return blocks->restore(state);
+  return Status(StatusCode::kFailedPrecondition, "The pool's memory was given back since.");
+}
+
 Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream) {
   release_spare_copy(extent);  // left by a migration that noticed the free only later
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);

@@ -86,6 +86,8 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
+  /// BlockPool::restore() of this private pool. An error if the pool is gone.
+  Result<RestoredBlocks> restore_private(uint64_t pool, const std::vector<SegmentView>& state);
   PrivatePools& private_pools() { return *private_pools_; }
   /// As PrivatePools::drop(), and at least as many bytes of free handles go back to the driver.
   /// Returns whether the pool is gone.

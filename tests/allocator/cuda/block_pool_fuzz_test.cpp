@@ -140,11 +140,36 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   }
 
   void step(Random& random, std::map<CUdeviceptr, Held>& held);
+  void remember_or_restore(Random& random, std::map<CUdeviceptr, Held>& held);
   void disturb(Random& random);
 
   std::atomic<uint64_t> mismatches_ = 0;
   bool is_capturing_ = false;  // the last stream
+  // A state of the pool, and what was held then.
+  std::vector<SegmentView> state_;
+  std::map<CUdeviceptr, Held> held_then_;
 };
+
+// Takes a state, or goes back to the one that was taken last. Then it may be impossible: a trim has
+// given a segment back, or a stream captures. The blocks hold what was written to them since.
+void BlockPoolFuzzTest::remember_or_restore(Random& random, std::map<CUdeviceptr, Held>& held) {
+  if (random.chance(0.5)) {
+    state_ = pool_->segments();
+    held_then_ = held;
+    return;
+  }
+  driver_->wait_until_idle();  // the caller of restore() has to order its work
+  const Result<RestoredBlocks> restored = pool_->restore(state_);
+  if (!restored.is_ok()) return;
+  ASSERT_EQ(restored.value().freed.size(), held.size());
+  ASSERT_EQ(restored.value().allocated.size(), held_then_.size());
+  for (const CUdeviceptr address : restored.value().freed) ASSERT_TRUE(held.contains(address));
+  held = held_then_;
+  for (auto& [address, block] : held) {
+    block.stamp = is_given_work(block.stream) ? random.next() : 0;
+    launch_over(block, block.stream, random, true);
+  }
+}
 
 // Refuses a call, or begins or ends a capture, on the last stream alone: work that a test orders by
 // events must not meet it.
@@ -195,11 +220,15 @@ TEST_F(BlockPoolFuzzTest, RandomProgramsAgainstAModel) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     Random random(seed);
     std::map<CUdeviceptr, Held> held;
+    state_ = pool_->segments();
+    held_then_.clear();
     for (int number = 0; number < 5'000; ++number) {
       step(random, held);
       if (HasFatalFailure()) return;
       if (random.chance(0.002)) disturb(random);
       if (random.chance(0.002)) pool_->trim(random.between(1, 40 * kMiB));
+      if (random.chance(0.01)) remember_or_restore(random, held);
+      if (HasFatalFailure()) return;
       if (number % 100 == 0) expect_accounted(held);
       ASSERT_EQ(mismatches_, 0u) << "at step " << number << " of program " << seed;
     }

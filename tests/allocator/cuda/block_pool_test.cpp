@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,10 @@ class BlockPoolTest : public BlockPoolFixture {
     const CUdeviceptr address = allocate(kBytes, stream);
     kept_ = allocate(kMiB, stream);
     return address;
+  }
+
+  static std::set<CUdeviceptr> as_set(const std::vector<CUdeviceptr>& addresses) {
+    return {addresses.begin(), addresses.end()};
   }
 
   CUdeviceptr kept_ = 0;
@@ -398,6 +403,102 @@ TEST_F(BlockPoolTest, AfterAFailureOfTheContextNothingIsGivenBack) {
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("22.0 MiB of GPU memory are not given back"), std::string::npos) << said;
   EXPECT_EQ(source_->bytes(), 22 * kMiB);
+}
+
+// An earlier state.
+
+TEST_F(BlockPoolTest, AnEarlierStateHasItsBlocksAtTheirAddresses) {
+  const CUdeviceptr dead = allocate(kBytes, main_);
+  const CUdeviceptr kept = allocate(2 * kBytes - 1, main_);
+  const CUdeviceptr large = allocate(3 * kMiB, main_);
+  free(dead);
+  const std::vector<SegmentView> state = pool_->segments();
+  free(kept);
+  free(large);
+  const CUdeviceptr newer = allocate(22 * kMiB, main_);
+  const CUdeviceptr across = allocate(4 * kBytes, main_);
+  ASSERT_LT(across, kept) << "it lies where several blocks were";
+
+  const Result<RestoredBlocks> restored = pool_->restore(state);
+  ASSERT_TRUE(restored.is_ok()) << restored.status().message();
+  EXPECT_EQ(as_set(restored.value().freed), (std::set<CUdeviceptr>{newer, across}));
+  EXPECT_EQ(as_set(restored.value().allocated), (std::set<CUdeviceptr>{kept, large}));
+  EXPECT_EQ(view_of(kept).bytes, 2 * kBytes);
+  EXPECT_EQ(view_of(kept).requested_bytes, 2 * kBytes - 1);
+  EXPECT_EQ(view_of(newer).state, BlockState::kFree);
+  EXPECT_EQ(pool_->used_bytes(), 2 * kBytes + 3 * kMiB);
+  const ProgramUses uses = use_.read();
+  EXPECT_EQ(uses.all.bytes.current, 2 * kBytes + 3 * kMiB);
+  EXPECT_EQ(uses.all.active_count.current, 2u);
+  EXPECT_EQ(allocate(kBytes, main_), dead) << "what was free then is free again";
+  for (const CUdeviceptr address : {dead, kept, large}) free(address);
+}
+
+TEST_F(BlockPoolTest, AnEarlierStateComesBackTwice) {
+  const CUdeviceptr first = allocate(kBytes, main_);
+  const std::vector<SegmentView> state = pool_->segments();
+  for (int round = 0; round < 2; ++round) {
+    const CUdeviceptr next = allocate(kBytes, main_);
+    EXPECT_EQ(next, first + kBytes);
+    ASSERT_TRUE(pool_->restore(state).is_ok());
+    EXPECT_EQ(view_of(first).state, BlockState::kActive);
+    EXPECT_EQ(view_of(next).state, BlockState::kFree);
+  }
+  free(first);
+}
+
+TEST_F(BlockPoolTest, AnEarlierStateWaitsForOtherStreams) {
+  const std::vector<SegmentView> empty = pool_->segments();
+  const CUdeviceptr used = allocate_beside_another(main_);
+  const CUdeviceptr freed = allocate(kBytes, main_);
+  std::atomic<bool> is_done = false;
+  ASSERT_EQ(driver_->launch(
+                side_, {}, [&] { is_done = true; }, milliseconds(50)),
+            CUDA_SUCCESS);
+  note_use(used, side_);
+  note_use(freed, side_);
+  free(freed);
+  ASSERT_TRUE(pool_->restore(empty).is_ok());
+  EXPECT_TRUE(is_done);
+  EXPECT_EQ(pool_->used_bytes(), 0u);
+}
+
+TEST_F(BlockPoolTest, ASegmentReturnsToItsStreamOnceTheOtherIsDone) {
+  const CUdeviceptr address = allocate(20 * kMiB, main_);
+  const std::vector<SegmentView> state = pool_->segments();
+  free(address);
+  ASSERT_EQ(allocate(20 * kMiB, side_), address);
+  std::atomic<bool> is_done = false;
+  ASSERT_EQ(driver_->launch(
+                side_, {}, [&] { is_done = true; }, milliseconds(50)),
+            CUDA_SUCCESS);
+  ASSERT_TRUE(pool_->restore(state).is_ok());
+  EXPECT_TRUE(is_done);
+  EXPECT_EQ(view_of(address).streams, set_of(main_));
+  free(address);
+  EXPECT_EQ(allocate(20 * kMiB, main_), address);
+  free(address);
+}
+
+TEST_F(BlockPoolTest, NothingChangesWhereAnEarlierStateCannotBe) {
+  const CUdeviceptr large = allocate(20 * kMiB, main_);
+  const std::vector<SegmentView> state = pool_->segments();
+  free(large);
+  pool_->trim(~uint64_t{0});
+  const CUdeviceptr small = allocate_beside_another(main_);
+  EXPECT_EQ(pool_->restore(state).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(view_of(small).state, BlockState::kActive);
+
+  const std::vector<SegmentView> now = pool_->segments();
+  note_use(small, side_);
+  driver_->set_capturing(side_, true);
+  EXPECT_EQ(pool_->restore(now).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(view_of(small).streams, set_of(main_) | set_of(side_));
+  free(small);
+  EXPECT_EQ(pool_->restore(now).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(view_of(small).state, BlockState::kWaiting);
+  driver_->set_capturing(side_, false);
+  free(kept_);
 }
 
 }  // namespace

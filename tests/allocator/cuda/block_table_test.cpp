@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <vector>
 
@@ -175,6 +176,24 @@ TEST_F(BlockTableTest, TheBlockOfAnyAddressIsFound) {
   EXPECT_EQ(table_.find(kBase - 1), nullptr);
 }
 
+TEST_F(BlockTableTest, AStretchOfAFreeBlockIsTaken) {
+  add(kSmallSegmentBytes);
+  const CUdeviceptr middle = kBase + 1024;
+  Block* const block = table_.take_at(middle, 2048, 2000);
+  EXPECT_EQ(block->address, middle);
+  EXPECT_EQ(block->bytes, 2048u);
+  EXPECT_EQ(block->requested_bytes, 2000u);
+  EXPECT_EQ(table_.active_bytes(), 2048u);
+  EXPECT_EQ(free_count(), 2u);
+  Block* const before = table_.take_at(kBase, 1024, 1024);
+  Block* const behind = table_.take_at(middle + 2048, 2 * kMiB - 3072, kMiB);
+  EXPECT_EQ(free_count(), 0u);
+  EXPECT_DEATH(table_.take_at(kBase, 512, 512), "not free");
+  for (Block* each : {block, before, behind}) drop(each);
+  EXPECT_EQ(table_.blocks().size(), 1u);
+  EXPECT_DEATH(table_.take_at(kBase + kMiB, 2 * kMiB, 1), "not free");
+}
+
 TEST_F(BlockTableTest, WholeSegmentsAreClaimedByAgeKindAndOwner) {
   for (int count = 0; count < 3; ++count) add(kSmallSegmentBytes, kOne);
   add(kLargeSegmentBytes, kOther);
@@ -275,6 +294,20 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
       blocks.pop_back();
       return block;
     };
+    // Any stretch of a random block, if that is free.
+    const auto take_stretch = [&] {
+      const auto index = static_cast<std::ptrdiff_t>(random.between(0, table.blocks().size() - 1));
+      const Block* const free = std::next(table.blocks().begin(), index)->second;
+      if (free->state != BlockState::kFree) return;
+      const uint64_t units = free->bytes / kBlockUnitBytes;
+      const uint64_t skipped = random.between(0, units - 1);
+      const uint64_t taken = random.between(1, units - skipped);
+      const CUdeviceptr address = free->address + skipped * kBlockUnitBytes;
+      Block* const block = table.take_at(address, taken * kBlockUnitBytes, taken);
+      ASSERT_EQ(block->address, address);
+      ASSERT_EQ(block->bytes, taken * kBlockUnitBytes);
+      active.push_back(block);
+    };
     for (int step = 0; step < 10'000; ++step) {
       const StreamSet owner = StreamSet{1} << random.between(0, 2);
       const uint64_t bytes =
@@ -304,6 +337,7 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
           table.remove_segment(block);
         }
       }
+      if (random.chance(0.05) && !table.blocks().empty()) take_stretch();
       if (step % 50 == 0) expect_valid(table);
     }
     for (Block* block : active) table.retire(block);

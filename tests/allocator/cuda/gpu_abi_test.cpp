@@ -337,6 +337,36 @@ TEST_F(GpuAbiTest, PrivatePoolsKeepTheirMemory) {
   expect_agreement();
 }
 
+TEST_F(GpuAbiTest, APoolGoesBackToAnEarlierState) {
+  start();
+  const uint64_t pool = tencache_gpu_make_pool(gpu_);
+  void* small = allocate_in(pool, 1000);
+  void* large = allocate_in(pool, 5 * kMiB);
+  tencache_gpu_pool_state* const state = tencache_gpu_pool_state_of(gpu_, pool);
+  free(large);
+  void* newer = allocate_in(pool, 2000);
+  struct Noted {
+    std::vector<void*> addresses[2];
+    static void note(void* context, int is_allocated, void* address) {
+      static_cast<Noted*>(context)->addresses[is_allocated].push_back(address);
+    }
+  };
+  Noted noted;
+  ASSERT_EQ(tencache_gpu_restore_pool(gpu_, state, &Noted::note, &noted, &error_), TENCACHE_OK);
+  EXPECT_EQ(noted.addresses[0], (std::vector<void*>{small, newer}));
+  EXPECT_EQ(noted.addresses[1], (std::vector<void*>{small, large}));
+  EXPECT_EQ(stats().all.allocations.current, 2u);
+  std::erase(allocated_, newer);
+  free(small);
+  allocated_.push_back(large);
+  free(large);
+  ASSERT_EQ(tencache_gpu_drop_pool(gpu_, pool), 1);
+  EXPECT_EQ(tencache_gpu_restore_pool(gpu_, state, &Noted::note, &noted, &error_),
+            TENCACHE_FAILED_PRECONDITION);
+  EXPECT_EQ(noted.addresses[0].size(), 2u);
+  tencache_gpu_delete_pool_state(state);
+}
+
 // Ops that need all of the budget do not make a pool's memory leave.
 TEST_F(GpuAbiTest, PrivatePoolsNeverLeave) {
   start(spilling(48 * kMiB));
