@@ -277,8 +277,8 @@ constexpr std::array<Row, 24> kRows = {{
      [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
      [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
     {{"extent_min", "bytes", "",
-      "Allocations smaller than this stay resident, unless they fill the budget; from 4KiB to "
-      "1GiB."},
+      "Allocations smaller than this stay resident, unless they fill the budget (in DRAM); from "
+      "4KiB to 1GiB, and on GPUs at least 2MiB."},
      [](Options& o, std::string_view t) {
        return parse_size(t, kExtentMinBytesMin, kExtentMinBytesMax, o.extent_min_bytes);
      },

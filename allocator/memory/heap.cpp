@@ -182,7 +182,8 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* 
       op.empty() ? "the program" : op.c_str(), act, format_bytes(bytes).c_str(),
       cause_of_excess(stuck, config_.extent_min_bytes).c_str(),
       format_bytes(budget_.limit()).c_str(), format_bytes(excess_bytes).c_str(),
-      option_bytes(budget_.limit() + excess_bytes).c_str(), remedy_for_excess(stuck).c_str());
+      option_bytes(budget_.limit() + excess_bytes).c_str(),
+      remedy_for_excess(stuck, may_extents_be_smaller()).c_str());
 }
 
 Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const {

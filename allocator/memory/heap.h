@@ -192,6 +192,8 @@ class Heap {
 
   /// What the device holds at most, however far the budget is exceeded.
   virtual uint64_t device_bytes_max() const { return ~uint64_t{0}; }
+  /// Whether a lower --extent-min would make smaller tensors leave.
+  virtual bool may_extents_be_smaller() const { return true; }
   /// Whether tensors may leave by now.
   bool is_armed() const { return room_maker_->is_armed(); }
   /// Whether cold bytes stay usable for code that passes no gate.

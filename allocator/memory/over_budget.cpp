@@ -58,8 +58,8 @@ std::string cause_of_excess(const StuckBytes& stuck, uint64_t extent_min_bytes) 
   return {};
 }
 
-std::string remedy_for_excess(const StuckBytes& stuck) {
-  if (main_cause(stuck) != Cause::kSmall) return {};
+std::string remedy_for_excess(const StuckBytes& stuck, bool may_be_smaller) {
+  if (main_cause(stuck) != Cause::kSmall || !may_be_smaller) return {};
   return ", and a lower --extent-min lets smaller tensors leave";
 }
 

@@ -50,8 +50,9 @@ TEST(OverBudgetTest, MostOfTheBytesAreBlamed) {
   const StuckBytes small = {.in_use = 1, .small = 3 * kMiB};
   EXPECT_THAT(cause_of_excess(small, 64 * kKiB),
               HasSubstr("3.00 MiB of tensors smaller than 64.0 KiB"));
-  EXPECT_THAT(remedy_for_excess(small), HasSubstr("--extent-min"));
-  EXPECT_EQ(remedy_for_excess({.in_use = 1}), "");
+  EXPECT_THAT(remedy_for_excess(small, true), HasSubstr("--extent-min"));
+  EXPECT_EQ(remedy_for_excess(small, false), "");
+  EXPECT_EQ(remedy_for_excess({.in_use = 1}, true), "");
   EXPECT_THAT(cause_of_excess({.in_use = 1, .written = 3 * kMiB}, kMiB),
               HasSubstr("3.00 MiB that it wrote outside of ops"));
 }

@@ -31,15 +31,24 @@ SplitChange rest_of(uint64_t bytes) {
   return {static_cast<int64_t>(bytes), bytes > 0 ? int64_t{1} : int64_t{0}};
 }
 
+// An extent has at least one handle, and the table one entry per granule.
+uint64_t granularity_of(const Gpu& gpu) {
+  return std::max(gpu.facts().granularity_bytes, kGranuleBytes);
+}
+
+HeapConfig for_gpu(HeapConfig config, const Gpu& gpu) {
+  config.extent_min_bytes =
+      std::clamp(config.extent_min_bytes, granularity_of(gpu), kBlockBytesMax);
+  return config;
+}
+
 }  // namespace
 
 CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
                    StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
                    Budget& budget, Stats& stats)
-    : Heap(config, table, budget, stats),
-      // The table has one entry per granule.
-      granularity_(std::max(gpu.facts().granularity_bytes, kGranuleBytes)),
-      extent_min_bytes_(std::clamp(config.extent_min_bytes, granularity_, kBlockBytesMax)),
+    : Heap(for_gpu(config, gpu), table, budget, stats),
+      granularity_(granularity_of(gpu)),
       total_bytes_(gpu.facts().total_bytes),
       arena_(arena),
       frames_(frames),
@@ -80,7 +89,7 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
   if (waiting_.is_turn()) [[unlikely]] {
     poll_waiting(Patience::kNone);
   }
-  if (bytes < extent_min_bytes_) return allocate_small(bytes, stream);
+  if (bytes < config_.extent_min_bytes) return allocate_small(bytes, stream);
   const uint64_t rounded = round_up(bytes, granularity_);
   if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);
   return allocate_slow(bytes, rounded, stream);

@@ -137,6 +137,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   bool is_cold_usable() const override { return false; }
   uint64_t device_bytes_max() const override { return total_bytes_; }
+  bool may_extents_be_smaller() const override { return config_.extent_min_bytes > granularity_; }
 
   void tell(HeapEvent event, CUdeviceptr address, uint64_t bytes) {
     HeapObserver* const observer = observer_.load(std::memory_order_acquire);
@@ -213,7 +214,6 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   // Constant after construction.
   const uint64_t granularity_;
-  const uint64_t extent_min_bytes_;
   const uint64_t total_bytes_;  // of the GPU
   DeviceArena& arena_;
   FramePool& frames_;

@@ -89,6 +89,28 @@ TEST_F(GpuBudgetTest, WhatTheGpuCannotHoldIsRefusedBeforeTheBudgetIsExceeded) {
   EXPECT_EQ(engine_->stats().over_budget_events, 1u);
 }
 
+// On a GPU an extent is never smaller than a handle, whatever the option says.
+TEST_F(GpuBudgetTest, AWarningAboutSmallTensorsAdvisesWhatHelps) {
+  for (const uint64_t extent_min_bytes : {64 * kKiB, 8 * kMiB}) {
+    start([&](CudaEngineConfig& config) {
+      config.budget_bytes = 16 * kMiB;
+      config.heap.extent_min_bytes = extent_min_bytes;
+    });
+    ::testing::internal::CaptureStderr();
+    for (int count = 0; count < 20; ++count) {
+      allocated_.push_back(engine_->allocate(kMiB, stream_));
+    }
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    const bool is_lowest = extent_min_bytes < 2 * kMiB;
+    EXPECT_NE(text.find(is_lowest ? "smaller than 2.00 MiB" : "smaller than 8.00 MiB"),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("--extent-min") == std::string::npos, is_lowest) << text;
+    for (char* address : allocated_) engine_->free(address);
+    allocated_.clear();
+  }
+}
+
 // A plan keeps to what others leave.
 TEST_F(GpuBudgetTest, PlansLeaveAloneWhatOthersUse) {
   start(
