@@ -19,7 +19,7 @@ help:
 	@echo 'make demo                trains a model beyond its memory budget and compares every bit'
 	@echo 'make demo-cuda           the same on an emulated GPU: its bits count, its times do not'
 	@echo 'make docs                build/docs/site: the documents as a site'
-	@echo 'make test                everything below, in the parts that CI runs'
+	@echo 'make test                a selection of everything below, as .ci/run does'
 	@echo '  make lint              formats, layers, house rules, clang-tidy, ruff, mypy, documents'
 	@echo '  make test-core         suites of the C++ core, optimised'
 	@echo '  make test-asan-ubsan   the same under AddressSanitizer and UndefinedBehaviorSanitizer'

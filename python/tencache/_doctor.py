@@ -112,9 +112,10 @@ def hints(report: Mapping[str, Any]) -> list[str]:
     if not report["userfaultfd"]["works"]:
         found.append(
             f"pages of spilled tensors go back to the kernel ({report['userfaultfd']['reason']}), "
-            "which clears them before their next use. As root: "
-            "`sysctl vm.unprivileged_userfaultfd=1`; with Docker: `--cap-add SYS_PTRACE` and a "
-            "seccomp profile that allows userfaultfd."
+            "which clears them before their next use. Give your group access to /dev/userfaultfd "
+            "(Linux 6.1), or as root: `sysctl vm.unprivileged_userfaultfd=1`; with Docker: "
+            "`--device /dev/userfaultfd`, or `--cap-add SYS_PTRACE` and a seccomp profile that "
+            "allows userfaultfd."
         )
     if report["map_count_max"] < _MAP_COUNT_USUAL:
         found.append(
