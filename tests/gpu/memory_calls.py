@@ -265,7 +265,7 @@ def earlier_states_of_a_pool() -> Any:
         # Without requested sizes: in an earlier state, PyTorch's own allocator takes a block's size
         # for it.
         return sorted(
-            [segment["total_size"], *((block["size"], block["state"]) for block in segment["blocks"])]
+            [segment["total_size"], *((b["size"], b["state"]) for b in segment["blocks"])]
             for segment in pool.snapshot()
         )
 

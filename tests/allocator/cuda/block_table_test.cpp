@@ -280,6 +280,22 @@ void expect_valid(BlockTable& table) {
   for (const bool is_small : {false, true}) expect_figures(table, is_small);
 }
 
+// Takes any stretch of a random block, if that is free.
+void take_stretch(BlockTable& table, Random& random, std::vector<Block*>* active) {
+  if (table.blocks().empty()) return;
+  const auto index = static_cast<std::ptrdiff_t>(random.between(0, table.blocks().size() - 1));
+  const Block* const free = std::next(table.blocks().begin(), index)->second;
+  if (free->state != BlockState::kFree) return;
+  const uint64_t units = free->bytes / kBlockUnitBytes;
+  const uint64_t skipped = random.between(0, units - 1);
+  const uint64_t taken = random.between(1, units - skipped);
+  const CUdeviceptr address = free->address + skipped * kBlockUnitBytes;
+  Block* const block = table.take_at(address, taken * kBlockUnitBytes, taken);
+  ASSERT_EQ(block->address, address);
+  ASSERT_EQ(block->bytes, taken * kBlockUnitBytes);
+  active->push_back(block);
+}
+
 TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
   for (uint64_t seed = 0; seed < 5; ++seed) {
     BlockTable table;
@@ -293,20 +309,6 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
       Block* const block = blocks.back();
       blocks.pop_back();
       return block;
-    };
-    // Any stretch of a random block, if that is free.
-    const auto take_stretch = [&] {
-      const auto index = static_cast<std::ptrdiff_t>(random.between(0, table.blocks().size() - 1));
-      const Block* const free = std::next(table.blocks().begin(), index)->second;
-      if (free->state != BlockState::kFree) return;
-      const uint64_t units = free->bytes / kBlockUnitBytes;
-      const uint64_t skipped = random.between(0, units - 1);
-      const uint64_t taken = random.between(1, units - skipped);
-      const CUdeviceptr address = free->address + skipped * kBlockUnitBytes;
-      Block* const block = table.take_at(address, taken * kBlockUnitBytes, taken);
-      ASSERT_EQ(block->address, address);
-      ASSERT_EQ(block->bytes, taken * kBlockUnitBytes);
-      active.push_back(block);
     };
     for (int step = 0; step < 10'000; ++step) {
       const StreamSet owner = StreamSet{1} << random.between(0, 2);
@@ -337,7 +339,7 @@ TEST_F(BlockTableTest, RandomStepsKeepEveryInvariant) {
           table.remove_segment(block);
         }
       }
-      if (random.chance(0.05) && !table.blocks().empty()) take_stretch();
+      if (random.chance(0.05)) take_stretch(table, random, &active);
       if (step % 50 == 0) expect_valid(table);
     }
     for (Block* block : active) table.retire(block);
