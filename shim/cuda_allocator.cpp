@@ -38,7 +38,7 @@ CudaAllocator::~CudaAllocator() {
   for (Device& device : devices_) {
     tencache_gpu* const gpu = device.gpu.load();
     if (gpu == nullptr) continue;
-    device.pools.drop_released(gpu, {});
+    device.pools.drop_released(gpu, {}, [] {});  // nobody uses their memory any more
     tencache_gpu_close(gpu);
   }
 }
@@ -179,7 +179,11 @@ void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t s
 
 void* CudaAllocator::malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
   tencache_error error;
-  void* const address = try_malloc(device_of(index), bytes, stream, &error);
+  Device& device = device_of(index);
+  if (device.pools.may_drop()) [[unlikely]] {
+    drop_pools_in_time(index);
+  }
+  void* const address = try_malloc(device, bytes, stream, &error);
   if (address != nullptr) [[likely]] {
     return address;
   }
@@ -337,13 +341,18 @@ void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
 bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only) {
   Device& device = device_of(index);
   tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
-  if (gpu == nullptr || !device.pools.has_released()) return false;
+  if (gpu == nullptr) return false;
   const bool is_routing =
       std::ranges::any_of(devices_, [](const Device& other) { return other.pools.is_routing(); });
   if (is_routing) return false;
-  calls_.synchronize(index);
-  device.pools.drop_released(gpu, only);
-  return true;
+  return device.pools.drop_released(gpu, only, [&] { calls_.synchronize(index); });
+}
+
+// Once tensors may leave, a pool that nobody uses any more makes others leave in its place.
+void CudaAllocator::drop_pools_in_time(c10::DeviceIndex index) {
+  if (tencache_gpu_watches_ops(device_of(index).gpu.load(std::memory_order_acquire)) != 0) {
+    drop_released_pools(index, {});
+  }
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) {

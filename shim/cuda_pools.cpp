@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "cuda_trackers.h"
 
@@ -42,7 +43,7 @@ void CudaPools::remove_user(const Id& id) {
   Pool& used = pool(id);
   TORCH_CHECK(used.user_count > 0, "The private pool (", id.first, ", ", id.second,
               ") was released already.");
-  --used.user_count;
+  if (--used.user_count == 0) may_drop_.store(true, std::memory_order_relaxed);
 }
 
 int CudaPools::user_count(const Id& id) const {
@@ -116,8 +117,10 @@ void CudaPools::leave(void* address) {
   const auto found = pool_of_.find(address);
   if (found == pool_of_.end()) return;
   // If the core has dropped the pool meanwhile, nothing in it was alive.
-  if (const auto of = pools_.find(found->second); of != pools_.end())
+  if (const auto of = pools_.find(found->second); of != pools_.end()) {
     of->second.alive.erase(address);
+    if (is_released(of->second)) may_drop_.store(true, std::memory_order_relaxed);
+  }
   pool_of_.erase(found);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
 }
@@ -149,24 +152,34 @@ CudaPools::Restored CudaPools::restore(tencache_gpu* gpu, const CudaPoolState& s
   return restored;
 }
 
-bool CudaPools::has_released() const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(pools_, [](const auto& entry) { return is_released(entry.second); });
+CudaPools::Released CudaPools::begin_drop(const Id& only) {
+  Released dropping;
+  for (auto& [id, candidate] : pools_) {
+    const bool is_meant = only == Id{} || id == only;
+    if (!is_meant || candidate.is_dropping || !is_released(candidate)) continue;
+    candidate.is_dropping = true;
+    dropping.emplace_back(id, candidate.number);
+  }
+  if (only == Id{}) may_drop_.store(false, std::memory_order_relaxed);
+  return dropping;
 }
 
-void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
-  std::vector<std::pair<Id, uint64_t>> dropping;
+bool CudaPools::drop_released(tencache_gpu* gpu, const Id& only,
+                              const std::function<void()>& await_device) {
+  Released dropping;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [id, candidate] : pools_) {
-      const bool is_meant = only == Id{} || id == only;
-      if (!is_meant || candidate.is_dropping || !is_released(candidate)) continue;
-      candidate.is_dropping = true;
-      dropping.emplace_back(id, candidate.number);
-    }
+    dropping = begin_drop(only);
+  }
+  if (dropping.empty()) return false;
+  std::exception_ptr failure;
+  try {
+    await_device();
+  } catch (...) {
+    failure = std::current_exception();
   }
   for (const auto& [id, number] : dropping) {
-    const bool is_gone = tencache_gpu_drop_pool(gpu, number) != 0;
+    const bool is_gone = failure == nullptr && tencache_gpu_drop_pool(gpu, number) != 0;
     const std::lock_guard lock(mutex_);
     if (is_gone) {
       pools_.erase(id);
@@ -175,6 +188,8 @@ void CudaPools::drop_released(tencache_gpu* gpu, const Id& only) {
     }
   }
   has_dropped_.notify_all();
+  if (failure != nullptr) std::rethrow_exception(failure);
+  return true;
 }
 
 std::unordered_set<void*> CudaPools::alive_in(const Id& id) const {

@@ -79,10 +79,13 @@ class CudaPools {
   /// caller.
   Restored restore(tencache_gpu* gpu, const CudaPoolState& state);
 
-  bool has_released() const;
-  /// Gives back free memory of released pools: of all, or of the one with that id. REQUIRES: the
-  /// device was waited for since the pools were released.
-  void drop_released(tencache_gpu* gpu, const Id& only);
+  /// Whether a pool was released, or memory in a released one freed, since the last drop. One
+  /// relaxed load.
+  bool may_drop() const { return may_drop_.load(std::memory_order_relaxed); }
+  /// Gives back free memory of released pools: of all, or of the one with that id. Calls
+  /// `await_device`, which may throw, once these can get no new user. Returns false, and calls
+  /// nothing, if there is no such pool.
+  bool drop_released(tencache_gpu* gpu, const Id& only, const std::function<void()>& await_device);
 
   /// The pool's allocations that are alive.
   std::unordered_set<void*> alive_in(const Id& id) const;
@@ -102,17 +105,21 @@ class CudaPools {
     std::shared_ptr<const Filter> filter;
   };
 
+  using Released = std::vector<std::pair<Id, uint64_t>>;  // with the core's number
+
   static bool is_released(const Pool& pool) {
     return pool.user_count == 0 && pool.allocating_count == 0;
   }
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
-  bool is_dropping(const Id& id) const;  // these five REQUIRE that mutex_ is held
+  bool is_dropping(const Id& id) const;  // these six REQUIRE that mutex_ is held
+  Released begin_drop(const Id& only);
   void enter(void* address, const Id& id);
   void leave(void* address);
 
-  std::atomic<size_t> route_count_{0};  // this and the next: written with mutex_ held
+  std::atomic<size_t> route_count_{0};  // this and the next two: written with mutex_ held
   std::atomic<size_t> alive_count_{0};
+  std::atomic<bool> may_drop_{false};
   mutable std::mutex mutex_;
   std::condition_variable has_dropped_;
   std::map<Id, Pool> pools_;

@@ -36,6 +36,7 @@ struct CurrentCuda {
   c10::DeviceIndex device = 0;
   cudaStream_t stream = nullptr;
   int synchronize_count = 0;
+  std::function<void()> on_synchronize;  // what other threads do meanwhile
   int peer_copy_count = 0;
 };
 inline CurrentCuda g_current;
@@ -58,6 +59,7 @@ inline CudaCalls test_calls() {
   };
   calls.synchronize = [](c10::DeviceIndex) {
     ++g_current.synchronize_count;
+    if (g_current.on_synchronize) g_current.on_synchronize();
     g_current.driver->wait_until_idle();
   };
   calls.copy = [](void* target, const void* source, size_t bytes) {

@@ -33,7 +33,10 @@ class VariableGuard {
 TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   start();
   CUstream other = make_stream();
+  allocate(kExtent).clear();
+  EXPECT_EQ(tencache_gpu_watches_ops(gpus_[0]), 0);
   begin();
+  EXPECT_EQ(tencache_gpu_watches_ops(gpus_[0]), 1) << "nobody could tell later what it names";
   c10::DataPtr graph = allocate(kExtent);
   void* const address = graph.get();
   g_current.stream = other;  // not the one that captures
@@ -105,6 +108,60 @@ TEST_F(CudaPoolTest, NothingIsDroppedDuringACapture) {
   EXPECT_TRUE(cuda_->snapshot({0, 0}, false).segments.empty());
 }
 
+// A graph that goes while another thread waits for the device may have been replayed since then.
+TEST_F(CudaPoolTest, WhatIsReleasedWhileTheDeviceIsWaitedForStays) {
+  start();
+  constexpr Id kOther = {2, 0};
+  for (const Id& id : {kGraph, kOther}) {
+    begin(id);
+    allocate(kExtent).clear();
+    end(id);
+  }
+  cuda_->releasePool(0, kGraph);
+  g_current.on_synchronize = [&] { cuda_->releasePool(0, kOther); };
+  cuda_->emptyCache({0, 0});
+  g_current.on_synchronize = nullptr;
+  EXPECT_TRUE(cuda_->snapshot(kGraph, false).segments.empty());
+  EXPECT_EQ(cuda_->snapshot(kOther, false).segments.size(), 1u);
+  cuda_->emptyCache({0, 0});
+  EXPECT_TRUE(cuda_->snapshot(kOther, false).segments.empty());
+  EXPECT_EQ(g_current.synchronize_count, 2);
+}
+
+TEST_F(CudaPoolTest, APoolStaysWhereTheDeviceCannotBeWaitedFor) {
+  start();
+  begin();
+  allocate(kExtent).clear();
+  end();
+  cuda_->releasePool(0, kGraph);
+  g_current.on_synchronize = [] { TORCH_CHECK(false, "the device is broken"); };
+  EXPECT_EQ(text_of([&] { cuda_->emptyCache({0, 0}); }), "the device is broken");
+  g_current.on_synchronize = nullptr;
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u);
+  begin();  // it may have users again
+  end();
+  cuda_->releasePool(0, kGraph);
+}
+
+// Once tensors may leave, none does so for a graph that is gone.
+TEST_F(CudaPoolTest, ReleasedPoolsGoBackBeforeTensorsLeave) {
+  start();
+  begin();
+  allocate(kExtent).clear();
+  c10::DataPtr output = allocate(2 * kExtent);
+  end();
+  cuda_->releasePool(0, kGraph);  // begin() has made ops be watched
+  keep(1000);
+  EXPECT_EQ(g_current.synchronize_count, 1);
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u) << "what lives stays";
+  keep(1000);
+  EXPECT_EQ(g_current.synchronize_count, 1) << "nothing has changed";
+  output.clear();
+  keep(1000);
+  EXPECT_EQ(g_current.synchronize_count, 2);
+  EXPECT_TRUE(cuda_->snapshot(kGraph, false).segments.empty());
+}
+
 TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   config_.heap.strict = true;
   start();
@@ -114,7 +171,7 @@ TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   EXPECT_THROW((void)allocate(40 * kMiB), c10::OutOfMemoryError);
   cuda_->releasePool(0, kGraph);
   EXPECT_NE(keep(40 * kMiB), nullptr);
-  EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 2) << "the one that failed, and this one";
+  EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 1) << "the one that failed";
 }
 
 // NCCL registers the memory of pools, and must know when it goes. Other memory may move, also when
@@ -201,11 +258,10 @@ TEST_F(CudaPoolTest, APoolGoesBackToAnEarlierState) {
   EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {address, dead_address}));
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
   std::vector<Entry::Action> actions;
-  for (const Entry& entry : cuda_->snapshot(kGraph, true).device_traces[0]) {
-    actions.push_back(entry.action_);
-  }
+  const auto snapshot = cuda_->snapshot(kGraph, true);
+  for (const Entry& entry : snapshot.device_traces[0]) actions.push_back(entry.action_);
   const std::vector<Entry::Action> expected = {Entry::FREE_REQUESTED, Entry::FREE_COMPLETED,
-                                               Entry::ALLOC, Entry::ALLOC, Entry::SNAPSHOT};
+                                               Entry::ALLOC, Entry::ALLOC};
   EXPECT_EQ(actions, expected);
   cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
                        {});
