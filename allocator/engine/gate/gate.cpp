@@ -277,7 +277,8 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) {
-      missing.push_back(extent);
+      // Once, however many views the op names: a fetch is counted for each in the list.
+      if (std::ranges::find(missing, extent) == missing.end()) missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
       note_early(extent);  // it has landed since it was pinned
     }

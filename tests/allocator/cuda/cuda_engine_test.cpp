@@ -253,6 +253,21 @@ TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   EXPECT_EQ(engine_->stats().early_fetches + engine_->stats().late_fetches, rounds);
 }
 
+TEST_F(CudaEngineTest, AFetchCountsOnceHoweverManyViewsAnOpNames) {
+  start();
+  char* tensor = allocate();
+  engine_->write(stream_, tensor, kBytes, 5);
+  ASSERT_TRUE(engine_->evict(tensor));
+  const std::vector<Access> views = {
+      {tensor, AccessMode::kRead}, {tensor + kMiB, AccessMode::kRead}, {tensor, AccessMode::kRead}};
+  (*engine_)->open_op(0, views, stream_);
+  (*engine_)->gate().close();
+  engine_->wait_until_idle();
+  (*engine_)->mover()->settle(true);
+  EXPECT_EQ(engine_->stats().early_fetches + engine_->stats().late_fetches, 1u);
+  EXPECT_LE(engine_->stats().early_fetched_bytes, kBytes);
+}
+
 // An op finds an extent that another thread has landed since the op pinned it.
 TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   start();
