@@ -93,13 +93,19 @@ void Runtime::announce_first_gpu_spill(int ordinal) const {
 
 Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
                         const tencache_arena& arena) {
-  MutexLock lock(mutex_);
-  // Cover the arena before any op can name its memory.
-  cover(arena);
-  lower_chunk_bytes(gpu.engine->budget().limit());
-  TENCACHE_RETURN_IF_ERROR(engines_.add(gpu));
-  announce_gpu(gpu, name);
-  watch_launches();
+  {
+    MutexLock lock(mutex_);
+    // Cover the arena before any op can name its memory.
+    cover(arena);
+    lower_chunk_bytes(gpu.engine->budget().limit());
+    TENCACHE_RETURN_IF_ERROR(engines_.add(gpu));
+    announce_gpu(gpu, name);
+    watch_launches();
+  }
+  // An op in whose middle ops begin to be watched has pinned nothing, so what it uses could leave
+  // under its kernels. The guard would notice; without it, ops are watched before there are
+  // tensors.
+  if (!sees_launches_.load(std::memory_order_relaxed)) gpu.engine->evictor().arm();
   return Status::ok();
 }
 
