@@ -117,15 +117,20 @@ int tencache_torch_install(tencache_error* error) {
   return TENCACHE_FAILED_PRECONDITION;
 }
 
-void tencache_torch_open(const char* name, const void* const* addresses, uint32_t count) {
+void tencache_torch_open(const char* name, const void* const* addresses, const char* modes,
+                         uint32_t count) {
   AccessList& accesses = cleared_thread_accesses();
   for (uint32_t index = 0; index < count; ++index) {
-    accesses.add(addresses[index], TENCACHE_READ | TENCACHE_WRITE);
+    accesses.add(addresses[index], static_cast<uint32_t>(modes[index]));
   }
   tencache_gate_open(tencache_register_op(name), accesses.data(), accesses.count());
 }
 
-void tencache_torch_close(void) { tencache_gate_close(); }
+uint32_t tencache_torch_depth(void) { return tencache_gate_depth(); }
+
+void tencache_torch_close_to(uint32_t depth) {
+  while (tencache_gate_depth() > depth) tencache_gate_close();
+}
 
 size_t tencache_torch_describe_json(char* buffer, size_t bytes) {
   const std::string json = describe();

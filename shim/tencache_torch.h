@@ -30,11 +30,15 @@ TENCACHE_API const char* tencache_torch_built_for(void);
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
 /* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for the
- * extents that hold the addresses, as read and written. Close on the same thread, last in, first
- * out. */
+ * extents that hold the addresses. Each has a mode of its own: TENCACHE_READ, TENCACHE_WRITE or
+ * both. */
 TENCACHE_API void tencache_torch_open(const char* name, const void* const* addresses,
-                                      uint32_t count);
-TENCACHE_API void tencache_torch_close(void);
+                                      const char* modes, uint32_t count);
+/* How many ops this thread has open. */
+TENCACHE_API uint32_t tencache_torch_depth(void);
+/* Ends what this thread has opened beyond that depth: nothing, if an exception came before the op
+ * was opened. */
+TENCACHE_API void tencache_torch_close_to(uint32_t depth);
 
 /* Describes the installation as JSON: {torch, backend, installed, split: [names], left_alone:
  * [{name, reason}], split_calls, split_runs, collectives, pending_collectives, known_operators}.

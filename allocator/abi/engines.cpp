@@ -128,6 +128,8 @@ void Engines::close() {
   }
 }
 
+uint32_t Engines::depth() { return t_depth.depth; }
+
 EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
   auto made = std::make_unique<EngineHolds>();
   for (const EngineEntry& entry : all()) {

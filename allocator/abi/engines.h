@@ -72,6 +72,8 @@ class Engines {
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   void open(uint32_t op, std::span<const Access> accesses);
   void close();
+  /// How many ops this thread has open.
+  static uint32_t depth();
   /// Null if there is nothing to hold. What a CUDA graph uses that is being captured needs no hold.
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "abi/accesses.h"
@@ -127,6 +128,8 @@ void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t c
 
 void tencache_gate_close(void) { engines().close(); }
 
+uint32_t tencache_gate_depth(void) { return Engines::depth(); }
+
 tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                       int and_inner) {
   return reinterpret_cast<tencache_hold*>(
@@ -135,15 +138,18 @@ tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t 
 
 void tencache_unhold(tencache_hold* hold) { Engines::unhold(reinterpret_cast<EngineHolds*>(hold)); }
 
-tencache_reading* tencache_begin_reading(const void* const* addresses, uint32_t count) {
+void tencache_begin_reading(const void* const* addresses, uint32_t count,
+                            tencache_reading** reading) {
+  *reading = nullptr;
   Engine* cpu = cpu_engine();
-  if (cpu == nullptr || cpu->mover() == nullptr) return nullptr;
-  return reinterpret_cast<tencache_reading*>(
+  if (cpu == nullptr || cpu->mover() == nullptr) return;
+  *reading = reinterpret_cast<tencache_reading*>(
       std::make_unique<Reading>(*cpu, std::span(addresses, count)).release());
 }
 
-void tencache_end_reading(tencache_reading* reading) {
-  const std::unique_ptr<Reading> owned(reinterpret_cast<Reading*>(reading));
+void tencache_end_reading(tencache_reading** reading) {
+  const std::unique_ptr<Reading> owned(
+      reinterpret_cast<Reading*>(std::exchange(*reading, nullptr)));
 }
 
 void tencache_keep_resident(const tencache_access* accesses, uint32_t count) {

@@ -141,6 +141,9 @@ TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesse
 /* Ends the op that this thread opened last. */
 TENCACHE_API void tencache_gate_close(void);
 
+/* How many ops this thread has open. */
+TENCACHE_API uint32_t tencache_gate_depth(void);
+
 /* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
  * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin,
  * as on a GPU whose current stream captures a CUDA graph: what a graph uses stays resident.
@@ -151,13 +154,17 @@ TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* access
 TENCACHE_API void tencache_unhold(tencache_hold* hold);
 
 /* Announces that the program reads these extents by other means than an op (a checkpoint), until
- * tencache_end_reading(), on any thread. Up to half of the budget is fetched and stays. What goes
- * beyond, and in a forked child everything, is read through cold mappings, and compared with its
- * hash now and at the end. Bytes that the disk has changed, or does not give, end the process with
- * a message. NULL where nothing of it can be cold; addresses outside extents are ignored. */
+ * tencache_end_reading(), on any thread. Writes the handle to *reading itself, since an exception
+ * of Python's can come before a caller would store a result. Up to half of the budget is fetched
+ * and stays. What goes beyond, and in a forked child everything, is read through cold mappings, and
+ * compared with its hash now and at the end. Bytes that the disk has changed, or does not give, end
+ * the process with a message. NULL where nothing of it can be cold; addresses outside extents are
+ * ignored. */
 typedef struct tencache_reading tencache_reading;
-TENCACHE_API tencache_reading* tencache_begin_reading(const void* const* addresses, uint32_t count);
-TENCACHE_API void tencache_end_reading(tencache_reading* reading);
+TENCACHE_API void tencache_begin_reading(const void* const* addresses, uint32_t count,
+                                         tencache_reading** reading);
+/* Ends what *reading holds, and sets it to NULL; does nothing where it is NULL. */
+TENCACHE_API void tencache_end_reading(tencache_reading** reading);
 
 /* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);

@@ -15,6 +15,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -31,25 +32,29 @@ _READER = "_tobytes"
 class Announcer(Protocol):
     """The part of the core that this module uses."""
 
-    def begin_reading(self, addresses: Sequence[int]) -> int | None: ...
-    def end_reading(self, reading: int) -> None: ...
+    def begin_reading(self, addresses: Sequence[int], reading: ctypes.c_void_p) -> None: ...
+    @property
+    def end_reading(self) -> Callable[[ctypes.c_void_p], None]: ...
 
 
 class Reading:
-    """What is announced stays announced while the object lives, or until `end`."""
+    """What is announced stays announced while the object lives, or until `end`.
+
+    The core itself fills and empties the handle, so an exception that comes at any point, like
+    KeyboardInterrupt, cannot lose it.
+    """
 
     __slots__ = ("_core", "_reading")
 
     def __init__(self, core: Announcer, addresses: Sequence[int]) -> None:
         self._core = core
-        self._reading: int | None = None
+        self._reading = ctypes.c_void_p()
         if addresses:
-            self._reading = core.begin_reading(addresses)
+            core.begin_reading(addresses, self._reading)
 
     def end(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            self._core.end_reading(reading)
+        if self._reading:
+            self._core.end_reading(self._reading)
 
     __del__ = end
 

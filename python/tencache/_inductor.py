@@ -10,7 +10,8 @@ arguments.
 `torch._inductor` is large and most programs never import it, so nothing here imports it: a finder
 on sys.meta_path waits for `torch._inductor.async_compile` and patches it right after its import.
 Until the runtime arms, a wrapped kernel costs the reading of one flag (0.2 us a call). Afterwards
-it costs one open and one close (3 us with four tensors).
+it costs one open and one close (3 us with four tensors). Arguments that a kernel takes as const
+count as read, so eviction need not write them anew.
 
 Limit: with `cpp_wrapper=True` and in AOTInductor packages, kernels are called from C++ and cannot
 be wrapped. They stay right, because a cold extent is readable and writable at its address, but they
@@ -28,15 +29,27 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Protocol
 
+# Modes of accesses, as in tencache.h.
+READ = 1
+WRITE = 2
+
 _TARGET = "torch._inductor.async_compile"
 _UNNAMED = "inductor::cpp_kernel"
 
 
 class Gate(Protocol):
-    """The part of the shim that this module uses."""
+    """The part of the shim that this module uses.
 
-    def open(self, name: bytes, addresses: Sequence[int]) -> None: ...
-    def close(self) -> None: ...
+    An exception may come at any point, like KeyboardInterrupt once `open` has waited for the disk.
+    So callers read the depth, open within a `try`, and close down to the depth at its end. The
+    properties are functions of C, which no exception interrupts.
+    """
+
+    def open(self, name: bytes, addresses: Sequence[int], modes: bytes) -> None: ...
+    @property
+    def depth(self) -> Callable[[], int]: ...
+    @property
+    def close_to(self) -> Callable[[int], None]: ...
 
 
 class Armed(Protocol):
@@ -52,14 +65,29 @@ class KernelGate:
     The bound method replaces the kernel; calling it costs less than calling an object.
     """
 
-    __slots__ = ("_gate", "_is_armed", "_kernel", "_tensor_positions", "name")
+    __slots__ = (
+        "_close_to",
+        "_depth",
+        "_is_armed",
+        "_kernel",
+        "_modes",
+        "_open",
+        "_tensor_positions",
+        "_types",
+        "name",
+    )
 
-    def __init__(self, kernel: Callable[..., Any], gate: Gate, core: Armed) -> None:
+    def __init__(
+        self, kernel: Callable[..., Any], types: Sequence[str], gate: Gate, core: Armed
+    ) -> None:
+        """`types` are those of the kernel's arguments in C++."""
         self._kernel = kernel
-        self._gate = gate
+        self._types = types
+        self._open, self._depth, self._close_to = gate.open, gate.depth, gate.close_to
         self._is_armed = core.is_armed
         # The generated kernel fixes which arguments are tensors; we look once armed.
         self._tensor_positions: list[int] | None = None
+        self._modes = b""
         self.name = _UNNAMED.encode()
 
     def run(self, *arguments: Any) -> Any:
@@ -69,13 +97,19 @@ class KernelGate:
                 return self._kernel(*arguments)
             # The runtime never disarms, so we ask only once.
             positions = [i for i, value in enumerate(arguments) if hasattr(value, "data_ptr")]
+            self._modes = bytes(self._mode_of(i) for i in positions)
             self._tensor_positions = positions
-        # Any address inside an extent names it, and the kernel itself will use data_ptr().
-        self._gate.open(self.name, [arguments[i].data_ptr() for i in positions])
+        depth = self._depth()
         try:
+            # Any address inside an extent names it, and the kernel itself will use data_ptr().
+            self._open(self.name, [arguments[i].data_ptr() for i in positions], self._modes)
             return self._kernel(*arguments)
         finally:
-            self._gate.close()
+            self._close_to(depth)
+
+    def _mode_of(self, position: int) -> int:
+        type_name = self._types[position] if position < len(self._types) else ""
+        return READ if type_name.startswith("const ") else READ | WRITE
 
 
 def install(core: Armed, gate: Gate) -> None:
@@ -98,12 +132,12 @@ def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
     make_kernel = async_compile.cpp_pybinding
     wait = async_compile.wait
 
-    def cpp_pybinding(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        made = make_kernel(self, *arguments, **keywords)
+    def cpp_pybinding(self: Any, argtypes: Sequence[str], *more: Any, **keywords: Any) -> Any:
+        made = make_kernel(self, argtypes, *more, **keywords)
         result_fn = getattr(made, "result_fn", None)
         if result_fn is None:
-            return KernelGate(made, gate, core).run
-        made.result_fn = lambda: KernelGate(result_fn(), gate, core).run
+            return KernelGate(made, argtypes, gate, core).run
+        made.result_fn = lambda: KernelGate(result_fn(), argtypes, gate, core).run
         return made
 
     def wait_and_name(self: Any, scope: dict[str, Any]) -> Any:

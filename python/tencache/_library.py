@@ -182,6 +182,7 @@ class Core:
     def __init__(self) -> None:
         library = _load("libtencache.so")
         text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
+        pointers = ctypes.POINTER(ctypes.c_void_p)
         self._version = _declare(library, "tencache_version", text)
         self._option_table = _declare(library, "tencache_option_table", text)
         self._read_environment = _declare(library, "tencache_read_environment", ctypes.c_int, error)
@@ -204,12 +205,13 @@ class Core:
         self._begin_reading = _declare(
             library,
             "tencache_begin_reading",
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_void_p),
+            None,
+            pointers,
             ctypes.c_uint32,
+            pointers,
         )
-        self.end_reading: Callable[[int], None] = _declare(
-            library, "tencache_end_reading", None, ctypes.c_void_p
+        self.end_reading: Callable[[ctypes.c_void_p], None] = _declare(
+            library, "tencache_end_reading", None, pointers
         )
         self.reset_peak_stats: Callable[[], None] = _declare(
             library, "tencache_reset_peak_stats", None
@@ -316,11 +318,10 @@ class Core:
     def empty_cache(self) -> int:
         return int(self._empty_cache())
 
-    def begin_reading(self, addresses: Sequence[int]) -> int | None:
-        """Announces reads at these addresses, until `end_reading`; None if none can be cold."""
+    def begin_reading(self, addresses: Sequence[int], reading: ctypes.c_void_p) -> None:
+        """Announces reads at these addresses, until `end_reading(reading)`."""
         count = len(addresses)
-        reading: int | None = self._begin_reading(_address_array(count)(*addresses), count)
-        return reading
+        self._begin_reading(_address_array(count)(*addresses), count, reading)
 
     def doctor(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(_read_text(self._doctor))
@@ -402,9 +403,13 @@ class Shim:
             None,
             text,
             ctypes.POINTER(ctypes.c_void_p),
+            text,
             ctypes.c_uint32,
         )
-        self._close = _declare(library, "tencache_torch_close", None)
+        self.depth: Callable[[], int] = _declare(library, "tencache_torch_depth", ctypes.c_uint32)
+        self.close_to: Callable[[int], None] = _declare(
+            library, "tencache_torch_close_to", None, ctypes.c_uint32
+        )
 
     def install(self) -> None:
         """Puts tencache under torch's CPU allocator and starts the runtime.
@@ -422,13 +427,13 @@ class Shim:
         result: dict[str, Any] = json.loads(_read_text(self._describe))
         return result
 
-    def open(self, name: bytes, addresses: Sequence[int]) -> None:
-        """Opens the gate on this thread; the addresses' extents are resident until `close`."""
-        count = len(addresses)
-        self._open(name, _address_array(count)(*addresses), count)
+    def open(self, name: bytes, addresses: Sequence[int], modes: bytes) -> None:
+        """Opens the gate on this thread; the addresses' extents are resident until `close_to`.
 
-    def close(self) -> None:
-        self._close()
+        Each address has a mode: READ, or READ | WRITE.
+        """
+        count = len(addresses)
+        self._open(name, _address_array(count)(*addresses), modes, count)
 
 
 @functools.cache

@@ -17,11 +17,11 @@ Threads: any; the gate is per thread.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from tencache._inductor import Armed, Gate, when_imported
+from tencache._inductor import READ, WRITE, Armed, Gate, when_imported
 
 # The two classes. Inductor launches its kernels itself, without Triton's class.
 LAUNCHERS = (
@@ -42,7 +42,9 @@ def _patch_in(class_name: str, core: Armed, gate: Gate, module: ModuleType) -> N
 
 def patch(launcher: Any, core: Armed, gate: Gate) -> None:
     """Wraps `run` of the class."""
-    launcher.run = gated(launcher.run, lambda arguments: _name(arguments[0]), core, gate)
+    launcher.run = gated(
+        launcher.run, lambda arguments: _name(arguments[0]), core, gate, inputs_of_inductor
+    )
 
 
 def gated(
@@ -50,24 +52,50 @@ def gated(
     name_of: Callable[[Sequence[Any]], bytes],
     core: Armed,
     gate: Gate,
+    inputs_of: Callable[[Sequence[Any]], Container[int]] = lambda _: (),
 ) -> Callable[..., Any]:
     """The function, as one op that names the tensors among its arguments.
 
-    `name_of` gets the positional ones.
+    `name_of` and `inputs_of` get the positional ones; the latter tells which of them are only read.
     """
-    is_armed = core.is_armed
+    is_armed, depth_now, close_to = core.is_armed, gate.depth, gate.close_to
 
     @functools.wraps(function)
     def run_as_op(*arguments: Any, **keywords: Any) -> Any:
         if not is_armed():
             return function(*arguments, **keywords)
-        gate.open(name_of(arguments), list(addresses((*arguments, *keywords.values()))))
+        inputs = inputs_of(arguments)
+        named: list[int] = []
+        modes = bytearray()
+        for position, value in enumerate((*arguments, *keywords.values())):
+            mode = READ if position in inputs else READ | WRITE
+            for address in addresses((value,)):
+                named.append(address)
+                modes.append(mode)
+        depth = depth_now()
         try:
+            gate.open(name_of(arguments), named, bytes(modes))
             return function(*arguments, **keywords)
         finally:
-            gate.close()
+            close_to(depth)
 
     return run_as_op
+
+
+def inputs_of_inductor(arguments: Sequence[Any]) -> Container[int]:
+    """Which arguments of a launch by Inductor are only read, by the names that it gives them.
+
+    The launcher itself is the first argument.
+    """
+    mutated = getattr(arguments[0], "mutated_arg_names", None)
+    names = getattr(getattr(arguments[0], "fn", None), "arg_names", ())
+    if mutated is None:
+        return ()
+    return {
+        position
+        for position, name in enumerate(names, start=1)
+        if name.startswith("in_ptr") and name not in mutated
+    }
 
 
 def addresses(values: Iterable[Any]) -> Iterator[int]:

@@ -9,6 +9,7 @@ many seeded flips; TENCACHE_TEST_FLIPS makes the run longer, TENCACHE_TEST_SEED 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -225,13 +226,17 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.interrupts = False  # once a reading has begun
 
-    def begin_reading(self, addresses: Any) -> int | None:
+    def begin_reading(self, addresses: Any, reading: ctypes.c_void_p) -> None:
         self.calls.append(tuple(addresses))
-        return len(self.calls)
+        reading.value = len(self.calls)
+        if self.interrupts:
+            raise KeyboardInterrupt
 
-    def end_reading(self, reading: int) -> None:
-        self.calls.append(("end", reading))
+    def end_reading(self, reading: ctypes.c_void_p) -> None:
+        self.calls.append(("end", reading.value))
+        reading.value = None
 
 
 class FakeTensor:
@@ -263,6 +268,15 @@ def test_reading_lasts_as_long_as_the_call_even_if_it_fails() -> None:
     core.calls.clear()
     announced("data.pkl", b"bytes", 5)
     assert core.calls == ["written"], "nothing to announce"
+
+
+def test_an_interrupt_does_not_lose_a_reading() -> None:
+    core = FakeCore()
+    core.interrupts = True
+    announced = _checkpoints.announced(lambda _: None, core)
+    with pytest.raises(KeyboardInterrupt):
+        announced(FakeTensor(5))
+    assert core.calls == [(5,), ("end", 1)]
 
 
 def test_safetensors_collects_while_its_buffers_live() -> None:

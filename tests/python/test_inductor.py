@@ -25,16 +25,29 @@ class FakeGate:
         self.calls: list[object] = []
         self.armed = True
         self.asked = 0
+        self.open_count = 0
+        self.interrupts = False  # once an op is open
 
-    def open(self, name, addresses):
-        self.calls.append((name, list(addresses)))
+    def open(self, name, addresses, modes):
+        self.calls.append((name, list(addresses), list(modes)))
+        self.open_count += 1
+        if self.interrupts:
+            raise KeyboardInterrupt
 
-    def close(self):
-        self.calls.append("close")
+    def depth(self):
+        return self.open_count
+
+    def close_to(self, depth):
+        self.calls += ["close"] * (self.open_count - depth)
+        self.open_count = depth
 
     def is_armed(self):
         self.asked += 1
         return self.armed
+
+
+def gate_calls_append(gate):
+    return lambda *arguments: gate.calls.append(arguments)
 
 
 class FakeTensor:
@@ -47,10 +60,11 @@ class FakeTensor:
 
 def test_kernel_runs_between_open_and_close_of_its_tensors():
     gate = FakeGate()
-    kernel = _inductor.KernelGate(lambda *arguments: gate.calls.append(arguments), gate, gate).run
+    types = ["float*", "const int64_t", "const float*", "const float"]
+    kernel = _inductor.KernelGate(gate_calls_append(gate), types, gate, gate).run
     a, b = FakeTensor(100), FakeTensor(200)
     kernel(a, 3, b, 4.0)
-    assert gate.calls == [(b"inductor::cpp_kernel", [100, 200]), (a, 3, b, 4.0), "close"]
+    assert gate.calls == [(b"inductor::cpp_kernel", [100, 200], [3, 1]), (a, 3, b, 4.0), "close"]
 
 
 def test_gate_is_closed_when_the_kernel_raises():
@@ -60,14 +74,23 @@ def test_gate_is_closed_when_the_kernel_raises():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        _inductor.KernelGate(fail, gate, gate).run(FakeTensor(1))
-    assert gate.calls == [(b"inductor::cpp_kernel", [1]), "close"]
+        _inductor.KernelGate(fail, (), gate, gate).run(FakeTensor(1))
+    assert gate.calls == [(b"inductor::cpp_kernel", [1], [3]), "close"]
+
+
+def test_gate_is_closed_when_an_interrupt_follows_its_opening():
+    gate = FakeGate()
+    gate.interrupts = True
+    kernel = _inductor.KernelGate(gate_calls_append(gate), (), gate, gate).run
+    with pytest.raises(KeyboardInterrupt):
+        kernel(FakeTensor(1))
+    assert gate.calls == [(b"inductor::cpp_kernel", [1], [3]), "close"]
 
 
 def test_kernel_passes_by_until_armed_and_then_asks_no_more():
     gate = FakeGate()
     gate.armed = False
-    kernel = _inductor.KernelGate(lambda _: 7, gate, gate).run
+    kernel = _inductor.KernelGate(lambda _: 7, (), gate, gate).run
     assert kernel(FakeTensor(1)) == 7
     assert gate.calls == []
     gate.armed = True
@@ -111,7 +134,7 @@ def test_kernels_are_wrapped_and_named(how):
     scope = {"cpp_fused_add_0": compiler.cpp_pybinding([how], "source"), "other": 3}
     compiler.wait(scope)
     assert scope["cpp_fused_add_0"](FakeTensor(5)) == "source"
-    assert gate.calls == [(b"inductor::cpp_fused_add_0", [5]), "close"]
+    assert gate.calls == [(b"inductor::cpp_fused_add_0", [5], [3]), "close"]
 
 
 def test_watcher_calls_once_after_the_import_and_leaves(tmp_path, monkeypatch):

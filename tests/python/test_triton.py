@@ -23,12 +23,21 @@ class FakeGate:
     def __init__(self):
         self.calls = []
         self.armed = True
+        self.open_count = 0
+        self.interrupts = False  # once an op is open
 
-    def open(self, name, addresses):
-        self.calls.append((name, addresses))
+    def open(self, name, addresses, modes):
+        self.calls.append((name, addresses, list(modes)))
+        self.open_count += 1
+        if self.interrupts:
+            raise KeyboardInterrupt
 
-    def close(self):
-        self.calls.append("close")
+    def depth(self):
+        return self.open_count
+
+    def close_to(self, depth):
+        self.calls += ["close"] * (self.open_count - depth)
+        self.open_count = depth
 
     def is_armed(self):
         return self.armed
@@ -70,7 +79,7 @@ def test_a_launch_is_announced_with_every_tensor():
     arguments = (FakeTensor(1), 7, (FakeTensor(2), [FakeTensor(3)]), Descriptor(FakeTensor(4)))
     result = launcher().run(*arguments, FakeTensor(None), grid=(1,), out=FakeTensor(5), size=8)
     assert result == (5, (1,), ["out", "size"])
-    assert gate.calls == [(b"triton::add_kernel", [1, 2, 3, 4, 5]), "close"]
+    assert gate.calls == [(b"triton::add_kernel", [1, 2, 3, 4, 5], [3] * 5), "close"]
 
 
 def test_a_launch_that_fails_closes_the_gate():
@@ -78,7 +87,25 @@ def test_a_launch_that_fails_closes_the_gate():
     _triton.patch(launcher, gate, gate)
     with pytest.raises(ValueError, match="no"):
         launcher().run(FakeTensor(1), grid=(1,), fail=True)
-    assert gate.calls == [(b"triton::add_kernel", [1]), "close"]
+    assert gate.calls == [(b"triton::add_kernel", [1], [3]), "close"]
+
+
+def test_an_interrupt_after_the_opening_closes_the_gate():
+    gate, launcher = FakeGate(), make_launcher()
+    gate.interrupts = True
+    _triton.patch(launcher, gate, gate)
+    with pytest.raises(KeyboardInterrupt):
+        launcher().run(FakeTensor(1), grid=(1,))
+    assert gate.calls == [(b"triton::add_kernel", [1], [3]), "close"]
+
+
+def test_inputs_of_inductors_kernels_count_as_read():
+    gate, launcher = FakeGate(), make_launcher()
+    launcher.fn.arg_names = ["in_out_ptr0", "in_ptr0", "in_ptr1", "out_ptr0", "xnumel", "XBLOCK"]
+    launcher.mutated_arg_names = ["in_out_ptr0", "in_ptr1"]
+    _triton.patch(launcher, gate, gate)
+    launcher().run(*(FakeTensor(address) for address in (1, 2, 3, 4)), 8, grid=(1,))
+    assert gate.calls == [(b"triton::add_kernel", [1, 2, 3, 4], [3, 1, 3, 3]), "close"]
 
 
 def test_a_launch_passes_by_until_armed():
@@ -101,7 +128,7 @@ def test_both_classes_are_watched_until_they_are_imported(tmp_path, monkeypatch)
     try:
         launchers = importlib.import_module("launchers")
         launchers.Launcher().run(FakeTensor(1))
-        assert gate.calls == [(b"triton::kernel", [1]), "close"]
+        assert gate.calls == [(b"triton::kernel", [1], [3]), "close"]
         assert sys.meta_path == watchers
     finally:
         sys.modules.pop("launchers", None)
