@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "abi/tencache.h"
@@ -199,6 +200,34 @@ TEST_F(AbiTest, HoldsAndKeptExtentsAreNotEvicted) {
     EXPECT_EQ(tencache_is_cold(kept), 0);
     EXPECT_EQ(tencache_hold_accesses(nullptr, 0, 1), nullptr);
     tencache_unhold(nullptr);
+  });
+}
+
+TEST_F(AbiTest, AThreadKnowsHowManyOpsItHasOpen) {
+  in_child([this] {
+    EXPECT_EQ(tencache_gate_depth(), 0u);
+    start();
+    const uint32_t op = tencache_register_op("test::use");
+    tencache_gate_open(op, nullptr, 0);
+    tencache_gate_open(op, nullptr, 0);
+    EXPECT_EQ(tencache_gate_depth(), 2u);
+    std::thread([] { EXPECT_EQ(tencache_gate_depth(), 0u); }).join();
+    tencache_gate_close();
+    EXPECT_EQ(tencache_gate_depth(), 1u);
+    tencache_gate_close();
+  });
+}
+
+TEST_F(AbiTest, AReadingFillsAndEmptiesItsHandle) {
+  in_child([this] {
+    start();
+    const void* const address = allocate(kMiB);
+    tencache_reading* reading = nullptr;
+    tencache_begin_reading(&address, 1, &reading);
+    EXPECT_NE(reading, nullptr);
+    tencache_end_reading(&reading);
+    EXPECT_EQ(reading, nullptr);
+    tencache_end_reading(&reading);
   });
 }
 

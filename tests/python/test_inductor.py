@@ -185,6 +185,21 @@ TRAIN = """
 """
 
 
+def kinds_of_accesses(events):
+    """What Inductor's kernels do with the tensors they name."""
+    kinds = set()
+    open_ops = {}  # by thread
+    for event in events:
+        ops = open_ops.setdefault(event.get("thread"), [])
+        if event["kind"] == "op_begin":
+            ops.append(event["op"])
+        elif event["kind"] == "op_end" and ops:
+            ops.pop()
+        elif event["kind"] in ("read", "write") and ops and ops[-1].startswith("inductor::"):
+            kinds.add(event["kind"])
+    return kinds
+
+
 @pytest.fixture(scope="module")
 def compiled_code(tmp_path_factory):
     """Kernels are compiled by the first program and loaded by the others."""
@@ -219,8 +234,9 @@ def test_compiled_training_gives_the_same_bits_while_everything_goes_cold(
     stats = json.loads((tmp_path / "run.json").read_text())
     assert stats["bytes"]["evicted"] > 0
     lines = (tmp_path / "run.trace").read_text().splitlines()[1:]
-    ops = {event.get("op", "") for event in map(json.loads, lines)}
-    assert any(op.startswith("inductor::cpp_fused") for op in ops)
+    events = [json.loads(line) for line in lines]
+    assert any(event.get("op", "").startswith("inductor::cpp_fused") for event in events)
+    assert kinds_of_accesses(events) == {"read", "write"}, "kernels only read their inputs"
     # Every kernel was announced; only the reads by NumPy at the end were not.
     weight_count = 6
     assert stats["unannounced"]["writes"] == 0
