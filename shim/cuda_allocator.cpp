@@ -179,11 +179,7 @@ void* CudaAllocator::malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t s
 
 void* CudaAllocator::malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream) {
   tencache_error error;
-  Device& device = device_of(index);
-  if (device.pools.may_drop()) [[unlikely]] {
-    drop_pools_in_time(index);
-  }
-  void* const address = try_malloc(device, bytes, stream, &error);
+  void* const address = try_malloc(device_of(index), bytes, stream, &error);
   if (address != nullptr) [[likely]] {
     return address;
   }
@@ -346,13 +342,6 @@ bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::Mempo
       std::ranges::any_of(devices_, [](const Device& other) { return other.pools.is_routing(); });
   if (is_routing) return false;
   return device.pools.drop_released(gpu, only, [&] { calls_.synchronize(index); });
-}
-
-// Once tensors may leave, a pool that nobody uses any more makes others leave in its place.
-void CudaAllocator::drop_pools_in_time(c10::DeviceIndex index) {
-  if (tencache_gpu_watches_ops(device_of(index).gpu.load(std::memory_order_acquire)) != 0) {
-    drop_released_pools(index, {});
-  }
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t pool) {

@@ -165,7 +165,6 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
                     tencache_error* error);
   bool free_more(c10::DeviceIndex index);
   bool drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only);
-  void drop_pools_in_time(c10::DeviceIndex index);
   [[noreturn]] void fail(c10::DeviceIndex index, size_t bytes, const tencache_error& error);
   static void note_core_event(void* device, int event, uintptr_t address, uint64_t bytes);
   bool find_recorded(c10::DeviceIndex index, const void* address, tencache_gpu_block* block,

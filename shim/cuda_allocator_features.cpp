@@ -75,16 +75,23 @@ cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
   const auto wanted = std::dynamic_pointer_cast<CudaPoolState>(state);
   TORCH_CHECK(wanted != nullptr, "The state of the private pool was not made by tencache.");
   CudaPools& pools = device_of(device).pools;
+  // Once they are freed, nobody can say any more what they were.
+  std::vector<std::pair<tencache_gpu_block, CudaHistory::Request>> before;
+  CudaHistory::Context context;
   if (history_.is_on()) {
-    for (void* address : pools.alive_in(wanted->pool())) note_free(device, address);
+    context = history_.gather(CudaHistory::When::STATE);
+    for (void* address : pools.alive_in(wanted->pool())) {
+      auto& [block, request] = before.emplace_back();
+      find_recorded(device, address, &block, &request);
+      block.is_shared = 0;  // the core waits for other streams at once
+    }
   }
   const CudaPools::Restored restored = pools.restore(gpu_of(device), *wanted);
+  for (auto& [block, request] : before) history_.note_free(device, block, request);
   cuda_api::CheckpointDelta delta;
   delta.ptrs_freed = restored.freed;
   for (void* address : restored.allocated) {
-    if (history_.is_on()) {
-      note_allocation(device, address, {nullptr, {0, 0}, history_.gather(CudaHistory::When::ALL)});
-    }
+    if (history_.is_on()) note_allocation(device, address, {nullptr, {0, 0}, context});
     delta.dataptrs_allocd.emplace_back(address, address, &delete_raw,
                                        c10::Device(c10::DeviceType::CUDA, device));
   }

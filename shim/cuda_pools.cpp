@@ -43,7 +43,7 @@ void CudaPools::remove_user(const Id& id) {
   Pool& used = pool(id);
   TORCH_CHECK(used.user_count > 0, "The private pool (", id.first, ", ", id.second,
               ") was released already.");
-  if (--used.user_count == 0) may_drop_.store(true, std::memory_order_relaxed);
+  --used.user_count;
 }
 
 int CudaPools::user_count(const Id& id) const {
@@ -97,11 +97,11 @@ bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, v
   const std::lock_guard lock(mutex_);
   Pool& chosen = pool(wanted->id);
   --chosen.allocating_count;
-  if (*address != nullptr) enter(*address, wanted->id);
+  if (*address != nullptr) note_alive(*address, wanted->id);
   return true;
 }
 
-void CudaPools::enter(void* address, const Id& id) {
+void CudaPools::note_alive(void* address, const Id& id) {
   pool(id).alive.insert(address);
   pool_of_.emplace(address, id);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
@@ -110,17 +110,15 @@ void CudaPools::enter(void* address, const Id& id) {
 void CudaPools::note_free(void* address) {
   if (alive_count_.load(std::memory_order_relaxed) == 0) return;
   const std::lock_guard lock(mutex_);
-  leave(address);
+  forget(address);
 }
 
-void CudaPools::leave(void* address) {
+void CudaPools::forget(void* address) {
   const auto found = pool_of_.find(address);
   if (found == pool_of_.end()) return;
   // If the core has dropped the pool meanwhile, nothing in it was alive.
-  if (const auto of = pools_.find(found->second); of != pools_.end()) {
+  if (const auto of = pools_.find(found->second); of != pools_.end())
     of->second.alive.erase(address);
-    if (is_released(of->second)) may_drop_.store(true, std::memory_order_relaxed);
-  }
   pool_of_.erase(found);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
 }
@@ -147,8 +145,8 @@ CudaPools::Restored CudaPools::restore(tencache_gpu* gpu, const CudaPoolState& s
   TORCH_CHECK(code == TENCACHE_OK, "The private pool (", id.first, ", ", id.second,
               ") cannot be put back to an earlier state. ", error.message);
   const std::lock_guard lock(mutex_);
-  for (void* address : restored.freed) leave(address);
-  for (void* address : restored.allocated) enter(address, id);
+  for (void* address : restored.freed) forget(address);
+  for (void* address : restored.allocated) note_alive(address, id);
   return restored;
 }
 
@@ -156,11 +154,10 @@ CudaPools::Released CudaPools::begin_drop(const Id& only) {
   Released dropping;
   for (auto& [id, candidate] : pools_) {
     const bool is_meant = only == Id{} || id == only;
-    if (!is_meant || candidate.is_dropping || !is_released(candidate)) continue;
+    if (!is_meant || candidate.is_dropping || !is_over(candidate)) continue;
     candidate.is_dropping = true;
     dropping.emplace_back(id, candidate.number);
   }
-  if (only == Id{}) may_drop_.store(false, std::memory_order_relaxed);
   return dropping;
 }
 

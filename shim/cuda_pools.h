@@ -3,7 +3,7 @@
 // CudaPools implements PyTorch's private pools (CUDA graphs, torch.cuda.MemPool) of one GPU over
 // the pools of the core. PyTorch's id names a pool, and each user counts itself in. While
 // allocations are routed to a pool, a filter says which streams are meant. A pool without users is
-// released: live memory in it stays, and the rest goes back when the cache is emptied or memory
+// released: once nothing in it is alive, its memory goes back when the cache is emptied or memory
 // runs out. Before that the device is waited for, because graphs that were replayed on any stream
 // may still use it. PyTorch's trees of CUDA graphs put a pool back to an earlier state.
 //
@@ -79,12 +79,9 @@ class CudaPools {
   /// caller.
   Restored restore(tencache_gpu* gpu, const CudaPoolState& state);
 
-  /// Whether a pool was released, or memory in a released one freed, since the last drop. One
-  /// relaxed load.
-  bool may_drop() const { return may_drop_.load(std::memory_order_relaxed); }
-  /// Gives back free memory of released pools: of all, or of the one with that id. Calls
-  /// `await_device`, which may throw, once these can get no new user. Returns false, and calls
-  /// nothing, if there is no such pool.
+  /// Gives back the memory of released pools in which nothing is alive: of all, or of the one with
+  /// that id. Calls `await_device`, which may throw, once nothing more can be freed in them.
+  /// Returns false, and calls nothing, if there is no such pool.
   bool drop_released(tencache_gpu* gpu, const Id& only, const std::function<void()>& await_device);
 
   /// The pool's allocations that are alive.
@@ -107,19 +104,20 @@ class CudaPools {
 
   using Released = std::vector<std::pair<Id, uint64_t>>;  // with the core's number
 
-  static bool is_released(const Pool& pool) {
-    return pool.user_count == 0 && pool.allocating_count == 0;
+  // What is freed in a pool while the device is waited for may still be in use, so a pool with live
+  // memory stays as a whole.
+  static bool is_over(const Pool& pool) {
+    return pool.user_count == 0 && pool.allocating_count == 0 && pool.alive.empty();
   }
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
   bool is_dropping(const Id& id) const;  // these six REQUIRE that mutex_ is held
   Released begin_drop(const Id& only);
-  void enter(void* address, const Id& id);
-  void leave(void* address);
+  void note_alive(void* address, const Id& id);
+  void forget(void* address);
 
-  std::atomic<size_t> route_count_{0};  // this and the next two: written with mutex_ held
+  std::atomic<size_t> route_count_{0};  // this and the next: written with mutex_ held
   std::atomic<size_t> alive_count_{0};
-  std::atomic<bool> may_drop_{false};
   mutable std::mutex mutex_;
   std::condition_variable has_dropped_;
   std::map<Id, Pool> pools_;

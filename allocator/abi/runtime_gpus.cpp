@@ -105,7 +105,8 @@ Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
   // An op in whose middle ops begin to be watched has pinned nothing, so what it uses could leave
   // under its kernels. The guard would notice; without it, ops are watched before there are
   // tensors.
-  if (!sees_launches_.load(std::memory_order_relaxed)) gpu.engine->evictor().arm();
+  const bool may_leave = gpu.engine->mover() != nullptr;
+  if (may_leave && !sees_launches_.load(std::memory_order_relaxed)) gpu.engine->evictor().arm();
   return Status::ok();
 }
 

@@ -284,7 +284,8 @@ constexpr std::array<Row, 24> kRows = {{
      },
      [](const Options& o) { return format_size(o.extent_min_bytes); }},
     {{"arm_at", "number", "",
-      "Share of the budget in use at which ops begin to be watched; above 0, at most 1."},
+      "Share of the budget in use at which ops begin to be watched; above 0, at most 1. On GPUs "
+      "without the launch guard they always are."},
      [](Options& o, std::string_view t) { return parse_share(t, false, o.arm_at); },
      [](const Options& o) { return format_number(o.arm_at); }},
     {{"chunk_share", "number", "",

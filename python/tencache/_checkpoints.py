@@ -38,19 +38,22 @@ class Announcer(Protocol):
 
 
 class Reading:
-    """What is announced stays announced while the object lives, or until `end`.
+    """What is announced stays announced until `end`, or while the object lives.
 
     The core itself fills and empties the handle, so an exception that comes at any point, like
-    KeyboardInterrupt, cannot lose it.
+    KeyboardInterrupt, cannot lose it. Call `begin` within the `try` whose end calls `end`: a
+    traceback may keep the object alive.
     """
 
     __slots__ = ("_core", "_reading")
 
-    def __init__(self, core: Announcer, addresses: Sequence[int]) -> None:
+    def __init__(self, core: Announcer) -> None:
         self._core = core
         self._reading = ctypes.c_void_p()
+
+    def begin(self, addresses: Sequence[int]) -> None:
         if addresses:
-            core.begin_reading(addresses, self._reading)
+            self._core.begin_reading(addresses, self._reading)
 
     def end(self) -> None:
         if self._reading:
@@ -77,9 +80,10 @@ def patch_safetensors(module: Any, core: Announcer) -> None:
 
     @functools.wraps(collect)
     def collect_announced(tensors: Any, keep_alive: list[Any], *more: Any, **named: Any) -> Any:
-        # Announced before the buffers' list gets it, which drops it when all is written.
-        reading = Reading(core, list(addresses(tensors.values())))
+        # The list of the buffers drops it when all is written.
+        reading = Reading(core)
         keep_alive.append(reading)
+        reading.begin(list(addresses(tensors.values())))
         return collect(tensors, keep_alive, *more, **named)
 
     setattr(module, _COLLECTOR, collect_announced)
@@ -90,8 +94,9 @@ def announced(function: Callable[..., Any], core: Announcer) -> Callable[..., An
 
     @functools.wraps(function)
     def run_announced(*arguments: Any, **named: Any) -> Any:
-        reading = Reading(core, list(addresses((*arguments, *named.values()))))
+        reading = Reading(core)
         try:
+            reading.begin(list(addresses((*arguments, *named.values()))))
             return function(*arguments, **named)
         finally:
             reading.end()

@@ -85,12 +85,14 @@ def gated(
 def inputs_of_inductor(arguments: Sequence[Any]) -> Container[int]:
     """Which arguments of a launch by Inductor are only read, by the names that it gives them.
 
-    The launcher itself is the first argument.
+    The launcher itself is the first argument. Only kernels that Inductor has generated say what
+    they write to, in a list; those of templates and of the program do not.
     """
-    mutated = getattr(arguments[0], "mutated_arg_names", None)
-    names = getattr(getattr(arguments[0], "fn", None), "arg_names", ())
-    if mutated is None:
+    launcher = arguments[0]
+    mutated = getattr(launcher, "mutated_arg_names", None)
+    if not isinstance(mutated, list) or getattr(launcher, "custom_kernel", False):
         return ()
+    names = getattr(launcher.fn, "arg_names", ())
     return {
         position
         for position, name in enumerate(names, start=1)

@@ -405,11 +405,13 @@ gate = shim(running(torch))
 a, b = make(2048), make(2048)
 for _ in range({rounds}):
     evict(a, b)
-    gate.open(b"probe::kernel", [a.data_ptr(), b[7:].data_ptr(), 0, 12345])
+    depth = gate.depth()
+    gate.open(b"probe::kernel", [a.data_ptr(), b[7:].data_ptr(), 0, 12345], bytes([3, 1, 3, 3]))
     assert none_cold([a, b])
     core.tencache_evict_all()
     assert none_cold([a, b])
-    gate.close()
+    gate.close_to(depth)
+    gate.close_to(depth)  # ends nothing more
 evict(a, b)
 """,
         env=EXTENTS,

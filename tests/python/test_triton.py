@@ -106,6 +106,12 @@ def test_inputs_of_inductors_kernels_count_as_read():
     _triton.patch(launcher, gate, gate)
     launcher().run(*(FakeTensor(address) for address in (1, 2, 3, 4)), 8, grid=(1,))
     assert gate.calls == [(b"triton::add_kernel", [1, 2, 3, 4], [3, 1, 3, 3]), "close"]
+    # A template does not say what it writes to, and neither does a kernel of the program.
+    launcher.mutated_arg_names = ()
+    launcher().run(*(FakeTensor(address) for address in (1, 2)), grid=(1,))
+    launcher.mutated_arg_names, launcher.custom_kernel = ["out_ptr0"], True
+    launcher().run(*(FakeTensor(address) for address in (1, 2)), grid=(1,))
+    assert gate.calls[2::2] == [(b"triton::add_kernel", [1, 2], [3, 3])] * 2
 
 
 def test_a_launch_passes_by_until_armed():

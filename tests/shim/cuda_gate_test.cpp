@@ -376,24 +376,6 @@ TEST_F(CudaGateTest, EachGpuHasItsBudgetAndItsStream) {
   });
 }
 
-// Use is far below the share of the budget at which ops are watched.
-TEST_F(CudaGateTest, WhatOnlyAGraphHasUsedStaysOnTheGpu) {
-  run({}, [this] {
-    const at::Tensor input = make_filled(1);
-    const c10::MempoolId_t pool = {1, 0};
-    allocator_->beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
-    g_cuda.driver->set_capturing(g_cuda.streams[0], true);
-    mixed(input, input);
-    g_cuda.driver->set_capturing(g_cuda.streams[0], false);
-    allocator_->endAllocateToPool(0, pool);
-    mixed(input, input);
-    g_cuda.driver->wait_until_idle();
-    tencache_evict_all();
-    EXPECT_EQ(is_cold(input), 0);
-    EXPECT_EQ(stats()["graph_extents"], 1);
-  });
-}
-
 TEST_F(CudaGateTest, WhatAGraphNamesStaysOnTheGpu) {
   run({{"arm_at", "0.01"}}, [this] {
     const at::Tensor input = make_filled(1), other = make_filled(2);

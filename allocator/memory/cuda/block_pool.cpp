@@ -336,10 +336,8 @@ std::vector<CUdeviceptr> BlockPool::free_all() {
   }
   for (const CUdeviceptr address : freed) {
     Block* const block = table_.find(address);
-    const bool was_shared = streams_to_wait_for(block->segment->owner, block->users) != 0;
     table_.retire(block);
     use_.free(block->segment->is_small, block->bytes);
-    if (was_shared) source_.note_completed(address, block->requested_bytes);
     release_counted(block);
   }
   return freed;

@@ -17,7 +17,8 @@ namespace tencache {
 enum class HeapEvent : uint8_t {
   kSegmentMade,    // addresses for blocks, or those of one extent
   kSegmentGone,    // nothing lies at these addresses any more
-  kFreeCompleted,  // streams are done with a block that was freed before; bytes as requested
+  kFreeCompleted,  // streams are done with a block that was freed before; bytes as requested. Not
+                   // told where BlockPool::restore() has waited for them
 };
 
 class HeapObserver {
