@@ -36,6 +36,7 @@ from environment import (
     build_environment,
     build_shim_suites,
     clean_variables,
+    configure_shim_for_tidy,
     install_package,
     install_system_packages,
     jobs,
@@ -290,11 +291,10 @@ def lint(sources: Mapping[str, Sequence[str]] = EVERY_SOURCE) -> None:
     clang-tidy reads `sources`: lists of paths by the build that compiles them.
     """
     ready(MAIN, TEST_PACKAGES)
-    install_package(MAIN)  # it gives the compile commands of the shim
     python, ruff, tidy = MAIN.python, MAIN.folder / "bin" / "ruff", SCRIPTS / "run_clang_tidy.py"
     variables = build_environment()
     run("Configure the core (clang)", ["cmake", "--preset", "clang"], environment=variables)
-    database = {"core": ROOT / "build" / "clang", "shim": MAIN.build_folder}
+    database = {"core": ROOT / "build" / "clang", "shim": configure_shim_for_tidy()}
     checks: list[tuple[str, Sequence[str | Path]]] = [
         ("Check the layers", [python, SCRIPTS / "check_layers.py"]),
         ("Check the rules of the house", [python, SCRIPTS / "check_style.py"]),

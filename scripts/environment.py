@@ -329,13 +329,25 @@ def build_emulated_gpu(environment: VirtualEnvironment) -> None:
     stamp.write_text(fingerprint)
 
 
+def configure_shim_for_tidy() -> Path:
+    """The folder with the commands that compile each source of the shim by itself."""
+    folder = ROOT / "build" / "tidy"
+    configure = _configuration(MAIN, folder, "TENCACHE_UNITY=OFF")
+    run("Configure the shim (for clang-tidy)", configure, environment=build_environment())
+    return folder
+
+
+def _configuration(environment: VirtualEnvironment, folder: Path, option: str) -> list[str | Path]:
+    """The command that configures a build of the shim against the environment's torch."""
+    configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
+    configure += [f"-DPython3_EXECUTABLE={environment.python}", "-DTENCACHE_BUILD_TORCH=ON"]
+    return [*configure, f"-D{option}", f"-D{warning_option()}", f"-D{cuda_option()}"]
+
+
 def _build_target(environment: VirtualEnvironment, what: str, option: str, target: str) -> None:
     """Configures the package's build folder with TENCACHE_BUILD_<option> and builds the target."""
     folder = environment.build_folder
-    python = f"-DPython3_EXECUTABLE={environment.python}"
-    configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", python]
-    configure += ["-DTENCACHE_BUILD_TORCH=ON", f"-DTENCACHE_BUILD_{option}=ON"]
-    configure += [f"-D{warning_option()}", f"-D{cuda_option()}"]
+    configure = _configuration(environment, folder, f"TENCACHE_BUILD_{option}=ON")
     build: list[str | Path] = ["cmake", "--build", folder, "--target", target]
     for title, command in (("Configure", configure), ("Build", build)):
         run(f"{title} {what} for {environment.torch}", command, environment=build_environment())

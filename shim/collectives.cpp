@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "abi/tencache.h"
+#include "dispatch_keys.h"
 #include "operator_table.h"
 #include "tensor_walk.h"
 #include "thread_state.h"
@@ -36,8 +37,6 @@ namespace tencache::shim {
 
 namespace {
 
-constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
-                                                  c10::DispatchKey::BackendSelect);
 // install_collectives() writes it; any thread reads it.
 std::atomic<size_t> kernel_count{0};
 

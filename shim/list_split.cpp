@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "abi/tencache.h"
+#include "dispatch_keys.h"
 #include "gate_scope.h"
 #include "operator_table.h"
 #include "tensor_walk.h"
@@ -28,9 +29,6 @@ namespace tencache::shim {
 namespace {
 
 using Values = c10::ArrayRef<c10::IValue>;
-
-constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
-                                                  c10::DispatchKey::BackendSelect);
 
 // The kernels write these counts, any thread reads them. Each is exact; together they may be of
 // different moments.

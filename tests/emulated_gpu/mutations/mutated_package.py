@@ -42,6 +42,18 @@ def changed_text(mutation: Mutation) -> str:
     return text.replace(mutation.before, mutation.after)
 
 
+def _inclusion(source: Path) -> str:
+    return f'#include "{source}"'
+
+
+def _compiles(command: dict[str, str], source: Path) -> bool:
+    """Whether the command compiles the source, by itself or in one piece with others."""
+    file = Path(command["file"])
+    if "Unity" in file.parts:
+        return _inclusion(source) in file.read_text().splitlines()
+    return file == source
+
+
 class MutatedPackage:
     def __init__(self, mutation: Mutation, folder: Path) -> None:
         self._mutation = mutation
@@ -52,13 +64,19 @@ class MutatedPackage:
         """The folder to put first in PYTHONPATH."""
         package = self._folder / "package"
         shutil.copytree(self._installed(), package / "tencache")
-        compile_line, object_name = self._compile_line()
+        command = self._compile_command()
+        object_name, compiled = command["output"], Path(command["file"])
         made_object = self._folder / "changed.o"
-        changed = self._folder / Path(self._mutation.source).name
-        changed.write_text(changed_text(self._mutation))
         original = ROOT / self._mutation.source
-        swapped = {object_name: str(made_object), str(original): str(changed)}
-        words = [swapped.get(word, word) for word in shlex.split(compile_line)]
+        changed = self._folder / original.name
+        changed.write_text(changed_text(self._mutation))
+        if compiled != original:
+            # The source is one of several that are compiled in one piece.
+            piece = compiled.read_text().replace(_inclusion(original), _inclusion(changed))
+            changed = self._folder / compiled.name
+            changed.write_text(piece)
+        swapped = {object_name: str(made_object), str(compiled): str(changed)}
+        words = [swapped.get(word, word) for word in shlex.split(command["command"])]
         # No warnings: a mutation may leave a variable or parameter unused.
         self._run([*words, "-w", f"-I{original.parent}"])
         for library in LIBRARIES:
@@ -74,13 +92,15 @@ class MutatedPackage:
         (found,) = MAIN.folder.glob("lib/python3*/site-packages/tencache")
         return found
 
-    def _compile_line(self) -> tuple[str, str]:
-        path = str(ROOT / self._mutation.source)
+    def _compile_command(self) -> dict[str, str]:
+        source = ROOT / self._mutation.source
         commands = json.loads((self._build_folder / "compile_commands.json").read_text())
-        (entry,) = [
-            entry for entry in commands if entry["file"] == path and "tests/" not in entry["output"]
+        (found,) = [
+            command
+            for command in commands
+            if "tests/" not in command["output"] and _compiles(command, source)
         ]
-        return entry["command"], entry["output"]
+        return dict(found)
 
     def _link_words(self, library: str) -> list[str]:
         ninja = MAIN.folder / "bin" / "ninja"
