@@ -82,14 +82,6 @@ void HostTier::release(const HostBlock& block) {
   --stats_.block_count;
 }
 
-bool HostTier::may_hold(uint64_t bytes) const {
-  const uint64_t capacity_bytes = round_up(bytes, kIoAlignment);
-  MutexLock lock(mutex_);
-  if (capacity_bytes <= config_.budget_bytes - stats_.chunk_bytes) return true;
-  return std::ranges::any_of(
-      chunks_, [=](const Chunk& chunk) { return chunk.memory.bytes() >= capacity_bytes; });
-}
-
 bool HostTier::may_grow(uint64_t bytes) const {
   if (bytes > config_.budget_bytes) return false;
   MutexLock lock(mutex_);
@@ -164,16 +156,23 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   MutexLock grow_lock(grow_mutex_);
   const uint64_t enough_bytes = round_up(bytes, kIoAlignment);
   uint64_t wanted_bytes = 0;
-  {
+  uint64_t lacking_bytes = 0;
+  do {
+    if (lacking_bytes > 0 && trim(lacking_bytes) == 0) {
+      MutexLock lock(mutex_);
+      return budget_exhausted(bytes);
+    }
     MutexLock lock(mutex_);
     // Another thread may have grown the tier, or released a block, while this one waited.
     if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
     const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
-    if (enough_bytes > room_bytes) return budget_exhausted(bytes);
+    lacking_bytes = enough_bytes - std::min(enough_bytes, room_bytes);
+    if (lacking_bytes > 0) continue;
     wanted_bytes = next_chunk_bytes(enough_bytes, room_bytes);
     stats_.chunk_bytes += wanted_bytes;
-  }
+  } while (lacking_bytes > 0);
   Result<Chunk> chunk = make_chunk(wanted_bytes, enough_bytes);
+  if (!chunk.is_ok() && trim(enough_bytes) > 0) chunk = make_chunk(enough_bytes, enough_bytes);
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= wanted_bytes;
   was_growth_refused_ = !chunk.is_ok();
@@ -235,22 +234,24 @@ bool HostTier::pin(const HostMemory& memory) {
 }
 
 // Chunks count until they are unmapped, so that nobody maps others in their place too early.
-uint64_t HostTier::trim() {
+uint64_t HostTier::trim(uint64_t bytes) {
   if (getpid() != owner_pid_) return 0;
   std::vector<Chunk> gone;
+  uint64_t gone_bytes = 0;
   {
     MutexLock lock(mutex_);
     std::vector<Chunk> left;
     for (Chunk& chunk : chunks_) {
-      const uint64_t units = chunk.memory.bytes() / kIoAlignment;
-      (ranges_.retire(chunk.first_unit, units) ? gone : left).push_back(std::move(chunk));
+      const uint64_t chunk_bytes = chunk.memory.bytes();
+      const bool goes =
+          gone_bytes < bytes && ranges_.retire(chunk.first_unit, chunk_bytes / kIoAlignment);
+      gone_bytes += goes ? chunk_bytes : 0;
+      (goes ? gone : left).push_back(std::move(chunk));
     }
     chunks_.swap(left);
   }
-  uint64_t gone_bytes = 0;
   uint64_t pinned_bytes = 0;
   for (const Chunk& chunk : gone) {
-    gone_bytes += chunk.memory.bytes();
     if (!chunk.is_pinned) continue;
     pinned_bytes += chunk.memory.bytes();
     config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());

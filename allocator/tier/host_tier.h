@@ -23,8 +23,8 @@
 // of a 7 B model and its optimizer (65 GiB), which all leave and come back in changing orders:
 // chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of sizes
 // changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some milliseconds,
-// and nothing is pinned before it is needed. Limit: only trim() gives a chunk back, so a program
-// whose large blocks keep changing size can fill the budget with free chunks that are too small.
+// and nothing is pinned before it is needed. Where the budget or the machine has no room for
+// another chunk, free ones, which are too small then, are unmapped in its place.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only.
 // grow_mutex_ alone serialises growing, which can take seconds; a thread that waited for it first
@@ -113,7 +113,7 @@ class HostTier {
   /// in a forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
-  bool may_hold(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
+  bool may_hold(uint64_t bytes) const { return bytes <= config_.budget_bytes; }
   /// Whether allocate() may map memory for such a block: the budget allows it, and the machine did
   /// not refuse memory the last time.
   bool may_grow(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
@@ -124,8 +124,9 @@ class HostTier {
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.
   void release(const HostBlock& block) TENCACHE_EXCLUDES(mutex_);
 
-  /// Unmaps chunks in which no block lies; returns their bytes. May stop the device.
-  uint64_t trim() TENCACHE_EXCLUDES(mutex_);
+  /// Unmaps chunks in which no block lies, the oldest first, until `bytes` went or none is left.
+  /// Returns the bytes that went. May stop the device.
+  uint64_t trim(uint64_t bytes = ~uint64_t{0}) TENCACHE_EXCLUDES(mutex_);
 
   uint64_t budget_bytes() const { return config_.budget_bytes; }
   HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);

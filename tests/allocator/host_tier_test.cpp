@@ -150,13 +150,45 @@ TEST(HostTierTest, TheBudgetIsHard) {
         << part << ": " << refused.status().message();
   }
   EXPECT_EQ(tier->allocate(UINT64_MAX).status().code(), StatusCode::kNoSpace);
-  EXPECT_TRUE(tier->may_hold(2 * kMiB)) << "once the first chunk is free";
-  EXPECT_FALSE(tier->may_hold(2 * kMiB + 1)) << "no chunk is that large, and none can be made";
+  EXPECT_TRUE(tier->may_hold(3 * kMiB)) << "once all chunks are free and have gone";
+  EXPECT_FALSE(tier->may_hold(3 * kMiB + 1));
   tier->release(second);
   const HostBlock again = must_allocate(*tier, 500 * kKiB);
   EXPECT_EQ(again.memory, second.memory);
   EXPECT_TRUE(tier->is_valid());
   for (const HostBlock& block : {first, last, again}) tier->release(block);
+}
+
+// Tensors that grow a little with each step, as caches of keys and values do.
+TEST(HostTierTest, FreeChunksMakeWayForBlocksThatTheyCannotHold) {
+  FakePinner pinner;
+  const auto tier = make_tier({.budget_bytes = 16 * kMiB, .chunk_bytes = kMiB, .pinner = &pinner});
+  const HostBlock kept = must_allocate(*tier, 2 * kMiB);
+  for (uint64_t bytes = 3 * kMiB; bytes <= 14 * kMiB; bytes += kMiB) {
+    tier->release(must_allocate(*tier, bytes));
+    EXPECT_LE(tier->stats().chunk_bytes, 16 * kMiB);
+  }
+  EXPECT_EQ(tier->stats().chunk_bytes, 16 * kMiB);
+  EXPECT_TRUE(pinner.is_pinned(kept.memory, kept.bytes)) << "where a block lies stays";
+  const Result<HostBlock> refused = tier->allocate(15 * kMiB);
+  EXPECT_EQ(refused.status().code(), StatusCode::kNoSpace);
+  EXPECT_EQ(tier->stats().chunk_bytes, 2 * kMiB) << "nothing else could be given up";
+  tier->release(kept);
+  tier->release(must_allocate(*tier, 16 * kMiB));
+  EXPECT_TRUE(tier->is_valid());
+}
+
+TEST(HostTierTest, FreeChunksMakeWayWhereTheMachineIsShort) {
+  uint64_t left_bytes = kGiB;
+  const auto tier =
+      make_tier({.budget_bytes = 64 * kMiB, .chunk_bytes = kMiB, .bytes_left = [&left_bytes] {
+                   return std::exchange(left_bytes, kGiB);
+                 }});
+  tier->release(must_allocate(*tier, 4 * kMiB));
+  left_bytes = 0;  // until something has gone
+  tier->release(must_allocate(*tier, 5 * kMiB));
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 1U);
+  EXPECT_TRUE(tier->is_valid());
 }
 
 TEST(HostTierTest, MayGrowUntilTheBudgetOrTheMachineRefuses) {
