@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda_device.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -10,8 +11,21 @@ namespace tencache {
 namespace {
 
 // Addresses cost only table entries where they are used, and freed ranges of other sizes lie
-// between those in use. So an arena has several times the GPU's bytes.
+// between those in use. So an arena has several times the bytes of the GPU, or of all tiers where
+// those below hold more: a cold tensor keeps its addresses.
 constexpr uint64_t kArenaPerGpuByte = 8;
+constexpr uint64_t kArenaPerByte = 3;
+constexpr uint64_t kArenaBytesMax = 8192 * kGiB;
+
+uint64_t arena_bytes_for(const CudaDeviceConfig& config, uint64_t gpu_bytes) {
+  if (config.arena_bytes > 0) return config.arena_bytes;
+  const uint64_t host_bytes = config.host ? config.host->budget_bytes : 0;
+  const uint64_t disk_bytes = config.host && config.disk ? config.disk->quota_bytes.value_or(0) : 0;
+  const uint64_t tier_bytes =
+      gpu_bytes + std::min(host_bytes, kArenaBytesMax) + std::min(disk_bytes, kArenaBytesMax);
+  return std::max(kArenaPerGpuByte * gpu_bytes,
+                  std::min(kArenaPerByte * tier_bytes, kArenaBytesMax));
+}
 
 }  // namespace
 
@@ -36,8 +50,7 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_, config.wait_resolution_ns);
   frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
   if (config.host) open_pause();
-  const uint64_t arena_bytes =
-      config.arena_bytes > 0 ? config.arena_bytes : kArenaPerGpuByte * gpu_->facts().total_bytes;
+  const uint64_t arena_bytes = arena_bytes_for(config, gpu_->facts().total_bytes);
   Result<std::unique_ptr<DeviceArena>> arena =
       DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes), pause_.get());
   if (!arena.is_ok()) return arena.status();
