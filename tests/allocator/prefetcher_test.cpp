@@ -138,6 +138,19 @@ TEST_F(PrefetcherTest, WorksThroughItsRequests) {
   }
 }
 
+// What comes at once is sorted by need, so the first are worth more than the last.
+TEST_F(PrefetcherTest, OfTooManyRequestsTheFirstAreKept) {
+  const char* first = cold(1);
+  char* freed = cold(2);
+  std::vector<MoveRequest> requests = {request(first)};
+  requests.resize(10'000, request(freed));
+  engine_.free(freed);
+  Prefetcher prefetcher(engine_->heap(), *engine_->mover());
+  prefetcher.start();
+  prefetcher.request(requests);
+  EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
+}
+
 // Otherwise the disk would run dry between two fetches.
 TEST_F(PrefetcherTest, WhatIsRequestedMeanwhileJoinsTheTransfer) {
   const char* first = cold(1);

@@ -14,7 +14,9 @@
 namespace tencache {
 namespace {
 
-// Behind this many requests, the oldest is not worth fetching any more.
+// Behind this many requests, the oldest is not worth fetching any more. Where more come at once,
+// in the order of their need, the last are not: their ops fetch them, or the plan requests them
+// again.
 constexpr size_t kRequestsMax = 4096;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
 // It is noticed within the time in which the link moves this many bytes, or at the latest after
@@ -50,6 +52,7 @@ void Prefetcher::start() {
 }
 
 void Prefetcher::request(std::span<const MoveRequest> fetches) {
+  fetches = fetches.first(std::min(fetches.size(), kRequestsMax));
   count_as_uses(fetches);
   MutexLock lock(mutex_);
   requests_.insert(requests_.end(), fetches.begin(), fetches.end());
