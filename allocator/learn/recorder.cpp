@@ -6,6 +6,12 @@
 #include "base/check.h"
 
 namespace tencache {
+namespace {
+
+// Names of freed extents that are kept: for more extents than a ring has events.
+constexpr size_t kEndedNamesMax = kRingEvents;
+
+}  // namespace
 
 std::string_view event_kind_name(EventKind kind) {
   switch (kind) {
@@ -92,6 +98,16 @@ std::string Recorder::op_name(uint32_t op) const {
 void Recorder::name_extent(uint64_t extent_id, std::string_view name) {
   MutexLock lock(mutex_);
   extent_names_.insert_or_assign(extent_id, std::string(name));
+  has_names_.store(true, std::memory_order_relaxed);
+}
+
+void Recorder::end_name(uint64_t extent_id) {
+  MutexLock lock(mutex_);
+  if (!extent_names_.contains(extent_id)) return;
+  ended_names_.push_back(extent_id);
+  if (ended_names_.size() <= kEndedNamesMax) return;
+  extent_names_.erase(ended_names_.front());
+  ended_names_.pop_front();
 }
 
 std::map<uint64_t, std::string> Recorder::extent_names() const {

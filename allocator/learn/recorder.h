@@ -109,6 +109,10 @@ class Recorder {
 
   /// What the program calls an extent, for those who read a trace; the last name counts.
   void name_extent(uint64_t extent_id, std::string_view name) TENCACHE_EXCLUDES(mutex_);
+  /// Whether any extent has had a name. One relaxed load.
+  bool has_names() const { return has_names_.load(std::memory_order_relaxed); }
+  /// The extent is freed. Its name stays for traces, until many others have ended later.
+  void end_name(uint64_t extent_id) TENCACHE_EXCLUDES(mutex_);
   std::map<uint64_t, std::string> extent_names() const TENCACHE_EXCLUDES(mutex_);
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
@@ -125,6 +129,8 @@ class Recorder {
   std::deque<std::string> op_names_ TENCACHE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, uint32_t> op_numbers_ TENCACHE_GUARDED_BY(mutex_);
   std::map<uint64_t, std::string> extent_names_ TENCACHE_GUARDED_BY(mutex_);
+  std::deque<uint64_t> ended_names_ TENCACHE_GUARDED_BY(mutex_);  // oldest first
+  std::atomic<bool> has_names_{false};
 };
 
 }  // namespace tencache

@@ -56,6 +56,25 @@ TEST(RecorderTest, KeepsTheNewestWhenTheRingWrapsAround) {
   expect_run(thread.events, thread.lost_count);
 }
 
+// A program may name the tensors of every step.
+TEST(RecorderTest, NamesOfFreedExtentsAreForgottenInTime) {
+  Recorder recorder;
+  EXPECT_FALSE(recorder.has_names());
+  recorder.name_extent(1, "weights");
+  EXPECT_TRUE(recorder.has_names());
+  const uint64_t last_id = kRingEvents + 100;
+  for (uint64_t id = 2; id <= last_id; ++id) {
+    recorder.name_extent(id, "activation");
+    recorder.end_name(id);
+  }
+  recorder.end_name(last_id + 1);  // it has none
+  const auto names = recorder.extent_names();
+  EXPECT_EQ(names.size(), kRingEvents + 1);
+  EXPECT_EQ(names.at(1), "weights") << "it is in use";
+  EXPECT_TRUE(names.contains(last_id));
+  EXPECT_FALSE(names.contains(2));
+}
+
 TEST(RecorderTest, SnapshotsWhileTheThreadAppendsAreWhole) {
   Recorder recorder;
   EventRing* ring = recorder.acquire_ring();

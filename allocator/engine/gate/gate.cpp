@@ -380,6 +380,9 @@ void Gate::on_allocate_block(Extent* slab) {
 void Gate::on_free(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   thread_ops().record(EventKind::kFree, timestamp(), 0, extent);
+  if (recorder_.has_names()) [[unlikely]] {
+    recorder_.end_name(extent->id);
+  }
 }
 
 void Gate::on_step() {
