@@ -132,10 +132,10 @@ Status no_memory(int error_number, const char* attempt, uint64_t bytes) {
 
 }  // namespace
 
-char* map_huge_aligned(uint64_t bytes) {
+char* map_huge_aligned(uint64_t bytes, bool is_shared) {
   const uint64_t mapped_bytes = bytes + kHugePageBytes;
-  void* mapped =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int kind = is_shared ? MAP_SHARED : MAP_PRIVATE;
+  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<char*>(mapped);
   const uint64_t before_bytes = round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) -
@@ -178,9 +178,9 @@ void HostMemory::unmap() {
 Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
   TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(request.bytes));
-  char* const memory = map_huge_aligned(request.bytes);
+  char* const memory = map_huge_aligned(request.bytes, request.is_shared);
   if (memory == nullptr) return no_memory(errno, "Cannot map", request.bytes);
-  (void)madvise(memory, request.bytes, MADV_DONTFORK);
+  if (!request.is_shared) (void)madvise(memory, request.bytes, MADV_DONTFORK);
   HostPlacement placement;
   placement.node = request.node;
   if (request.node >= 0) {

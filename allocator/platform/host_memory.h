@@ -10,7 +10,9 @@
 // to a page that parent and child share gives the writer a copy. A device that has the page pinned
 // would go on with the old one, and parent and device would no longer see the same bytes. A child
 // never reads this memory, because it cannot use a GPU that its parent used. The child saves page
-// tables, the parent saves copies, and the child's counterpart of a HostMemory owns nothing.
+// tables, the parent saves copies, and the child's counterpart of a HostMemory owns nothing. Where
+// the program itself has the memory, a child may read it, so it has the same pages as its parent
+// (is_shared), as it does with memory that CUDA's driver has pinned.
 //
 // Movable, one owner, not thread-safe; access to the bytes is the owner's affair.
 #pragma once
@@ -25,9 +27,10 @@
 namespace tencache {
 
 struct HostMemoryRequest {
-  uint64_t bytes = 0;    // multiple of the page size
-  int node = -1;         // NUMA node; -1 = wherever the kernel puts it
-  unsigned threads = 1;  // number of threads that touch it
+  uint64_t bytes = 0;      // multiple of the page size
+  int node = -1;           // NUMA node; -1 = wherever the kernel puts it
+  unsigned threads = 1;    // number of threads that touch it
+  bool is_shared = false;  // a forked child has it, too; either one sees what the other writes
 };
 
 /// Which optional wishes of a request were honoured.
@@ -65,8 +68,9 @@ class HostMemory {
   HostPlacement placement_;
 };
 
-/// `bytes` of fresh private memory that begins with a huge page and asks for huge pages; null with
-/// errno set when there is none. The caller unmaps it.
-char* map_huge_aligned(uint64_t bytes);
+/// `bytes` of fresh memory that begins with a huge page and asks for huge pages; null with errno
+/// set when there is none. Where it is shared, forked children have the same pages. The caller
+/// unmaps it.
+char* map_huge_aligned(uint64_t bytes, bool is_shared = false);
 
 }  // namespace tencache

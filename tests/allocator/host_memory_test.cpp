@@ -193,6 +193,22 @@ TEST(HostMemoryTest, AForkedChildDoesNotGetIt) {
   EXPECT_EQ(memory.value().data()[0], 7);
 }
 
+TEST(HostMemoryTest, AForkedChildHasTheSamePagesWhereTheyAreShared) {
+  Result<HostMemory> memory =
+      HostMemory::map({.bytes = 4 * kMiB, .node = -1, .threads = 1, .is_shared = true});
+  ASSERT_TRUE(memory.is_ok()) << memory.status().message();
+  char* const data = memory.value().data();
+  data[0] = 7;
+  const int outcome = run_in_child([&] {
+    EXPECT_EQ(data[0], 7);
+    data[1] = 8;
+    { const HostMemory in_child = std::move(memory).value(); }
+    EXPECT_EQ(data[0], 7) << "it is the parent's to unmap";
+  });
+  EXPECT_EQ(outcome, 0);
+  EXPECT_EQ(data[1], 8);
+}
+
 TEST(NumaTest, ReadsListsOfProcessors) {
   Result<cpu_set_t> list = parse_processor_list("0-2,5,1023");
   ASSERT_TRUE(list.is_ok());

@@ -64,6 +64,16 @@ void TimedPinner::reset_totals() {
 
 // ---- PinnedMemory --------------------------------------------------------------------------
 
+namespace {
+
+// A forked child of the program, like the writer of a checkpoint, may read its pinned tensors.
+Result<HostMemory> map_shared(HostMemoryRequest request) {
+  request.is_shared = true;
+  return HostMemory::map(request);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver,
                                                          PinnedMemoryConfig config) {
   std::unique_ptr<PinnedMemory> made(new PinnedMemory(driver));
@@ -76,6 +86,7 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   config.host.node = gpu.facts().numa_node;
   config.host.first_chunk_bytes = kFirstChunkBytes;
   config.host.pinner = made->timed_pinner_.get();
+  if (!config.host.memory_factory) config.host.memory_factory = &map_shared;
   Result<std::unique_ptr<HostTier>> tier = HostTier::create(std::move(config.host));
   if (!tier.is_ok()) return tier.status();
   made->tier_ = std::move(tier).value();
