@@ -285,7 +285,11 @@ def _write_environment(
 ) -> None:
     environment[_options.SWITCH] = "1"
     for name in given:
-        environment[_options.find(name).environment] = library.option_text(name)
+        text = library.option_text(name)
+        if name == "spill_dir" and text != "auto":
+            # The program may start others once it has changed its folder.
+            text = os.path.abspath(text)
+        environment[_options.find(name).environment] = text
 
 
 # ---- doctor ------------------------------------------------------------------------------------

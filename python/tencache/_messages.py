@@ -45,6 +45,11 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
+# In the command of multiprocessing's fork server, which may import what its workers need, and which
+# outlives the program.
+_FORK_SERVER = "from multiprocessing.forkserver import main"
+
+
 def is_spawned() -> bool:
     """Whether multiprocessing started this process, as a worker of another one."""
     # A worker has it imported. To import it here would cost others time, and may fail by now.
@@ -53,7 +58,11 @@ def is_spawned() -> bool:
         return False
     # While a worker imports the program's main module it has no parent yet; only this tells.
     is_importing_main = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return is_importing_main or multiprocessing.parent_process() is not None
+    return (
+        is_importing_main
+        or multiprocessing.parent_process() is not None
+        or any(_FORK_SERVER in argument for argument in sys.orig_argv)
+    )
 
 
 def shortened(text: str, most: int = _MOST_OF_A_TEXT) -> str:

@@ -13,6 +13,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,8 +91,11 @@ def _register(module: Any, core: Namer) -> None:
         if torch.compiler.is_compiling() or id(optimizer) in seen:
             return
         seen.add(id(optimizer))
-        names = dict(_of_modules(torch))
-        name_tensors(core, [*names.items(), *_of_optimizer(optimizer, names)])
+        # Tensors, modules and optimizers of the program's own may raise anything, and a name is no
+        # reason to fail.
+        with contextlib.suppress(Exception):
+            names = dict(_of_modules(torch))
+            name_tensors(core, [*names.items(), *_of_optimizer(optimizer, names)])
 
     getattr(module, _HOOK)(after_step)
 
@@ -136,5 +140,5 @@ def _address(tensor: Any) -> int:
     """Where the tensor's memory begins; 0 for what has none."""
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except (AttributeError, RuntimeError, NotImplementedError):
+    except Exception:  # Parameters of a lazy module raise ValueError, for example.
         return 0

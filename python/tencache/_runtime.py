@@ -429,7 +429,7 @@ def _stats_for_file(enabled: _Enabled, files: Mapping[str, Path]) -> dict[str, A
     """The stats with what `tencache report` shows besides: the run's life, options, other files."""
     content = stats()
     content["rank"] = rank_of(os.environ)
-    content["program"] = sys.argv[0]
+    content["program"] = sys.argv[0] if sys.argv else ""
     content["options"] = dict(enabled.texts)
     # The period's name has the rank already.
     content["files"] = {
@@ -457,8 +457,8 @@ def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
             storage = candidate.untyped_storage()
             if storage.nbytes() >= extent_min_bytes:
                 seen[storage.data_ptr()] = storage.nbytes()
-        except (RuntimeError, NotImplementedError, AttributeError):
-            continue  # Sparse, fake and functional tensors have no storage of their own.
+        except Exception:  # Sparse, fake and functional tensors have no storage of their own, and
+            continue  # those of the program's own classes, or of lazy modules, may raise anything.
     seen.pop(0, None)
     if not seen:
         return

@@ -84,6 +84,14 @@ def test_run_needs_no_dashes_and_flags_win_over_variables(run_tencache):
     assert environment["TENCACHE_LOG_LEVEL"] == "error"
 
 
+def test_a_relative_spill_directory_is_found_from_everywhere(run_tencache, tmp_path):
+    (tmp_path / "spill").mkdir()
+    done = run_tencache("run", "--spill-dir", "spill", "--", sys.executable, "-c", SHOW)
+    assert json.loads(done.stdout)[1]["TENCACHE_SPILL_DIR"] == str(tmp_path / "spill")
+    done = run_tencache("run", "--spill-dir", "auto", "--", sys.executable, "-c", SHOW)
+    assert json.loads(done.stdout)[1]["TENCACHE_SPILL_DIR"] == "auto"
+
+
 def test_entry_point_of_the_image_runs_programs(run_tencache, tmp_path):
     dockerfile = (Path(__file__).resolve().parents[2] / "Dockerfile").read_text(encoding="utf-8")
     entry, shown = (

@@ -12,6 +12,7 @@ import json
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,15 @@ def test_the_trainer_shows_figures_in_tensorboard(tmp_path: Path) -> None:
     assert not shown & scalars["stock"].keys()
     assert min(scalars["tencache"]["train/tencache_fetched_bytes"][:2]) > 0
     assert max(scalars["tencache"]["train/tencache_peak_device_bytes"]) <= BUDGET_BYTES
+
+
+def test_what_an_evaluation_returns_is_left_alone() -> None:
+    integration = pytest.importorskip("tencache.integrations.transformers")
+    # A search for hyperparameters adds these up.
+    metrics = {"eval_loss": 1.0, "epoch": 2.0}
+    state = SimpleNamespace(log_history=[dict(metrics)])
+    integration.TencacheCallback().on_log(None, state, None, logs=metrics)
+    assert metrics == {"eval_loss": 1.0, "epoch": 2.0}
 
 
 def test_lightning_shows_figures_in_its_logger(tmp_path: Path) -> None:

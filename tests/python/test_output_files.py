@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,47 @@ def test_worker_that_starts_while_it_imports_the_program_records_under_its_own_n
         env={**ON, "TENCACHE_RECORD": "run.jsonl"},
     )
     assert "Traceback" not in done.stderr
+
+
+def test_a_fork_server_that_imports_torch_leaves_the_programs_files_alone(run_python, tmp_path):
+    done = run_python(
+        """
+        import multiprocessing
+        from multiprocessing import forkserver
+        import torch
+
+        def work():
+            pass
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["torch"])
+            worker = context.Process(target=work)
+            worker.start()
+            worker.join()
+            print(forkserver._forkserver._forkserver_pid)
+        """,
+        env={**ON, "TENCACHE_STATS": "run.json"},
+    )
+    server = Path("/proc", done.stdout.split()[-1])
+    while server.exists() and "Z" not in server.joinpath("stat").read_text().split()[2]:
+        time.sleep(0.05)
+    assert json.loads((tmp_path / "run.json").read_text())["program"].endswith(".py")
+
+
+def test_a_module_that_is_not_whole_yet_is_no_reason_to_fail(run_python, tmp_path):
+    run_python(
+        """
+        import torch
+        model, unused = torch.nn.Linear(8, 8), torch.nn.LazyLinear(8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        """,
+        env={**ON, "TENCACHE_TRACE": "run.trace", "TENCACHE_STATS": "run.json"},
+    )
+    assert (tmp_path / "run.json").exists()
+    assert (tmp_path / "run.trace").exists()
 
 
 def test_working_directory_that_is_gone_is_a_refusal(run_python):

@@ -44,11 +44,17 @@ class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any
     ) -> None:
-        """Adds what happened since the log before; to the last one, which sums up, everything."""
+        """Adds what happened since the log before; to the last one, which sums up, everything.
+
+        What an evaluation costs is in the next log of the training.
+        """
         is_sum = logs is not None and "train_runtime" in logs
+        # The logs of an evaluation are the metrics that it returns, which a search for
+        # hyperparameters adds up.
+        if logs is None or not (is_sum or "loss" in logs):
+            return
         figures = self._figures.total() if is_sum else self._figures.take()
-        if logs is not None:
-            logs.update(figures)
+        logs.update(figures)
         # The Trainer has entered a copy of the logs there already.
         if state.log_history:
             state.log_history[-1].update(figures)
