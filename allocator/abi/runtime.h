@@ -113,7 +113,6 @@ class Runtime {
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
-  uint64_t promised_host_bytes() const;
   void announce_first_cpu_spill() const;
   void announce_first_gpu_spill(int ordinal) const;
   /// Says why the engine spills, what leaves for `target`, and what comes of it. Null: the engine

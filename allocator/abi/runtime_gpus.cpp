@@ -57,11 +57,7 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
   config.heap.extent_min_bytes = options_.extent_min_bytes;
   config.heap.strict = options_.strict;
   if (options_.strict) return config;
-  MachineMemory memory = probe_memory();
-  const uint64_t promised_bytes = promised_host_bytes();
-  memory.available_bytes -= std::min(memory.available_bytes, promised_bytes);
-  memory.cgroup_used_bytes += promised_bytes;
-  const DefaultBudget budget = default_host_budget(memory);
+  const DefaultBudget budget = default_host_budget(probe_memory());
   config.host.emplace();
   config.host->budget_bytes = options_.host_memory_bytes.value_or(budget.bytes);
   if (config.host->budget_bytes == 0) {
@@ -84,17 +80,6 @@ EngineConfig Runtime::gpu_engine_config(int ordinal) {
   EngineConfig config = engine_config(ordinal);
   config.hooks.on_first_spill = [this, ordinal] { announce_first_gpu_spill(ordinal); };
   return config;
-}
-
-// What the tiers of GPUs that are open already may still take of the host's memory.
-uint64_t Runtime::promised_host_bytes() const {
-  uint64_t bytes = 0;
-  for (const EngineEntry& gpu : engines_.all()) {
-    const HostTier* const host = gpu.engine->device().host();
-    if (host == nullptr) continue;
-    bytes += host->budget_bytes() - std::min(host->budget_bytes(), host->stats().chunk_bytes);
-  }
-  return bytes;
 }
 
 void Runtime::announce_first_gpu_spill(int ordinal) const {
