@@ -331,6 +331,7 @@ def check() -> None:
         build_and_run_suites(suites)
     if left_out:
         say(f"    {left_out} more suites include what changed: make test-core")
+    install_package(MAIN)
     files = [str(path) for path in changes.pytest_files_of(changed, source_files((".py",)))]
     if any("shim_cuda" in name or "self_test" in name for name in files):
         build_shim_suites(MAIN)

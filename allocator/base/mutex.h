@@ -15,7 +15,7 @@
 //   5. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; no two at once
 //   6. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
 //   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. The exception: held
-//                                 across fallocate, or while memory is mapped and pinned
+//                                 across fallocate, or while memory is mapped, pinned and unpinned
 //   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
 //                                 Moments, StreamQuarantine, HomeMarks, FramePool, StreamNumbers

@@ -109,9 +109,13 @@ void RangeAllocator::grow(uint64_t new_limit) {
   limit_ = new_limit;
 }
 
-bool RangeAllocator::retire(uint64_t offset, uint64_t length) {
+bool RangeAllocator::is_free_range(uint64_t offset, uint64_t length) const {
   const auto found = free_by_offset_.find(offset);
-  if (found == free_by_offset_.end() || found->second != length) return false;
+  return found != free_by_offset_.end() && found->second == length;
+}
+
+bool RangeAllocator::retire(uint64_t offset, uint64_t length) {
+  if (!is_free_range(offset, length)) return false;
   erase_free(offset, length);
   retired_ += length;
   return true;

@@ -47,6 +47,8 @@ class RangeAllocator {
   /// border. REQUIRES: length > 0.
   uint64_t grow_behind_border(uint64_t length);
 
+  /// Whether a free range begins and ends there.
+  bool is_free_range(uint64_t offset, uint64_t length) const;
   /// Takes exactly this free range out of the space for good. Returns false, and changes nothing,
   /// unless a free range begins and ends there.
   bool retire(uint64_t offset, uint64_t length);

@@ -15,16 +15,32 @@ namespace {
 // those below hold more: a cold tensor keeps its addresses.
 constexpr uint64_t kArenaPerGpuByte = 8;
 constexpr uint64_t kArenaPerByte = 3;
-constexpr uint64_t kArenaBytesMax = 8192 * kGiB;
+constexpr uint64_t kArenaBytesMax = 4096 * kGiB;
 
-uint64_t arena_bytes_for(const CudaDeviceConfig& config, uint64_t gpu_bytes) {
-  if (config.arena_bytes > 0) return config.arena_bytes;
-  const uint64_t host_bytes = config.host ? config.host->budget_bytes : 0;
-  const uint64_t disk_bytes = config.host && config.disk ? config.disk->quota_bytes.value_or(0) : 0;
-  const uint64_t tier_bytes =
-      gpu_bytes + std::min(host_bytes, kArenaBytesMax) + std::min(disk_bytes, kArenaBytesMax);
-  return std::max(kArenaPerGpuByte * gpu_bytes,
-                  std::min(kArenaPerByte * tier_bytes, kArenaBytesMax));
+// How many addresses would do for all that the tiers hold; a disk without a quota holds anything.
+uint64_t addresses_for_all(const CudaDeviceConfig& config, uint64_t gpu_bytes) {
+  if (!config.host) return 0;
+  const uint64_t host_bytes = config.host->budget_bytes;
+  const uint64_t disk_bytes = config.disk ? config.disk->quota_bytes.value_or(kArenaBytesMax) : 0;
+  const uint64_t below_bytes =
+      std::min(host_bytes, kArenaBytesMax) + std::min(disk_bytes, kArenaBytesMax);
+  return std::min(kArenaPerByte * (gpu_bytes + below_bytes), kArenaBytesMax);
+}
+
+Result<std::unique_ptr<DeviceArena>> reserve_arena(const CudaDeviceConfig& config, const Gpu& gpu,
+                                                   CopyPause* pause) {
+  const auto reserve = [&](uint64_t bytes) {
+    return DeviceArena::reserve(gpu, round_up(bytes, kGranuleBytes), pause);
+  };
+  if (config.arena_bytes > 0) return reserve(config.arena_bytes);
+  const uint64_t gpu_bytes = gpu.facts().total_bytes;
+  const uint64_t least_bytes = kArenaPerGpuByte * gpu_bytes;
+  const uint64_t most_bytes = addresses_for_all(config, gpu_bytes);
+  if (most_bytes > least_bytes) {
+    Result<std::unique_ptr<DeviceArena>> arena = reserve(most_bytes);
+    if (arena.is_ok()) return arena;  // else the driver or a limit (ulimit -v) refuses so many
+  }
+  return reserve(least_bytes);
 }
 
 }  // namespace
@@ -50,9 +66,7 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_, config.wait_resolution_ns);
   frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
   if (config.host) open_pause();
-  const uint64_t arena_bytes = arena_bytes_for(config, gpu_->facts().total_bytes);
-  Result<std::unique_ptr<DeviceArena>> arena =
-      DeviceArena::reserve(*gpu_, round_up(arena_bytes, kGranuleBytes), pause_.get());
+  Result<std::unique_ptr<DeviceArena>> arena = reserve_arena(config, *gpu_, pause_.get());
   if (!arena.is_ok()) return arena.status();
   arena_ = std::move(arena).value();
   Result<std::unique_ptr<ExtentTable>> table =

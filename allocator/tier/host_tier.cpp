@@ -85,8 +85,17 @@ void HostTier::release(const HostBlock& block) {
 bool HostTier::may_grow(uint64_t bytes) const {
   if (bytes > config_.budget_bytes) return false;
   MutexLock lock(mutex_);
-  return !was_growth_refused_ &&
-         round_up(bytes, kIoAlignment) <= config_.budget_bytes - stats_.chunk_bytes;
+  return !was_growth_refused_ && round_up(bytes, kIoAlignment) <=
+                                     config_.budget_bytes - stats_.chunk_bytes + free_chunk_bytes();
+}
+
+uint64_t HostTier::free_chunk_bytes() const {
+  uint64_t bytes = 0;
+  for (const Chunk& chunk : chunks_) {
+    const uint64_t chunk_bytes = chunk.memory.bytes();
+    if (ranges_.is_free_range(chunk.first_unit, chunk_bytes / kIoAlignment)) bytes += chunk_bytes;
+  }
+  return bytes;
 }
 
 Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
@@ -156,23 +165,27 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   MutexLock grow_lock(grow_mutex_);
   const uint64_t enough_bytes = round_up(bytes, kIoAlignment);
   uint64_t wanted_bytes = 0;
-  uint64_t lacking_bytes = 0;
-  do {
-    if (lacking_bytes > 0 && trim(lacking_bytes) == 0) {
+  while (wanted_bytes == 0) {
+    uint64_t lacking_bytes = 0;
+    {
       MutexLock lock(mutex_);
-      return budget_exhausted(bytes);
+      // Another thread may have grown the tier, or released a block, while this one waited.
+      if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
+      const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
+      if (enough_bytes > room_bytes + free_chunk_bytes()) return budget_exhausted(bytes);
+      lacking_bytes = enough_bytes - std::min(enough_bytes, room_bytes);
+      if (lacking_bytes == 0) {
+        wanted_bytes = next_chunk_bytes(enough_bytes, room_bytes);
+        stats_.chunk_bytes += wanted_bytes;
+      }
     }
-    MutexLock lock(mutex_);
-    // Another thread may have grown the tier, or released a block, while this one waited.
-    if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
-    const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
-    lacking_bytes = enough_bytes - std::min(enough_bytes, room_bytes);
-    if (lacking_bytes > 0) continue;
-    wanted_bytes = next_chunk_bytes(enough_bytes, room_bytes);
-    stats_.chunk_bytes += wanted_bytes;
-  } while (lacking_bytes > 0);
+    if (lacking_bytes > 0) trim(lacking_bytes);
+  }
   Result<Chunk> chunk = make_chunk(wanted_bytes, enough_bytes);
-  if (!chunk.is_ok() && trim(enough_bytes) > 0) chunk = make_chunk(enough_bytes, enough_bytes);
+  if (!chunk.is_ok() && may_trim(enough_bytes)) {
+    trim(enough_bytes);
+    chunk = make_chunk(enough_bytes, enough_bytes);
+  }
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= wanted_bytes;
   was_growth_refused_ = !chunk.is_ok();
@@ -186,6 +199,11 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   stats_.placement = made.memory.placement();
   chunks_.push_back(std::move(made));
   return take_block(bytes);  // nobody could take from the new chunk before
+}
+
+bool HostTier::may_trim(uint64_t bytes) const {
+  MutexLock lock(mutex_);
+  return free_chunk_bytes() >= bytes;
 }
 
 uint64_t HostTier::next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const {
@@ -238,6 +256,7 @@ uint64_t HostTier::trim(uint64_t bytes) {
   if (getpid() != owner_pid_) return 0;
   std::vector<Chunk> gone;
   uint64_t gone_bytes = 0;
+  uint64_t pinned_bytes = 0;
   {
     MutexLock lock(mutex_);
     std::vector<Chunk> left;
@@ -246,23 +265,20 @@ uint64_t HostTier::trim(uint64_t bytes) {
       const bool goes =
           gone_bytes < bytes && ranges_.retire(chunk.first_unit, chunk_bytes / kIoAlignment);
       gone_bytes += goes ? chunk_bytes : 0;
+      pinned_bytes += goes && chunk.is_pinned ? chunk_bytes : 0;
       (goes ? gone : left).push_back(std::move(chunk));
     }
     chunks_.swap(left);
+    stats_.pinned_bytes -= pinned_bytes;
+    stats_.mapped_bytes.remove(gone_bytes);
+    stats_.mapped_chunks.remove(gone.size());
   }
-  uint64_t pinned_bytes = 0;
   for (const Chunk& chunk : gone) {
-    if (!chunk.is_pinned) continue;
-    pinned_bytes += chunk.memory.bytes();
-    config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());
+    if (chunk.is_pinned) config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());
   }
-  const size_t count = gone.size();
   gone.clear();
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= gone_bytes;
-  stats_.pinned_bytes -= pinned_bytes;
-  stats_.mapped_bytes.remove(gone_bytes);
-  stats_.mapped_chunks.remove(count);
   return gone_bytes;
 }
 

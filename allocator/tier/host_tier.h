@@ -5,9 +5,9 @@
 // kIoAlignment and has whole units to itself; nothing else is rounded.
 //
 // The memory comes in chunks. A chunk is mapped, bound to a NUMA node, touched and pinned when a
-// block finds no room (platform/host_memory.h). It is reused until somebody asks for it (trim()),
-// because unpinning may stop the device. A chunk that cannot be pinned stays, as pageable memory,
-// and its blocks say so; copies of those go through a StagingRing
+// block finds no room (platform/host_memory.h). It is reused until somebody asks for it (trim()) or
+// a block needs its room, because unpinning may stop the device. A chunk that cannot be pinned
+// stays, as pageable memory, and its blocks say so; copies of those go through a StagingRing
 // (engine/move/cuda/staged_copies.h).
 //
 // A block beyond the budget is for bytes that must get through even when the budget is used up,
@@ -27,10 +27,11 @@
 // another chunk, free ones, which are too small then, are unmapped in its place.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only.
-// grow_mutex_ alone serialises growing, which can take seconds; a thread that waited for it first
-// looks for room again. A forked child has no host tier: the chunks are not mapped there (Note
-// [Fork] in platform/host_memory.h), allocate() and take() refuse, release() does nothing, and
-// stats() is for the parent alone.
+// grow_mutex_ alone serialises growing, which can take seconds and may unpin free chunks; a thread
+// that waited for it first looks for room again. A forked child has no host tier: allocate() and
+// take() refuse, release() does nothing, and stats() is for the parent alone. The chunks are not
+// mapped there, unless they are the program's pinned memory (Note [Fork] in
+// platform/host_memory.h).
 #pragma once
 
 #include <sys/types.h>
@@ -114,8 +115,8 @@ class HostTier {
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
   bool may_hold(uint64_t bytes) const { return bytes <= config_.budget_bytes; }
-  /// Whether allocate() may map memory for such a block: the budget allows it, and the machine did
-  /// not refuse memory the last time.
+  /// Whether allocate() may map memory for such a block: the budget allows it once free chunks have
+  /// gone, and the machine did not refuse memory the last time.
   bool may_grow(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// A block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory when
   /// the kernel refuses it.
@@ -154,6 +155,8 @@ class HostTier {
       TENCACHE_REQUIRES(grow_mutex_);
   Result<HostMemory> make_memory(uint64_t bytes) TENCACHE_REQUIRES(grow_mutex_);
   bool pin(const HostMemory& memory) TENCACHE_REQUIRES(grow_mutex_);
+  bool may_trim(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
+  uint64_t free_chunk_bytes() const TENCACHE_REQUIRES(mutex_);
   uint64_t next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const
       TENCACHE_REQUIRES(mutex_);
   Status budget_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);

@@ -172,7 +172,9 @@ TEST(HostTierTest, FreeChunksMakeWayForBlocksThatTheyCannotHold) {
   EXPECT_TRUE(pinner.is_pinned(kept.memory, kept.bytes)) << "where a block lies stays";
   const Result<HostBlock> refused = tier->allocate(15 * kMiB);
   EXPECT_EQ(refused.status().code(), StatusCode::kNoSpace);
-  EXPECT_EQ(tier->stats().chunk_bytes, 2 * kMiB) << "nothing else could be given up";
+  EXPECT_EQ(tier->stats().chunk_bytes, 16 * kMiB) << "nothing goes for what cannot be held";
+  EXPECT_TRUE(tier->may_grow(14 * kMiB));
+  EXPECT_FALSE(tier->may_grow(15 * kMiB));
   tier->release(kept);
   tier->release(must_allocate(*tier, 16 * kMiB));
   EXPECT_TRUE(tier->is_valid());

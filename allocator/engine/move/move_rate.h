@@ -15,16 +15,7 @@ namespace tencache {
 class MoveRate {
  public:
   void add(uint64_t bytes, uint64_t ns) {
-    // A process that was stopped during a move would take the link for slow until gigabytes have
-    // moved. A link that really is so slow shows it with the next move.
-    const bool is_doubtful =
-        ns > kDoubtfulNs &&
-        static_cast<double>(ns) > kDoubtfulRatio * ns_per_byte(0) * static_cast<double>(bytes);
-    if (is_doubtful && ns_.load(std::memory_order_relaxed) > 0 &&
-        !was_doubtful_.exchange(true, std::memory_order_relaxed)) {
-      return;
-    }
-    if (!is_doubtful) was_doubtful_.store(false, std::memory_order_relaxed);
+    if (ns > kDoubtfulNs && is_doubtful(bytes, ns)) return;
     uint64_t all_bytes = bytes_.load(std::memory_order_relaxed) + bytes;
     uint64_t all_ns = ns_.load(std::memory_order_relaxed) + ns;
     if (all_bytes > kWindowBytes) {
@@ -49,6 +40,14 @@ class MoveRate {
   }
 
  private:
+  // A process that was stopped during a move would take its link for slow until gigabytes have
+  // moved. A link that really is so slow shows it with the next move.
+  bool is_doubtful(uint64_t bytes, uint64_t ns) {
+    const double expected_ns = ns_per_byte(0) * static_cast<double>(bytes);  // 0: unknown
+    const bool is_late = expected_ns > 0 && static_cast<double>(ns) > kDoubtfulRatio * expected_ns;
+    return !was_doubtful_.exchange(is_late, std::memory_order_relaxed) && is_late;
+  }
+
   static constexpr uint64_t kWindowBytes = uint64_t{2} << 30;
   static constexpr uint64_t kBytesMin = uint64_t{16} << 20;
   static constexpr uint64_t kDoubtfulNs = 10'000'000'000;

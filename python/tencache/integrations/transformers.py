@@ -17,7 +17,7 @@ from tencache.integrations._figures import StepFigures
 
 
 class TencacheCallback(TrainerCallback):  # type: ignore[misc]
-    """Adds the figures of `StepFigures.take` to each of the Trainer's logs.
+    """Adds the figures of `StepFigures.take` to the Trainer's logs of training.
 
     They are then in `trainer.state.log_history` and in the progress bar. The Trainer tells its
     callbacks one after another, reporters such as TensorBoard or Weights & Biases before those that

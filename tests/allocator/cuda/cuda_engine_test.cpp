@@ -45,6 +45,19 @@ class CudaEngineTest : public ::testing::Test {
   std::vector<char*> allocated_;
 };
 
+// A cold tensor keeps its addresses, so there are enough for what all tiers hold.
+TEST_F(CudaEngineTest, AllTiersTogetherFindAddresses) {
+  const auto arena_bytes_with = [](uint64_t host_bytes) {
+    const TestCudaEngine engine([=](CudaEngineConfig& config) {
+      config.arena_bytes = 0;
+      config.host->budget_bytes = host_bytes;
+    });
+    return engine.device().heap().arena().bytes();
+  };
+  const uint64_t least_bytes = arena_bytes_with(kMiB);
+  EXPECT_EQ(arena_bytes_with(least_bytes), 3 * least_bytes + least_bytes / 8 * 3);
+}
+
 // The op that needs a cold tensor is queued at once, behind the copy on the device.
 TEST_F(CudaEngineTest, NoThreadWaitsForData) {
   start();
