@@ -48,7 +48,7 @@ class CudaEngineTest : public ::testing::Test {
 // A cold tensor keeps its addresses, so there are enough for what all tiers hold.
 TEST_F(CudaEngineTest, AllTiersTogetherFindAddresses) {
   const auto arena_bytes_with = [](uint64_t host_bytes) {
-    const TestCudaEngine engine([=](CudaEngineConfig& config) {
+    TestCudaEngine engine([=](CudaEngineConfig& config) {
       config.arena_bytes = 0;
       config.host->budget_bytes = host_bytes;
     });
