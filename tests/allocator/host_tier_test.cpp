@@ -186,8 +186,13 @@ TEST(HostTierTest, FreeChunksMakeWayWhereTheMachineIsShort) {
       make_tier({.budget_bytes = 64 * kMiB, .chunk_bytes = kMiB, .bytes_left = [&left_bytes] {
                    return std::exchange(left_bytes, kGiB);
                  }});
-  tier->release(must_allocate(*tier, 4 * kMiB));
+  const HostBlock first = must_allocate(*tier, 3 * kMiB);
+  tier->release(must_allocate(*tier, 3 * kMiB));
   left_bytes = 0;  // until something has gone
+  EXPECT_FALSE(tier->allocate(5 * kMiB).is_ok()) << "what is free would not do";
+  EXPECT_EQ(tier->stats().mapped_chunks.current, 2U);
+  tier->release(first);
+  left_bytes = 0;
   tier->release(must_allocate(*tier, 5 * kMiB));
   EXPECT_EQ(tier->stats().mapped_chunks.current, 1U);
   EXPECT_TRUE(tier->is_valid());
