@@ -73,8 +73,6 @@ TENCACHE_API uint64_t tencache_gpu_make_pool(tencache_gpu* gpu);
 /* Watches ops from now on, however little of the budget is used. Call before a CUDA graph is
  * captured, whose inputs must stay on the GPU. */
 TENCACHE_API void tencache_gpu_watch_ops(tencache_gpu* gpu);
-/* Whether ops are watched, so that tensors may leave. */
-TENCACHE_API int tencache_gpu_watches_ops(const tencache_gpu* gpu);
 TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes,
                                                  void* stream, tencache_error* error);
 /* What is in use of the pool now, to which tencache_gpu_restore_pool() puts it back. Never NULL;

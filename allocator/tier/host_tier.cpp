@@ -85,8 +85,15 @@ void HostTier::release(const HostBlock& block) {
 bool HostTier::may_grow(uint64_t bytes) const {
   if (bytes > config_.budget_bytes) return false;
   MutexLock lock(mutex_);
-  return !was_growth_refused_ && round_up(bytes, kIoAlignment) <=
-                                     config_.budget_bytes - stats_.chunk_bytes + free_chunk_bytes();
+  return !was_growth_refused_ && may_map(round_up(bytes, kIoAlignment));
+}
+
+bool HostTier::may_map(uint64_t bytes) const {
+  const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
+  if (bytes <= room_bytes) return true;
+  // Where most of the chunks is in use, no walk over them is needed.
+  const uint64_t unused_bytes = stats_.chunk_bytes - ranges_.used() * kIoAlignment;
+  return bytes <= room_bytes + unused_bytes && bytes <= room_bytes + free_chunk_bytes();
 }
 
 uint64_t HostTier::free_chunk_bytes() const {
@@ -171,8 +178,8 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
       MutexLock lock(mutex_);
       // Another thread may have grown the tier, or released a block, while this one waited.
       if (const HostBlock block = take_block(bytes); block.is_valid()) return block;
+      if (!may_map(enough_bytes)) return budget_exhausted(bytes);
       const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
-      if (enough_bytes > room_bytes + free_chunk_bytes()) return budget_exhausted(bytes);
       lacking_bytes = enough_bytes - std::min(enough_bytes, room_bytes);
       if (lacking_bytes == 0) {
         wanted_bytes = next_chunk_bytes(enough_bytes, room_bytes);

@@ -157,6 +157,8 @@ class HostTier {
   bool pin(const HostMemory& memory) TENCACHE_REQUIRES(grow_mutex_);
   bool may_trim(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   uint64_t free_chunk_bytes() const TENCACHE_REQUIRES(mutex_);
+  // Whether the budget has room for a chunk of that size, once free chunks have gone.
+  bool may_map(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
   uint64_t next_chunk_bytes(uint64_t block_bytes, uint64_t room_bytes) const
       TENCACHE_REQUIRES(mutex_);
   Status budget_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);

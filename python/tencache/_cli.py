@@ -286,9 +286,9 @@ def _write_environment(
     environment[_options.SWITCH] = "1"
     for name in given:
         text = library.option_text(name)
-        if name == "spill_dir" and text != "auto":
+        if name == "spill_dir" and text != _backend.AUTO:
             # The program may start others once it has changed its folder.
-            text = os.path.abspath(text)
+            text = str(_runtime.absolute_path(text))
         environment[_options.find(name).environment] = text
 
 

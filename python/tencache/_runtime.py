@@ -209,7 +209,7 @@ def check_output_files(library: Core) -> None:
         text = library.option_text(name)
         if text == _NO_FILE:
             continue
-        path = _absolute_path(text)
+        path = absolute_path(text)
         own_path = _report.ranked_path(path, os.environ)
         reason = library.why_not_writable(own_path)
         remedy = "Give a file in an existing, writable directory"
@@ -235,7 +235,7 @@ def _input_files(library: Core) -> list[tuple[str, Path]]:
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return []
-    path = _absolute_path(text)
+    path = absolute_path(text)
     return [(_INPUT_OPTION, path), (_INPUT_OPTION, _report.ranked_path(path, os.environ))]
 
 
@@ -267,7 +267,7 @@ def check_input_file(library: Core) -> None:
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return
-    path = _absolute_path(text)
+    path = absolute_path(text)
     of_ranks = _files_of_ranks(path)
     _read_stored_period(text, of_ranks[0] if of_ranks and not os.path.exists(path) else path)
     library.set_option(_INPUT_OPTION, str(path))
@@ -322,16 +322,17 @@ def _give_stored_period(library: Core) -> None:
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return
-    path = _own_input_path(_absolute_path(text))
+    path = _own_input_path(absolute_path(text))
     if path is not None:
         _follow(library, text, path)
     elif not is_spawned():
-        own = _report.ranked_path(_absolute_path(text), os.environ)
+        own = _report.ranked_path(absolute_path(text), os.environ)
         say(f"warning: there is no {own}, so this rank learns without the option learn_from")
     library.set_option(_INPUT_OPTION, _NO_FILE if path is None else str(path))
 
 
-def _absolute_path(text: str) -> Path:
+def absolute_path(text: str) -> Path:
+    """Where the path leads however the program changes its folder."""
     path = Path(os.path.expanduser(text))
     try:
         return path.absolute()
@@ -345,7 +346,7 @@ def _own_path(name: str, text: str) -> str:
     The core writes the period by itself and knows no ranks, so it gets the name with the rank;
     files written at exit get theirs then.
     """
-    path = _absolute_path(text)
+    path = absolute_path(text)
     return str(_report.ranked_path(path, os.environ) if name == "record" else path)
 
 
@@ -363,7 +364,7 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
         if name in OUTPUT_OPTIONS and text != _NO_FILE:
             text = _own_path(name, text)
         elif name == _INPUT_OPTION and text != _NO_FILE:
-            own = _own_input_path(_absolute_path(text))
+            own = _own_input_path(absolute_path(text))
             text = _NO_FILE if own is None else str(own)
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)

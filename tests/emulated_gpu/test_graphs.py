@@ -19,10 +19,9 @@ from requirement import needs_emulated_gpu
 
 pytestmark = needs_emulated_gpu
 
-PROGRAM = """
+PRELUDE = """
 import hashlib, json, sys, warnings
 import torch
-import torch.nn.functional as F
 warnings.filterwarnings("ignore")  # streams of AccumulateGrad; captures that were broken off
 
 def digest(*tensors):
@@ -30,6 +29,10 @@ def digest(*tensors):
     for tensor in tensors:
         joined.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return joined.hexdigest()
+
+"""
+PROGRAM = """
+import torch.nn.functional as F
 
 def make_net():
     return torch.nn.Sequential(
@@ -106,16 +109,7 @@ print(json.dumps([found, allocator]))
 """
 
 TREES = """
-import hashlib, json, sys, warnings
-import torch
 from torch._inductor import cudagraph_trees
-warnings.filterwarnings("ignore")
-
-def digest(*tensors):
-    joined = hashlib.sha256()
-    for tensor in tensors:
-        joined.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return joined.hexdigest()
 
 torch.manual_seed(5)
 body = torch.nn.Sequential(
@@ -187,7 +181,7 @@ print(json.dumps([kept, wrong, sum(rest), tencache.stats()["bytes"]["evicted"]])
 
 def run(program: str, allocator_name: str, *prefix: str) -> tuple[Any, dict[str, int]]:
     finished = subprocess.run(
-        [sys.executable, *prefix, "-c", program, allocator_name],
+        [sys.executable, *prefix, "-c", PRELUDE + program, allocator_name],
         capture_output=True,
         text=True,
         timeout=300,

@@ -11,39 +11,12 @@ from types import ModuleType
 
 import pytest
 from conftest import run_command
+from fake_gate import FakeGate
 
 from tencache import _inductor
 
 # Kernels compiled once serve all of these tests.
 pytestmark = pytest.mark.xdist_group("inductor")
-
-
-class FakeGate:
-    """Records what the gate was told; `is_armed` can be switched."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-        self.armed = True
-        self.asked = 0
-        self.open_count = 0
-        self.interrupts = False  # once an op is open
-
-    def open(self, name, addresses, modes):
-        self.calls.append((name, list(addresses), list(modes)))
-        self.open_count += 1
-        if self.interrupts:
-            raise KeyboardInterrupt
-
-    def depth(self):
-        return self.open_count
-
-    def close_to(self, depth):
-        self.calls += ["close"] * (self.open_count - depth)
-        self.open_count = depth
-
-    def is_armed(self):
-        self.asked += 1
-        return self.armed
 
 
 def gate_calls_append(gate):

@@ -13,34 +13,9 @@ import inspect
 import sys
 
 import pytest
+from fake_gate import FakeGate
 
 from tencache import _triton
-
-
-class FakeGate:
-    """Records what is opened and closed; also stands for the core that says whether it is armed."""
-
-    def __init__(self):
-        self.calls = []
-        self.armed = True
-        self.open_count = 0
-        self.interrupts = False  # once an op is open
-
-    def open(self, name, addresses, modes):
-        self.calls.append((name, addresses, list(modes)))
-        self.open_count += 1
-        if self.interrupts:
-            raise KeyboardInterrupt
-
-    def depth(self):
-        return self.open_count
-
-    def close_to(self, depth):
-        self.calls += ["close"] * (self.open_count - depth)
-        self.open_count = depth
-
-    def is_armed(self):
-        return self.armed
 
 
 class FakeTensor:

@@ -34,9 +34,9 @@ TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   start();
   CUstream other = make_stream();
   allocate(kExtent).clear();
-  EXPECT_EQ(tencache_gpu_watches_ops(gpus_[0]), 0);
+  EXPECT_FALSE(gpus_[0]->engine->evictor().is_armed());
   begin();
-  EXPECT_EQ(tencache_gpu_watches_ops(gpus_[0]), 1) << "nobody could tell later what it names";
+  EXPECT_TRUE(gpus_[0]->engine->evictor().is_armed()) << "nobody could tell later what it names";
   c10::DataPtr graph = allocate(kExtent);
   void* const address = graph.get();
   g_current.stream = other;  // not the one that captures

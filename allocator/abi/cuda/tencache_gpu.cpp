@@ -142,10 +142,6 @@ uint64_t tencache_gpu_make_pool(tencache_gpu* gpu) {
 
 void tencache_gpu_watch_ops(tencache_gpu* gpu) { gpu->engine->evictor().arm(); }
 
-int tencache_gpu_watches_ops(const tencache_gpu* gpu) {
-  return gpu->engine->evictor().is_armed() ? 1 : 0;
-}
-
 void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes, void* stream,
                                     tencache_error* error) {
   Result<Allocation> allocation = tencache::check_stream(stream);
