@@ -6,6 +6,11 @@
 #include "base/check.h"
 
 namespace tencache {
+namespace {
+
+constexpr uint32_t kLastTensor = ~uint32_t{0};
+
+}  // namespace
 
 HostModel::HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes)
     : trace_(trace),
@@ -148,15 +153,26 @@ void HostModel::write(uint32_t tensor, uint64_t begin_ns) {
 }
 
 // Among the tensors needed next, the first that is only on disk.
-std::optional<uint32_t> HostModel::first_to_read() const {
+std::optional<uint32_t> HostModel::first_to_read() {
   if (on_disk_.empty()) return std::nullopt;
   const auto& [next_use, tensor] = *on_disk_.begin();
-  uint64_t next_bytes = bytes_of(tensor);
-  for (const auto& [use, other] : in_host_) {
-    if (use > next_use || next_bytes > window_bytes_) break;
-    next_bytes += bytes_of(other);
+  const bool is_needed_next = bytes_of(tensor) + in_host_bytes_until(next_use) <= window_bytes_;
+  return is_needed_next ? std::optional(tensor) : std::nullopt;
+}
+
+// Uses move on as the program does, so the count goes on from where it was: a sum from the begin
+// would make planning quadratic in the number of tensors.
+uint64_t HostModel::in_host_bytes_until(uint64_t use) {
+  for (auto next = in_host_.upper_bound({counted_until_, kLastTensor});
+       next != in_host_.end() && next->first <= use; ++next) {
+    counted_bytes_ += bytes_of(next->second);
   }
-  return next_bytes <= window_bytes_ ? std::optional(tensor) : std::nullopt;
+  for (auto next = in_host_.upper_bound({use, kLastTensor});
+       next != in_host_.end() && next->first <= counted_until_; ++next) {
+    counted_bytes_ -= bytes_of(next->second);
+  }
+  counted_until_ = use;
+  return counted_bytes_;
 }
 
 // Whether reading it takes room only from what is spare or needed later. Otherwise what made room
@@ -176,13 +192,16 @@ void HostModel::enter_cold(uint32_t tensor) {
   Copy& copy = copies_[tensor];
   copy.is_cold = true;
   cold_list_of(copy).emplace(copy.next_use, tensor);
+  if (copy.is_in_host && copy.next_use <= counted_until_) counted_bytes_ += bytes_of(tensor);
   if (!copy.is_on_disk) not_copied_.emplace(copy.next_use, tensor);
 }
 
 void HostModel::leave_cold(uint32_t tensor) {
   Copy& copy = copies_[tensor];
+  TENCACHE_DCHECK(copy.is_cold);
   copy.is_cold = false;
   cold_list_of(copy).erase({copy.next_use, tensor});
+  if (copy.is_in_host && copy.next_use <= counted_until_) counted_bytes_ -= bytes_of(tensor);
   not_copied_.erase({copy.next_use, tensor});
 }
 

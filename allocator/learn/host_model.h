@@ -92,7 +92,8 @@ class HostModel {
   bool may_be_copied(uint32_t tensor) const {
     return disk_bytes_ + bytes_of(tensor) <= copy_ahead_bytes_;
   }
-  std::optional<uint32_t> first_to_read() const;
+  std::optional<uint32_t> first_to_read();
+  uint64_t in_host_bytes_until(uint64_t use);
   bool has_room_for(uint32_t tensor) const;
   void enter_cold(uint32_t tensor);
   void leave_cold(uint32_t tensor);
@@ -107,6 +108,9 @@ class HostModel {
   // Cold tensors: those with a block of host memory, and those on disk alone.
   ByNextUse in_host_;
   ByNextUse on_disk_;
+  // Of those in host memory, the bytes that are needed at counted_until_ or before.
+  uint64_t counted_until_ = 0;
+  uint64_t counted_bytes_ = 0;
   ByNextUse not_copied_;      // of those in host memory: the ones that the disk lacks
   uint64_t disk_bytes_ = 0;   // of all that have a copy on disk
   std::set<uint32_t> spare_;  // resident tensors with a copy in host memory
