@@ -448,15 +448,26 @@ std::vector<uint64_t> PlanCursor::found_extents(uint64_t plan_number) const {
   return {};
 }
 
+// Ops wait for the lock, so it is held for a copy only: the table takes milliseconds for tens of
+// thousands of extents.
 std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
-  MutexLock lock(mutex_);
+  std::shared_ptr<const LearnedPlan> plan;
+  std::vector<Binding> bindings;
+  Tick position = 0;
+  {
+    MutexLock lock(mutex_);
+    if (current_ == nullptr) return {};
+    plan = current_->kind.plans[current_->chosen];
+    bindings = current_->bindings;
+    position = position_;
+  }
   std::unordered_map<const Extent*, uint64_t> uses;
-  if (current_ == nullptr) return uses;
-  for (uint32_t tensor = 0; tensor < current_->bindings.size(); ++tensor) {
-    const Binding& binding = current_->bindings[tensor];
+  uses.reserve(bindings.size());
+  for (uint32_t tensor = 0; tensor < bindings.size(); ++tensor) {
+    const Binding& binding = bindings[tensor];
     if (binding.extent == nullptr || binding.extent->id != binding.extent_id) continue;
-    if (current_->plan().uses[tensor].empty()) continue;
-    uses[binding.extent] = current_->plan().ticks_to_next_use(tensor, position_);
+    if (plan->uses[tensor].empty()) continue;
+    uses[binding.extent] = plan->ticks_to_next_use(tensor, position);
   }
   return uses;
 }
