@@ -18,8 +18,8 @@ constexpr long kWaitNs = 20'000;
 constexpr uint32_t kRetriesMax = 1'000'000;
 
 // Written once by configure() before any window opens; the handler reads them.
-std::atomic<uintptr_t> g_arena_base{0};
-std::atomic<uint64_t> g_arena_bytes{0};
+std::atomic<uintptr_t> g_guarded_base{0};
+std::atomic<uint64_t> g_guarded_bytes{0};
 std::atomic<FaultJudge> g_judge{nullptr};
 
 std::atomic<uint64_t> g_waited{0};
@@ -38,8 +38,8 @@ bool wait_for_window(const siginfo_t& info) {
   const auto address = reinterpret_cast<uintptr_t>(info.si_addr);
   const FaultJudge judge = g_judge.load(std::memory_order_acquire);
   const bool is_refused_in_arena = info.si_code == SEGV_ACCERR && judge != nullptr &&
-                                   address - g_arena_base.load(std::memory_order_relaxed) <
-                                       g_arena_bytes.load(std::memory_order_relaxed);
+                                   address - g_guarded_base.load(std::memory_order_relaxed) <
+                                       g_guarded_bytes.load(std::memory_order_relaxed);
   if (!is_refused_in_arena) return false;
   FaultVerdict verdict = judge(info.si_addr);
   if (verdict == FaultVerdict::kWait) {
@@ -57,8 +57,8 @@ bool wait_for_window(const siginfo_t& info) {
 }  // namespace
 
 void WriteBarrier::configure(const void* arena_base, uint64_t arena_bytes, FaultJudge judge) {
-  g_arena_base.store(reinterpret_cast<uintptr_t>(arena_base), std::memory_order_relaxed);
-  g_arena_bytes.store(arena_bytes, std::memory_order_relaxed);
+  g_guarded_base.store(reinterpret_cast<uintptr_t>(arena_base), std::memory_order_relaxed);
+  g_guarded_bytes.store(arena_bytes, std::memory_order_relaxed);
   g_judge.store(judge, std::memory_order_release);
 }
 

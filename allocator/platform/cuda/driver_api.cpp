@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-constexpr char kLibrary[] = "libcuda.so.1";
+constexpr char kDriverLibrary[] = "libcuda.so.1";
 
 using GetProcAddress = decltype(&::cuGetProcAddress);
 
@@ -69,7 +69,7 @@ StatusCode status_code(CUresult result) {
 Result<DriverApi> load_driver() {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
   // Never closed: the driver's own threads and exit handlers live as long as the process.
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return Status(StatusCode::kUnavailable, std::string("There is no CUDA driver here: ") +
                                                 dlerror() + ". Install NVIDIA's driver.");
@@ -77,7 +77,7 @@ Result<DriverApi> load_driver() {
   auto get = reinterpret_cast<GetProcAddress>(find_unguarded(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {
     return Status(StatusCode::kUnavailable,
-                  std::string(kLibrary) +
+                  std::string(kDriverLibrary) +
                       " is older than CUDA 12.0. Install a driver of version 525 or newer.");
   }
   DriverApi driver;

@@ -9,12 +9,12 @@ namespace tencache {
 namespace {
 
 // Newest first; the number is the version of CUDA.
-constexpr std::array<const char*, 3> kLibraries = {"libnvrtc.so.13", "libnvrtc.so.12",
-                                                   "libnvrtc.so.11.2"};
+constexpr std::array<const char*, 3> kNvrtcLibraries = {"libnvrtc.so.13", "libnvrtc.so.12",
+                                                        "libnvrtc.so.11.2"};
 
 // The most telling error of dlopen is that of `path`, else that of the newest library.
 void* open_library(const std::string& path, std::string* error) {
-  for (const char* name : kLibraries) {
+  for (const char* name : kNvrtcLibraries) {
     if (void* loaded = dlopen(name, RTLD_NOW | RTLD_NOLOAD); loaded != nullptr) return loaded;
   }
   if (!path.empty()) {
@@ -23,7 +23,7 @@ void* open_library(const std::string& path, std::string* error) {
     }
     *error = dlerror();
   }
-  for (const char* name : kLibraries) {
+  for (const char* name : kNvrtcLibraries) {
     if (void* opened = dlopen(name, RTLD_NOW | RTLD_LOCAL); opened != nullptr) return opened;
     const char* reason = dlerror();
     if (error->empty() && reason != nullptr) *error = reason;
@@ -33,7 +33,7 @@ void* open_library(const std::string& path, std::string* error) {
 
 // POSIX lets a void* hold the address of a function.
 template <typename Function>
-Status find_function(void* library, const char* name, Function* function) {
+Status find_nvrtc_function(void* library, const char* name, Function* function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
   if (*function != nullptr) return Status::ok();
   return {StatusCode::kUnavailable,
@@ -90,15 +90,17 @@ Result<NvrtcApi> load_nvrtc(const std::string& path) {
                       ". Install PyTorch for CUDA, or pip install nvidia-cuda-nvrtc.");
   }
   NvrtcApi api;
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcVersion", &api.version));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcGetErrorString", &api.error_string));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcCreateProgram", &api.create_program));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcDestroyProgram", &api.destroy_program));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcCompileProgram", &api.compile_program));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcGetCUBINSize", &api.cubin_size));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcGetCUBIN", &api.cubin));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcGetProgramLogSize", &api.log_size));
-  TENCACHE_RETURN_IF_ERROR(find_function(library, "nvrtcGetProgramLog", &api.log));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcVersion", &api.version));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetErrorString", &api.error_string));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcCreateProgram", &api.create_program));
+  TENCACHE_RETURN_IF_ERROR(
+      find_nvrtc_function(library, "nvrtcDestroyProgram", &api.destroy_program));
+  TENCACHE_RETURN_IF_ERROR(
+      find_nvrtc_function(library, "nvrtcCompileProgram", &api.compile_program));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetCUBINSize", &api.cubin_size));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetCUBIN", &api.cubin));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetProgramLogSize", &api.log_size));
+  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetProgramLog", &api.log));
   return api;
 }
 

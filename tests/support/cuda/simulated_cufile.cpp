@@ -13,18 +13,18 @@ namespace {
 constexpr CuFileError kFailed = {5001, CUDA_SUCCESS};
 constexpr ssize_t kReadFailed = -5;
 
-SimulatedCuFile* alive = nullptr;
+SimulatedCuFile* alive_cufile = nullptr;
 
 SimulatedCuFile& one() {
-  TENCACHE_CHECK(alive != nullptr, "a call of a simulated cuFile that is gone");
-  return *alive;
+  TENCACHE_CHECK(alive_cufile != nullptr, "a call of a simulated cuFile that is gone");
+  return *alive_cufile;
 }
 
 }  // namespace
 
 SimulatedCuFile::SimulatedCuFile(unsigned supported) : supported_(supported) {
-  TENCACHE_CHECK(alive == nullptr, "there is a simulated cuFile already");
-  alive = this;
+  TENCACHE_CHECK(alive_cufile == nullptr, "there is a simulated cuFile already");
+  alive_cufile = this;
   api_.open_driver = [] {
     MutexLock lock(one().mutex_);
     return one().enter("open_driver") ? CuFileError{} : kFailed;
@@ -61,7 +61,7 @@ SimulatedCuFile::SimulatedCuFile(unsigned supported) : supported_(supported) {
   };
 }
 
-SimulatedCuFile::~SimulatedCuFile() { alive = nullptr; }
+SimulatedCuFile::~SimulatedCuFile() { alive_cufile = nullptr; }
 
 void SimulatedCuFile::fail(std::string_view name, uint64_t nth) {
   MutexLock lock(mutex_);

@@ -18,7 +18,7 @@ namespace {
 using Parts = SimulatedDriver::Parts;
 
 // Set while a driver is alive. Acquire and release: a thread that finds the driver finds it made.
-std::atomic<Parts*> alive = nullptr;
+std::atomic<Parts*> alive_driver = nullptr;
 
 // The function of the table that calls a method of a part.
 template <size_t kFunction, CallKind kKind, auto kPart, auto kMethod>
@@ -28,7 +28,7 @@ template <size_t kFunction, CallKind kKind, auto kPart, typename Part, typename.
           CUresult (Part::*kMethod)(Arguments...)>
 struct Entry<kFunction, kKind, kPart, kMethod> {
   static CUresult call(Arguments... arguments) {
-    Parts* const parts = alive.load(std::memory_order_acquire);
+    Parts* const parts = alive_driver.load(std::memory_order_acquire);
     TENCACHE_CHECK(parts != nullptr, "a call of a simulated driver that is gone");
     parts->expect_streams(kCudaFunctionNames[kFunction], arguments...);
     const CUresult result = parts->enter(kFunction, kKind);
@@ -114,8 +114,9 @@ SimulatedDriver::SimulatedDriver(const SimulatedDriverConfig& config)
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CHECK_FILLED)
 #undef TENCACHE_CHECK_FILLED
   Parts* none = nullptr;
-  TENCACHE_CHECK(alive.compare_exchange_strong(none, parts_.get(), std::memory_order_acq_rel),
-                 "there is a simulated driver already");
+  TENCACHE_CHECK(
+      alive_driver.compare_exchange_strong(none, parts_.get(), std::memory_order_acq_rel),
+      "there is a simulated driver already");
   TENCACHE_CHECK(watch_driver_use().is_ok());
 }
 
@@ -128,7 +129,7 @@ DriverApi SimulatedDriver::functions() {
   return api;
 }
 
-SimulatedDriver::~SimulatedDriver() { alive.store(nullptr, std::memory_order_release); }
+SimulatedDriver::~SimulatedDriver() { alive_driver.store(nullptr, std::memory_order_release); }
 
 CUresult SimulatedDriver::launch(CUstream stream, std::vector<DeviceRange> touches,
                                  std::function<void()> kernel, std::chrono::nanoseconds duration) {

@@ -13,13 +13,12 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "support/cuda/handles.h"
 
 namespace tencache {
 namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 // Reserves at the hint where that is free, else anywhere. Null when there is no room.
 void* reserve_aligned(uint64_t bytes, uint64_t alignment, CUdeviceptr hint) {

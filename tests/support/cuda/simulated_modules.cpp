@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "support/cuda/handles.h"
 #include "support/cuda/stream_table.h"
 
 namespace tencache {
@@ -13,12 +14,6 @@ namespace {
 
 constexpr std::string_view kMagic = "simulated cubin of sm_";
 constexpr unsigned kThreadsMax = 1024;
-
-// Modules and functions are numbers that look like addresses; none is ever reused.
-template <typename Handle>
-Handle handle_of(uint64_t name) {
-  return reinterpret_cast<Handle>(name * 16);
-}
 
 }  // namespace
 

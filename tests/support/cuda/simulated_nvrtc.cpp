@@ -14,7 +14,7 @@ namespace {
 constexpr NvrtcResult kInvalidProgram = 4;
 constexpr std::string_view kArch = "-arch=sm_";
 
-SimulatedNvrtc* alive = nullptr;
+SimulatedNvrtc* alive_nvrtc = nullptr;
 
 constexpr std::string_view kKernel = "extern \"C\" __global__ ";
 constexpr std::string_view kLaunchBounds = "__launch_bounds__";
@@ -55,8 +55,8 @@ const char* error_string(NvrtcResult result) {
 }  // namespace
 
 SimulatedNvrtc::SimulatedNvrtc(int newest_capability) : newest_capability_(newest_capability) {
-  TENCACHE_CHECK(alive == nullptr, "there is a simulated NVRTC already");
-  alive = this;
+  TENCACHE_CHECK(alive_nvrtc == nullptr, "there is a simulated NVRTC already");
+  alive_nvrtc = this;
   api_.version = [](int* major, int* minor) {
     *major = 13;
     *minor = 0;
@@ -80,7 +80,7 @@ SimulatedNvrtc::SimulatedNvrtc(int newest_capability) : newest_capability_(newes
   };
 }
 
-SimulatedNvrtc::~SimulatedNvrtc() { alive = nullptr; }
+SimulatedNvrtc::~SimulatedNvrtc() { alive_nvrtc = nullptr; }
 
 void SimulatedNvrtc::fail(std::string_view name, NvrtcResult result) {
   faults_[std::string(name)] = result;
@@ -92,12 +92,12 @@ int SimulatedNvrtc::calls(std::string_view name) const {
 }
 
 NvrtcResult SimulatedNvrtc::enter(const char* name) {
-  TENCACHE_CHECK(alive != nullptr, "a call of a simulated NVRTC that is gone");
-  ++alive->calls_[name];
-  const auto fault = alive->faults_.find(name);
-  if (fault == alive->faults_.end()) return kNvrtcSuccess;
+  TENCACHE_CHECK(alive_nvrtc != nullptr, "a call of a simulated NVRTC that is gone");
+  ++alive_nvrtc->calls_[name];
+  const auto fault = alive_nvrtc->faults_.find(name);
+  if (fault == alive_nvrtc->faults_.end()) return kNvrtcSuccess;
   const NvrtcResult result = fault->second;
-  alive->faults_.erase(fault);
+  alive_nvrtc->faults_.erase(fault);
   return result;
 }
 
@@ -108,8 +108,8 @@ NvrtcResult SimulatedNvrtc::create(NvrtcProgram* program, const char* text, cons
     return planned;
   }
   TENCACHE_CHECK(header_count == 0, "%d headers", header_count);
-  *program = reinterpret_cast<NvrtcProgram>(++alive->last_name_ * 16);
-  alive->programs_[*program].text = text;
+  *program = reinterpret_cast<NvrtcProgram>(++alive_nvrtc->last_name_ * 16);
+  alive_nvrtc->programs_[*program].text = text;
   return kNvrtcSuccess;
 }
 
@@ -117,15 +117,15 @@ NvrtcResult SimulatedNvrtc::destroy(NvrtcProgram* program) {
   if (const NvrtcResult planned = enter("destroy_program"); planned != kNvrtcSuccess) {
     return planned;
   }
-  if (alive->programs_.erase(*program) == 0) return kInvalidProgram;
+  if (alive_nvrtc->programs_.erase(*program) == 0) return kInvalidProgram;
   *program = nullptr;
   return kNvrtcSuccess;
 }
 
 NvrtcResult SimulatedNvrtc::compile(NvrtcProgram program, int option_count,
                                     const char* const* options) {
-  if (alive->programs_.count(program) == 0) return kInvalidProgram;
-  Program& compiled = alive->programs_[program];
+  if (alive_nvrtc->programs_.count(program) == 0) return kInvalidProgram;
+  Program& compiled = alive_nvrtc->programs_[program];
   if (const NvrtcResult planned = enter("compile_program"); planned != kNvrtcSuccess) {
     if (planned == kNvrtcCompilation) compiled.log = "line 7: as the test asked";
     return planned;
@@ -135,7 +135,7 @@ NvrtcResult SimulatedNvrtc::compile(NvrtcProgram program, int option_count,
     const std::string_view option(options[index]);
     if (option.starts_with(kArch)) capability = atoi(options[index] + kArch.size());
   }
-  if (capability == 0 || capability > alive->newest_capability_) return kNvrtcInvalidOption;
+  if (capability == 0 || capability > alive_nvrtc->newest_capability_) return kNvrtcInvalidOption;
   compiled.image = simulated_image(capability, kernels_of(compiled.text));
   return kNvrtcSuccess;
 }
@@ -144,8 +144,8 @@ NvrtcResult SimulatedNvrtc::compile(NvrtcProgram program, int option_count,
 NvrtcResult SimulatedNvrtc::size_of(const char* name, NvrtcProgram program,
                                     std::string Program::*part, size_t* bytes) {
   if (const NvrtcResult planned = enter(name); planned != kNvrtcSuccess) return planned;
-  const auto found = alive->programs_.find(program);
-  if (found == alive->programs_.end()) return kInvalidProgram;
+  const auto found = alive_nvrtc->programs_.find(program);
+  if (found == alive_nvrtc->programs_.end()) return kInvalidProgram;
   *bytes = (found->second.*part).size() + 1;
   return kNvrtcSuccess;
 }
@@ -153,8 +153,8 @@ NvrtcResult SimulatedNvrtc::size_of(const char* name, NvrtcProgram program,
 NvrtcResult SimulatedNvrtc::copy_of(const char* name, NvrtcProgram program,
                                     std::string Program::*part, char* target) {
   if (const NvrtcResult planned = enter(name); planned != kNvrtcSuccess) return planned;
-  const auto found = alive->programs_.find(program);
-  if (found == alive->programs_.end()) return kInvalidProgram;
+  const auto found = alive_nvrtc->programs_.find(program);
+  if (found == alive_nvrtc->programs_.end()) return kInvalidProgram;
   memcpy(target, (found->second.*part).c_str(), (found->second.*part).size() + 1);
   return kNvrtcSuccess;
 }

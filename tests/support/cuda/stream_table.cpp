@@ -9,21 +9,15 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "support/cuda/handles.h"
 
 namespace tencache {
 namespace {
 
 // How often a held stream checks whether it was let go.
-constexpr uint64_t kPollNs = 20'000;
+constexpr uint64_t kHeldPollNs = 20'000;
 // A test that waits for its own held work ends here, and not at its time limit.
 constexpr uint64_t kHeldMaxNs = 120'000'000'000;
-
-// Streams and events are numbers that look like addresses. No event's is ever used again, and no
-// stream's unless the configuration says so. So the use of a destroyed one is always found out.
-template <typename Handle>
-Handle handle_of(uint64_t name) {
-  return reinterpret_cast<Handle>(name * 16);
-}
 
 }  // namespace
 
@@ -306,7 +300,7 @@ CUresult StreamTable::hold(CUstream stream) {
 void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
   const uint64_t begin_ns = now_ns();
   worker.note_held(until);
-  while (lettings_go_ < until && worker.pause_until(now_ns() + kPollNs)) {
+  while (lettings_go_ < until && worker.pause_until(now_ns() + kHeldPollNs)) {
     TENCACHE_CHECK(now_ns() - begin_ns < kHeldMaxNs,
                    "a stream was held for two minutes and nobody let it go");
   }

@@ -239,7 +239,9 @@ class StreamTable {
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one goes first
-  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;         // of a stream or event
+  // Of a stream or event. No event's is ever used again, and no stream's unless the configuration
+  // says so. So the use of a destroyed one is always found out.
+  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;
 };
 
 }  // namespace tencache

@@ -9,15 +9,15 @@
 
 #include "base/clock.h"
 #include "base/racy_access.h"
+#include "support/cuda/handles.h"
 #include "support/cuda/stream_table.h"
 
 namespace tencache {
 namespace {
 
 // How often a stream checks a value that it waits for.
-constexpr uint64_t kPollNs = 20'000;
+constexpr uint64_t kValuePollNs = 20'000;
 
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 CUdeviceptr address_of(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
 template <typename Value>
@@ -61,7 +61,7 @@ CUresult StreamTable::wait_value(CUstream stream, CUdeviceptr address, cuuint64_
                                               : static_cast<int64_t>(present - value) >= 0;
     };
     bool has_waited = false;
-    while (!is_reached() && worker.pause_until(now_ns() + kPollNs)) has_waited = true;
+    while (!is_reached() && worker.pause_until(now_ns() + kValuePollNs)) has_waited = true;
     if (access != 0) memory_.end_access(access);
     return has_waited ? now_ns() : begin_ns;
   });
