@@ -160,3 +160,34 @@ def test_the_budget_without_waiting_is_found(
     # Plans use 15 parts of 16 of the budget.
     assert found <= max(plan["simulated"]["peak_bytes"] * 16 / 15, 4 << 20), stats
     assert ("would hardly wait" in done.stderr) == waits, done.stderr
+
+
+STEPS = """
+import torch, tencache
+layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+optimizers = {p: torch.optim.SGD([p], 0.1) for p in layers.parameters()}
+
+def train():
+    layers(torch.ones(1, 8)).sum().backward()
+
+for _ in range(2):
+    train()
+    for optimizer in optimizers.values():
+        optimizer.step()
+print(tencache.stats()["steps"])
+
+def step_at_once(parameter):
+    optimizers[parameter].step()
+
+for parameter in optimizers:
+    parameter.register_post_accumulate_grad_hook(step_at_once)
+for _ in range(2):
+    train()
+print(tencache.stats()["steps"])
+"""
+
+
+def test_an_optimizer_within_the_backward_pass_ends_no_step(run_python: Callable[..., Any]) -> None:
+    """There is one for each parameter, so between two of them lies a piece of the iteration."""
+    done = run_python(STEPS, env={"TENCACHE": "1"})
+    assert done.stdout == "12\n12\n", done.stderr

@@ -335,13 +335,14 @@ void Gate::close() {
   timing_.on_close(thread.timing, thread.open_ops.size() + 1);
   unpin_down_to(thread.pins, closed.pin_count_before, now);
   thread.record(EventKind::kOpEnd, now, closed.op, nullptr);
-  if (--thread.op_depth > 0) return;
-  unpin_down_to(thread.inner_pins, 0, now);
-  if (cursor_ != nullptr) cursor_->on_outermost_close();
+  // Inside an op that opens very many others, too: they would fill the ring before it closes.
   if (thread.ring->count() - thread.events_told >= kEventsPerTelling) [[unlikely]] {
     thread.events_told = thread.ring->count();
     if (learner_ != nullptr) learner_->nudge();
   }
+  if (--thread.op_depth > 0) return;
+  unpin_down_to(thread.inner_pins, 0, now);
+  if (cursor_ != nullptr) cursor_->on_outermost_close();
   if (heap_.budget().needs_attention()) heap_.call_attention();
   if (chaos_ != nullptr) chaos_->on_outermost_close();
 }

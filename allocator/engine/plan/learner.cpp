@@ -112,10 +112,12 @@ void Learner::look() {
     summary_.events_lost = stream_.lost_count();
   }
   const Following following = cursor_.following();
+  // To look at the last period takes as long as it has ticks, so that happens once for each.
+  const bool has_new_period = following.periods_ever != periods_seen_;
   Kind* followed = count_periods(following);
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
   const bool has_periods = followed != nullptr && following.periods > 0;
-  if (has_periods && followed->is_stored) plan_again(followed->number);
+  if (has_new_period && has_periods && followed->is_stored) plan_again(followed->number);
   // A stored kind that is followed and not copied exactly hides what this run repeats.
   if (has_periods && !followed->is_stored) {
     guesses_in_vain_ = 0;
@@ -130,7 +132,7 @@ void Learner::look() {
     } else {
       look_at_marks();
     }
-    plan_again(following.last_period_plan);
+    if (has_new_period) plan_again(following.last_period_plan);
     return;
   }
   look_at_marks();
@@ -246,7 +248,10 @@ bool Learner::begin_at_mark(const PeriodPlace& segment) {
 // What comes between the ops of a step is a loop, such as the batches of an evaluation, or else it
 // is taken as it is.
 void Learner::learn_addition(const PeriodPlace& addition) {
-  if (is_known_loop(addition)) return;
+  if (is_known_loop(addition)) {
+    additions_in_vain_ = 0;
+    return;
+  }
   uint64_t ticks_left = kLoopSearchTicks;
   int loops_left = kLoopsTriedMax;
   for (uint64_t trailing = 0; trailing < kTrailingTicksMax; ++trailing) {
@@ -257,10 +262,12 @@ void Learner::learn_addition(const PeriodPlace& addition) {
     for (const PeriodPlace& place : find_repeats(stream_, end - ticks, end)) {
       if (loops_left-- == 0) return;
       if (learn({.place = place, .peak_bytes_min = peak_bytes_min(), .is_addition = true})) {
+        additions_in_vain_ = 0;
         return;
       }
     }
   }
+  if (!is_worth_a_guess(++additions_in_vain_)) return;
   learn({.place = addition, .peak_bytes_min = peak_bytes_min(), .is_guess = true});
 }
 

@@ -140,7 +140,8 @@ class Learner {
   uint64_t look_count_ = 0;
   uint64_t periods_seen_ = 0;  // whole periods of all kinds
   uint64_t dropped_ = 0;
-  uint64_t guesses_in_vain_ = 0;  // new kinds since one was followed or confirmed
+  uint64_t guesses_in_vain_ = 0;    // new kinds since one was followed or confirmed
+  uint64_t additions_in_vain_ = 0;  // guessed since one was a loop
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;
