@@ -132,6 +132,16 @@ TEST_F(NeighbourRowTest, TheRowGoesOnWithWhatCameEarly) {
   expect_ahead(4);
 }
 
+TEST_F(NeighbourRowTest, WhatComesNextIsGuessedAnewHalfway) {
+  for (const size_t place : {10, 11, 12}) late({place});
+  engine_.use({tensors_[13]});
+  neighbours_.on_early(extent(13));
+  expect_ahead(3);
+  engine_.use({tensors_[14]});
+  neighbours_.on_early(extent(14));
+  expect_ahead(4);
+}
+
 TEST_F(NeighbourRowTest, FreedTensorsAreNotMeantAnyMore) {
   for (const size_t place : {10, 11, 12}) late({place});
   engine_.free(tensors_[13]);

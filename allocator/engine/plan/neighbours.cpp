@@ -41,20 +41,23 @@ void Neighbours::on_late(std::span<Extent* const> extents) {
     MutexLock lock(mutex_);
     for (const Extent* extent : extents) {
       const uint64_t id = extent->id;
-      if (!is_known(id) || go_on(id)) continue;
+      if (!is_known(id) || go_on(id) != nullptr) continue;
       Row& oldest = *std::ranges::min_element(rows_, {}, &Row::used_at);
-      oldest = {id, id, 0, 1, ++uses_};
+      oldest = {id, id, id, 0, 1, ++uses_};
     }
     guesses = next_guesses();
   }
   guess(std::move(guesses));
 }
 
+// A guess of all rows takes time in proportion to what is ahead, so it is not made anew for each
+// extent.
 void Neighbours::on_early(const Extent* extent) {
   std::vector<MoveRequest> guesses;
   {
     MutexLock lock(mutex_);
-    if (!go_on(extent->id)) return;
+    const Row* row = go_on(extent->id);
+    if (row == nullptr || !row->is_past_half()) return;
     guesses = next_guesses();
   }
   guess(std::move(guesses));
@@ -109,23 +112,23 @@ bool Neighbours::continues(const Row& row, uint64_t id) const {
   return distance * row.direction >= 0 && std::abs(distance) <= std::max(kNear, ahead);
 }
 
-// Returns false when no row goes on with this extent.
-bool Neighbours::go_on(uint64_t id) {
+// Returns the row that goes on with this extent; null when none does.
+const Neighbours::Row* Neighbours::go_on(uint64_t id) {
   for (Row& row : rows_) {
     if (!continues(row, id)) continue;
-    if (id == row.last_id) return true;
+    if (id == row.last_id) return &row;
     row.direction = id > row.last_id ? 1 : -1;
     row.last_id = id;
     ++row.length;
     row.used_at = ++uses_;
-    return true;
+    return &row;
   }
-  return false;
+  return nullptr;
 }
 
 // Appends what is cold from the row's last extent on, nearest first.
 void Neighbours::append_guesses(Row* row, std::vector<MoveRequest>* guesses) const {
-  row->ahead_id = row->last_id;
+  row->ahead_id = row->half_id = row->last_id;
   if (row->length < kLengthMin) return;
   const uint64_t ahead_max = parts_.heap->budget().limit() / kRowShare;
   const auto end = static_cast<ptrdiff_t>(known_.size());
@@ -142,6 +145,7 @@ void Neighbours::append_guesses(Row* row, std::vector<MoveRequest>* guesses) con
     if (passed > 0) continue;
     if (is_missing) guesses->push_back({known.extent, known.id, known.bytes, now});
     row->ahead_id = known.id;
+    if (ahead_bytes < ahead_max / 2) row->half_id = known.id;
     ahead_bytes += known.bytes;
   }
 }

@@ -53,9 +53,12 @@ class Neighbours {
   struct Row {
     uint64_t last_id = 0;     // named last
     uint64_t ahead_id = 0;    // the farthest guess; `last_id` when nothing is ahead
+    uint64_t half_id = 0;     // from where on less than half of what was guessed is still ahead
     ptrdiff_t direction = 0;  // 1 or -1; 0: not known yet
     uint32_t length = 0;      // 0: there is no row
     uint64_t used_at = 0;     // the newest is the highest
+
+    bool is_past_half() const { return direction > 0 ? last_id >= half_id : last_id <= half_id; }
   };
 
   void list_extents() TENCACHE_EXCLUDES(mutex_);
@@ -63,7 +66,7 @@ class Neighbours {
   ptrdiff_t place_of(uint64_t id) const TENCACHE_REQUIRES(mutex_);
   bool is_known(uint64_t id) const TENCACHE_REQUIRES(mutex_);
   bool continues(const Row& row, uint64_t id) const TENCACHE_REQUIRES(mutex_);
-  bool go_on(uint64_t id) TENCACHE_REQUIRES(mutex_);
+  const Row* go_on(uint64_t id) TENCACHE_REQUIRES(mutex_);
   void append_guesses(Row* row, std::vector<MoveRequest>* guesses) const TENCACHE_REQUIRES(mutex_);
   std::vector<MoveRequest> next_guesses() TENCACHE_REQUIRES(mutex_);
   void guess(std::vector<MoveRequest> guesses) const TENCACHE_EXCLUDES(mutex_);
