@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "abi/tencache_guard.h"
+
 namespace tencache {
 namespace {
 
@@ -102,6 +104,13 @@ void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Acc
     return;
   }
   void* const stream = stream_of(entry);
+  if (stream == TENCACHE_STREAM_PER_THREAD) [[unlikely]] {
+    // Another stream on each thread, so it has no number: only the host can wait, and what the
+    // stream may use stays.
+    engine.gate().keep_resident(accesses);
+    engine.gate().open(op, accesses);
+    return;
+  }
   if (engine.device().is_capturing(stream)) [[unlikely]] {
     tencache::add(engine.stats().graph_extents, engine.gate().keep_resident(accesses));
   }
@@ -136,7 +145,8 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
     void* const stream = stream_of(entry);
-    if (engine.device().is_capturing(stream)) continue;  // open_on() keeps it resident
+    // open_on() keeps it resident.
+    if (stream == TENCACHE_STREAM_PER_THREAD || engine.device().is_capturing(stream)) continue;
     const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);
     if (hold != nullptr) made->holds.emplace_back(&engine, hold);

@@ -63,11 +63,13 @@ def assert_said(output: str, said: Sequence[str]) -> None:
 def test_program_that_the_launcher_has_not_started() -> None:
     program = """
         import torch
+        from torch.cuda.green_contexts import GreenContext
         tensors = [torch.full((2 << 20,), float(index), device="cuda") for index in range(12)]
         for tensor in tensors:
             tensor.add_(1)
         for refused, arguments in (
             (torch._C._cuda_cudaCachingAllocator_enable, (False,)),
+            (GreenContext.create, (1,)),
             (torch.empty, (1 << 45,)),
         ):
             try:

@@ -257,6 +257,21 @@ TEST_F(LaunchGateTest, StreamsWithoutANumberAreWaitedForAndKeepWhatTheyUse) {
   engine_.free(a);
 }
 
+TEST_F(LaunchGateTest, OpsOnThePerThreadStreamAreWaitedForAndKeepWhatTheyUse) {
+  gpus_.set_current_stream([](int) { return TENCACHE_STREAM_PER_THREAD; });
+  char* a = cold(1);
+  const std::vector<Access> accesses = {{a, kAnything}};
+  EXPECT_EQ(gpus_.hold(accesses, false), nullptr);
+  gpus_.open(gpus_.register_op("test::op"), accesses);
+  EXPECT_TRUE(engine_.driver().is_idle());
+  EXPECT_TRUE(has_stamp(a, kExtent, 1));
+  gpus_.close();
+  EXPECT_TRUE(extent(a).has(kFlagKeepResident));
+  EXPECT_FALSE(engine_.evict(a));
+  finish();
+  engine_.free(a);
+}
+
 TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
   char* a = cold(1);
   const StreamSet users = extent(a).used_by;
