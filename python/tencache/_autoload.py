@@ -13,15 +13,16 @@ extension. If the program asked for tencache and it cannot start (a bad value, a
 built for), the program must not train without its budget. So one line says why, and the process
 ends with status 2 through SystemExit, which torch lets pass.
 
-Processes that only launch or compile for others (torchrun, accelerate launch, Inductor's compile
-workers) inherit the variable but hold no tensors. They run without tencache; the programs that they
-launch do not.
+Processes that only launch or compile for others (torchrun, accelerate launch, Inductor's helpers)
+inherit the variable but hold no tensors of the program. They run without tencache; the programs
+that they launch do not.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,18 @@ _LAUNCHER_MODULES = frozenset(
     }
 )
 _LAUNCHER_SCRIPTS = frozenset({"torchrun", "accelerate", "accelerate-launch"})
-_COMPILE_WORKER = ("torch", "_inductor", "compile_worker", "__main__.py")
+# Scripts of Inductor: its pool that compiles, and the process that tries kernels.
+_INDUCTOR_SCRIPTS = frozenset(
+    {
+        ("torch", "_inductor", "compile_worker", "__main__.py"),
+        ("torch", "_inductor", "__autotune_main__.py"),
+    }
+)
+# The text with which Inductor finds out whether the processor runs what it has compiled for it. Its
+# folder is another one; if it failed, compiled kernels would have no vector instructions.
+_INDUCTOR_TRIAL = re.compile(
+    r"""\s*import torch\s+from ctypes import cdll\s+cdll\.LoadLibrary\("[^"\n]*"\)\s*"""
+)
 
 
 def autoload() -> None:
@@ -150,13 +162,17 @@ def is_launcher(command: Sequence[str]) -> bool:
             continue
         if not argument.startswith("-"):
             script = Path(argument)
-            return script.name in _LAUNCHER_SCRIPTS or script.parts[-4:] == _COMPILE_WORKER
+            return script.name in _LAUNCHER_SCRIPTS or any(
+                script.parts[-len(parts) :] == parts for parts in _INDUCTOR_SCRIPTS
+            )
         # Letters may be joined: -um torch.distributed.run, -mtorch.distributed.run.
         letter, value = _option_with_value(argument[1:])
         if letter and not value:
             value = next(arguments, "")
-        if letter in ("c", "m"):
-            return letter == "m" and value in _LAUNCHER_MODULES
+        if letter == "c":
+            return _INDUCTOR_TRIAL.fullmatch(value) is not None
+        if letter == "m":
+            return value in _LAUNCHER_MODULES
     return False
 
 

@@ -439,6 +439,7 @@ def test_other_torch_breaks_nobody_who_did_not_ask(run_python):
         ("/venv/bin/python /venv/bin/torchrun train.py", True),
         ("python -u /venv/bin/accelerate launch train.py", True),
         ("python /v/torch/_inductor/compile_worker/__main__.py --kind=fork", True),
+        ("python /v/torch/_inductor/__autotune_main__.py --parent=1 --read-fd=3", True),
         ("python -m train torchrun", False),
         ("python -mtrain -m torch.distributed.run", False),
         ("python -um", False),

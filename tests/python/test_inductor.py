@@ -231,3 +231,16 @@ def test_compiled_program_that_fits_passes_no_gate(run_python, tmp_path, stock, 
     stats = json.loads((tmp_path / "run.json").read_text())
     assert stats["ops"] == 0
     assert stats["extents"] > 0
+
+
+def test_inductor_tries_instructions_without_tencache(run_python):
+    """In another folder, with its stderr thrown away: a failure would cost the vector code."""
+    code = """
+        import sys
+        from torch._inductor.cpu_vec_isa import VecISA
+        from tencache import _autoload
+        trial = VecISA._avx_py_load.replace("__lib_path__", "/tmp/x y/a.so")
+        print(_autoload.is_launcher([sys.executable, "-c", trial]))
+        print(_autoload.is_launcher([sys.executable, "-c", trial + "train()"]))
+    """
+    assert run_python(code).stdout == "True\nFalse\n"
