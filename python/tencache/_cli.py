@@ -12,9 +12,11 @@ be executed or found, 1 for a report that says no. Nothing here imports torch.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -25,6 +27,7 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tencache import (
@@ -54,11 +57,26 @@ _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
 _USAGE_LETTERS_MAX = 1000
+# python3, python3.13t; but no python_job.sh.
+_PYTHON_NAME = re.compile(r"python[0-9.]*[a-z]?")
+# Status 3 if this Python would not load tencache. A folder of that name is not tencache.
+_QUESTION = """
+import importlib.util, sys
+try:
+    found = importlib.util.find_spec("tencache._autoload")
+except ImportError:
+    found = None
+sys.exit(0 if found else 3)
+"""
 
 
 def main() -> None:
     """The console script."""
     _replace_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # A locale that has no letter for "…" or for a user's path must not end the command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Options are added here and not at import, so that a library that cannot be loaded becomes
         # a message.
@@ -170,10 +188,11 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     _runtime.check_output_files(library)
     _runtime.check_input_file(library)
     executable = _find_program(program[0])
-    reason = _autoload.why_not_loaded(os.environ)
-    if reason is not None:
-        raise TencacheError(reason)
     interpreter = interpreter_of(executable)
+    reason = _autoload.why_not_loaded(os.environ)
+    # A Python that another program starts is refused when it imports torch.
+    if interpreter is not None and reason is not None:
+        raise TencacheError(reason)
     _check_interpreter(executable, interpreter)
     environment = dict(os.environ)
     _write_environment(environment, library, given)
@@ -226,7 +245,7 @@ def _check_reachable(path: str, remedy: str) -> None:
 
 def interpreter_of(executable: str) -> str | None:
     """The Python that will run: the executable itself, or the one that its first line names."""
-    if Path(executable).name.startswith("python"):
+    if _PYTHON_NAME.fullmatch(Path(executable).name):
         return executable
     try:
         with Path(executable).open("rb") as file:
@@ -240,7 +259,7 @@ def interpreter_of(executable: str) -> str | None:
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         found = shutil.which(words[0]) if words else None
         words = [found] if found else []
-    if words and Path(words[0]).name.startswith("python"):
+    if words and _PYTHON_NAME.fullmatch(Path(words[0]).name):
         return words[0]
     return None
 
@@ -249,11 +268,8 @@ def _check_interpreter(executable: str, interpreter: str | None) -> None:
     """Refuses a Python that has no tencache: the program would silently run without it."""
     if interpreter is None or interpreter == sys.executable:
         return
-    question = (
-        "import importlib.util, sys; sys.exit(3 * (importlib.util.find_spec('tencache') is None))"
-    )
     try:
-        answer = subprocess.run([interpreter, "-c", question], capture_output=True, check=False)
+        answer = subprocess.run([interpreter, "-c", _QUESTION], capture_output=True, check=False)
     except OSError as error:
         raise TencacheError(
             f"{shortened(interpreter)} would run this program and cannot be started: "
@@ -285,11 +301,9 @@ def _write_environment(
 ) -> None:
     environment[_options.SWITCH] = "1"
     for name in given:
-        text = library.option_text(name)
-        if name == "spill_dir" and text != _backend.AUTO:
-            # The program may start others once it has changed its folder.
-            text = str(_runtime.absolute_path(text))
-        environment[_options.find(name).environment] = text
+        environment[_options.find(name).environment] = library.option_text(name)
+    # The program may start others once it has changed its folder.
+    _runtime.write_paths(environment, library)
 
 
 # ---- doctor ------------------------------------------------------------------------------------
@@ -305,12 +319,25 @@ def doctor(as_json: bool, **values: object) -> None:
     """
     library = core()
     _runtime.set_checked(library, _given_texts(values))
+    _runtime.check_output_files(library)
+    _runtime.check_input_file(library)
     report = _doctor.collect(library)
+    if not _doctor.blockers(report):
+        report["start"] = _try_start(library)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
         _doctor.show(report, Console())
     sys.exit(1 if _doctor.blockers(report) else 0)
+
+
+def _try_start(library: Core) -> dict[str, Any]:
+    """Whether the core starts with these options, as a section of the report."""
+    try:
+        _check_machine(library)
+    except TencacheError as error:
+        return {"works": False, "reason": str(error)}
+    return {"works": True}
 
 
 # ---- stats -------------------------------------------------------------------------------------
@@ -321,11 +348,11 @@ def doctor(as_json: bool, **values: object) -> None:
 def stats(file: Path) -> None:
     """Show a stats FILE that `tencache run --stats FILE` wrote."""
     content = _cli_look.read_stats(file)
-    table = Table(show_header=False, title=str(file), title_justify="left")
+    table = Table(show_header=False, title=escape(str(file)), title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     for row in _report.stat_rows(content):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
     for line in _report.summary_lines(content):
         click.echo(line)
@@ -347,10 +374,11 @@ def trace() -> None:
 @click.option(
     "-o",
     "--output",
+    envvar="TENCACHE_RECORD",
     default="period.jsonl",
     show_default=True,
     metavar="FILE",
-    help="File that receives the period.",
+    help="File that receives the period, as --record of `tencache run`.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- PROGRAM …")
 def record(program: tuple[str, ...], output: str, **values: object) -> None:

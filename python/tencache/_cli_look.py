@@ -20,7 +20,7 @@ from rich.console import Console
 from tencache import _live, _page, _perfetto, _period_file, _pipe, _plan, _report, _story, _top
 from tencache._library import TencacheError, core
 from tencache._messages import say
-from tencache._outputs import check_output
+from tencache._outputs import check_output, write_output
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -71,7 +71,8 @@ def report(run: Path, output: Path | None, trace: Path | None, period: Path | No
     check_output(output, "--output", trace, period)
     with Console(stderr=True).status(f"reading {run}"):
         page = _page.render(_sources(run, stats, trace, period))
-    core().write_file(output.absolute(), page.encode())
+    # The names of files need not be UTF-8.
+    write_output(output, page.encode(errors="backslashreplace"))
     click.echo(f"wrote {output}")
 
 
@@ -205,6 +206,6 @@ def export(file: Path, perfetto: bool, output: Path | None) -> None:
     output = output or file.with_name(f"{file.name}.perfetto.json")
     check_output(output, "--output", file)
     story = _story.tell(file)
-    core().write_file(output.absolute(), _perfetto.to_json(story))
+    write_output(output, _perfetto.to_json(story))
     if str(output) not in ("/dev/stdout", "/dev/fd/1"):
         click.echo(f"wrote {output}: open it at https://ui.perfetto.dev (it stays on this machine)")

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tencache import _autoload, _backend, _options, _torch_version
@@ -76,8 +77,13 @@ def blockers(report: Mapping[str, Any]) -> list[str]:
     gpu = report["gpu"]
     if backend == _backend.CUDA and not gpu["served"]:
         found.append(_backend.no_cuda_message(gpu["served_reason"]))
+    start = report.get("start", {"works": True})
+    if not start["works"]:
+        found.append(start["reason"])
     if backend == _backend.CUDA or (backend == _backend.AUTO and gpu["served"]):
         return found  # A GPU's tensors can go to host memory.
+    if report["options"]["strict"] == "on":
+        return found  # Nothing is spilled.
     if "error" in report["disk"]:
         found.append(report["disk"]["error"])
     if not report["page_map"]["works"]:
@@ -178,11 +184,11 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         if name == "options":
             section = changed_options(section)
         if not isinstance(section, Mapping):
-            table.add_row(part, "", value_text(name, section))
+            table.add_row(part, "", escape(value_text(name, section)))
             continue
         table.add_section()
         for index, (label, text) in enumerate(rows(section)):
-            table.add_row("" if index else part, label, text)
+            table.add_row("" if index else part, label, escape(text))
         table.add_section()
     console.print(table)
     for title, lines in (("Blocked", blockers(report)), ("Could be better", hints(report))):

@@ -12,8 +12,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tencache._library import TencacheError, core
-from tencache._outputs import check_output
+from tencache._library import TencacheError
+from tencache._outputs import check_output, write_output
 
 _SUFFIXES = (".png", ".svg")
 
@@ -45,10 +45,7 @@ def save(figure: Any, path: Path) -> None:
     drawing = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "tencache"}):
         figure.savefig(drawing, format=kind, dpi=150, metadata=metadata)
-    try:
-        core().write_file(path.absolute(), drawing.getvalue())
-    except TencacheError as error:
-        raise TencacheError(f"{path} cannot be written: {error}.") from error
+    write_output(path, drawing.getvalue())
 
 
 def largest_unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:

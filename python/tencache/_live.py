@@ -25,9 +25,8 @@ _MAGIC, _VERSION = int.from_bytes(b"tencache", "little"), 1
 _ENGINES_MAX = 16
 _READ_TRIES = 1000
 _PROC = Path("/proc")
-# What multiprocessing gives a worker to run.
-_SPAWNED_BY = re.compile(r"from multiprocessing\.\w+ import \w+; .*parent_pid=(\d+)")
-
+# What multiprocessing gives a worker to run, and the server that forks workers.
+_WORKER = re.compile(r"from multiprocessing\.(spawn|forkserver) import \w+; ")
 
 _COUNTERS = (
     "ordinal",
@@ -140,7 +139,7 @@ def _the_one(pid: int) -> LiveProcess:
 
 def _read(pid: int) -> list[LiveProcess]:
     """The process if it has a page of its own; OSError if it may not be looked at."""
-    start_ticks = _start_ticks(pid)
+    start_ticks = int(_stat(pid)[19])
     for path in _pages(pid):
         page = _whole_page(path)
         if page is not None and page.start_ticks == start_ticks:
@@ -185,7 +184,7 @@ def _describe(pid: int, page: _PageStruct) -> LiveProcess:
         pid=pid,
         rank=page.rank_plus_1 - 1 if page.rank_plus_1 else None,
         user=_user(pid),
-        program=program_name(words),
+        program=program_name(words, int(_stat(pid)[1])),
         command=" ".join(words),
         age_s=(page.sampled_ns - page.started_ns) * 1e-9 if page.sampled_ns else 0.0,
         is_armed=bool(page.is_armed),
@@ -206,7 +205,7 @@ def _user(pid: int) -> str:
         return str(number)  # of a container, for instance
 
 
-def program_name(words: Sequence[str]) -> str:
+def program_name(words: Sequence[str], parent_pid: int) -> str:
     """The script or module of a Python's command line; of others, the name of the executable.
 
     A worker of multiprocessing is named by its parent: "worker of 4711".
@@ -219,8 +218,8 @@ def program_name(words: Sequence[str]) -> str:
         if argument == "-m":
             return next(arguments, executable)
         if argument == "-c":
-            parent = _SPAWNED_BY.search(next(arguments, ""))
-            return f"worker of {parent[1]}" if parent else f"{executable} -c"
+            is_worker = _WORKER.match(next(arguments, ""))
+            return f"worker of {parent_pid}" if is_worker else f"{executable} -c"
         if argument in ("-W", "-X"):
             next(arguments, None)  # The option's value.
         elif not argument.startswith("-"):
@@ -228,7 +227,11 @@ def program_name(words: Sequence[str]) -> str:
     return executable
 
 
-def _start_ticks(pid: int) -> int:
-    """When the kernel started the process: field 22 of its stat, after the name in parentheses."""
+def _stat(pid: int) -> list[str]:
+    """The fields after the name, which stands in parentheses.
+
+    The first is the state, the second the parent; the 20th tells when the kernel started the
+    process.
+    """
     text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    return int(text.rpartition(")")[2].split()[19])
+    return text.rpartition(")")[2].split()

@@ -15,10 +15,27 @@ import sys
 from collections.abc import Mapping
 
 _MOST_OF_A_TEXT, _MOST_OF_A_LINE = 240, 2000
+# The levels of the option log_level; a line begins with its level, but for those of `info`.
+_LEVELS = ("error", "warning", "info", "debug")
+_most_verbose = "debug"
+
+
+def set_log_level(level: str) -> None:
+    """Keeps `say` from writing lines that are more verbose than this level."""
+    global _most_verbose
+    _most_verbose = level
 
 
 def say(line: str) -> None:
-    """Writes "tencache: <line>" on stderr, if there is one, as one line whatever is in it."""
+    """Writes "tencache: <line>" on stderr, if there is one, as one line whatever is in it.
+
+    A line that begins with "error:" or "warning:" has that level, any other one is for information.
+    """
+    level = line.partition(":")[0]
+    if level not in _LEVELS:
+        level = "info"
+    if _LEVELS.index(level) > _LEVELS.index(_most_verbose):
+        return
     label = process_label(os.environ)
     if label:
         line = f"{label}: {line}"

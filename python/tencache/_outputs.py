@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a command may write a file, for use before its work. Threads: none."""
+"""The files that commands write: whether that may be, before the work, and the writing itself.
+
+Threads: none.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,11 @@ def check_output(path: Path, flag: str, *inputs: Path | None) -> None:
                 f"{path} would replace {read}, which this command reads. Name another file with "
                 f"{flag}."
             )
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes the file; TencacheError, which names it, if that fails."""
+    try:
+        core().write_file(path.absolute(), content)
+    except TencacheError as error:
+        raise TencacheError(f"{path} cannot be written: {error}.") from error

@@ -384,6 +384,6 @@ def _row(one: Prediction) -> tuple[str, ...]:
 def _details(stats: Mapping[str, Any]) -> Iterator[Table]:
     options = stats.get("options", {})
     if options:
-        yield Table("Options", (), [(name, text) for name, text in options.items()])
+        yield Table("Options", (), [(name, shortened(text)) for name, text in options.items()])
     counted = {name: value for name, value in stats.items() if name != "options"}
     yield Table("Counters and versions", (), list(stat_rows(counted)))

@@ -21,7 +21,7 @@ import platform
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tencache import (
     _checkpoints,
     _collectives,
     _gpu_groups,
+    _green_contexts,
     _inductor,
     _names,
     _options,
@@ -41,13 +42,14 @@ from tencache import (
     _units,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
-from tencache._messages import is_spawned, process_label, rank_of, say, shortened
+from tencache._messages import is_spawned, process_label, rank_of, say, set_log_level, shortened
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
 # The option that names a file of an earlier run.
 _INPUT_OPTION = "learn_from"
 _NO_FILE = "off"
+_SPILL_DIR = "spill_dir"
 
 
 @dataclass(frozen=True)
@@ -188,13 +190,17 @@ def _require_enabled(consequence: str) -> _Enabled:
 def set_checked(library: Core, texts: Mapping[str, str]) -> None:
     """Sets every option anew: to its text, else its variable, else its default.
 
-    Checks all texts before it sets any.
+    Checks all texts before it sets any. The spill directory becomes an absolute path, as files do
+    where they are checked.
     """
     for name, text in texts.items():
         library.check_option(name, text)
     library.read_environment()
     for name, text in texts.items():
         library.set_option(name, text)
+    directory = library.option_text(_SPILL_DIR)
+    if directory != _backend.AUTO:
+        library.set_option(_SPILL_DIR, str(absolute_path(directory)))
 
 
 def check_output_files(library: Core) -> None:
@@ -340,6 +346,18 @@ def absolute_path(text: str) -> Path:
         return path  # The working directory is gone. What tries the path says so.
 
 
+def write_paths(environment: MutableMapping[str, str], library: Core) -> None:
+    """Gives the variables of paths the absolute ones that were checked.
+
+    Processes that the program starts read them, perhaps in another folder.
+    """
+    for name in (_SPILL_DIR, *OUTPUT_OPTIONS, _INPUT_OPTION):
+        variable = _options.find(name).environment
+        text = library.option_text(name)
+        if environment.get(variable) and text not in (_NO_FILE, _backend.AUTO):
+            environment[variable] = text
+
+
 def _own_path(name: str, text: str) -> str:
     """This process's output file of that name.
 
@@ -377,12 +395,14 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     doors = shim(torch_version)
     set_checked(library, given)
     check_output_files(library)
+    write_paths(os.environ, library)
     record = library.option_text("record")
     if record != _NO_FILE:
         library.set_option("record", _own_path("record", record))
     _give_stored_period(library)
     library.set_option("backend", _backend.resolve(library.option_text("backend"), torch))
     texts = _texts(library)
+    set_log_level(texts["log_level"])
     library.set_label(process_label(os.environ))
     if texts["backend"] == _backend.CUDA:
         # This refuses if there are CUDA tensors already.
@@ -397,6 +417,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     if texts["backend"] == _backend.CUDA:
         _triton.install(library, doors)
         _gpu_groups.install(library, doors, torch._C)
+        _green_contexts.install(torch._C)
         _collectives.install(torch)
     else:
         _checkpoints.install(library, torch)

@@ -221,7 +221,7 @@ def test_a_gpu_needs_no_disk():
         "disk": {"error": "no disk"},
         "page_map": {"works": True},
         "gpu": {"devices": ["one"], "served": True, "served_reason": ""},
-        "options": {"backend": "cuda"},
+        "options": {"backend": "cuda", "strict": "off"},
     }
     assert _doctor.blockers(report) == []
     report["options"]["backend"] = "auto"

@@ -299,6 +299,7 @@ def test_interpreter_is_found_through_the_first_line(tmp_path, monkeypatch):
         ("#!/usr/bin/env python3", str(python)),
         ("#!/usr/bin/env -S python3 -u", str(python)),
         ("#!/bin/sh", None),
+        ("#!/opt/python_job.sh", None),
         ("no script", None),
         ("#!", None),
     ]:

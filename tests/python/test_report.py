@@ -493,7 +493,7 @@ def report_with(**changes):
         "userfaultfd": {"works": True, "reason": ""},
         "disk": {"directory": "/var/tmp", "direct_io": True, "io_uring": True},
         "gpu": {"devices": [], "reason": "no driver", "served": False, "served_reason": "none"},
-        "options": {"backend": "auto"},
+        "options": {"backend": "auto", "strict": "off"},
     }
     report.update(changes)
     return report

@@ -227,7 +227,7 @@ def test_rows_of_several_processes_say_which_is_which():
                 "/venv/bin/python",
                 "-c",
                 "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, "
-                "parent_pid=4711, pipe_handle=7)",
+                "pipe_handle=7)",
                 "--multiprocessing-fork",
             ],
             "worker of 4711",
@@ -236,7 +236,7 @@ def test_rows_of_several_processes_say_which_is_which():
     ],
 )
 def test_a_process_is_named_by_what_it_runs(words, name):
-    assert _live.program_name(words) == name
+    assert _live.program_name(words, 4711) == name
 
 
 def test_top_with_nobody_to_show_says_so():

@@ -282,7 +282,7 @@ def test_command_line_says_so(run_tencache: Run, tmp_path: Path, message: str) -
 @pytest.mark.parametrize("message", OF_VARIABLES)
 def test_variable_has_it_say_so(run_tencache: Run, message: str) -> None:
     name, value = OF_VARIABLES[message]
-    output = said_by(run_tencache, *RUN, *TRUE, **{name: value})
+    output = said_by(run_tencache, *RUN, "--", sys.executable, "-c", "", **{name: value})
     assert has(output, message), output
 
 
