@@ -12,6 +12,7 @@ void throw_out_of_memory(const tencache_error& error) {
   if (message.find(" out of memory.") == std::string::npos) {
     message.insert(0, "tencache is out of memory. ");
   }
+  message += " [DefaultCPUAllocator: can't allocate memory]";
   C10_THROW_ERROR(OutOfMemoryError, message);
 }
 

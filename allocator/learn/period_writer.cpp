@@ -18,8 +18,8 @@ Json header(const Trace& trace, const Machine& machine, const std::string& run_i
                {"fixed_bytes", trace.fixed_bytes},
                {"peak_bytes", trace.peak_bytes()},
                {"device_budget_bytes", machine.budget_bytes},
-               {"read_bytes_per_s", machine.read_bytes_per_s},
-               {"write_bytes_per_s", machine.write_bytes_per_s},
+               {"read_bytes_per_s", machine.is_read_guessed ? 0 : machine.read_bytes_per_s},
+               {"write_bytes_per_s", machine.is_write_guessed ? 0 : machine.write_bytes_per_s},
                {"read_work_ns_per_byte", machine.read_work_ns_per_byte},
                {"write_work_ns_per_byte", machine.write_work_ns_per_byte},
                {"drop_work_ns_per_byte", machine.drop_work_ns_per_byte}});

@@ -45,6 +45,8 @@ struct Machine {
   uint64_t budget_bytes = 0;
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
+  bool is_read_guessed = false;  // that speed, because too little has come back
+  bool is_write_guessed = false;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
   uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;

@@ -119,6 +119,7 @@ def _sources(
         stats=stats,
         story=story,
         forecast=_forecast(period, steps) if period is not None and steps is not None else None,
+        period=period if steps is not None else None,
         other_trace=other_trace,
         other_period=other_period,
     )
@@ -130,14 +131,12 @@ def _is_of_another_run(run_id: object, stats: Mapping[str, Any]) -> bool:
     return own is not None and run_id is not None and run_id != own
 
 
-def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast:
+def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast | None:
+    """None where too little has moved during the recording to tell how fast the tier below is."""
     try:
         pipe = _pipe.Pipe.of(period, _pipe.Given())
-    except TencacheError as error:
-        raise TencacheError(
-            f"{path} does not say how fast the tier below is, so no budget can be predicted from "
-            f"it: record it with tencache, or ask `tencache plan {path} --disk SPEED`."
-        ) from error
+    except TencacheError:
+        return None
     planner = _plan.Planner(core(), period, pipe)
     budgets = _plan.parse_budgets(_BUDGETS)
     return _page.Forecast(planner, _plan.make_report(planner, path, period, pipe, budgets))

@@ -57,6 +57,8 @@ class Sources:
     stats: Mapping[str, Any]
     story: Story | None = None
     forecast: Forecast | None = None
+    # The recorded period, even if nothing can be predicted from it.
+    period: Path | None = None
     # Files in their places that another run wrote, so that they tell nothing of this one.
     other_trace: Path | None = None
     other_period: Path | None = None
@@ -311,6 +313,13 @@ def _budgets(sources: Sources) -> Section:
         section.texts.append(
             "A step waits for at most 1% of its computing time already, by the last plan."
         )
+    if sources.forecast is None and sources.period is not None:
+        section.missing.append(
+            f"What other budgets would do is not known: {sources.period} does not say how fast the "
+            "tier below is, perhaps because too little moved while it was recorded. Ask "
+            f"`tencache plan {sources.period} --disk 5GB/s`, with the speed of yours."
+        )
+        return section
     if sources.forecast is None:
         section.missing.append(
             "What other budgets would do is not known without a recorded period"

@@ -64,6 +64,18 @@ TEST_F(PeriodWriterTest, WritesWhatTheHeaderDescribes) {
   EXPECT_EQ(lines[5], Json::parse(R"({"name":"aten::mm","compute_ns":5,"reads":[],"writes":[]})"));
 }
 
+TEST_F(PeriodWriterTest, ASpeedThatWasGuessedIsNotTold) {
+  Trace trace;
+  trace.op_names = {"aten::mm"};
+  trace.ops = {{0, 5, {{0, false}}}};
+  trace.tensors = {{4096, kNoTick, kNoTick}};
+  Machine machine{.budget_bytes = 9000, .read_bytes_per_s = 2.5e9, .write_bytes_per_s = 1e9};
+  machine.is_write_guessed = true;
+  const Json header = write_and_read(trace, machine)[0];
+  EXPECT_EQ(header["read_bytes_per_s"], 2.5e9);
+  EXPECT_EQ(header["write_bytes_per_s"], 0.0);
+}
+
 TEST_F(PeriodWriterTest, TheRunIsToldWhereItIsKnown) {
   Trace trace;
   trace.op_names = {"aten::mm"};

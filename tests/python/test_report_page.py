@@ -150,6 +150,19 @@ def copy_with_run_id(path, folder, run_id):
 
 
 @pytest.mark.any_torch
+def test_report_predicts_nothing_without_speeds(finished_run, tmp_path):
+    """A run in which too little moved records no speed."""
+    first, *others = (finished_run / "run.period").read_text().splitlines()
+    header = {**json.loads(first), "write_bytes_per_s": 0.0}
+    (tmp_path / "slow.period").write_text("\n".join([json.dumps(header), *others]))
+    run_json = str(finished_run / "run.json")
+    run_tencache(tmp_path, "report", run_json, "-o", "page.html", "--period", "slow.period")
+    budgets = Page((tmp_path / "page.html").read_text()).sections["budgets"]
+    assert "slow.period does not say how fast the tier below is" in budgets
+    assert "tencache plan slow.period --disk" in budgets
+
+
+@pytest.mark.any_torch
 def test_report_leaves_out_what_another_run_wrote(finished_run, tmp_path):
     """A later run with the same --trace was once shown as the moves of the earlier one."""
     stats = json.loads((finished_run / "run.json").read_text())

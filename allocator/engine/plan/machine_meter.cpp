@@ -44,6 +44,8 @@ Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
   machine.budget_bytes = limit_bytes - std::min(limit_bytes, left_bytes);
   machine.read_bytes_per_s = mover.read_speed().bytes_per_s(kUnknownBytesPerS);
   machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
+  machine.is_read_guessed = mover.read_speed().bytes_per_s(0) == 0;
+  machine.is_write_guessed = mover.write_speed().bytes_per_s(0) == 0;
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
   if (parts_.wait_timer != nullptr) {
