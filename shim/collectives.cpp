@@ -201,7 +201,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, kept, accesses);
     tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
-    // So it is in a capture, where the Work must not be asked.
+    // So it is in a capture, where the Work must not be asked, and on the per-thread stream.
     if (hold == nullptr) return;
     if (is_grouped) {
       t_group.holds.push_back(hold);

@@ -12,7 +12,8 @@
 //    threads have ops open, so each thread knows for each engine at which depth it was first told
 //    of an op (Note [Depth] in the source).
 // 3. Extents that an op names on a capturing stream stay resident from then on: the graph is
-//    replayed where no gate sees it.
+//    replayed where no gate sees it. So do those on the per-thread default stream, for which
+//    nothing can wait.
 //
 // Threads: any. mutex_ is held only for bookkeeping, for registering names, and while the process
 // forks. remove() is for tests.
@@ -74,7 +75,8 @@ class Engines {
   void close();
   /// How many ops this thread has open.
   static uint32_t depth();
-  /// Null if there is nothing to hold. What a CUDA graph uses that is being captured needs no hold.
+  /// Null if there is nothing to hold. What stays resident needs no hold
+  /// (3).
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;

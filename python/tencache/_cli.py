@@ -57,26 +57,25 @@ _USAGE_STATUS = 2
 _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
 _USAGE_LETTERS_MAX = 1000
+_PERIOD_FILE = "period.jsonl"
 # python3, python3.13t; but no python_job.sh.
 _PYTHON_NAME = re.compile(r"python[0-9.]*[a-z]?")
-# Status 3 if this Python would not load tencache. A folder of that name is not tencache.
+# Status 3 if this Python would not load tencache. Another folder or script of that name is not it.
 _QUESTION = """
-import importlib.util, sys
-try:
-    found = importlib.util.find_spec("tencache._autoload")
-except ImportError:
-    found = None
-sys.exit(0 if found else 3)
+import importlib.util, os, sys
+spec = importlib.util.find_spec("tencache")
+folders = (spec and spec.submodule_search_locations) or ()
+files = [os.path.join(folder, "_autoload.py") for folder in folders]
+sys.exit(0 if any(map(os.path.isfile, files)) else 3)
 """
 
 
 def main() -> None:
     """The console script."""
     _replace_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        # A locale that has no letter for "…" or for a user's path must not end the command.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    # A locale that has no letter for "…" must not end the command.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # Options are added here and not at import, so that a library that cannot be loaded becomes
         # a message.
@@ -303,7 +302,7 @@ def _write_environment(
     for name in given:
         environment[_options.find(name).environment] = library.option_text(name)
     # The program may start others once it has changed its folder.
-    _runtime.write_paths(environment, library)
+    _runtime.make_paths_absolute(environment)
 
 
 # ---- doctor ------------------------------------------------------------------------------------
@@ -315,7 +314,8 @@ def doctor(as_json: bool, **values: object) -> None:
     """Say what this machine offers, and whether tencache fits the installed torch.
 
     The options are those of `run`: `tencache doctor --spill-dir DIR` tries that directory. The exit
-    status is 1 when a program could not be started under tencache.
+    status is 1 when a program could not be started under tencache, and 2, as with `run`, for an
+    option that does not take its value.
     """
     library = core()
     _runtime.set_checked(library, _given_texts(values))
@@ -375,7 +375,7 @@ def trace() -> None:
     "-o",
     "--output",
     envvar="TENCACHE_RECORD",
-    default="period.jsonl",
+    default=_PERIOD_FILE,
     show_default=True,
     metavar="FILE",
     help="File that receives the period, as --record of `tencache run`.",
@@ -387,7 +387,9 @@ def record(program: tuple[str, ...], output: str, **values: object) -> None:
     A period is what the program does again and again, for example a training step. Ops are watched
     once use comes near the device memory, so give a --device-memory below what the program uses.
     """
-    _become(program, {**values, "record": output})
+    # A variable may say that there is no file, and this command is for the file.
+    path = _PERIOD_FILE if output == "off" else output
+    _become(program, {**values, "record": path})
 
 
 trace.add_command(_cli_look.export)

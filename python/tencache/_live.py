@@ -175,6 +175,9 @@ def _whole_page(path: Path) -> _PageStruct | None:
 
 def _describe(pid: int, page: _PageStruct) -> LiveProcess:
     words = _command(pid)
+    parent_pid = int(_stat(pid)[1])
+    if _command(parent_pid) == words:  # the server that forks workers
+        parent_pid = int(_stat(parent_pid)[1])
     engines = []
     for engine in page.engines[: min(page.engine_count, _ENGINES_MAX)]:
         counters = {name: int(getattr(engine, name)) for name in _COUNTERS}
@@ -184,7 +187,7 @@ def _describe(pid: int, page: _PageStruct) -> LiveProcess:
         pid=pid,
         rank=page.rank_plus_1 - 1 if page.rank_plus_1 else None,
         user=_user(pid),
-        program=program_name(words, int(_stat(pid)[1])),
+        program=program_name(words, parent_pid),
         command=" ".join(words),
         age_s=(page.sampled_ns - page.started_ns) * 1e-9 if page.sampled_ns else 0.0,
         is_armed=bool(page.is_armed),

@@ -346,16 +346,17 @@ def absolute_path(text: str) -> Path:
         return path  # The working directory is gone. What tries the path says so.
 
 
-def write_paths(environment: MutableMapping[str, str], library: Core) -> None:
-    """Gives the variables of paths the absolute ones that were checked.
+def make_paths_absolute(environment: MutableMapping[str, str]) -> None:
+    """Makes the paths in variables absolute.
 
     Processes that the program starts read them, perhaps in another folder.
     """
     for name in (_SPILL_DIR, *OUTPUT_OPTIONS, _INPUT_OPTION):
         variable = _options.find(name).environment
-        text = library.option_text(name)
-        if environment.get(variable) and text not in (_NO_FILE, _backend.AUTO):
-            environment[variable] = text
+        text = environment.get(variable, "")
+        path = str(absolute_path(text))
+        if text not in ("", _NO_FILE, _backend.AUTO, path):
+            environment[variable] = path
 
 
 def _own_path(name: str, text: str) -> str:
@@ -384,6 +385,8 @@ def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
         elif name == _INPUT_OPTION and text != _NO_FILE:
             own = _own_input_path(absolute_path(text))
             text = _NO_FILE if own is None else str(own)
+        elif name == _SPILL_DIR and text != _backend.AUTO:
+            text = str(absolute_path(text))
         # The core knows that "2GiB" and "2048MiB" are the same value, and refuses any other.
         core().set_option(name, text)
 
@@ -395,7 +398,6 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
     doors = shim(torch_version)
     set_checked(library, given)
     check_output_files(library)
-    write_paths(os.environ, library)
     record = library.option_text("record")
     if record != _NO_FILE:
         library.set_option("record", _own_path("record", record))
@@ -423,6 +425,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         _checkpoints.install(library, torch)
     if texts["trace"] != _NO_FILE:
         _names.install(library)
+    make_paths_absolute(os.environ)
     atexit.register(_at_exit)
 
 

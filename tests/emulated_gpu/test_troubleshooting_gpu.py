@@ -88,6 +88,7 @@ def test_program_that_the_launcher_has_not_started() -> None:
     status, output = output_of(program, variables=variables)
     assert status == 0, output
     assert_said(output, WITHOUT_THE_LAUNCHER)
+    assert "tencache does not support green contexts" in output, output
 
 
 def test_kernel_of_an_extension() -> None:

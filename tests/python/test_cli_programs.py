@@ -91,3 +91,35 @@ def test_record_takes_its_file_from_the_variable_too(run_tencache, tmp_path):
         env={"TENCACHE_RECORD": "mine.period"},
     )
     assert done.stdout == f"{tmp_path}/mine.period\n", done.stderr
+
+
+def test_enable_twice_with_one_directory_however_it_is_written(run_python, tmp_path):
+    (tmp_path / "spill").mkdir()
+    code = """
+        import os, tencache
+        tencache.enable(spill_dir="./spill/")
+        tencache.enable(spill_dir="spill")
+        print(os.environ["TENCACHE_SPILL_DIR"])
+    """
+    done = run_python(code, env={"TENCACHE_SPILL_DIR": "other"})
+    assert done.stdout == f"{tmp_path}/other\n", done.stderr
+
+
+def test_a_refused_enable_leaves_the_variables_alone(run_python):
+    code = """
+        import os, tencache
+        try:
+            tencache.enable(spill_dir="/no/such")
+        except tencache.TencacheError:
+            print(os.environ["TENCACHE_SPILL_DIR"])
+    """
+    assert run_python(code, env={"TENCACHE_SPILL_DIR": "mine"}).stdout == "mine\n"
+
+
+def test_record_has_a_file_even_where_the_variable_says_off(run_tencache, tmp_path):
+    code = "import os; print(os.environ['TENCACHE_RECORD'])"
+    done = run_tencache(
+        *("trace", "record", "--quiet", "--", sys.executable, "-c", code),
+        env={"TENCACHE_RECORD": "off"},
+    )
+    assert done.stdout == f"{tmp_path}/period.jsonl\n", done.stderr

@@ -232,6 +232,10 @@ def test_rows_of_several_processes_say_which_is_which():
             ],
             "worker of 4711",
         ),
+        (
+            ["python", "-c", "from multiprocessing.forkserver import main; main(5, 7)"],
+            "worker of 4711",
+        ),
         ([""], ""),
     ],
 )

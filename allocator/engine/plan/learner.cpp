@@ -112,12 +112,11 @@ void Learner::look() {
     summary_.events_lost = stream_.lost_count();
   }
   const Following following = cursor_.following();
-  // To look at the last period takes as long as it has ticks, so that happens once for each.
-  const bool has_new_period = following.periods_ever != periods_seen_;
+  has_new_period_ |= following.periods_ever != periods_seen_;
   Kind* followed = count_periods(following);
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
   const bool has_periods = followed != nullptr && following.periods > 0;
-  if (has_new_period && has_periods && followed->is_stored) plan_again(followed->number);
+  if (has_periods && followed->is_stored) plan_again(followed->number);
   // A stored kind that is followed and not copied exactly hides what this run repeats.
   if (has_periods && !followed->is_stored) {
     guesses_in_vain_ = 0;
@@ -132,7 +131,7 @@ void Learner::look() {
     } else {
       look_at_marks();
     }
-    if (has_new_period) plan_again(following.last_period_plan);
+    plan_again(following.last_period_plan);
     return;
   }
   look_at_marks();
@@ -267,8 +266,10 @@ void Learner::learn_addition(const PeriodPlace& addition) {
       }
     }
   }
-  if (!is_worth_a_guess(++additions_in_vain_)) return;
-  learn({.place = addition, .peak_bytes_min = peak_bytes_min(), .is_guess = true});
+  learn({.place = addition,
+         .peak_bytes_min = peak_bytes_min(),
+         .is_guess = true,
+         .is_one_off = true});
 }
 
 // An evaluation that was learned comes again and again, and need not be searched each time.
@@ -299,7 +300,9 @@ bool Learner::learn(const Candidate& candidate) {
   }
   std::optional<Period> period = build_period(stream_, candidate.place, recorder_);
   if (!period || period->trace.peak_bytes() < candidate.peak_bytes_min) return false;
-  if (!recognise(candidate, *period)) add_kind(candidate, std::move(*period));
+  if (recognise(candidate, *period)) return true;
+  if (candidate.is_one_off && !is_worth_a_guess(++additions_in_vain_)) return false;
+  add_kind(candidate, std::move(*period));
   return true;
 }
 

@@ -42,12 +42,12 @@ namespace tencache {
 
 /// For statistics.
 struct LearnerSummary {
-  uint64_t kinds = 0;         // in the library; each has a plan or several, for other sizes
-  uint64_t replans = 0;       // plans for a kind that already had one
-  uint64_t dropped = 0;       // kinds that made place for others
-  uint64_t passed_over = 0;   // steps that were not planned, because plans before were in vain
-  uint64_t events_lost = 0;   // overwritten in the recorder's rings before they were read
-  uint64_t planning_ns = 0;   // of processor time
+  uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
+  uint64_t replans = 0;      // plans for a kind that already had one
+  uint64_t dropped = 0;      // kinds that made place for others
+  uint64_t passed_over = 0;  // steps and additions that were not planned: those before were in vain
+  uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
+  uint64_t planning_ns = 0;  // of processor time
   uint64_t stored_ticks = 0;  // of the stored period; 0: there is none
   Following following;
   /// The plan of the period that was followed last, for its sizes; else the first that was learned,
@@ -96,6 +96,7 @@ class Learner {
     bool is_marked = false;
     bool is_guess = false;
     bool is_addition = false;     // between ops of a step
+    bool is_one_off = false;      // an addition that seems to be no loop
     bool is_second_step = false;  // found before the second step has ended
   };
 
@@ -138,10 +139,12 @@ class Learner {
   std::vector<Kind> kinds_;
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
-  uint64_t periods_seen_ = 0;  // whole periods of all kinds
+  uint64_t periods_seen_ = 0;     // whole periods of all kinds
+  bool has_new_period_ = false;   // that was not looked at yet
+  uint64_t looked_at_until_ = 0;  // the end of the period that was looked at last
   uint64_t dropped_ = 0;
   uint64_t guesses_in_vain_ = 0;    // new kinds since one was followed or confirmed
-  uint64_t additions_in_vain_ = 0;  // guessed since one was a loop
+  uint64_t additions_in_vain_ = 0;  // new ones that seemed to be no loop, since one was
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;

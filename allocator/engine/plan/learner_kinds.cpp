@@ -102,11 +102,16 @@ Learner::Kind* Learner::count_periods(const Following& following) {
 }
 
 // Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
+// To look at a period takes as long as it has ticks, so that happens once for each. It has ended
+// once the first tick of the next one is there.
 void Learner::plan_again(uint64_t number) {
+  if (!has_new_period_) return;
   for (Kind& kind : kinds_) {
     if (kind.number != number) continue;
     const std::optional<PeriodPlace> place = find_copy(stream_, *kind.learned->period);
-    if (!place) return;
+    if (!place || place->end() <= looked_at_until_) return;
+    looked_at_until_ = place->end();
+    has_new_period_ = false;
     look_at_size(&kind, *place);
     if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
     kind.periods_planned_at = kind.periods;

@@ -157,8 +157,8 @@ bool HostAhead::read_back(const std::vector<Reading>& readings) {
 // nothing came of it, the next block that is taken starts the next try.
 void HostAhead::copy() {
   const uint64_t wanted_bytes = spill_.copy_ahead_bytes();
+  copy_bytes_.store(wanted_bytes, std::memory_order_relaxed);
   const uint64_t there_bytes = spill_.disk().used_bytes();
-  copies_.store(there_bytes < wanted_bytes, std::memory_order_relaxed);
   if (there_bytes >= wanted_bytes) return;
   {
     const MigrationPermit permit(fork_latch_);

@@ -51,7 +51,7 @@ class HostAhead {
   /// A block was taken. Cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
-    if (free_bytes() < headroom_bytes_ / 2 || copies_.load(std::memory_order_relaxed)) nudge();
+    if (free_bytes() < headroom_bytes_ / 2 || lacks_copies()) nudge();
   }
   /// Call when this many bytes are back on the GPU; their copies are spare now. Cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
@@ -73,6 +73,11 @@ class HostAhead {
     HostBlock block;
   };
 
+  /// Whether less is on disk than the plan lets the worker copy there.
+  bool lacks_copies() const {
+    const uint64_t wanted_bytes = copy_bytes_.load(std::memory_order_relaxed);
+    return wanted_bytes > 0 && spill_.disk().used_bytes() < wanted_bytes;
+  }
   uint64_t free_bytes() const { return host_.budget_bytes() - host_.stats().asked_bytes; }
   void work() TENCACHE_EXCLUDES(mutex_);
   void nudge() TENCACHE_EXCLUDES(mutex_);
@@ -91,7 +96,7 @@ class HostAhead {
   ForkLatch& fork_latch_;
   uint64_t headroom_bytes_ = 0;             // constant after start()
   std::atomic<uint64_t> fetched_bytes_{0};  // since the worker last read ahead
-  std::atomic<bool> copies_{false};         // the plan lets the worker do so, and more may come
+  std::atomic<uint64_t> copy_bytes_{0};     // as the plan says (HostSpill::copy_ahead_bytes)
 
   Mutex mutex_;
   CondVar changed_;
