@@ -112,6 +112,23 @@ uint64_t status_bytes(std::string_view name) {
   return 0;
 }
 
+/// Equal for equal plans that are played alike.
+uint64_t digest_of(const Planned& planned) {
+  uint64_t digest = planned.plan.copy_ahead_bytes;
+  const auto add = [&digest](uint64_t value) { digest = (digest ^ value) * 0x9E3779B97F4A7C15u; };
+  for (const PlannedMove& move : planned.plan.moves) {
+    for (const uint64_t value : {move.tensor, move.evict_after, move.fetch_at, move.needed_at}) {
+      add(value);
+    }
+  }
+  for (const uint64_t stall_ns : planned.simulation.stall_ns) add(stall_ns);
+  for (const Migration& migration : planned.simulation.migrations) {
+    add(static_cast<uint64_t>(migration.begin_ns));
+    add(static_cast<uint64_t>(migration.end_ns));
+  }
+  return digest;
+}
+
 // Planning never waits, so this is its time on an otherwise idle machine.
 double processor_s() {
   timespec time;
@@ -168,6 +185,7 @@ void run(const Job& job) {
   print("rss_growth_bytes", rss_most - std::min(rss_most, rss_before));
   print("over_budget_bytes", planned.simulation.over_budget_bytes);
   print("moves", planned.plan.moves.size());
+  print("digest", digest_of(planned));
   print("compute_ns", trace.compute_ns());
   print("bound_ns", bound_step_ns(trace, machine));
   print("step_ns", planned.simulation.step_ns);

@@ -7,17 +7,18 @@
 
 namespace tencache {
 
-DeviceModel::DeviceModel(const Trace& trace, const Machine& machine, const Plan& plan,
+DeviceModel::DeviceModel(const TraceIndex& index, const Machine& machine, const Plan& plan,
                          Simulation* notes)
-    : trace_(trace),
+    : index_(index),
+      trace_(index.trace()),
       machine_(machine),
       victim_(plan.otherwise),
       notes_(*notes),
-      uses_(trace),
-      states_(trace.tensors.size()),
-      is_needed_now_(trace.tensors.size(), false),
-      victims_(uses_.ends_of_idleness(), trace.tick_count(), plan.otherwise) {
-  if (machine.host_bytes > 0) host_.emplace(trace, machine, plan.copy_ahead_bytes);
+      uses_(index.uses()),
+      states_(trace_.tensors.size()),
+      is_needed_now_(trace_.tensors.size(), 0),
+      victims_(index.row(plan.otherwise)) {
+  if (machine.host_bytes > 0) host_.emplace(trace_, machine, plan.copy_ahead_bytes);
   begin_life();
 }
 
@@ -46,14 +47,22 @@ void DeviceModel::begin_op(Tick tick) {
   used_most_ = used_bytes_;
 }
 
-void DeviceModel::need_now(uint32_t tensor) {
-  is_needed_now_[tensor] = true;
-  victims_.remove(tensor);
+void DeviceModel::need_now() {
+  for (const TraceIndex::Needed& needed : index_.needed_at(tick_)) {
+    is_needed_now_[needed.tensor] = 1;
+    victims_.remove(needed.tensor);
+  }
 }
 
-void DeviceModel::need_no_longer(uint32_t tensor) {
-  is_needed_now_[tensor] = false;
-  may_leave(tensor);
+void DeviceModel::need_no_longer() {
+  for (const TraceIndex::Needed& needed : index_.needed_at(tick_)) {
+    is_needed_now_[needed.tensor] = 0;
+    if (victim_ != Victim::kFarthestNextUse) {
+      may_leave(needed.tensor);
+    } else if (states_[needed.tensor].place == Place::kResident) {
+      victims_.add_at(needed.tensor, needed.place);
+    }
+  }
 }
 
 void DeviceModel::request_fetch(uint32_t tensor) {
@@ -69,6 +78,11 @@ void DeviceModel::request_eviction(uint32_t tensor) {
 }
 
 void DeviceModel::require(const TraceOp& op) {
+  const bool are_there = std::ranges::all_of(op.accesses, [this](const TraceAccess& access) {
+    const Place place = states_[access.tensor].place;
+    return place == Place::kResident || place == Place::kAbsent;
+  });
+  if (are_there) return;
   for (const TraceAccess& access : op.accesses) {
     TensorState& state = states_[access.tensor];
     if (state.place == Place::kEvicting) stay(access.tensor);
@@ -165,10 +179,7 @@ void DeviceModel::advance_host(uint64_t until_ns) {
   while (!fetches_.empty() && fetches_.front().done_ns <= until_ns) {
     const UnderWay fetch = fetches_.front();
     fetches_.pop_front();
-    const TensorState& state = states_[fetch.tensor];
-    if (state.place == Place::kFetching && state.move_number == fetch.move_number) {
-      host_->become_resident(fetch.tensor);
-    }
+    if (is_on_its_way(fetch)) host_->become_resident(fetch.tensor);
   }
   host_->advance(until_ns);
 }
@@ -191,9 +202,9 @@ bool DeviceModel::is_outdated(const FetchRequest& request) const {
 }
 
 bool DeviceModel::finish_next_eviction(uint64_t until_ns) {
-  if (evictions_.empty() || evictions_.top().done_ns > until_ns) return false;
-  const UnderWay eviction = evictions_.top();
-  evictions_.pop();
+  if (evictions_.empty() || evictions_.front().done_ns > until_ns) return false;
+  const UnderWay eviction = evictions_.front();
+  evictions_.pop_front();
   mover_ns_ = std::max(mover_ns_, eviction.done_ns);
   TensorState& state = states_[eviction.tensor];
   if (state.place == Place::kEvicting && state.move_number == eviction.move_number) {
@@ -228,7 +239,7 @@ void DeviceModel::evict(uint32_t tensor) {
   leaving_bytes_ += bytes;
   state.done_ns = link_free_ns;
   state.move_number = ++number_;
-  evictions_.push({state.done_ns, tensor, state.move_number});
+  evictions_.push_back({state.done_ns, tensor, state.move_number});
 }
 
 void DeviceModel::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
@@ -245,6 +256,7 @@ void DeviceModel::start_fetch(uint32_t tensor, uint64_t not_before_ns) {
   state.done_ns = read_free_ns_;
   state.move_number = ++number_;
   if (host_) fetches_.push_back({state.done_ns, tensor, state.move_number});
+  never_awaited_.push_back({state.done_ns, tensor, state.move_number});
   notes_.bytes_read += bytes;
   if (state.open_move != TensorState::kNone) notes_.moves[state.open_move].fetch_at = tick_;
   state.open_move = TensorState::kNone;
@@ -282,16 +294,23 @@ void DeviceModel::make_room(uint64_t bytes) {
 // A tensor that was fetched ahead can leave again once it has arrived. False when none is on the
 // way.
 bool DeviceModel::await_fetch() {
-  std::optional<uint32_t> first;
-  for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
-    if (states_[tensor].place != Place::kFetching || is_needed_now_[tensor]) continue;
-    if (!first || states_[tensor].done_ns < states_[*first].done_ns) first = tensor;
+  while (!never_awaited_.empty() && !is_on_its_way(never_awaited_.front())) {
+    never_awaited_.pop_front();
   }
-  if (!first) return false;
-  now_ns_ = std::max(now_ns_, states_[*first].done_ns);
-  arrive(*first);
-  may_leave(*first);
+  const auto first = std::ranges::find_if(never_awaited_, [this](const UnderWay& fetch) {
+    return is_on_its_way(fetch) && is_needed_now_[fetch.tensor] == 0;
+  });
+  if (first == never_awaited_.end()) return false;
+  const uint32_t tensor = first->tensor;
+  now_ns_ = std::max(now_ns_, first->done_ns);
+  arrive(tensor);
+  may_leave(tensor);
   return true;
+}
+
+bool DeviceModel::is_on_its_way(const UnderWay& fetch) const {
+  const TensorState& state = states_[fetch.tensor];
+  return state.place == Place::kFetching && state.move_number == fetch.move_number;
 }
 
 // ---- States of a tensor ------------------------------------------------------------------------
@@ -299,7 +318,8 @@ bool DeviceModel::await_fetch() {
 // Called when the tensor may have become able to leave.
 void DeviceModel::may_leave(uint32_t tensor) {
   const TensorState& state = states_[tensor];
-  if (state.place != Place::kResident || is_needed_now_[tensor] || !uses_.is_named(tensor)) return;
+  if (state.place != Place::kResident || is_needed_now_[tensor] != 0) return;
+  if (!uses_.is_named(tensor)) return;
   if (victim_ == Victim::kFarthestNextUse) {
     victims_.add(tensor, uses_.idle_until(tensor, tick_));
   } else {

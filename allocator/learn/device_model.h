@@ -18,9 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
-#include <queue>
 #include <utility>
 #include <vector>
 
@@ -29,6 +27,7 @@
 #include "learn/simulator.h"
 #include "learn/tensor_uses.h"
 #include "learn/trace.h"
+#include "learn/trace_index.h"
 #include "learn/victim_order.h"
 
 namespace tencache {
@@ -38,14 +37,14 @@ class DeviceModel {
   enum class Place : uint8_t { kAbsent, kResident, kEvicting, kCold, kFetching };
 
   /// At first, persistent tensors are on the device while they fit, else they have a copy below.
-  /// What is moved is noted in `notes`. Trace, machine and notes outlive the model.
-  DeviceModel(const Trace& trace, const Machine& machine, const Plan& plan, Simulation* notes);
+  /// What is moved is noted in `notes`. Index, machine and notes outlive the model.
+  DeviceModel(const TraceIndex& index, const Machine& machine, const Plan& plan, Simulation* notes);
 
   // ---- One op ----
   void begin_op(Tick tick);
-  /// The op names or allocates the tensor, which cannot leave until it is needed no longer.
-  void need_now(uint32_t tensor);
-  void need_no_longer(uint32_t tensor);
+  /// What the op names or allocates cannot leave until it is needed no longer.
+  void need_now();
+  void need_no_longer();
   /// The plan's requests. Without effect where the tensor is not what they expect.
   void request_fetch(uint32_t tensor);
   void request_eviction(uint32_t tensor);
@@ -91,7 +90,6 @@ class DeviceModel {
     uint64_t done_ns;
     uint32_t tensor;
     uint64_t move_number;
-    bool operator>(const UnderWay& other) const { return done_ns > other.done_ns; }
   };
 
   struct FetchRequest {
@@ -106,6 +104,7 @@ class DeviceModel {
   bool finish_next_eviction(uint64_t until_ns);
   bool start_next_fetch(uint64_t until_ns);
   bool is_outdated(const FetchRequest& request) const;
+  bool is_on_its_way(const UnderWay& fetch) const;
   void make_room(uint64_t bytes);
   bool await_fetch();
   void may_leave(uint32_t tensor);
@@ -119,16 +118,19 @@ class DeviceModel {
   void arrive(uint32_t tensor);
   void lose_copy(uint32_t tensor);
 
+  const TraceIndex& index_;
   const Trace& trace_;
   const Machine& machine_;
   const Victim victim_;
   Simulation& notes_;
-  const TensorUses uses_;
+  const TensorUses& uses_;
   std::vector<TensorState> states_;
-  std::priority_queue<UnderWay, std::vector<UnderWay>, std::greater<>> evictions_;
-  std::deque<UnderWay> fetches_;  // below them is a host; some may have ended
+  // In the order of their ends, since a link does one after another; some were called off.
+  std::deque<UnderWay> evictions_;
+  std::deque<UnderWay> fetches_;        // below them is a host; some may have ended
+  std::deque<UnderWay> never_awaited_;  // fetches, for await_fetch(); most have ended
   std::deque<FetchRequest> fetch_queue_;
-  std::vector<bool> is_needed_now_;
+  std::vector<uint8_t> is_needed_now_;
   std::optional<HostModel> host_;
   VictimOrder victims_;        // resident tensors that are not needed now
   uint64_t now_ns_ = 0;        // of the program

@@ -6,18 +6,16 @@
 #include "base/check.h"
 
 namespace tencache {
-namespace {
-
-constexpr uint32_t kLastTensor = ~uint32_t{0};
-
-}  // namespace
-
 HostModel::HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes)
     : trace_(trace),
       machine_(machine),
       copy_ahead_bytes_(copy_ahead_bytes),
       window_bytes_(bytes_needed_next(machine.host_bytes, machine.host_headroom_bytes)),
       copies_(trace.tensors.size()),
+      in_host_(trace.tensors.size()),
+      on_disk_(trace.tensors.size()),
+      not_copied_(trace.tensors.size()),
+      spare_(static_cast<uint32_t>(trace.tensors.size())),
       fetched_bytes_(machine.host_bytes) {
   TENCACHE_CHECK(machine.host_bytes > machine.host_headroom_bytes);
 }
@@ -45,7 +43,11 @@ uint64_t HostModel::fetch(uint32_t tensor, uint64_t now_ns) {
 }
 
 void HostModel::become_resident(uint32_t tensor) {
-  if (copies_[tensor].is_in_host && spare_.insert(tensor).second) spare_bytes_ += bytes_of(tensor);
+  Copy& copy = copies_[tensor];
+  if (!copy.is_in_host || copy.is_spare) return;
+  copy.is_spare = true;
+  spare_.insert(tensor);
+  spare_bytes_ += bytes_of(tensor);
 }
 
 void HostModel::forget(uint32_t tensor) {
@@ -64,11 +66,11 @@ void HostModel::advance(uint64_t until_ns) {
 }
 
 void HostModel::copy_ahead(uint64_t until_ns) {
-  while (!not_copied_.empty()) {
-    const uint32_t last = not_copied_.rbegin()->second;
+  while (!not_copied_.is_empty()) {
+    const uint32_t last = not_copied_.last();
     const uint64_t begin_ns = std::max({write_free_ns_, now_ns_, copies_[last].ready_ns});
     if (begin_ns >= until_ns || !may_be_copied(last)) return;
-    not_copied_.erase(std::prev(not_copied_.end()));
+    not_copied_.erase(copies_[last].next_use, last);
     write(last, begin_ns);
   }
 }
@@ -110,17 +112,17 @@ void HostModel::make_room(uint64_t bytes, uint64_t kept_free_bytes, uint64_t now
 }
 
 bool HostModel::drop_spare_copy() {
-  if (spare_.empty()) return false;
-  const uint32_t tensor = *spare_.begin();
-  remove_spare(tensor);
-  give_back(tensor);
+  const std::optional<uint32_t> tensor = spare_.at_or_after(0);
+  if (!tensor) return false;
+  remove_spare(*tensor);
+  give_back(*tensor);
   return true;
 }
 
 // The tensor that is needed last is on disk alone from now on. False if there is none.
 bool HostModel::demote_last(uint64_t now_ns) {
-  if (in_host_.empty()) return false;
-  const uint32_t last = in_host_.rbegin()->second;
+  if (in_host_.is_empty()) return false;
+  const uint32_t last = in_host_.last();
   leave_cold(last);
   if (!copies_[last].is_on_disk) {
     // A copy ahead of need would have begun as soon as the disk was free.
@@ -154,59 +156,58 @@ void HostModel::write(uint32_t tensor, uint64_t begin_ns) {
 
 // Among the tensors needed next, the first that is only on disk.
 std::optional<uint32_t> HostModel::first_to_read() {
-  if (on_disk_.empty()) return std::nullopt;
-  const auto& [next_use, tensor] = *on_disk_.begin();
-  const bool is_needed_next = bytes_of(tensor) + in_host_bytes_until(next_use) <= window_bytes_;
-  return is_needed_next ? std::optional(tensor) : std::nullopt;
+  if (on_disk_.is_empty()) return std::nullopt;
+  const uint32_t tensor = on_disk_.first();
+  const uint64_t sooner_bytes = in_host_bytes_until(copies_[tensor].next_use);
+  return bytes_of(tensor) + sooner_bytes <= window_bytes_ ? std::optional(tensor) : std::nullopt;
 }
 
 // Uses move on as the program does, so the count goes on from where it was: a sum from the begin
 // would make planning quadratic in the number of tensors.
 uint64_t HostModel::in_host_bytes_until(uint64_t use) {
-  for (auto next = in_host_.upper_bound({counted_until_, kLastTensor});
-       next != in_host_.end() && next->first <= use; ++next) {
-    counted_bytes_ += bytes_of(next->second);
-  }
-  for (auto next = in_host_.upper_bound({use, kLastTensor});
-       next != in_host_.end() && next->first <= counted_until_; ++next) {
-    counted_bytes_ -= bytes_of(next->second);
-  }
+  in_host_.visit(counted_until_, use,
+                 [this](uint32_t tensor) { counted_bytes_ += bytes_of(tensor); });
+  in_host_.visit(use, counted_until_,
+                 [this](uint32_t tensor) { counted_bytes_ -= bytes_of(tensor); });
   counted_until_ = use;
   return counted_bytes_;
 }
 
 // Whether reading it takes room only from what is spare or needed later. Otherwise what made room
 // would be the next to be read.
-bool HostModel::has_room_for(uint32_t tensor) const {
-  uint64_t room_bytes = window_bytes_ - std::min(window_bytes_, used_bytes_) + spare_bytes_;
-  auto last = in_host_.rbegin();
-  while (last != in_host_.rend() && room_bytes < bytes_of(tensor) &&
-         last->first > copies_[tensor].next_use) {
-    room_bytes += bytes_of(last->second);
-    ++last;
-  }
-  return room_bytes >= bytes_of(tensor);
+bool HostModel::has_room_for(uint32_t tensor) {
+  const uint64_t free_bytes = window_bytes_ - std::min(window_bytes_, used_bytes_);
+  const uint64_t later_bytes = cold_bytes_ - in_host_bytes_until(copies_[tensor].next_use);
+  return free_bytes + spare_bytes_ + later_bytes >= bytes_of(tensor);
 }
 
 void HostModel::enter_cold(uint32_t tensor) {
   Copy& copy = copies_[tensor];
   copy.is_cold = true;
-  cold_list_of(copy).emplace(copy.next_use, tensor);
-  if (copy.is_in_host && copy.next_use <= counted_until_) counted_bytes_ += bytes_of(tensor);
-  if (!copy.is_on_disk) not_copied_.emplace(copy.next_use, tensor);
+  cold_list_of(copy).insert(copy.next_use, tensor);
+  if (is_to_copy(copy)) not_copied_.insert(copy.next_use, tensor);
+  if (!copy.is_in_host) return;
+  cold_bytes_ += bytes_of(tensor);
+  if (copy.next_use <= counted_until_) counted_bytes_ += bytes_of(tensor);
 }
 
 void HostModel::leave_cold(uint32_t tensor) {
   Copy& copy = copies_[tensor];
   TENCACHE_DCHECK(copy.is_cold);
   copy.is_cold = false;
-  cold_list_of(copy).erase({copy.next_use, tensor});
-  if (copy.is_in_host && copy.next_use <= counted_until_) counted_bytes_ -= bytes_of(tensor);
-  not_copied_.erase({copy.next_use, tensor});
+  cold_list_of(copy).erase(copy.next_use, tensor);
+  if (is_to_copy(copy)) not_copied_.erase(copy.next_use, tensor);
+  if (!copy.is_in_host) return;
+  cold_bytes_ -= bytes_of(tensor);
+  if (copy.next_use <= counted_until_) counted_bytes_ -= bytes_of(tensor);
 }
 
 void HostModel::remove_spare(uint32_t tensor) {
-  if (spare_.erase(tensor) > 0) spare_bytes_ -= bytes_of(tensor);
+  Copy& copy = copies_[tensor];
+  if (!copy.is_spare) return;
+  copy.is_spare = false;
+  spare_.erase(tensor);
+  spare_bytes_ -= bytes_of(tensor);
 }
 
 }  // namespace tencache

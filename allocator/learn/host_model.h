@@ -17,12 +17,12 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
-#include <utility>
 #include <vector>
 
+#include "learn/number_set.h"
 #include "learn/plan.h"
 #include "learn/trace.h"
+#include "learn/use_order.h"
 
 namespace tencache {
 
@@ -74,10 +74,10 @@ class HostModel {
     bool is_in_host = false;
     bool is_on_disk = false;
     bool is_cold = false;
+    bool is_spare = false;
     uint64_t next_use = 0;  // while it is cold
     uint64_t ready_ns = 0;  // when its bytes in host memory can be read
   };
-  using ByNextUse = std::set<std::pair<uint64_t, uint32_t>>;
 
   uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
   uint64_t enter(uint32_t tensor, uint64_t kept_free_bytes, uint64_t now_ns);
@@ -89,16 +89,18 @@ class HostModel {
   void write(uint32_t tensor, uint64_t begin_ns);
   void read_ahead(uint64_t until_ns);
   void copy_ahead(uint64_t until_ns);
+  /// Whether the disk lacks a copy that may be made ahead of need.
+  bool is_to_copy(const Copy& copy) const { return copy_ahead_bytes_ > 0 && !copy.is_on_disk; }
   bool may_be_copied(uint32_t tensor) const {
     return disk_bytes_ + bytes_of(tensor) <= copy_ahead_bytes_;
   }
   std::optional<uint32_t> first_to_read();
   uint64_t in_host_bytes_until(uint64_t use);
-  bool has_room_for(uint32_t tensor) const;
+  bool has_room_for(uint32_t tensor);
   void enter_cold(uint32_t tensor);
   void leave_cold(uint32_t tensor);
   void remove_spare(uint32_t tensor);
-  ByNextUse& cold_list_of(const Copy& copy) { return copy.is_in_host ? in_host_ : on_disk_; }
+  UseOrder& cold_list_of(const Copy& copy) { return copy.is_in_host ? in_host_ : on_disk_; }
 
   const Trace& trace_;
   const Machine& machine_;
@@ -106,14 +108,15 @@ class HostModel {
   const uint64_t window_bytes_;  // bytes_needed_next()
   std::vector<Copy> copies_;
   // Cold tensors: those with a block of host memory, and those on disk alone.
-  ByNextUse in_host_;
-  ByNextUse on_disk_;
+  UseOrder in_host_;
+  UseOrder on_disk_;
   // Of those in host memory, the bytes that are needed at counted_until_ or before.
   uint64_t counted_until_ = 0;
   uint64_t counted_bytes_ = 0;
-  ByNextUse not_copied_;      // of those in host memory: the ones that the disk lacks
-  uint64_t disk_bytes_ = 0;   // of all that have a copy on disk
-  std::set<uint32_t> spare_;  // resident tensors with a copy in host memory
+  uint64_t cold_bytes_ = 0;  // of all of those in host memory
+  UseOrder not_copied_;      // of them: the ones that the disk lacks; empty if none is copied ahead
+  uint64_t disk_bytes_ = 0;  // of all that have a copy on disk
+  NumberSet spare_;          // resident tensors with a copy in host memory
   uint64_t spare_bytes_ = 0;  // of those
   uint64_t used_bytes_ = 0;   // of host memory
   uint64_t read_free_ns_ = 0;

@@ -34,10 +34,10 @@ constexpr uint64_t kFrontOpsMax = kOpsMax / 5;
 
 class LocalSearch {
  public:
-  LocalSearch(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
+  LocalSearch(const TraceIndex& index, const Machine& machine, const std::vector<Gap>& gaps,
               Planned* best)
-      : trace_(trace), machine_(machine), gaps_(gaps), best_(*best) {
-    plays_left_ = kOpsMax / trace.tick_count();
+      : index_(index), trace_(index.trace()), machine_(machine), gaps_(gaps), best_(*best) {
+    plays_left_ = kOpsMax / trace_.tick_count();
     for (uint32_t index = 0; index < gaps.size(); ++index) {
       by_end_[{gaps[index].tensor, gaps[index].before}] = index;
     }
@@ -63,7 +63,7 @@ class LocalSearch {
   std::optional<Simulation> play(const Plan& plan) {
     if (plays_left_ == 0) return std::nullopt;
     --plays_left_;
-    Simulation simulation = simulate(trace_, plan, machine_);
+    Simulation simulation = simulate(index_, plan, machine_);
     if (best_.simulation.is_steady && !simulation.is_steady) return std::nullopt;
     return simulation;
   }
@@ -273,6 +273,7 @@ class LocalSearch {
     }
   }
 
+  const TraceIndex& index_;
   const Trace& trace_;
   const Machine& machine_;
   const std::vector<Gap>& gaps_;
@@ -283,9 +284,9 @@ class LocalSearch {
 
 }  // namespace
 
-void improve_moves(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
+void improve_moves(const TraceIndex& index, const Machine& machine, const std::vector<Gap>& gaps,
                    Planned* best) {
-  LocalSearch(trace, machine, gaps, best).run();
+  LocalSearch(index, machine, gaps, best).run();
 }
 
 }  // namespace tencache

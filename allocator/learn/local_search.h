@@ -20,13 +20,13 @@
 
 #include "learn/plan.h"
 #include "learn/simulator.h"
-#include "learn/trace.h"
+#include "learn/trace_index.h"
 
 namespace tencache {
 
-/// Makes the plan better, if it can. REQUIRES: the gaps are those of gaps_of(trace), the plan's
-/// moves use some of them.
-void improve_moves(const Trace& trace, const Machine& machine, const std::vector<Gap>& gaps,
+/// Makes the plan better, if it can. REQUIRES: the gaps are those of gaps_of(index.trace()), the
+/// plan's moves use some of them.
+void improve_moves(const TraceIndex& index, const Machine& machine, const std::vector<Gap>& gaps,
                    Planned* best);
 
 }  // namespace tencache

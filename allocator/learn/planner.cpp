@@ -15,6 +15,7 @@
 #include "learn/link_time.h"
 #include "learn/local_search.h"
 #include "learn/near_fetches.h"
+#include "learn/trace_index.h"
 
 namespace tencache {
 namespace {
@@ -34,6 +35,8 @@ constexpr int kFeedbackRounds = 2;
 // How often gaps are chosen by the prices of the links' time, and how often in a row in vain.
 constexpr int kPricedRounds = 8;
 constexpr int kPricedInVain = 2;
+// How many ops are played at most, which is some seconds: longer periods get fewer rounds.
+constexpr uint64_t kOpsPlayedMax = 8'000'000;
 
 /// Gives every chosen gap the op at which its fetch may start.
 class FetchSchedule {
@@ -107,17 +110,6 @@ class FetchSchedule {
   std::vector<uint64_t> used_;  // by bin, while everything chosen is away
 };
 
-void try_schedule(const Trace& trace, const Machine& machine, FetchSchedule schedule, double lead,
-                  Planned* best) {
-  for (int round = 0; round < kFeedbackRounds; ++round) {
-    Plan plan = schedule.make(lead);
-    Simulation simulation = simulate(trace, plan, machine);
-    const bool was_late = schedule.learn(simulation);
-    if (is_better(simulation, best->simulation)) *best = {std::move(plan), std::move(simulation)};
-    if (!was_late) break;
-  }
-}
-
 // The gaps that an unplanned run used.
 std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>& moves) {
   std::vector<std::pair<uint32_t, Tick>> used;
@@ -137,12 +129,13 @@ bool has_stalls(const Simulation& simulation) {
 /// Makes plans, plays them, and keeps the best.
 class Search {
  public:
-  Search(const Trace& trace, const Machine& machine) : trace_(trace), machine_(machine) {}
+  Search(const Trace& trace, const Machine& machine)
+      : index_(trace), trace_(trace), machine_(machine) {}
 
   Planned run() {
     const Plan by_next_use = {{}, Victim::kFarthestNextUse};
     const Plan by_last_use = {{}, Victim::kLeastRecentlyUsed};
-    best_ = {by_next_use, simulate(trace_, by_next_use, machine_)};
+    best_ = played(by_next_use);
     if (best_.simulation.moves.empty()) return std::move(best_);  // everything fits
     gaps_ = gaps_of(trace_);
     const BinTimeline without_waits(trace_);
@@ -160,7 +153,7 @@ class Search {
     for (const WriteCharge charge : kCharges) {
       if (may_improve()) try_prices(charge);
     }
-    if (may_improve()) improve_moves(trace_, machine_, gaps_, &best_);
+    if (may_improve()) improve_moves(index_, machine_, gaps_, &best_);
     return std::move(best_);
   }
 
@@ -171,8 +164,11 @@ class Search {
     std::array<std::vector<Gap>, kCharges.size()> by_charge;
   };
 
+  bool has_time() const { return plays_ * trace_.tick_count() < kOpsPlayedMax; }
+
   // Whether the program waits, and longer than the bound says that it must.
   bool may_improve() {
+    if (!has_time()) return false;
     if (!has_stalls(best_.simulation)) return false;
     if (best_.simulation.over_budget_bytes > 0) return true;
     if (bound_ns_ == 0) bound_ns_ = bound_step_ns(trace_, machine_);
@@ -180,13 +176,18 @@ class Search {
   }
 
   // Apart from each other: the rounds begin with the best plan so far, and what is best without
-  // them need not be best after them.
+  // them need not be best after them. Schedules of what the unplanned run used are the same for
+  // all.
   void search_each_charge(const BinTimeline& without_waits, const Choices& choices) {
     const Planned unplanned = best_;
-    Planned best = best_;
+    try_leads(without_waits, choices.belady, kLeads);
+    const Planned by_belady = std::exchange(best_, unplanned);
+    Planned best = unplanned;
     for (size_t index = 0; index < kCharges.size(); ++index) {
       best_ = unplanned;
-      search(without_waits, kCharges[index], choices.by_charge[index]);
+      try_leads(without_waits, choices.by_charge[index], kLeads);
+      if (is_better(by_belady.simulation, best_.simulation)) best_ = by_belady;
+      search_with_waits(kCharges[index]);
       if (is_better(best_.simulation, best.simulation)) best = std::move(best_);
     }
     best_ = std::move(best);
@@ -194,20 +195,26 @@ class Search {
 
   // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
   // helped, a plan for the time that it really takes is better.
-  void search(const BinTimeline& without_waits, WriteCharge charge,
-              const std::vector<Gap>& chosen) {
-    try_timeline(without_waits, chosen, kLeads);
+  void search_with_waits(WriteCharge charge) {
     if (!may_improve()) return;
     const BinTimeline timeline(trace_, best_.simulation.stall_ns);
-    try_timeline(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge), kLeadsWithWaits);
+    const std::vector<Gap> used = gaps_used(gaps_, best_.simulation.moves);
+    try_leads(timeline, choose_gaps(trace_, machine_, timeline, gaps_, charge), kLeadsWithWaits);
+    try_leads(timeline, used, kLeadsWithWaits);
   }
 
-  /// Makes plans with that choice of gaps and with the best plan's.
-  void try_timeline(const BinTimeline& timeline, const std::vector<Gap>& chosen,
-                    std::span<const double> leads) {
-    for (const std::vector<Gap>& gaps : {chosen, gaps_used(gaps_, best_.simulation.moves)}) {
-      const FetchSchedule schedule(trace_, machine_, timeline, gaps);
-      for (const double lead : leads) try_schedule(trace_, machine_, schedule, lead, &best_);
+  void try_leads(const BinTimeline& timeline, const std::vector<Gap>& chosen,
+                 std::span<const double> leads) {
+    const FetchSchedule schedule(trace_, machine_, timeline, chosen);
+    for (const double lead : leads) try_schedule(schedule, lead);
+  }
+
+  void try_schedule(FetchSchedule schedule, double lead) {
+    for (int round = 0; round < kFeedbackRounds; ++round) {
+      Planned planned = played(schedule.make(lead));
+      const bool was_late = schedule.learn(planned.simulation);
+      if (is_better(planned.simulation, best_.simulation)) best_ = std::move(planned);
+      if (!was_late) break;
     }
   }
 
@@ -256,7 +263,7 @@ class Search {
     LinkPrices prices;
     Planned last = best_;
     int in_vain = 0;
-    for (int round = 0; round < kPricedRounds && in_vain < kPricedInVain; ++round) {
+    for (int round = 0; round < kPricedRounds && in_vain < kPricedInVain && has_time(); ++round) {
       const BinTimeline timeline(trace_, last.simulation.stall_ns);
       prices.learn(timeline, last.simulation, machine_.is_half_duplex);
       last =
@@ -267,7 +274,7 @@ class Search {
   }
 
   /// The best plan for a choice of gaps, of one of each kind.
-  Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) const {
+  Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
     std::vector<Plan> plans;
     plans.reserve(kLeadsWithWaits.size() + 1 + kAheadShares.size());
@@ -302,15 +309,18 @@ class Search {
     return true;
   }
 
-  Planned played(Plan plan) const {
+  Planned played(Plan plan) {
+    ++plays_;
     plan.copy_ahead_bytes = copy_ahead_bytes_;
-    Simulation simulation = simulate(trace_, plan, machine_);
+    Simulation simulation = simulate(index_, plan, machine_);
     return {std::move(plan), std::move(simulation)};
   }
 
+  const TraceIndex index_;
   const Trace& trace_;
   const Machine& machine_;
   std::vector<Gap> gaps_;
+  uint64_t plays_ = 0;
   uint64_t copy_ahead_bytes_ = 0;  // of the plans that are made
   uint64_t bound_ns_ = 0;          // of the step; 0: not worked out yet
   Planned best_;

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "learn/device_model.h"
+#include "learn/tensors_by_tick.h"
+#include "learn/trace_index.h"
 
 namespace tencache {
 namespace {
@@ -17,60 +19,33 @@ constexpr int kWarmUpPeriods = 2;
 /// The program: it runs op after op on the device and makes the plan's requests.
 class Replay {
  public:
-  Replay(const Trace& trace, const Plan& plan, const Machine& machine);
+  Replay(const TraceIndex& index, const Plan& plan, const Machine& machine);
   Simulation run();
 
  private:
-  void list_moves(const Plan& plan);
   void begin_period();
   void run_period();
   Simulation measure_period();
   void run_tick(Tick tick);
   void note_totals(Simulation* measured) const;
+  bool is_under_way(const Migration& migration) const {
+    return migration.end_ns > static_cast<int64_t>(device_.now_ns());
+  }
 
+  const TraceIndex& index_;
   const Trace& trace_;
   const Machine& machine_;
-  std::vector<std::vector<uint32_t>> evictions_after_;  // by tick
-  std::vector<std::vector<uint32_t>> fetches_at_;
-  std::vector<std::vector<uint32_t>> born_at_;
-  std::vector<std::vector<uint32_t>> freed_at_;
+  const PlanByTick moves_;
   Simulation result_;
   DeviceModel device_;
 };
 
-Replay::Replay(const Trace& trace, const Plan& plan, const Machine& machine)
-    : trace_(trace),
+Replay::Replay(const TraceIndex& index, const Plan& plan, const Machine& machine)
+    : index_(index),
+      trace_(index.trace()),
       machine_(machine),
-      evictions_after_(trace.tick_count()),
-      fetches_at_(trace.tick_count()),
-      born_at_(trace.tick_count()),
-      freed_at_(trace.tick_count()),
-      device_(trace, machine, plan, &result_) {
-  list_moves(plan);
-  for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
-    if (trace.tensors[tensor].is_persistent()) continue;
-    born_at_[trace.tensors[tensor].allocated_at].push_back(tensor);
-    freed_at_[trace.tensors[tensor].freed_at].push_back(tensor);
-  }
-}
-
-// Of the fetches that may start at the same op, the one that is needed first goes first.
-void Replay::list_moves(const Plan& plan) {
-  std::vector<const PlannedMove*> returning;
-  for (const PlannedMove& move : plan.moves) {
-    evictions_after_[move.evict_after].push_back(move.tensor);
-    if (move.fetch_at != kNoTick) returning.push_back(&move);
-  }
-  const Tick count = trace_.tick_count();
-  std::stable_sort(returning.begin(), returning.end(),
-                   [count](const PlannedMove* left, const PlannedMove* right) {
-                     const auto lead = [count](const PlannedMove* move) {
-                       return (move->needed_at + count - move->fetch_at) % count;
-                     };
-                     return lead(left) < lead(right);
-                   });
-  for (const PlannedMove* move : returning) fetches_at_[move->fetch_at].push_back(move->tensor);
-}
+      moves_(plan, trace_.tick_count()),
+      device_(index, machine, plan, &result_) {}
 
 // Where periods take turns, fetches of one may have been made in the other. So the slower one of
 // the last two counts.
@@ -89,7 +64,11 @@ Simulation Replay::measure_period() {
   const auto begin_backlogs_ns = device_.backlogs_ns();
   const size_t begin_waiting_count = device_.waiting_count();
   run_period();
-  Simulation measured = result_;
+  Simulation measured = std::move(result_);
+  result_ = {};
+  for (const Migration& migration : measured.migrations) {
+    if (is_under_way(migration)) result_.migrations.push_back(migration);
+  }
   for (Migration& migration : measured.migrations) {
     migration.begin_ns -= static_cast<int64_t>(begin_ns);
     migration.end_ns -= static_cast<int64_t>(begin_ns);
@@ -105,11 +84,12 @@ Simulation Replay::measure_period() {
 // Forgets what was measured, except for migrations that are still under way.
 void Replay::begin_period() {
   std::vector<Migration> under_way = std::move(result_.migrations);
-  std::erase_if(under_way, [this](const Migration& migration) {
-    return migration.end_ns <= static_cast<int64_t>(device_.now_ns());
-  });
+  std::erase_if(under_way, [this](const Migration& migration) { return !is_under_way(migration); });
   result_ = {};
   result_.migrations = std::move(under_way);
+  result_.begin_ns.reserve(trace_.tick_count());
+  result_.stall_ns.reserve(trace_.tick_count());
+  result_.used_bytes.reserve(trace_.tick_count());
   device_.forget_notes();
 }
 
@@ -125,20 +105,18 @@ void Replay::run_tick(Tick tick) {
   const TraceOp& op = trace_.ops[tick];
   const uint64_t arrived_ns = device_.now_ns();
   device_.begin_op(tick);
-  for (const TraceAccess& access : op.accesses) device_.need_now(access.tensor);
-  for (const uint32_t tensor : born_at_[tick]) device_.need_now(tensor);
-  for (const uint32_t tensor : fetches_at_[tick]) device_.request_fetch(tensor);
+  device_.need_now();
+  for (const uint32_t tensor : moves_.fetches_at.at(tick)) device_.request_fetch(tensor);
   device_.catch_up();
   device_.require(op);
-  for (const uint32_t tensor : born_at_[tick]) device_.allocate(tensor);
+  for (const uint32_t tensor : index_.born_at(tick)) device_.allocate(tensor);
   result_.begin_ns.push_back(device_.now_ns());
   result_.stall_ns.push_back(device_.now_ns() - arrived_ns);
   for (const TraceAccess& access : op.accesses) device_.use(access);
   device_.compute(op.compute_ns);
-  for (const TraceAccess& access : op.accesses) device_.need_no_longer(access.tensor);
-  for (const uint32_t tensor : born_at_[tick]) device_.need_no_longer(tensor);
-  for (const uint32_t tensor : freed_at_[tick]) device_.release(tensor);
-  for (const uint32_t tensor : evictions_after_[tick]) device_.request_eviction(tensor);
+  device_.need_no_longer();
+  for (const uint32_t tensor : index_.freed_at(tick)) device_.release(tensor);
+  for (const uint32_t tensor : moves_.evictions_after.at(tick)) device_.request_eviction(tensor);
   device_.leave_excess();
   const uint64_t used_bytes = device_.used_most_bytes();
   result_.used_bytes.push_back(used_bytes);
@@ -153,7 +131,7 @@ void Replay::note_totals(Simulation* measured) const {
     measured->disk_bytes_read = host->bytes_read();
     measured->disk_bytes_written = host->bytes_written();
   }
-  measured->compute_ns = trace_.compute_ns();
+  measured->compute_ns = index_.compute_ns();
   measured->work_ns = machine_.work_ns(measured->bytes_read, measured->bytes_written,
                                        measured->bytes_written + measured->bytes_dropped);
   measured->step_ns += measured->work_ns;
@@ -176,8 +154,12 @@ bool is_better(const Simulation& left, const Simulation& right) {
   return bytes_moved(left) < bytes_moved(right);
 }
 
+Simulation simulate(const TraceIndex& index, const Plan& plan, const Machine& machine) {
+  return Replay(index, plan, machine).run();
+}
+
 Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine) {
-  return Replay(trace, plan, machine).run();
+  return simulate(TraceIndex(trace), plan, machine);
 }
 
 }  // namespace tencache

@@ -54,6 +54,8 @@ struct Simulation {
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }
 };
 
+class TraceIndex;
+
 struct Planned {
   Plan plan;
   Simulation simulation;  // of the plan
@@ -66,7 +68,9 @@ inline constexpr uint64_t kStepParts = 1024;
 /// is late with fewer bytes, then moves fewer.
 bool is_better(const Simulation& left, const Simulation& right);
 
-/// REQUIRES: trace.validate() is ok and the plan's numbers are the trace's.
+/// REQUIRES: trace.validate() is ok and the plan's numbers are the trace's. Whoever plays a trace
+/// more than once makes its index once.
+Simulation simulate(const TraceIndex& index, const Plan& plan, const Machine& machine);
 Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine);
 
 }  // namespace tencache

@@ -6,7 +6,8 @@
 // All uses of a period stand in one row, by tick. A tensor that could leave stands in it at the use
 // that the rule looks at, its next or its last one. The victim is the first tensor met from the
 // present tick on, against the time for next uses, along with it for last uses. So nothing has to
-// be moved while ticks pass. Tensors without such a use stand beside the row and go first.
+// be moved while ticks pass. Tensors without such a use stand beside the row and go first. The row
+// itself, VictimRow, never changes; any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,41 @@
 
 namespace tencache {
 
-class VictimOrder {
+class VictimRow {
  public:
   /// `uses` holds the ticks of each tensor, ascending.
-  VictimOrder(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule);
+  VictimRow(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule);
+
+  uint32_t tensor_count() const { return tensor_count_; }
+  uint32_t size() const { return static_cast<uint32_t>(row_.size()); }
+  uint32_t tensor_at(uint32_t place) const { return row_[place]; }
+  /// Where the tensor stands by this use. REQUIRES: it is one of its uses.
+  uint32_t place_of(uint32_t tensor, Tick use) const;
+  /// The place that is occupied and met first from the tick on; a use at the tick is met last.
+  std::optional<uint32_t> first_of(const NumberSet& occupied, Tick now) const;
+
+ private:
+  // Last uses are met from the begin of the row on, next uses from its end; the lowest number of a
+  // tick must be met first.
+  const bool is_ascending_;
+  const uint32_t tensor_count_;
+  std::vector<uint32_t> row_;        // the tensor of each use
+  std::vector<uint32_t> row_begin_;  // where the uses of each tick begin, and the end
+};
+
+class VictimOrder {
+ public:
+  /// The row outlives this.
+  explicit VictimOrder(const VictimRow& row);
 
   /// From now on the tensor could leave. `use` is its next or last use, as the rule has it, or
   /// kNoTick if there is none. REQUIRES: it could not leave before, or stands at the same use.
   void add(uint32_t tensor, Tick use);
+  /// The same, where its place in the row is known.
+  void add_at(uint32_t tensor, uint32_t place) {
+    place_[tensor] = place;
+    in_row_.insert(place);
+  }
   /// From now on it could not leave, if it could before.
   void remove(uint32_t tensor);
   /// The tensor that leaves first at the op `now`. A tensor whose use is `now` itself comes last.
@@ -36,16 +64,10 @@ class VictimOrder {
   static constexpr uint32_t kNowhere = ~uint32_t{0};
   static constexpr uint32_t kBeside = kNowhere - 1;
 
-  uint32_t place_of(uint32_t tensor, Tick use) const;
-
-  // Last uses are met from the begin of the row on, next uses from its end; the lowest number of a
-  // tick must be met first.
-  const bool is_ascending_;
-  std::vector<uint32_t> row_;        // the tensor of each use
-  std::vector<uint32_t> row_begin_;  // where the uses of each tick begin, and the end
-  std::vector<uint32_t> place_;      // each tensor's in the row, or kBeside or kNowhere
-  NumberSet in_row_;                 // occupied places
-  NumberSet beside_;                 // tensors beside the row
+  const VictimRow& row_;
+  std::vector<uint32_t> place_;  // each tensor's in the row, or kBeside or kNowhere
+  NumberSet in_row_;             // occupied places
+  NumberSet beside_;             // tensors beside the row
 };
 
 }  // namespace tencache

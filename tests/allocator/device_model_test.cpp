@@ -25,21 +25,22 @@ Trace three_in_turn() {
 class DeviceModelTest : public ::testing::Test {
  protected:
   /// Runs an op that reads the tensor.
-  void run(Tick tick, uint32_t tensor) {
+  void run(Tick tick) {
     device_.begin_op(tick);
-    device_.need_now(tensor);
+    device_.need_now();
     device_.catch_up();
     device_.require(trace_.ops[tick]);
     device_.use(trace_.ops[tick].accesses[0]);
     device_.compute(100);
-    device_.need_no_longer(tensor);
+    device_.need_no_longer();
   }
   DeviceModel::Place place(uint32_t tensor) { return device_.places()[tensor].first; }
 
   const Trace trace_ = three_in_turn();
+  const TraceIndex index_{trace_};
   const Machine machine_ = {.budget_bytes = 20, .read_bytes_per_s = 1e9, .write_bytes_per_s = 1e9};
   Simulation notes_;
-  DeviceModel device_{trace_, machine_, {}, &notes_};
+  DeviceModel device_{index_, machine_, {}, &notes_};
 };
 
 // A fetch that the plan asks for waits behind one that finds no room, so the op fetches for itself.
@@ -47,17 +48,17 @@ class DeviceModelTest : public ::testing::Test {
 TEST_F(DeviceModelTest, ARequestThatAnOpHasServedIsOver) {
   ASSERT_EQ(place(kLarge), DeviceModel::Place::kCold) << "the others fill the device";
   device_.request_eviction(kSmall);
-  run(2, kBlocker);
+  run(2);
   ASSERT_EQ(place(kSmall), DeviceModel::Place::kCold);
   device_.request_fetch(kLarge);
   device_.request_fetch(kSmall);
-  run(0, kSmall);
+  run(0);
   EXPECT_EQ(notes_.bytes_late, 10u);
   device_.request_eviction(kSmall);
   device_.request_eviction(kBlocker);
   device_.compute(100);
   EXPECT_EQ(place(kLarge), DeviceModel::Place::kFetching);
-  run(1, kLarge);
+  run(1);
   device_.request_eviction(kLarge);
   device_.compute(100);
   EXPECT_EQ(place(kSmall), DeviceModel::Place::kCold);

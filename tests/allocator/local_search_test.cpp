@@ -15,7 +15,7 @@ namespace {
 Planned improved(const Trace& trace, const Machine& machine, Plan plan) {
   Simulation simulation = simulate(trace, plan, machine);
   Planned planned = {std::move(plan), std::move(simulation)};
-  improve_moves(trace, machine, gaps_of(trace), &planned);
+  improve_moves(TraceIndex(trace), machine, gaps_of(trace), &planned);
   return planned;
 }
 

@@ -176,7 +176,7 @@ TEST_F(PlanCursorTest, EvictionsKeepTheOrderOfThePlan) {
         const Tick count = followed->tick_count();
         leads.push_back((move.needed_at + count - move.fetch_at) % count);
       }
-      EXPECT_THAT(followed->evictions_after.at(tick), ElementsAreArray(planned));
+      EXPECT_THAT(followed->moves.evictions_after.at(tick), ElementsAreArray(planned));
       others += std::ranges::is_sorted(leads) ? 0 : 1;
     }
   }

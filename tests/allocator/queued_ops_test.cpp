@@ -28,7 +28,7 @@ class QueuedOpsTest : public PlanCursorFixture {
     play_step();
     fetched_.clear();
   }
-  std::span<const uint32_t> fetches_at(Tick tick) const { return plan_->fetches_at.at(tick); }
+  std::span<const uint32_t> fetches_at(Tick tick) const { return plan_->moves.fetches_at.at(tick); }
   /// Plays from here to a tick that requests fetches, whose op it leaves open.
   Tick open_next_with_fetches(Tick tick) {
     for (; fetches_at(tick).empty(); ++tick) play(tick);
@@ -93,7 +93,7 @@ TEST_F(QueuedOpsTest, WhatTheOpItselfNeedsIsRequestedWhenItOpens) {
     fetches.emplace_back(tick, static_cast<uint32_t>(layer_of(tick)));
   }
   auto at_once = std::make_shared<LearnedPlan>(*learned(1));
-  at_once->fetches_at = TensorsByTick(2 * kLayers, fetches);
+  at_once->moves.fetches_at = TensorsByTick(2 * kLayers, fetches);
   follow(at_once);
   for (size_t tick = 0; tick < 2 * kLayers; ++tick) {
     open(tick);

@@ -97,7 +97,8 @@ TEST(VictimOrderTest, ChoosesWhomAWalkThroughAllChooses) {
     const size_t tensors = random.between(1, 12);
     const auto uses = random_uses(random, tensors, ticks);
     const Victim rule = random.chance(0.5) ? Victim::kFarthestNextUse : Victim::kLeastRecentlyUsed;
-    VictimOrder order(uses, ticks, rule);
+    const VictimRow row(uses, ticks, rule);
+    VictimOrder order(row);
     Walk walk(tensors, ticks, rule);
     for (int step = 0; step < 50; ++step) {
       const uint32_t tensor = static_cast<uint32_t>(random.between(0, tensors - 1));

@@ -43,30 +43,6 @@ Machine with_headroom(Machine machine) {
   return machine;
 }
 
-// Lays out the plan's moves by the ticks at which the cursor looks them up.
-void index_moves(LearnedPlan* learned) {
-  const Tick count = learned->tick_count();
-  std::vector<PlannedMove> moves = learned->planned.plan.moves;
-  // What leaves after the same tick leaves in the plan's order, as it was simulated.
-  std::vector<std::pair<Tick, uint32_t>> evictions;
-  evictions.reserve(moves.size());
-  for (const PlannedMove& move : moves) evictions.emplace_back(move.evict_after, move.tensor);
-  // Of the fetches that may start at the same tick, the one that is needed first goes first.
-  std::stable_sort(moves.begin(), moves.end(),
-                   [count](const PlannedMove& left, const PlannedMove& right) {
-                     const auto lead = [count](const PlannedMove& move) {
-                       return (move.needed_at + count - move.fetch_at) % count;
-                     };
-                     return lead(left) < lead(right);
-                   });
-  std::vector<std::pair<Tick, uint32_t>> fetches;
-  for (const PlannedMove& move : moves) {
-    if (move.fetch_at != kNoTick) fetches.emplace_back(move.fetch_at, move.tensor);
-  }
-  learned->evictions_after = TensorsByTick(count, evictions);
-  learned->fetches_at = TensorsByTick(count, fetches);
-}
-
 }  // namespace
 
 std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
@@ -87,7 +63,7 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
     }));
   }
   learned->period = std::move(period);
-  index_moves(learned.get());
+  learned->moves = PlanByTick(learned->planned.plan, learned->tick_count());
   return learned;
 }
 

@@ -10,36 +10,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "learn/period.h"
 #include "learn/planner.h"
+#include "learn/tensors_by_tick.h"
 
 namespace tencache {
-
-/// Numbers of tensors by tick.
-class TensorsByTick {
- public:
-  TensorsByTick() = default;
-  /// `moves` holds (tick, tensor) pairs; at() keeps their order within each tick.
-  TensorsByTick(Tick tick_count, const std::vector<std::pair<Tick, uint32_t>>& moves)
-      : first_(tick_count + 1, 0) {
-    for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
-    for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
-    tensors_.resize(moves.size());
-    std::vector<uint32_t> next(first_.begin(), first_.end() - 1);
-    for (const auto& [tick, tensor] : moves) tensors_[next[tick]++] = tensor;
-  }
-  std::span<const uint32_t> at(Tick tick) const {
-    return std::span(tensors_).subspan(first_[tick], first_[tick + 1] - first_[tick]);
-  }
-
- private:
-  std::vector<uint32_t> first_;  // where each tick begins in tensors_
-  std::vector<uint32_t> tensors_;
-};
 
 struct LearnedPlan {
   uint64_t number = 0;  // of the kind of period; a newer plan for it keeps the number
@@ -49,9 +26,8 @@ struct LearnedPlan {
   uint64_t bound_ns = 0;                // no schedule of the period takes less
   uint64_t bound_bytes_read = 0;        // nor reads less
   std::vector<std::vector<Tick>> uses;  // by tensor, ascending
-  TensorsByTick evictions_after;
-  TensorsByTick fetches_at;
-  std::vector<bool> names_known;  // by tick: whether it names an extent that is always there
+  PlanByTick moves;                     // as the cursor looks them up
+  std::vector<bool> names_known;        // by tick: whether it names an extent that is always there
 
   Tick tick_count() const { return period->trace.tick_count(); }
   /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.

@@ -313,9 +313,9 @@ void PlanCursor::catch_up_evictions() {
 }
 
 void PlanCursor::append_requests_of(Tick tick) {
-  append_requests(current_->plan().fetches_at.at(tick), &fetches_);
+  append_requests(current_->plan().moves.fetches_at.at(tick), &fetches_);
   append_fetches_of_larger_plans(tick);
-  append_evictions(current_->plan().evictions_after.at(tick));
+  append_evictions(current_->plan().moves.evictions_after.at(tick));
 }
 
 void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
@@ -326,7 +326,7 @@ void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
 // What a plan for larger sizes evicted in the step before may be cold, although this one keeps it.
 void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
   for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {
-    for (const uint32_t tensor : current_->kind.plans[larger]->fetches_at.at(tick)) {
+    for (const uint32_t tensor : current_->kind.plans[larger]->moves.fetches_at.at(tick)) {
       const Extent* extent = current_->bindings[tensor].extent;
       if (extent == nullptr || Extent::usable_in(extent->state())) continue;
       append_requests(std::span(&tensor, 1), &fetches_);

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TensorsByTick: the tensors that something happens to at each tick, in order. PlanByTick: a plan's
+// moves, laid out so. Values that never change; any thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "learn/plan.h"
+#include "learn/trace.h"
+
+namespace tencache {
+
+/// Numbers of tensors by tick.
+class TensorsByTick {
+ public:
+  TensorsByTick() = default;
+  /// `moves` holds (tick, tensor) pairs; at() keeps their order within each tick.
+  TensorsByTick(Tick tick_count, const std::vector<std::pair<Tick, uint32_t>>& moves)
+      : first_(tick_count + 1, 0) {
+    for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
+    for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
+    tensors_.resize(moves.size());
+    std::vector<uint32_t> next(first_.begin(), first_.end() - 1);
+    for (const auto& [tick, tensor] : moves) tensors_[next[tick]++] = tensor;
+  }
+  std::span<const uint32_t> at(Tick tick) const {
+    return std::span(tensors_).subspan(first_[tick], first_[tick + 1] - first_[tick]);
+  }
+
+ private:
+  std::vector<uint32_t> first_;  // where each tick begins in tensors_
+  std::vector<uint32_t> tensors_;
+};
+
+struct PlanByTick {
+  PlanByTick() = default;
+  PlanByTick(const Plan& plan, Tick tick_count) {
+    struct Return {
+      Tick lead;  // from its fetch to its use
+      Tick fetch_at;
+      uint32_t tensor;
+    };
+    std::vector<std::pair<Tick, uint32_t>> evictions;
+    std::vector<Return> returns;
+    for (const PlannedMove& move : plan.moves) {
+      evictions.emplace_back(move.evict_after, move.tensor);
+      if (move.fetch_at == kNoTick) continue;
+      returns.push_back(
+          {(move.needed_at + tick_count - move.fetch_at) % tick_count, move.fetch_at, move.tensor});
+    }
+    std::ranges::stable_sort(returns, {}, &Return::lead);
+    std::vector<std::pair<Tick, uint32_t>> fetches;
+    fetches.reserve(returns.size());
+    for (const Return& back : returns) fetches.emplace_back(back.fetch_at, back.tensor);
+    evictions_after = TensorsByTick(tick_count, evictions);
+    fetches_at = TensorsByTick(tick_count, fetches);
+  }
+
+  /// What leaves after the same tick leaves in the plan's order.
+  TensorsByTick evictions_after;
+  /// Of the fetches that may start at the same tick, the one that is needed first goes first.
+  TensorsByTick fetches_at;
+};
+
+}  // namespace tencache

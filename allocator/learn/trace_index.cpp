@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "learn/trace_index.h"
+
+#include <utility>
+
+namespace tencache {
+
+TraceIndex::TraceIndex(const Trace& trace)
+    : trace_(trace),
+      uses_(trace),
+      compute_ns_(trace.compute_ns()),
+      next_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kFarthestNextUse),
+      last_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kLeastRecentlyUsed) {
+  std::vector<std::pair<Tick, uint32_t>> births;
+  std::vector<std::pair<Tick, uint32_t>> deaths;
+  for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
+    const TraceTensor& life = trace.tensors[tensor];
+    if (life.is_persistent()) continue;
+    births.emplace_back(life.allocated_at, tensor);
+    deaths.emplace_back(life.freed_at, tensor);
+  }
+  born_at_ = TensorsByTick(trace.tick_count(), births);
+  freed_at_ = TensorsByTick(trace.tick_count(), deaths);
+  needed_begin_.reserve(trace.tick_count() + 1);
+  for (Tick tick = 0; tick < trace.tick_count(); ++tick) {
+    needed_begin_.push_back(static_cast<uint32_t>(needed_.size()));
+    const auto add = [&](uint32_t tensor) {
+      needed_.push_back({tensor, next_uses_.place_of(tensor, uses_.idle_until(tensor, tick))});
+    };
+    for (const TraceAccess& access : trace.ops[tick].accesses) add(access.tensor);
+    for (const uint32_t tensor : born_at_.at(tick)) add(tensor);
+  }
+  needed_begin_.push_back(static_cast<uint32_t>(needed_.size()));
+}
+
+}  // namespace tencache
