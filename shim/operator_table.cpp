@@ -42,6 +42,15 @@ constexpr std::array<std::string_view, 21> kMetadataReaders = {
     "aten::is_contiguous", "aten::size",        "aten::_has_same_storage_numel",
 };
 
+// These change what a tensor says of its memory, or who else uses that, and touch no byte. Their
+// schemas call it a write.
+constexpr std::array<std::string_view, 10> kMetadataWriters = {
+    "aten::detach_",       "aten::t_",          "aten::transpose_",
+    "aten::swapaxes_",     "aten::swapdims_",   "aten::squeeze_",
+    "aten::unsqueeze_",    "aten::as_strided_", "aten::set_",
+    "aten::record_stream",
+};
+
 // These read only the data of `self`; `other` gives a shape or dtype.
 constexpr std::array<std::string_view, 4> kShapeTakers = {"aten::expand_as", "aten::view_as",
                                                           "aten::reshape_as", "aten::type_as"};
@@ -94,6 +103,7 @@ uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argum
   if (is_collective) return TENCACHE_READ | TENCACHE_WRITE;
   const std::string& name = schema.name();
   if (contains(kReadersByCustom, name)) return TENCACHE_READ;
+  if (contains(kMetadataWriters, name)) return TENCACHE_NAME;
   const c10::AliasInfo* alias = argument.alias_info();
   if (alias != nullptr && writes(*alias)) return TENCACHE_READ | TENCACHE_WRITE;
   if (contains(kMetadataReaders, name)) return TENCACHE_NAME;

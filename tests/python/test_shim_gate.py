@@ -165,6 +165,12 @@ for call in (
     lambda: torch.rand_like(a), lambda: torch.is_same_size(a, b),
 ):
     leaves_cold(call, a, b)
+other = torch.empty(0)
+for call in (
+    lambda: a.detach_(), lambda: a.t_(), lambda: a.transpose_(0, 1), lambda: a.unsqueeze_(0),
+    lambda: a.squeeze_(0), lambda: a.as_strided_((64, 64), (64, 1)), lambda: other.set_(a),
+):
+    leaves_cold(call, a, b)
 evict(a, b)
 a.view_as(b), a.expand_as(b), a.reshape(-1).view_as(b)
 assert is_cold(b)
