@@ -40,6 +40,7 @@ from tencache import (
     _torch_version,
     _triton,
     _units,
+    _warmup,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
 from tencache._messages import is_spawned, process_label, rank_of, say, set_log_level, shortened
@@ -420,6 +421,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         _triton.install(library, doors)
         _gpu_groups.install(library, doors, torch._C)
         _green_contexts.install(torch._C)
+        _warmup.install()
         _collectives.install(torch)
     else:
         _checkpoints.install(library, torch)
