@@ -369,8 +369,7 @@ void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) co
   calls_.copy(target, source, bytes);
 }
 
-// There is no peer access, so a copy between GPUs goes through the call that stages it where it
-// must.
+// A copy between GPUs goes through the call that stages it where they are no peers.
 cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source,
                                        int source_device, size_t bytes, cudaStream_t stream,
                                        bool /*has_peer_access*/) {

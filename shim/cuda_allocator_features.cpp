@@ -111,11 +111,10 @@ std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
                     "Receive a copy in host memory, and move it to the GPU here.");
 }
 
-void CudaAllocator::enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) {
-  throw_unsupported("access of one GPU to another one's memory",
-                    "tencache gives memory only to the GPU that holds it.",
-                    "Run one process for each GPU (torchrun), or copy through host memory: "
-                    "tensor.cpu().");
+// PyTorch asks once for each pair of peers, before the first copy between them.
+void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) {
+  tencache_error error = {};
+  TORCH_CHECK(tencache_gpu_add_peer(gpu_of(accessed), device, &error) == 0, error.message);
 }
 
 void CudaAllocator::enable(bool value) {

@@ -60,6 +60,10 @@ TENCACHE_API int tencache_gpu_record_stream(tencache_gpu* gpu, const void* addre
  * for work that uses it. */
 TENCACHE_API uint64_t tencache_gpu_empty_cache(tencache_gpu* gpu);
 
+/* Lets the GPU of that ordinal use what lies in this one's memory, now and later. Returns 0, or an
+ * error code where the two are no peers. */
+TENCACHE_API int tencache_gpu_add_peer(tencache_gpu* gpu, int ordinal, tencache_error* error);
+
 /* The GPU's memory as the driver sees it, over all programs. Returns 0, or an error code. */
 TENCACHE_API int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total_bytes,
                                      tencache_error* error);

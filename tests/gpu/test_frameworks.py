@@ -62,12 +62,17 @@ def test_forked_and_spawned_processes(harness: Harness) -> None:
     assert_same_at_half(harness, script("processes"), fresh=True)
 
 
-@pytest.mark.parametrize("program", ["two_gpus", "data_parallel"])
+@pytest.mark.parametrize(("program", "has_peers"), [("two_gpus", True), ("data_parallel", False)])
 def test_two_gpus_in_one_process(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, program: str
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    has_peers: bool,
 ) -> None:
+    """With peers, PyTorch asks for access before the first copy."""
     if IS_EMULATED:
         monkeypatch.setenv("EMULATED_GPU_COUNT", "2")
+        monkeypatch.setenv("EMULATED_GPU_PEERS", "1" if has_peers else "0")
     elif torch.cuda.device_count() < 2:
         pytest.skip("this machine has one GPU")
     harness = Harness(tmp_path_factory.mktemp(program), GPU)

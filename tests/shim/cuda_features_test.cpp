@@ -407,7 +407,6 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     {"no_split", "Leave out", [&] { cuda_->setNoSplit(0, kGraph); }},
     {"other processes", "tensor.cpu()", [&] { (void)cuda_->shareIpcHandle(nullptr); }},
     {"other processes", "host memory", [&] { (void)cuda_->getIpcDevPtr(""); }},
-    {"another one's memory", "torchrun", [&] { cuda_->enablePeerAccess(0, 1); }},
     {"caching off", "without tencache", [&] { cuda_->enable(false); }},
     {"all of the allocator's memory", "Unset TORCH_NCCL",
      [&] { cuda_->attachAllocatorTraceTracker({}); }},

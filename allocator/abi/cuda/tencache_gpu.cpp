@@ -116,6 +116,15 @@ int tencache_gpu_record_stream(tencache_gpu* gpu, const void* address, void* str
 
 uint64_t tencache_gpu_empty_cache(tencache_gpu* gpu) { return gpu->device->heap().empty_cache(); }
 
+int tencache_gpu_add_peer(tencache_gpu* gpu, int ordinal, tencache_error* error) {
+  const tencache::DriverApi& driver = gpu->device->gpu().driver();
+  CUdevice device = 0;
+  Status status = tencache::cuda_status(driver, driver.cuDeviceGet(&device, ordinal),
+                                        "There is no GPU " + std::to_string(ordinal));
+  if (status.is_ok()) status = gpu->device->heap().arena().add_peer(device);
+  return tencache::report(status, error);
+}
+
 int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total_bytes,
                         tencache_error* error) {
   const tencache::Gpu& device = gpu->device->gpu();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/cuda/device_arena.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/check.h"
@@ -10,6 +11,17 @@
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
+namespace {
+
+CUmemAccessDesc full_access_of(int device) {
+  CUmemAccessDesc access = {};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64_t bytes,
                                                           CopyPause* pause) {
@@ -25,6 +37,13 @@ Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64
   return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes, pause));
 }
 
+DeviceArena::DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes, CopyPause* pause)
+    : gpu_(gpu),
+      base_(base),
+      bytes_(bytes),
+      pause_(pause),
+      devices_{full_access_of(gpu.device())} {}
+
 DeviceArena::~DeviceArena() {
   const CallScope scope(gpu_.driver(), gpu_.context());
   if (scope.status().is_ok()) (void)gpu_.driver().cuMemAddressFree(base_, bytes_);
@@ -36,10 +55,11 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   TENCACHE_RETURN_IF_ERROR(scope.status());
   std::vector<HandlePlace> mapped;
   Status status = map_handles(places, &mapped);
-  if (status.is_ok()) status = grant_access(places);
+  if (status.is_ok()) status = grant_access(places, note_mapped(mapped));
   if (status.is_ok()) return status;
   // Nobody has used the mapped handles yet, so they can be unmapped at once.
   for (const HandlePlace& place : mapped) {
+    forget_mapped(place.address, place.bytes);
     const Status unmapped =
         cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.bytes),
                     "Cannot unmap " + format_bytes(place.bytes) + " of GPU memory");
@@ -68,22 +88,53 @@ Status DeviceArena::map_handles(std::span<const FramePlace> places,
 }
 
 // Makes one call for each run of neighbours.
-Status DeviceArena::grant_access(std::span<const FramePlace> places) {
-  const DriverApi& driver = gpu_.driver();
-  CUmemAccessDesc access = {};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = gpu_.device();
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+Status DeviceArena::grant_access(std::span<const FramePlace> places,
+                                 std::span<const CUmemAccessDesc> devices) {
   const CopyPause::Scope paused(pause_);
   for (size_t first = 0; first < places.size();) {
     const CUdeviceptr begin = places[first].address;
     CUdeviceptr end = begin;
     while (first < places.size() && places[first].address == end)
       end += places[first++].frame.bytes;
-    TENCACHE_RETURN_IF_ERROR(cuda_status(
-        driver, driver.cuMemSetAccess(begin, end - begin, &access, 1),
-        "Cannot give the GPU access to " + format_bytes(end - begin) + " of its memory"));
+    TENCACHE_RETURN_IF_ERROR(grant_access(begin, end - begin, devices));
   }
+  return Status::ok();
+}
+
+Status DeviceArena::grant_access(CUdeviceptr address, uint64_t bytes,
+                                 std::span<const CUmemAccessDesc> devices) {
+  const DriverApi& driver = gpu_.driver();
+  return cuda_status(driver, driver.cuMemSetAccess(address, bytes, devices.data(), devices.size()),
+                     "Cannot give the GPU access to " + format_bytes(bytes) + " of memory");
+}
+
+// Returns who may use them. A device that becomes a peer later finds them noted.
+std::vector<CUmemAccessDesc> DeviceArena::note_mapped(std::span<const HandlePlace> places) {
+  MutexLock lock(mutex_);
+  for (const HandlePlace& place : places) mapped_.emplace(place.address, place.bytes);
+  return devices_;
+}
+
+void DeviceArena::forget_mapped(CUdeviceptr address, uint64_t bytes) {
+  MutexLock lock(mutex_);
+  mapped_.erase(mapped_.lower_bound(address), mapped_.lower_bound(address + bytes));
+}
+
+Status DeviceArena::add_peer(int device) {
+  const CallScope scope(gpu_.driver(), gpu_.context());
+  TENCACHE_RETURN_IF_ERROR(scope.status());
+  const CUmemAccessDesc peer = full_access_of(device);
+  MutexLock lock(mutex_);
+  const CopyPause::Scope paused(pause_);
+  for (auto next = mapped_.begin(); next != mapped_.end();) {
+    const CUdeviceptr begin = next->first;
+    CUdeviceptr end = begin;
+    for (; next != mapped_.end() && next->first == end; ++next) end += next->second;
+    TENCACHE_RETURN_IF_ERROR(grant_access(begin, end - begin, {&peer, 1}));
+  }
+  const bool is_known = std::ranges::any_of(
+      devices_, [device](const CUmemAccessDesc& known) { return known.location.id == device; });
+  if (!is_known) devices_.push_back(peer);
   return Status::ok();
 }
 
@@ -91,6 +142,7 @@ Status DeviceArena::unmap(CUdeviceptr address, uint64_t bytes) {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
+  forget_mapped(address, bytes);
   return cuda_status(driver, driver.cuMemUnmap(address, bytes),
                      "Cannot unmap " + format_bytes(bytes) + " of GPU memory");
 }

@@ -7,18 +7,24 @@
 // Mapping costs per handle of a frame, granting access and unmapping per run of addresses. So map()
 // takes many frames at once and grants access to neighbours together. Ranges begin and end at
 // multiples of the granularity. The caller hands out ranges, as with the cpu backend's
-// AddressArena. Copies to the host pause while map() grants access (platform/cuda/copy_pause.h).
+// AddressArena. Copies to the host pause while access is granted (platform/cuda/copy_pause.h).
 //
-// Threads: any, no locks. No two threads map or unmap the same range at once.
+// Other GPUs may become peers, which PyTorch asks for before the first copy between two GPUs. They
+// may use all that is mapped, now and later.
+//
+// Threads: any. No two threads map or unmap the same range at once. mutex_ is a leaf lock but for
+// CopyPause's; it is held while a peer is granted access, so that nothing is unmapped meanwhile.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "platform/cuda/copy_pause.h"
 #include "platform/cuda/frame_pool.h"
@@ -51,10 +57,13 @@ class DeviceArena {
 
   /// Maps each frame at its address and lets the device read and write there: all of them or none.
   /// REQUIRES: ascending addresses at which nothing is mapped.
-  Status map(std::span<const FramePlace> places);
+  Status map(std::span<const FramePlace> places) TENCACHE_EXCLUDES(mutex_);
   /// Takes whole frames away from the range; they are the caller's again. REQUIRES: the whole range
   /// is mapped, and no queued work uses it.
-  Status unmap(CUdeviceptr address, uint64_t bytes);
+  Status unmap(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// From now on this device, too, may read and write what is mapped here. The driver refuses where
+  /// the two devices are no peers.
+  Status add_peer(int device) TENCACHE_EXCLUDES(mutex_);
 
  private:
   struct HandlePlace {
@@ -62,15 +71,23 @@ class DeviceArena {
     uint64_t bytes = 0;
   };
 
-  DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes, CopyPause* pause)
-      : gpu_(gpu), base_(base), bytes_(bytes), pause_(pause) {}
+  DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes, CopyPause* pause);
   Status map_handles(std::span<const FramePlace> places, std::vector<HandlePlace>* mapped);
-  Status grant_access(std::span<const FramePlace> places);
+  Status grant_access(std::span<const FramePlace> places, std::span<const CUmemAccessDesc> devices);
+  Status grant_access(CUdeviceptr address, uint64_t bytes,
+                      std::span<const CUmemAccessDesc> devices);
+  std::vector<CUmemAccessDesc> note_mapped(std::span<const HandlePlace> places)
+      TENCACHE_EXCLUDES(mutex_);
+  void forget_mapped(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   const Gpu& gpu_;
   const CUdeviceptr base_;
   const uint64_t bytes_;
   CopyPause* const pause_;
+
+  Mutex mutex_;
+  std::vector<CUmemAccessDesc> devices_ TENCACHE_GUARDED_BY(mutex_);    // this one, then its peers
+  std::map<CUdeviceptr, uint64_t> mapped_ TENCACHE_GUARDED_BY(mutex_);  // bytes of each handle
 };
 
 }  // namespace tencache

@@ -22,7 +22,7 @@ constexpr uint64_t kUnit = 2 * kMiB;
 
 class DeviceArenaTest : public ::testing::Test {
  protected:
-  DeviceArenaTest() {
+  explicit DeviceArenaTest(const SimulatedDriverConfig& config = {}) : driver_(config) {
     Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver_.api(), 0);
     EXPECT_TRUE(gpu.is_ok()) << gpu.status().message();
     gpu_ = std::move(gpu).value();
@@ -133,6 +133,63 @@ TEST_F(DeviceArenaTest, AThreadKeepsItsOwnContextAndCaptureMode) {
   EXPECT_EQ(context, nullptr) << "this thread had none";
   driver_.api().cuThreadExchangeStreamCaptureMode(&mode);
   EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+class PeersTest : public DeviceArenaTest {
+ protected:
+  PeersTest() : DeviceArenaTest({.device_count = 2, .has_peers = true}) {
+    EXPECT_EQ(driver_.api().cuDevicePrimaryCtxRetain(&peer_, 1), CUDA_SUCCESS);
+    EXPECT_EQ(driver_.api().cuCtxSetCurrent(peer_), CUDA_SUCCESS);
+    EXPECT_EQ(driver_.api().cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
+              CUDA_SUCCESS);
+  }
+  ~PeersTest() override {
+    EXPECT_EQ(driver_.api().cuStreamDestroy(stream_), CUDA_SUCCESS);
+    EXPECT_EQ(driver_.api().cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(driver_.api().cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
+  }
+
+  // A kernel of the other device writes there.
+  CUresult write_from_peer(const FramePlace& place) {
+    const CUresult result =
+        driver_.launch(stream_, {{place.address, place.frame.bytes, true}}, [] {});
+    return result == CUDA_SUCCESS ? driver_.api().cuStreamSynchronize(stream_) : result;
+  }
+
+  CUcontext peer_ = nullptr;
+  CUstream stream_ = nullptr;
+};
+
+TEST_F(PeersTest, APeerUsesWhatIsMappedBeforeAndAfterwards) {
+  mapped_ = {place(0, kUnit), place(kUnit, 3 * kUnit), place(8 * kUnit, kUnit)};
+  ASSERT_TRUE(arena_->map(mapped_).is_ok());
+  const uint64_t calls = driver_.calls("cuMemSetAccess");
+  ASSERT_TRUE(arena_->add_peer(1).is_ok());
+  EXPECT_EQ(driver_.calls("cuMemSetAccess"), calls + 2) << "one for each run of addresses";
+  const FramePlace later = place(10 * kUnit, kUnit);
+  ASSERT_TRUE(arena_->map({&later, 1}).is_ok());
+  mapped_.push_back(later);
+  for (const FramePlace& mapped : mapped_) {
+    EXPECT_EQ(write_from_peer(mapped), CUDA_SUCCESS) << mapped.address;
+    expect_usable(mapped, 7);
+  }
+}
+
+TEST_F(PeersTest, WhatIsUnmappedIsNotGranted) {
+  mapped_ = {place(0, kUnit), place(kUnit, kUnit)};
+  ASSERT_TRUE(arena_->map(mapped_).is_ok());
+  ASSERT_TRUE(arena_->unmap(mapped_[0].address, kUnit).is_ok());
+  EXPECT_TRUE(arena_->add_peer(1).is_ok()) << "the driver refuses addresses without memory";
+  EXPECT_EQ(write_from_peer(mapped_[1]), CUDA_SUCCESS);
+  mapped_.erase(mapped_.begin());
+}
+
+TEST_F(DeviceArenaTest, ADeviceThatIsNoPeerIsRefused) {
+  mapped_ = {place(0, kUnit)};
+  ASSERT_TRUE(arena_->map(mapped_).is_ok());
+  EXPECT_FALSE(arena_->add_peer(1).is_ok());
+  mapped_.push_back(place(kUnit, kUnit));
+  EXPECT_TRUE(arena_->map({&mapped_.back(), 1}).is_ok()) << "nothing has changed";
 }
 
 TEST(GpuTest, TellsWhatTheGpuOffers) {

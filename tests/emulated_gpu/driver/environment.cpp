@@ -59,6 +59,7 @@ SimulatedDriverConfig config_from_environment() {
   config.device_count = device_count_from_environment();
   config.queued_kernels_max = 1024;  // about as many as a real GPU takes
   config.device_name = "Emulated GPU";
+  config.has_peers = variable("EMULATED_GPU_PEERS") == "1";
   config.capacity_bytes = bytes_of("EMULATED_GPU_MEMORY", 4 * kGiB);
   config.to_device_bytes_per_s = bytes_of("EMULATED_GPU_LINK", 0);
   config.to_host_bytes_per_s = config.to_device_bytes_per_s;

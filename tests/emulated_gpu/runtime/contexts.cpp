@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "contexts.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -11,6 +13,14 @@ std::mutex mutex;
 std::map<int, CUcontext> contexts;
 thread_local int wanted_device = 0;
 }  // namespace
+
+bool has_peers() {
+  static const bool are_peers = [] {
+    const char* const text = getenv("EMULATED_GPU_PEERS");
+    return text != nullptr && strcmp(text, "1") == 0;
+  }();
+  return are_peers;
+}
 
 bool has_device(int device) { return device >= 0 && device < driver().device_count; }
 

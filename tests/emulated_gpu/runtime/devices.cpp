@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The run time's functions of devices, and versions. One table of properties describes a small GPU
-// of compute capability 9.0; attributes are read out of it. No device reaches another's memory, so
-// peers copy through the host. Any thread may call.
+// of compute capability 9.0; attributes are read out of it. Devices reach each other's memory where
+// EMULATED_GPU_PEERS is 1, else they copy through the host. Any thread may call.
 #include <cstdio>
 #include <cstring>
 
@@ -144,12 +144,13 @@ EMULATED_PUBLIC cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* gr
 EMULATED_PUBLIC cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (can == nullptr) return note(cudaErrorInvalidValue);
   if (!has_device(device) || !has_device(peer)) return note(cudaErrorInvalidDevice);
-  *can = 0;
+  *can = has_peers() && device != peer ? 1 : 0;
   return cudaSuccess;
 }
-// CUDA returns this for a peer whose memory cannot be reached.
-EMULATED_PUBLIC cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
-  return note(cudaErrorInvalidDevice);
+// What cudaMalloc gives is open to peers anyway. CUDA returns this error for a peer whose memory
+// cannot be reached.
+EMULATED_PUBLIC cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  return note(has_peers() && has_device(peer) ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 EMULATED_PUBLIC cudaError_t cudaDriverGetVersion(int* version) {

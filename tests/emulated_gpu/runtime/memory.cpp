@@ -57,16 +57,25 @@ Blocks<HostBlock>& host_blocks() {
   return *made;
 }
 
-// Maps the block's handle where the device may use it. On failure nothing is left mapped or
-// reserved.
+CUresult grant_access(CUdeviceptr place, size_t bytes, const CUmemLocation& user) {
+  const CUmemAccessDesc access = {user, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  return driver().cuMemSetAccess(place, bytes, &access, 1);
+}
+
+// Maps the block's handle where the device and its peers may use it. On failure nothing is left
+// mapped or reserved.
 CUresult map(const DeviceBlock& block, const CUmemLocation& location, CUdeviceptr* place) {
   const Driver& d = driver();
   CUresult result = d.cuMemAddressReserve(place, block.bytes, 0, 0, 0);
   if (result != CUDA_SUCCESS) return result;
   result = d.cuMemMap(*place, block.bytes, 0, block.handle, 0);
   if (result == CUDA_SUCCESS) {
-    const CUmemAccessDesc access = {location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    result = d.cuMemSetAccess(*place, block.bytes, &access, 1);
+    CUmemLocation user = location;
+    result = grant_access(*place, block.bytes, user);
+    for (int device = 0; result == CUDA_SUCCESS && has_peers() && has_device(device); ++device) {
+      user.id = device;
+      result = grant_access(*place, block.bytes, user);
+    }
     if (result == CUDA_SUCCESS) return result;
     d.cuMemUnmap(*place, block.bytes);
   }

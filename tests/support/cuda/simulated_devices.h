@@ -47,6 +47,7 @@ class SimulatedDevices {
   CUresult device_of_current(CUdevice* device);
   CUresult exchange_capture_mode(CUstreamCaptureMode* mode);
 
+  bool has_peers() const { return config_.has_peers; }
   bool has_device(int device) const { return device >= 0 && device < config_.device_count; }
   /// Whether the primary context is retained. REQUIRES: has_device().
   bool is_active(int device) const TENCACHE_EXCLUDES(mutex_);

@@ -19,6 +19,7 @@ namespace tencache {
 struct SimulatedDriverConfig {
   // Several devices differ by number and each have this capacity; they share the copy engines.
   int device_count = 1;
+  bool has_peers = false;  // each device may use the memory of each other one
   std::string device_name = "Simulated GPU";
   uint64_t capacity_bytes = 256 * kMiB;   // of one device
   uint64_t granularity_bytes = 2 * kMiB;  // a power of two

@@ -250,13 +250,15 @@ CUresult SimulatedMemory::check_access(CUdeviceptr address, uint64_t bytes,
   const bool is_device = access.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   if (!is_device && !is_host_location(access.location.type)) return CUDA_ERROR_INVALID_VALUE;
   if (is_device && !devices_.has_device(access.location.id)) return CUDA_ERROR_INVALID_DEVICE;
-  // The processor and other devices reach host memory only.
+  // The processor reaches host memory only, and so do other devices that are no peers.
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first < address + bytes;
        ++at) {
     const Allocation& allocation = allocations_.at(at->second.handle);
     if (allocation.is_host) continue;
     if (!is_device) return CUDA_ERROR_INVALID_VALUE;
-    if (allocation.device != access.location.id) return CUDA_ERROR_INVALID_DEVICE;
+    if (allocation.device != access.location.id && !devices_.has_peers()) {
+      return CUDA_ERROR_INVALID_DEVICE;
+    }
   }
   return CUDA_SUCCESS;
 }
