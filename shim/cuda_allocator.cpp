@@ -369,11 +369,12 @@ void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) co
   calls_.copy(target, source, bytes);
 }
 
-// A copy between GPUs goes through the call that stages it where they are no peers.
+// What is ours is mapped for peers, too; between others the copy is staged through the host.
 cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source,
                                        int source_device, size_t bytes, cudaStream_t stream,
-                                       bool /*has_peer_access*/) {
-  if (target_device == source_device) return calls_.copy_async(target, source, bytes, stream);
+                                       bool has_peer_access) {
+  if (target_device == source_device || has_peer_access)
+    return calls_.copy_async(target, source, bytes, stream);
   return calls_.copy_peer_async(target, target_device, source, source_device, bytes, stream);
 }
 

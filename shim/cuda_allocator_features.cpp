@@ -113,6 +113,7 @@ std::shared_ptr<void> CudaAllocator::getIpcDevPtr(std::string) {
 
 // PyTorch asks once for each pair of peers, before the first copy between them.
 void CudaAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) {
+  calls_.enable_peer(device, accessed);
   tencache_error error = {};
   TORCH_CHECK(tencache_gpu_add_peer(gpu_of(accessed), device, &error) == 0, error.message);
 }

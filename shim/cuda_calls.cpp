@@ -34,6 +34,16 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
   return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
+void enable_peer(c10::DeviceIndex device, c10::DeviceIndex accessed) {
+  const c10::cuda::CUDAGuard guard(device);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(accessed, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+  } else {
+    C10_CUDA_CHECK(error);
+  }
+}
+
 int device_count() { return c10::cuda::device_count(); }
 
 // torch.cuda.memory shows the allocator that is set here. The allocator is never destroyed.
@@ -44,11 +54,12 @@ void publish(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) {
 }  // namespace
 
 const CudaCalls& torch_cuda_calls() {
-  static constexpr CudaCalls kCalls = {&device_count,         &c10::cuda::current_device,
-                                       &current_stream,       &handle_of,
-                                       &synchronize,          &copy,
-                                       &copy_async,           &cudaMemcpyPeerAsync,
-                                       &current_torch_stream, &publish};
+  static constexpr CudaCalls kCalls = {&device_count,   &c10::cuda::current_device,
+                                       &current_stream, &handle_of,
+                                       &synchronize,    &copy,
+                                       &copy_async,     &cudaMemcpyPeerAsync,
+                                       &enable_peer,    &current_torch_stream,
+                                       &publish};
   return kCalls;
 }
 

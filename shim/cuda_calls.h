@@ -27,6 +27,8 @@ struct CudaCalls {
                             cudaStream_t stream) = nullptr;
   cudaError_t (*copy_peer_async)(void* target, int target_device, const void* source,
                                  int source_device, size_t bytes, cudaStream_t stream) = nullptr;
+  /// Lets the device use what other allocators have on the accessed one; throws on failure.
+  void (*enable_peer)(c10::DeviceIndex device, c10::DeviceIndex accessed) = nullptr;
   /// As current_stream(), but as PyTorch's type.
   c10::Stream (*current_torch_stream)(c10::DeviceIndex device) = nullptr;
   /// Makes this the allocator that Python sees; may be null.

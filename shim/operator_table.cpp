@@ -44,11 +44,10 @@ constexpr std::array<std::string_view, 21> kMetadataReaders = {
 
 // These change what a tensor says of its memory, or who else uses that, and touch no byte. Their
 // schemas call it a write.
-constexpr std::array<std::string_view, 10> kMetadataWriters = {
-    "aten::detach_",       "aten::t_",          "aten::transpose_",
-    "aten::swapaxes_",     "aten::swapdims_",   "aten::squeeze_",
-    "aten::unsqueeze_",    "aten::as_strided_", "aten::set_",
-    "aten::record_stream",
+constexpr std::array<std::string_view, 9> kMetadataWriters = {
+    "aten::detach_",    "aten::t_",          "aten::transpose_",
+    "aten::swapaxes_",  "aten::swapdims_",   "aten::squeeze_",
+    "aten::unsqueeze_", "aten::as_strided_", "aten::record_stream",
 };
 
 // These read only the data of `self`; `other` gives a shape or dtype.
@@ -97,13 +96,18 @@ bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
   });
 }
 
+// With a size, set_() might have to allocate and to copy.
+bool is_set_without_size(const c10::FunctionSchema& schema) {
+  return schema.name() == "aten::set_" && schema.arguments().size() <= 2;
+}
+
 uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argument,
                    const SymbolSet& returned, bool is_collective) {
   // Schemas of collectives have no annotations, although most collectives write.
   if (is_collective) return TENCACHE_READ | TENCACHE_WRITE;
   const std::string& name = schema.name();
   if (contains(kReadersByCustom, name)) return TENCACHE_READ;
-  if (contains(kMetadataWriters, name)) return TENCACHE_NAME;
+  if (contains(kMetadataWriters, name) || is_set_without_size(schema)) return TENCACHE_NAME;
   const c10::AliasInfo* alias = argument.alias_info();
   if (alias != nullptr && writes(*alias)) return TENCACHE_READ | TENCACHE_WRITE;
   if (contains(kMetadataReaders, name)) return TENCACHE_NAME;

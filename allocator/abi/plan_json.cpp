@@ -12,6 +12,7 @@
 #include "learn/bound.h"
 #include "learn/host_model.h"
 #include "learn/planner.h"
+#include "learn/trace_index.h"
 
 namespace tencache {
 namespace {
@@ -80,8 +81,9 @@ std::string figures_of(const Trace& trace, const Machine& machine) {
   // The error bars: the same plan where everything moves slower or faster than it was made for.
   const Machine slower = machine.at_speed(1 - kSpeedErrorShare);
   const Machine faster = machine.at_speed(1 + kSpeedErrorShare);
-  const uint64_t slower_ns = simulate(trace, planned.plan, slower).step_ns;
-  const uint64_t faster_ns = simulate(trace, planned.plan, faster).step_ns;
+  const TraceIndex index(trace);
+  const uint64_t slower_ns = simulate(index, planned.plan, slower).step_ns;
+  const uint64_t faster_ns = simulate(index, planned.plan, faster).step_ns;
   const nlohmann::ordered_json json = {{"step_ns", simulation.step_ns},
                                        {"step_slower_ns", slower_ns},
                                        {"step_faster_ns", faster_ns},

@@ -35,7 +35,8 @@ constexpr int kFeedbackRounds = 2;
 // How often gaps are chosen by the prices of the links' time, and how often in a row in vain.
 constexpr int kPricedRounds = 8;
 constexpr int kPricedInVain = 2;
-// How many ops are played at most, which is some seconds: longer periods get fewer rounds.
+// After so many ops, each play counted as one period, no further round is begun. That is some
+// seconds; longer periods get fewer rounds.
 constexpr uint64_t kOpsPlayedMax = 8'000'000;
 
 /// Gives every chosen gap the op at which its fetch may start.

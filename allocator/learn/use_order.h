@@ -2,7 +2,8 @@
 //
 // UseOrder: tensors in the order of their next uses, and of equals by number. A use is a tick
 // counted from the begin of a simulation, so uses are dense, and the first and the last tensor are
-// found by a search for a bit. The tensors of one use are a ring; there are few.
+// found by a search for a bit. The tensors of one use are a ring, to which one with a higher number
+// than all is added at once.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +31,8 @@ class UseOrder {
       return;
     }
     uint32_t later = first;  // the first that has a higher number, or the ring's first
-    while (later < tensor) {
-      later = next_[later];
-      if (later == first) break;
+    if (previous_[first] > tensor) {
+      while (later < tensor) later = next_[later];
     }
     link(previous_[later], tensor);
     link(tensor, later);

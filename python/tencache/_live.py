@@ -175,9 +175,6 @@ def _whole_page(path: Path) -> _PageStruct | None:
 
 def _describe(pid: int, page: _PageStruct) -> LiveProcess:
     words = _command(pid)
-    parent_pid = int(_stat(pid)[1])
-    if _command(parent_pid) == words:  # the server that forks workers
-        parent_pid = int(_stat(parent_pid)[1])
     engines = []
     for engine in page.engines[: min(page.engine_count, _ENGINES_MAX)]:
         counters = {name: int(getattr(engine, name)) for name in _COUNTERS}
@@ -187,12 +184,24 @@ def _describe(pid: int, page: _PageStruct) -> LiveProcess:
         pid=pid,
         rank=page.rank_plus_1 - 1 if page.rank_plus_1 else None,
         user=_user(pid),
-        program=program_name(words, parent_pid),
+        program=program_name(words, _parent_of_worker(pid, words)),
         command=" ".join(words),
         age_s=(page.sampled_ns - page.started_ns) * 1e-9 if page.sampled_ns else 0.0,
         is_armed=bool(page.is_armed),
         engines=tuple(engines),
     )
+
+
+def _parent_of_worker(pid: int, words: Sequence[str]) -> int:
+    """Whose worker of multiprocessing this is; 0 if it is none, or nobody can tell."""
+    if not any(map(_WORKER.match, words)):
+        return 0
+    try:
+        parent = int(_stat(pid)[1])
+        # The server that forks workers has the same command; it is no worker itself.
+        return int(_stat(parent)[1]) if _command(parent) == words else parent
+    except OSError:
+        return 0
 
 
 def _command(pid: int) -> list[str]:

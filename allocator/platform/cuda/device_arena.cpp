@@ -59,7 +59,7 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   if (status.is_ok()) return status;
   // Nobody has used the mapped handles yet, so they can be unmapped at once.
   for (const HandlePlace& place : mapped) {
-    forget_mapped(place.address, place.bytes);
+    (void)take_mapped(place.address, place.bytes);
     const Status unmapped =
         cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.bytes),
                     "Cannot unmap " + format_bytes(place.bytes) + " of GPU memory");
@@ -115,9 +115,15 @@ std::vector<CUmemAccessDesc> DeviceArena::note_mapped(std::span<const HandlePlac
   return devices_;
 }
 
-void DeviceArena::forget_mapped(CUdeviceptr address, uint64_t bytes) {
+// What is about to be unmapped is taken out first, so that no peer is granted access to it.
+DeviceArena::Handles DeviceArena::take_mapped(CUdeviceptr address, uint64_t bytes) {
   MutexLock lock(mutex_);
-  mapped_.erase(mapped_.lower_bound(address), mapped_.lower_bound(address + bytes));
+  Handles taken;
+  const auto end = mapped_.lower_bound(address + bytes);
+  for (auto next = mapped_.lower_bound(address); next != end;) {
+    taken.insert(mapped_.extract(next++));
+  }
+  return taken;
 }
 
 Status DeviceArena::add_peer(int device) {
@@ -142,9 +148,14 @@ Status DeviceArena::unmap(CUdeviceptr address, uint64_t bytes) {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  forget_mapped(address, bytes);
-  return cuda_status(driver, driver.cuMemUnmap(address, bytes),
-                     "Cannot unmap " + format_bytes(bytes) + " of GPU memory");
+  Handles handles = take_mapped(address, bytes);
+  Status status = cuda_status(driver, driver.cuMemUnmap(address, bytes),
+                              "Cannot unmap " + format_bytes(bytes) + " of GPU memory");
+  if (!status.is_ok()) {
+    MutexLock lock(mutex_);
+    mapped_.merge(handles);
+  }
+  return status;
 }
 
 }  // namespace tencache

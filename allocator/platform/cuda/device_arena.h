@@ -66,6 +66,7 @@ class DeviceArena {
   Status add_peer(int device) TENCACHE_EXCLUDES(mutex_);
 
  private:
+  using Handles = std::map<CUdeviceptr, uint64_t>;  // bytes of each handle, by its address
   struct HandlePlace {
     CUdeviceptr address = 0;
     uint64_t bytes = 0;
@@ -78,7 +79,7 @@ class DeviceArena {
                       std::span<const CUmemAccessDesc> devices);
   std::vector<CUmemAccessDesc> note_mapped(std::span<const HandlePlace> places)
       TENCACHE_EXCLUDES(mutex_);
-  void forget_mapped(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Handles take_mapped(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   const Gpu& gpu_;
   const CUdeviceptr base_;
@@ -86,8 +87,8 @@ class DeviceArena {
   CopyPause* const pause_;
 
   Mutex mutex_;
-  std::vector<CUmemAccessDesc> devices_ TENCACHE_GUARDED_BY(mutex_);    // this one, then its peers
-  std::map<CUdeviceptr, uint64_t> mapped_ TENCACHE_GUARDED_BY(mutex_);  // bytes of each handle
+  std::vector<CUmemAccessDesc> devices_ TENCACHE_GUARDED_BY(mutex_);  // this one, then its peers
+  Handles mapped_ TENCACHE_GUARDED_BY(mutex_);
 };
 
 }  // namespace tencache

@@ -55,7 +55,7 @@ CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUd
   const SimulatedDevices& devices = driver.parts().devices;
   if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!devices.has_device(device) || !devices.has_device(peer)) return CUDA_ERROR_INVALID_DEVICE;
-  *can = 0;
+  *can = devices.has_peers() && device != peer ? 1 : 0;
   return CUDA_SUCCESS;
 }
 

@@ -154,7 +154,7 @@ MUTATIONS = [
     Mutation(
         "another GPU than the memory's gets access to it",
         "allocator/platform/cuda/device_arena.cpp",
-        "  access.location.id = gpu_.device();\n",
+        "  access.location.id = device;\n",
         "  access.location.id = 0;\n",
         "second_gpu",
         ("failed test",),
