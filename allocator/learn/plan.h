@@ -45,8 +45,6 @@ struct Machine {
   uint64_t budget_bytes = 0;
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
-  bool is_read_guessed = false;  // that speed, because too little has come back
-  bool is_write_guessed = false;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
   uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
@@ -61,6 +59,8 @@ struct Machine {
   double disk_read_bytes_per_s = 0;
   double disk_write_bytes_per_s = 0;
   uint64_t wait_resolution_ns = 0;  // a fetch that an op waits for no longer than this is not late
+  bool is_read_guessed = false;     // the speed of reads, because too little has come back
+  bool is_write_guessed = false;    // the same of writes
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns + transfer_ns(bytes, read_bytes_per_s);
