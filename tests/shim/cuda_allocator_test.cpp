@@ -315,6 +315,8 @@ TEST_F(CudaAllocatorTest, CopiesGoTheWayThatWorks) {
   EXPECT_EQ(target[7], 42);
   EXPECT_EQ(g_current.peer_copy_count, 0);
   EXPECT_EQ(cuda_->memcpyAsync(target, 1, source, 0, kExtent, stream_, true), cudaSuccess);
+  EXPECT_EQ(g_current.peer_copy_count, 0) << "peers have each other's memory mapped";
+  EXPECT_EQ(cuda_->memcpyAsync(target, 1, source, 0, kExtent, stream_, false), cudaSuccess);
   EXPECT_EQ(g_current.peer_copy_count, 1);
   source[8] = 43;
   cuda_->copy_data(target, source, kExtent);
