@@ -52,9 +52,9 @@ class UseOrder {
   }
 
   /// The tensor that is needed first. REQUIRES: !is_empty().
-  uint32_t first() const { return first_[*uses_.at_or_after(0)]; }
+  uint32_t first() const { return first_[uses_.at_or_after(0).value_or(0)]; }
   /// The tensor that is needed last. REQUIRES: !is_empty().
-  uint32_t last() const { return previous_[first_[*uses_.before(end())]]; }
+  uint32_t last() const { return previous_[first_[uses_.before(end()).value_or(0)]]; }
   /// Visits the tensors whose use is above `after` and at most `until`.
   template <typename Visit>
   void visit(uint64_t after, uint64_t until, Visit visit) const {
