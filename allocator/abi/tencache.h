@@ -174,7 +174,7 @@ TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32
  * set: no GPU is open, or its driver refuses. */
 TENCACHE_API int tencache_exchange_capture_mode(int mode);
 
-/* The program finished a step (Optimizer.step, but within a backward pass). */
+/* The program finished a step (Optimizer.step, except within a backward pass). */
 TENCACHE_API void tencache_mark_step(void);
 
 /* ---- What the shim gives the runtime ------------------------------------------------------- */

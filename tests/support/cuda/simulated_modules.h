@@ -98,8 +98,8 @@ class SimulatedModules {
   std::map<std::string, SimulatedKernel, std::less<>> kernels_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUmodule, Module> modules_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUfunction, Function> functions_ TENCACHE_GUARDED_BY(mutex_);
-  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) =
-      0x2000;  // of a module or function; none is ever reused
+  // Of a module or function; none is ever reused.
+  uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x2000;
 };
 
 }  // namespace tencache

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "support/cuda/handles.h"
 #include "support/cuda/simulated_modules.h"
 
 namespace tencache {
@@ -108,7 +109,7 @@ NvrtcResult SimulatedNvrtc::create(NvrtcProgram* program, const char* text, cons
     return planned;
   }
   TENCACHE_CHECK(header_count == 0, "%d headers", header_count);
-  *program = reinterpret_cast<NvrtcProgram>(++alive_nvrtc->last_name_ * 16);
+  *program = handle_of<NvrtcProgram>(++alive_nvrtc->last_name_);
   alive_nvrtc->programs_[*program].text = text;
   return kNvrtcSuccess;
 }
