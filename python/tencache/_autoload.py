@@ -49,10 +49,14 @@ _INDUCTOR_SCRIPTS = frozenset(
         ("torch", "_inductor", "__autotune_main__.py"),
     }
 )
-# The text with which Inductor finds out whether the processor runs what it has compiled for it. Its
-# folder is another one; if it failed, compiled kernels would have no vector instructions.
-_INDUCTOR_TRIAL = re.compile(
-    r"""\s*import torch\s+from ctypes import cdll\s+cdll\.LoadLibrary\("[^"\n]*"\)\s*"""
+# The lines of the text with which Inductor finds out whether the processor runs what it has compiled
+# for it; torch 2.15 has all of them, older ones some. The process runs in another folder; if it
+# failed, compiled kernels would have no vector instructions.
+_INDUCTOR_TRIAL_LINE = re.compile(
+    r'''import\ sys | import\ torch\ *(\#.*)? | from\ ctypes\ import\ cdll
+    | if\ sys\.platform\ !=\ "linux": | try: | except\ OSError: | raise
+    | cdll\.LoadLibrary\("[^"\n]*"\)''',
+    re.VERBOSE,
 )
 
 
@@ -170,10 +174,17 @@ def is_launcher(command: Sequence[str]) -> bool:
         if letter and not value:
             value = next(arguments, "")
         if letter == "c":
-            return _INDUCTOR_TRIAL.fullmatch(value) is not None
+            return _is_inductor_trial(value)
         if letter == "m":
             return value in _LAUNCHER_MODULES
     return False
+
+
+def _is_inductor_trial(code: str) -> bool:
+    lines = [line.strip() for line in code.splitlines() if line.strip()]
+    return "from ctypes import cdll" in lines and all(
+        _INDUCTOR_TRIAL_LINE.fullmatch(line) for line in lines
+    )
 
 
 def _option_with_value(letters: str) -> tuple[str, str]:
