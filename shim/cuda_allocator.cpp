@@ -280,10 +280,8 @@ void CudaAllocator::fail(c10::DeviceIndex index, size_t bytes, const tencache_er
 }
 
 void CudaAllocator::report_use(c10::DeviceIndex index, void* address, int64_t bytes) {
-  tencache_gpu_stats stats;
-  tencache_gpu_get_stats(gpu_of(index), &stats);
-  c10::reportMemoryUsageToProfiler(address, bytes, stats.all.bytes.current,
-                                   stats.all.device_bytes.current,
+  const tencache_gpu_use use = tencache_gpu_use_now(gpu_of(index));
+  c10::reportMemoryUsageToProfiler(address, bytes, use.bytes, use.device_bytes,
                                    c10::Device(c10::DeviceType::CUDA, index));
 }
 

@@ -30,7 +30,7 @@ bool has_doors = false;                              // guarded by install_mutex
 PinnedAllocator* the_pinned_allocator = nullptr;     // likewise; once made, never destroyed
 std::atomic<CudaAllocator*> the_allocator{nullptr};  // likewise, but any thread reads it
 
-// Needs no engine: pinned memory belongs to no GPU, and its budget is what the machine can spare.
+// Needs no engine: pinned memory belongs to no GPU.
 tencache_pinned* open_pinned_memory(int ordinal, tencache_error* error) {
   const tencache_pinned_config config = {.ordinal = ordinal, .budget_bytes = 0};
   return tencache_pinned_open(&config, error);

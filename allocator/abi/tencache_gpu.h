@@ -139,7 +139,16 @@ typedef struct tencache_gpu_stats {
   uint64_t stall_ns;
 } tencache_gpu_stats;
 
+/* Walks all large tensors. */
 TENCACHE_API void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats);
+
+/* all.bytes.current and all.device_bytes.current, without a walk. */
+typedef struct tencache_gpu_use {
+  uint64_t bytes;
+  uint64_t device_bytes;
+} tencache_gpu_use;
+
+TENCACHE_API tencache_gpu_use tencache_gpu_use_now(const tencache_gpu* gpu);
 TENCACHE_API void tencache_gpu_reset_peaks(tencache_gpu* gpu);
 TENCACHE_API void tencache_gpu_reset_totals(tencache_gpu* gpu);
 

@@ -30,7 +30,7 @@ typedef struct tencache_pinned tencache_pinned;
 
 typedef struct tencache_pinned_config {
   int ordinal;           /* of the GPU next to which the memory shall lie */
-  uint64_t budget_bytes; /* at most, and by default (0), what the machine can spare */
+  uint64_t budget_bytes; /* 0: what the machine has left when memory is needed */
 } tencache_pinned_config;
 
 /* NULL with *error filled if there is no such GPU, or no CUDA. */
@@ -43,7 +43,8 @@ TENCACHE_API void tencache_pinned_close(tencache_pinned* pinned);
 /* ---- Memory --------------------------------------------------------------------------------- */
 
 /* Allocates memory at a multiple of 4096, contents undefined. NULL with *error filled on failure:
- * TENCACHE_OUT_OF_MEMORY at the budget, after waiting for streams. bytes > 0. */
+ * TENCACHE_OUT_OF_MEMORY at the budget, or where the machine has none left, after waiting for
+ * streams. bytes > 0. */
 TENCACHE_API void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes,
                                             tencache_error* error);
 /* Frees an allocation; copies that were queued before may still use it. The address must be one

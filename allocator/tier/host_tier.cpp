@@ -19,8 +19,6 @@ namespace {
 // allocate, and the kernel would kill it.
 constexpr uint64_t kLeftBytesMin = 128 * kMiB;
 
-constexpr char kRemedy[] = "Raise the budget of host memory";
-
 }  // namespace
 
 HostTier::HostTier(HostTierConfig config)
@@ -31,7 +29,7 @@ Result<std::unique_ptr<HostTier>> HostTier::create(HostTierConfig config) {
   if (config.budget_bytes < kIoAlignment) {
     return Status(StatusCode::kInvalidArgument, "The budget of host memory is " +
                                                     format_bytes(config.budget_bytes) +
-                                                    ", which holds nothing. " + kRemedy + ".");
+                                                    ", which holds nothing. " + config.remedy);
   }
   config.budget_bytes -= config.budget_bytes % kIoAlignment;
   config.chunk_bytes = round_up(std::max(config.chunk_bytes, kIoAlignment), kIoAlignment);
@@ -162,7 +160,7 @@ Status HostTier::budget_exhausted(uint64_t bytes) const {
                         format_bytes(config_.budget_bytes) + " are in use, " +
                         format_bytes(config_.budget_bytes - stats_.chunk_bytes) +
                         " can still be mapped and the largest free piece is " +
-                        format_bytes(ranges_.largest_free() * kIoAlignment) + ". " + kRemedy + ".";
+                        format_bytes(ranges_.largest_free() * kIoAlignment) + ". " + config_.remedy;
   return {StatusCode::kNoSpace, std::move(message)};
 }
 

@@ -76,6 +76,7 @@ struct HostTierConfig {
   int node = -1;                 // NUMA node of the device; -1 = any
   unsigned threads = 4;          // number of threads that touch a chunk
   HostPinner* pinner = nullptr;  // outlives the tier; null = nothing is pinned
+  const char* remedy = "Raise the budget of host memory.";  // ends the message of a full budget
   /// Makes the memory of a chunk; empty = HostMemory::map. Tests inject faults here.
   std::function<Result<HostMemory>(const HostMemoryRequest&)> memory_factory = {};
   /// The memory that the machine has left; empty = bytes_left(probe_memory()).

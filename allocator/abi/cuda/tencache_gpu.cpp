@@ -65,10 +65,11 @@ int state_number(BlockState state) {
 
 void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
   const ProgramUses uses = view.uses();
+  const FrameUses frames = view.frames();
   const CudaHeapFigures figures = view.figures();
-  stats->all = converted(uses.all, figures.frames.all);
-  stats->small = converted(uses.small, figures.frames.small);
-  stats->large = converted(uses.large, figures.frames.large);
+  stats->all = converted(uses.all, frames.all);
+  stats->small = converted(uses.small, frames.small);
+  stats->large = converted(uses.large, frames.large);
   stats->cached_bytes = figures.cached_bytes;
   stats->cold_bytes = figures.cold_bytes;
   stats->others_bytes = figures.others_bytes;
@@ -207,6 +208,11 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   stats->late_fetches = counters.late_fetches;
   stats->wasted_fetches = counters.wasted_fetches;
   stats->stall_ns = counters.stall_ns;
+}
+
+tencache_gpu_use tencache_gpu_use_now(const tencache_gpu* gpu) {
+  const tencache::CudaHeapView& view = gpu->device->view();
+  return {view.uses().all.bytes.current, view.frames().all.bytes.current};
 }
 
 void tencache_gpu_reset_peaks(tencache_gpu* gpu) { gpu->device->view().reset_peaks(); }

@@ -19,7 +19,6 @@ bool has_frame(ExtentState state) {
 
 CudaHeapFigures CudaHeapView::figures() const {
   CudaHeapFigures figures;
-  figures.frames = heap_.frames_.uses();
   figures.others_bytes = heap_.others_bytes();
   MutexLock lock(heap_.mutex_);
   for (const CudaExtent& extent : heap_.pool_.all()) {

@@ -16,7 +16,6 @@ namespace tencache {
 
 /// What the GPU's memory is used for. Each figure is of one moment, all of them of nearly the same.
 struct CudaHeapFigures {
-  FrameUses frames;  // what was taken from the driver for all of this
   // Extents. The program's are resident or cold; the others keep a frame for the next one.
   uint64_t resident_bytes = 0;
   uint64_t resident_count = 0;
@@ -34,8 +33,11 @@ class CudaHeapView {
   explicit CudaHeapView(CudaHeap& heap) : heap_(heap) {}
 
   ProgramUses uses() const { return heap_.use_.read(); }
+  /// What was taken from the driver for all of it.
+  FrameUses frames() const { return heap_.frames_.uses(); }
+  /// Walks all extents.
   CudaHeapFigures figures() const TENCACHE_EXCLUDES(heap_.mutex_);
-  /// Resets those of uses() and figures().
+  /// Resets those of uses() and frames().
   void reset_peaks();
   void reset_totals();
   /// The allocation that contains the address, if there is one.

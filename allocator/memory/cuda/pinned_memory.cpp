@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/units.h"
 
 namespace tencache {
@@ -18,17 +17,8 @@ constexpr uint64_t kFirstChunkBytes = 2 * kMiB;
 
 }  // namespace
 
-uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory) {
-  const DefaultBudget most = default_host_budget(memory);
-  const uint64_t most_bytes = most.bytes > 0 ? most.bytes : bytes_left(memory) / 2;
-  if (asked_bytes == 0) return most_bytes;
-  if (asked_bytes > most_bytes) {
-    TENCACHE_LOG_WARNING(
-        "The budget of pinned memory is lowered from %s to %s: %s. Free memory, or raise the "
-        "container's limit.",
-        format_bytes(asked_bytes).c_str(), format_bytes(most_bytes).c_str(), most.reason.c_str());
-  }
-  return std::min(asked_bytes, most_bytes);
+uint64_t all_memory(const MachineMemory& memory) {
+  return std::min(memory.total_bytes, memory.cgroup_limit_bytes.value_or(memory.total_bytes));
 }
 
 // ---- TimedPinner ---------------------------------------------------------------------------
@@ -82,7 +72,10 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   const Gpu& gpu = *user.value()->gpu;
   made->pinner_ = std::make_unique<CudaHostPinner>(driver, gpu.context());
   made->timed_pinner_ = std::make_unique<TimedPinner>(*made->pinner_);
-  config.host.budget_bytes = pinned_budget(config.host.budget_bytes, probe_memory());
+  if (config.host.budget_bytes == 0) {
+    config.host.budget_bytes = all_memory(probe_memory());
+    config.host.remedy = "That is all memory of the machine or its container.";
+  }
   config.host.node = gpu.facts().numa_node;
   config.host.first_chunk_bytes = kFirstChunkBytes;
   config.host.pinner = made->timed_pinner_.get();

@@ -4,9 +4,9 @@
 // lies, the pinner, the host tier, and the streams of every GPU that uses the memory. It needs no
 // engine of any GPU. The memory is pinned for all contexts, so it serves every GPU.
 //
-// It has a budget of its own, by default and at most default_host_budget(). Where that is nothing,
-// it is half of what is left, because an engine can do without host memory, but a program that asks
-// for pinned memory cannot. The tier takes none of it before it is needed.
+// By default it has no budget, as with PyTorch's own allocator: a program that asks for pinned
+// memory cannot do without. The tier maps memory when it is needed, and refuses only what the
+// machine does not have left at that moment.
 //
 // Threads: create and destroy on one thread; any thread calls the rest. mutex_ is held only for
 // bookkeeping; a GPU is opened without it.
@@ -31,12 +31,12 @@ namespace tencache {
 
 struct PinnedMemoryConfig {
   int ordinal = 0;  // of the GPU near which the memory lies
-  // Budget 0: the default. Node and pinner are set by PinnedMemory.
+  // Budget 0: all memory. Node and pinner are set by PinnedMemory.
   HostTierConfig host;
 };
 
-/// The budget for what was asked for (0: nothing), with a warning where it is lowered.
-uint64_t pinned_budget(uint64_t asked_bytes, const MachineMemory& memory);
+/// The memory of the machine or its container, in use or not.
+uint64_t all_memory(const MachineMemory& memory);
 
 /// How long it took to pin chunks for the pool; those that the driver refused to pin count, too.
 struct PinTimes {

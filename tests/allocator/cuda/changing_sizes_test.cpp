@@ -60,7 +60,7 @@ class ChangingSizesTest : public ::testing::Test {
   void expect_little_waste() {
     const uint64_t created = engine_.driver().calls("cuMemCreate") - creations_;
     EXPECT_LE(created, allocations_.load() / 100) << "in " << allocations_.load();
-    const uint64_t reserved = engine_.device().view().figures().frames.all.bytes.peak;
+    const uint64_t reserved = engine_.device().view().frames().all.bytes.peak;
     EXPECT_LE(reserved * 10, asked_peak_bytes_.load() * 12);
     EXPECT_EQ(engine_.stats().over_budget_events, 0u);
     EXPECT_EQ(engine_.stats().evicted_bytes, 0u);
@@ -213,7 +213,7 @@ TEST_F(ChangingSizesTest, SizesThatRepeatAreBuiltOnce) {
 TEST_F(ChangingSizesTest, APhaseThatIsOverGivesItsMemoryBack) {
   const CUstream stream = engine_.make_stream();
   const auto reserved_bytes = [this] {
-    return engine_.device().view().figures().frames.all.bytes.current;
+    return engine_.device().view().frames().all.bytes.current;
   };
   now = LivePeak::kWindowNs;
   std::vector<char*> tensors;
@@ -331,7 +331,7 @@ TEST_F(ChangingSizesTest, AStretchOfFreedMemoryServesItsStreamAtOnce) {
   EXPECT_EQ(first, whole);
   char* last = engine_.allocate(4 * kMiB, stream);
   EXPECT_EQ(last, whole + 24 * kMiB);
-  EXPECT_EQ(engine_.device().view().figures().frames.all.frames.current, 3u);
+  EXPECT_EQ(engine_.device().view().frames().all.frames.current, 3u);
   engine_.check(stream, middle, 8 * kMiB, 2);
   for (char* part : {last, first, middle}) engine_.free(part);
   EXPECT_EQ(engine_.allocate(24 * kMiB, stream), whole);
@@ -340,7 +340,7 @@ TEST_F(ChangingSizesTest, AStretchOfFreedMemoryServesItsStreamAtOnce) {
   engine_.free(again);
   engine_.free(whole);
   EXPECT_EQ(engine_.allocate(28 * kMiB, stream), whole);
-  EXPECT_EQ(engine_.device().view().figures().frames.all.frames.current, 1u);
+  EXPECT_EQ(engine_.device().view().frames().all.frames.current, 1u);
   EXPECT_EQ(engine_.driver().calls("cuMemMap"), maps);
   EXPECT_EQ(engine_.driver().calls("cuMemUnmap"), 0u);
   engine_.free(whole);
@@ -404,7 +404,7 @@ TEST_F(ChangingSizesTest, NoFrameIsTakenFromUnderQueuedWork) {
     }
   }
   // Live memory as the GPU maps it, in units of 2 MiB.
-  const uint64_t reserved = engine_.device().view().figures().frames.all.bytes.peak;
+  const uint64_t reserved = engine_.device().view().frames().all.bytes.peak;
   EXPECT_LE(reserved * 16, engine_.stats().peak_live_bytes * 17);
 }
 

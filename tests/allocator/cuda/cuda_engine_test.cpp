@@ -561,7 +561,7 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_EQ(engine_->device().view().uses().all.bytes.peak, 0u);
   EXPECT_EQ(engine_->device().view().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);
-  const FrameUse frames = engine_->device().view().figures().frames.all;
+  const FrameUse frames = engine_->device().view().frames().all;
   for (const UseCount& count : {frames.bytes, frames.frames}) {
     EXPECT_EQ(count.current, 0u) << "the driver has the memory again";
     EXPECT_EQ(count.peak, 0u);

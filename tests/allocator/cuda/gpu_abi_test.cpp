@@ -130,6 +130,8 @@ class GpuAbiTest : public ::testing::Test {
       ASSERT_EQ(at, last);
     }
     EXPECT_EQ(figures.all.bytes.current, bytes_of[TENCACHE_BLOCK_ALLOCATED]);
+    EXPECT_EQ(tencache_gpu_use_now(gpu_).bytes, figures.all.bytes.current);
+    EXPECT_EQ(tencache_gpu_use_now(gpu_).device_bytes, figures.all.device_bytes.current);
     EXPECT_EQ(figures.all.bytes.current, figures.small.bytes.current + figures.large.bytes.current);
     EXPECT_EQ(figures.all.requested_bytes.current, requested_bytes);
     EXPECT_EQ(figures.all.allocations.current, count);

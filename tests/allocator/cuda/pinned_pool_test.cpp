@@ -409,19 +409,27 @@ TEST_F(PinnedPoolTest, AForkedChildHasNoneOfIt) {
             0);
 }
 
-TEST(PinnedBudgetTest, IsWhatTheMachineSparesAtMost) {
+// Memory that is in use at the first request may be free at a later one.
+TEST(PinnedBudgetTest, IsAllMemoryWhateverIsInUse) {
   MachineMemory memory;
-  memory.total_bytes = memory.available_bytes = 40 * kGiB;
-  const uint64_t most_bytes = default_host_budget(memory).bytes;
-  ASSERT_GT(most_bytes, kGiB);
-  EXPECT_EQ(pinned_budget(0, memory), most_bytes);
-  EXPECT_EQ(pinned_budget(kGiB, memory), kGiB);
-  testing::internal::CaptureStderr();
-  EXPECT_EQ(pinned_budget(100 * kGiB, memory), most_bytes);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("lowered from 100 GiB"));
+  memory.total_bytes = 40 * kGiB;
   memory.available_bytes = 200 * kMiB;
-  ASSERT_EQ(default_host_budget(memory).bytes, 0u);
-  EXPECT_EQ(pinned_budget(0, memory), 100 * kMiB);
+  EXPECT_EQ(all_memory(memory), 40 * kGiB);
+  memory.cgroup_limit_bytes = 8 * kGiB;
+  EXPECT_EQ(all_memory(memory), 8 * kGiB);
+  memory.cgroup_limit_bytes = 80 * kGiB;
+  EXPECT_EQ(all_memory(memory), 40 * kGiB);
+}
+
+TEST_F(PinnedPoolTest, WithoutABudgetWhatExceedsTheMachineIsRefusedAndItSaysSo) {
+  start({}, 0);
+  const uint64_t all_bytes = all_memory(probe_memory());
+  EXPECT_GT(memory_->tier().budget_bytes() + kIoAlignment, all_bytes);
+  const Result<void*> refused = pool().allocate(all_bytes + kGiB);
+  ASSERT_FALSE(refused.is_ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_THAT(refused.status().message(), HasSubstr("all memory of the machine"));
+  EXPECT_NE(allocate(kBlock), nullptr);
 }
 
 }  // namespace
