@@ -49,13 +49,13 @@ _INDUCTOR_SCRIPTS = frozenset(
         ("torch", "_inductor", "__autotune_main__.py"),
     }
 )
-# The lines of the text with which Inductor finds out whether the processor runs what it has compiled
-# for it; torch 2.15 has all of them, older ones some. The process runs in another folder; if it
-# failed, compiled kernels would have no vector instructions.
+# The lines of the text with which Inductor finds out whether the processor runs its vector code;
+# torch 2.15 has all of them, older ones some. The process runs in another folder; if it failed,
+# compiled kernels would have no vector instructions.
 _INDUCTOR_TRIAL_LINE = re.compile(
-    r'''import\ sys | import\ torch\ *(\#.*)? | from\ ctypes\ import\ cdll
+    r"""import\ sys | import\ torch\ *(\#.*)? | from\ ctypes\ import\ cdll
     | if\ sys\.platform\ !=\ "linux": | try: | except\ OSError: | raise
-    | cdll\.LoadLibrary\("[^"\n]*"\)''',
+    | cdll\.LoadLibrary\("[^"\n]*"\)""",
     re.VERBOSE,
 )
 

@@ -29,7 +29,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise."""
+    """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise, so for bits ("5Gb/s")."""
+    if re.search(r"[KMGTP]i?b", text):
+        raise OptionError(f"{text!r} counts bits: write it in bytes, as 5GB/s or 800MB/s.")
     try:
         rate = core().parse_bytes(re.sub(r"\s*/\s*s\s*$", "", text))
     except OptionError:

@@ -24,8 +24,19 @@ from tencache._units import format_bytes
 _FORMAT = "tencache-events"
 _VERSIONS = (1, 2)
 MOVE_KINDS = ("fetch", "evict", "demote", "read_back")
-_THREAD_KINDS = ("op_begin", "op_end", "read", "write", "allocate", "free", "step", "wait")
-KINDS = (*_THREAD_KINDS, *MOVE_KINDS)
+# What an event of each kind says, besides "ns" and "kind"; a reader relies on it.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "op_begin": ("thread", "op"),
+    "op_end": ("thread", "op"),
+    "read": ("thread", "extent", "bytes"),
+    "write": ("thread", "extent", "bytes"),
+    "allocate": ("thread", "extent", "bytes"),
+    "free": ("thread", "extent", "bytes"),
+    "step": ("thread",),
+    "wait": ("thread", "waited_ns"),
+    **dict.fromkeys(MOVE_KINDS, ("took_ns", "extent", "bytes", "from", "to", "device_used")),
+}
+KINDS = tuple(_FIELDS)
 _HEADER = f"{'ms':>12}  {'thread':>6}  {'event':<9}  {'took us':>9}  {'extent':>7}  {'size':>8}  op"
 
 
@@ -82,13 +93,11 @@ class TraceReader:
                 if number == 1:
                     continue
                 written = self._parse(number, line)
-                try:
-                    if written["kind"] in MOVE_KINDS:
-                        yield Event(written, "", written["took_ns"])
-                    else:
-                        yield _resolve(written, open_ops.setdefault(written["thread"], []))
-                except KeyError as error:
-                    raise TencacheError(self._refusal(number, f"it lacks {error}")) from error
+                self._check(number, written)
+                if written["kind"] in MOVE_KINDS:
+                    yield Event(written, "", written["took_ns"])
+                else:
+                    yield _resolve(written, open_ops.setdefault(written["thread"], []))
 
     def _parse(self, number: int, line: str) -> dict[str, Any]:
         try:
@@ -98,6 +107,11 @@ class TraceReader:
         if not isinstance(value, dict):
             raise TencacheError(self._refusal(number, "it is not a JSON object"))
         return value
+
+    def _check(self, number: int, written: dict[str, Any]) -> None:
+        for field in ("kind", "ns", *_FIELDS.get(str(written.get("kind")), ("thread",))):
+            if field not in written:
+                raise TencacheError(self._refusal(number, f"it lacks {field!r}"))
 
     def _refusal(self, number: int, reason: str) -> str:
         return (

@@ -317,6 +317,7 @@ def test_a_period_without_compute_time_has_no_ratio(predict):
         ("--device-memory", "0%", ["'0%' is not a budget"]),
         ("--device-memory", "-5", ["'-5' is not a budget"]),
         ("--disk", "fast", ["'fast' is not a speed", "5GB/s"]),
+        ("--disk", "5Gb/s", ["'5Gb/s' counts bits", "800MB/s"]),
         ("--link", "0", ["'0' is not a speed"]),
     ],
 )

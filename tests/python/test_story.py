@@ -151,9 +151,11 @@ def test_a_trace_of_version_1_has_no_moves(trace_file):
 
 
 def test_damaged_move_names_the_line(trace_file):
-    path = trace_file([{"ns": 1, "kind": "fetch", "extent": 1}])
-    with pytest.raises(TencacheError, match="line 2"):
-        _story.tell(path)
+    whole = move(1100, "fetch", 19, 50, ahead=True)
+    for field in ("took_ns", "extent", "bytes", "from", "to", "device_used"):
+        path = trace_file([{key: value for key, value in whole.items() if key != field}])
+        with pytest.raises(TencacheError, match=f"line 2, .* it lacks '{field}'"):
+            _story.tell(path)
 
 
 def test_moves_are_dumped_with_their_tiers(trace_file):
