@@ -182,6 +182,11 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     """Checks every value, then becomes the program with the options in its environment."""
     library = core()
     given = _given_texts(values)
+    for name, text in given.items():
+        if text == "--":  # click takes whatever follows a flag
+            raise click.UsageError(
+                f"{_options.find(name).flag} stands before `--` without a value."
+            )
     _runtime.set_checked(library, given)
     # This includes files that variables name; at exit an error would come too late.
     _runtime.check_output_files(library)

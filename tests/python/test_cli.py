@@ -256,6 +256,12 @@ def test_unknown_option_names_the_nearest(run_tencache):
     assert_refused(done, "--device-mem", "--device-memory")
 
 
+@pytest.mark.parametrize("flag", ["--stats", "--record", "--spill-dir"])
+def test_flag_without_its_value_is_named(run_tencache, tmp_path, flag):
+    assert_refused(run_tencache("run", flag, "--", sys.executable, "-c", "print(1)"), flag, "`--`")
+    assert not (tmp_path / "--").exists()
+
+
 def test_run_without_a_program_shows_the_usage(run_tencache):
     assert_refused(run_tencache("run", "--strict"), "Usage: tencache run", "PROGRAM")
 
