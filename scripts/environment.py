@@ -225,9 +225,11 @@ def build_environment() -> dict[str, str]:
     if "CXX" not in os.environ and shutil.which(COMPILER):
         variables["CXX"] = COMPILER
     if shutil.which("ccache"):
-        # Without this, -g would write each build's folder into its objects.
         variables |= {
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+            # Several builds compile the same. Their paths are alike only as seen from their folders.
+            "CCACHE_BASEDIR": str(ROOT),
+            # Without this, -g would write each build's folder into its objects.
             "CCACHE_NOHASHDIR": "1",
             "CCACHE_SLOPPINESS": "pch_defines,time_macros",  # for precompiled headers
         }

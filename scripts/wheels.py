@@ -61,6 +61,8 @@ LICENSES = (
 PARTIAL = ROOT / "build" / "wheel" / "partial"
 _UNPACKED = ROOT / "build" / "torch"
 _BUILD = ROOT / "build" / "wheel"
+# As deep as the folders of other builds, whose objects ccache finds by paths relative to them.
+_TREE = ROOT / "build" / "wheel-tree"
 _TRIAL = ROOT / "build" / "wheel-trial"
 # The demonstration takes ten seconds a step on two cores; these show what its usual six do.
 TRIAL_STEPS = "3"
@@ -88,7 +90,7 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
         shutil.rmtree(made_anew, ignore_errors=True)
     command: list[str | Path] = [MAIN.python, "-m", "pip", "wheel", "--verbose", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-build-isolation", "--wheel-dir", plain]
-    command += ["--config-settings", f"build-dir={_BUILD / 'tree'}"]
+    command += ["--config-settings", f"build-dir={_TREE}"]
     command += ["--config-settings", f"cmake.define.{warning_option()}"]
     command += ["--config-settings", f"cmake.define.TENCACHE_TORCH_ROOTS={roots}", "."]
     run(f"Build the wheel for torch {', '.join(minors)}", command, environment=build_environment())
