@@ -5,6 +5,7 @@
 // program does next: another kind of step, freed parameters, chaos, many threads.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -289,6 +290,42 @@ TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
   expect_bytes();
 }
 
+// The plan goes on being followed, past the ticks that differ. That must not hide the new step.
+TEST_F(PlanEngineTest, LearnsAStepInWhichLittleChanged) {
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 2; }));
+  engine_.free(parameters_[0]);
+  parameters_[0] = engine_.allocate(kBytes);
+  {
+    GateScope op(engine_, {parameters_[0]}, AccessMode::kWrite);
+    fill_pattern(parameters_[0], kBytes, 1);
+  }
+  engine_->gate().on_step();
+  const uint64_t old = following().plan_number;
+  EXPECT_TRUE(
+      repeat_until([&] { train_step(); },
+                   [&] { return following().plan_number > old && following().periods >= 1; }));
+  expect_bytes();
+}
+
+TEST_F(PlanEngineTest, LearnsAStepThatLacksAPart) {
+  constexpr uint32_t kPartTicks = 4;
+  std::vector<char*> part;
+  for (uint32_t index = 0; index < kPartTicks; ++index) part.push_back(engine_.allocate(kBytes));
+  const auto step = [&](bool has_part) {
+    for (size_t index = 0; has_part && index < part.size(); ++index) op(7, part[index]);
+    train_step();
+  };
+  EXPECT_TRUE(repeat_until([&] { step(true); }, [&] { return following().periods >= 2; }));
+  ASSERT_EQ(engine_->learner()->summary().learned->tick_count(), 5 * kLayers + kPartTicks);
+  EXPECT_TRUE(repeat_until([&] { step(false); },
+                           [&] {
+                             const LearnerSummary summary = engine_->learner()->summary();
+                             return summary.learned->tick_count() == 5 * kLayers &&
+                                    summary.following.periods >= 1;
+                           }));
+  expect_bytes();
+}
+
 TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
   EXPECT_TRUE(repeat_until([&] { train_step(); },
                            [&] { return engine_->learner()->summary().replans >= 1; }));
@@ -359,6 +396,59 @@ TEST_F(PlanEngineTest, ThreadsThatInterleaveAreNotLearnedAndNotHarmed) {
   std::thread other(work, 1);
   work(0);
   other.join();
+  expect_bytes();
+}
+
+// A plan made under another budget is replaced long before it would be planned again.
+TEST_F(PlanEngineTest, PlansAgainUnderAnotherBudget) {
+  // The plans of periods 1, 2, 4 and 8 are made; the next would be that of 16.
+  EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 9; }));
+  const uint64_t old_bytes = engine_->learner()->summary().learned->machine.budget_bytes;
+  engine_->budget().set_limit(kLayers * kBytes);
+  engine_->on_budget_change();
+  train_step();
+  train_step();
+  EXPECT_TRUE(eventually([&] {
+    return engine_->learner()->summary().learned->machine.budget_bytes > old_bytes * 3 / 2;
+  }));
+  expect_bytes();
+}
+
+/// The first plan is not ready before the test lets it.
+class HeldPlan {
+ protected:
+  void hold() {
+    is_held_ = true;
+    while (!may_go_on_) std::this_thread::yield();
+  }
+  std::atomic<bool> is_held_{false};
+  std::atomic<bool> may_go_on_{false};
+};
+
+class HeldPlanTest : protected HeldPlan, public PlanEngineTest {
+ protected:
+  HeldPlanTest()
+      : PlanEngineTest([this](CpuEngineConfig& config) {
+          config.hooks.on_learned_plan = [this](const LearnedPlan&) { hold(); };
+        }) {}
+  ~HeldPlanTest() override { may_go_on_ = true; }
+};
+
+TEST_F(HeldPlanTest, AGuessFromAnOddStepIsReplacedAfterTwoPlainOnes) {
+  constexpr uint32_t kOddTicks = 4;
+  train_step();
+  for (uint32_t tick = 0; tick < kOddTicks; ++tick) op(7, parameters_[2 * tick]);
+  train_step();
+  ASSERT_TRUE(eventually([&] { return is_held_.load(); }));
+  train_step();
+  train_step();
+  may_go_on_ = true;
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] {
+                             const LearnerSummary summary = engine_->learner()->summary();
+                             return summary.learned != nullptr &&
+                                    summary.learned->tick_count() == 5 * kLayers;
+                           }));
   expect_bytes();
 }
 

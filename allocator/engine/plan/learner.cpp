@@ -2,6 +2,7 @@
 #include "engine/plan/learner.h"
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 #include <utility>
 
@@ -35,6 +36,10 @@ constexpr double kBetterShare = 0.5;
 constexpr uint64_t kTrailingTicksMax = 16;
 constexpr uint64_t kLoopSearchTicks = uint64_t{1} << 16;
 constexpr int kLoopsTriedMax = 16;
+// A program of which this many periods were followed and none was exactly the one that was learned
+// may have changed. A search for what it repeats now takes kPeriodsLookedAt periods.
+constexpr uint64_t kPeriodsWithoutCopyMax = 4;
+constexpr uint64_t kPeriodsLookedAt = 3;
 
 }  // namespace
 
@@ -117,8 +122,9 @@ void Learner::look() {
   // Only whole periods count: parts of one kind may look like parts of another, still unknown one.
   const bool has_periods = followed != nullptr && following.periods > 0;
   if (has_periods && followed->is_stored) plan_again(followed->number);
-  // A stored kind that is followed and not copied exactly hides what this run repeats.
-  if (has_periods && !followed->is_stored) {
+  // A stored kind that is followed and not copied exactly hides what this run repeats. So does one
+  // of this run, if the program has changed a little.
+  if (has_periods && !followed->is_stored && !is_overdue(*followed)) {
     guesses_in_vain_ = 0;
     repeats_from_ = stream_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
@@ -134,8 +140,21 @@ void Learner::look() {
     plan_again(following.last_period_plan);
     return;
   }
+  if (has_periods && !followed->is_stored) plan_again(following.last_period_plan);
   look_at_marks();
   look_for_repeats();
+}
+
+// Whether no copy of a followed kind was exact for so long that the program may by now repeat
+// something else. A program whose steps always differ a little is looked at ever more rarely, each
+// time for as many periods as it takes to see a repetition.
+bool Learner::is_overdue(const Kind& kind) {
+  const uint64_t periods = kind.periods - kind.periods_at_copy;
+  return has_changed(kind) && periods - std::bit_floor(periods) < kPeriodsLookedAt;
+}
+
+bool Learner::has_changed(const Kind& kind) {
+  return kind.periods - kind.periods_at_copy >= kPeriodsWithoutCopyMax;
 }
 
 // What the cursor has found of a stored period. With these extents it is as good as a period that
@@ -321,7 +340,10 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
   // better period.
   for (Kind& kind : kinds_) {
     const Period& known = *kind.learned->period;
-    const bool is_alike = known.is_like(period) || (kind.is_stored && known.has_same_ops(period));
+    // The guess may also have been made of a step with something else before it.
+    const bool is_whole_step = candidate.is_marked && !candidate.is_guess && kind.is_marked;
+    const bool is_alike = known.is_like(period) || (kind.is_stored && known.has_same_ops(period)) ||
+                          (is_whole_step && !kind.is_stored && known.contains(period));
     if (!kind.is_guess || !is_alike) continue;
     if (candidate.is_guess) {
       correct(&kind, period);
@@ -334,8 +356,13 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
   // A loop between the ops of a step may look like a part of the step: an evaluation computes what
   // the forward pass does. Unlike that part it repeats, and needs other tensors next.
   if (candidate.is_addition) return false;
-  return std::ranges::any_of(
-      kinds_, [&period](const Kind& kind) { return kind.learned->period->contains(period); });
+  const auto is_part = [&](const Kind& kind) {
+    if (!kind.learned->period->contains(period)) return false;
+    // A step that came twice is better than a longer one that comes no more.
+    const bool is_step = candidate.is_marked && !candidate.is_guess;
+    return !is_step || !has_changed(kind);
+  };
+  return std::ranges::any_of(kinds_, is_part);
 }
 
 bool Learner::is_stopping() const {

@@ -86,6 +86,7 @@ class Learner {
     uint64_t further_sizes = 0;            // copies of a size for which there was no room
     uint64_t periods = 0;                  // how many whole ones were followed
     uint64_t periods_planned_at = 0;       // `periods` when it was last planned
+    uint64_t periods_at_copy = 0;          // `periods` when the stream last had an exact copy
     uint64_t used_at = 0;                  // the last look that found it followed
     uint64_t stall_free_budget_bytes = 0;  // for the sizes of `learned`; 0: not known
   };
@@ -103,6 +104,9 @@ class Learner {
   void work();
   Kind* count_periods(const Following& following);
   void look();
+  static bool has_changed(const Kind& kind);
+  static bool is_overdue(const Kind& kind);
+  bool was_changed_to(const Kind& kind, const Candidate& candidate, const Period& period) const;
   void take_over_extents();
   void look_at_marks();
   void look_for_repeats();
@@ -119,6 +123,7 @@ class Learner {
   bool is_worth_a_guess(uint64_t count);
   void plan_again(uint64_t number);
   void look_at_size(Kind* kind, const PeriodPlace& place);
+  bool is_for_another_budget(const LearnedPlan& learned) const;
   void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);
   uint64_t peak_bytes_min() const;

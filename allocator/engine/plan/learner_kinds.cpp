@@ -22,6 +22,8 @@ constexpr size_t kKindsMax = 16;
 constexpr uint64_t kFirstReplanPeriods = 1;
 // Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
+// A plan stays as long as the budget differs by less than this part.
+constexpr uint64_t kBudgetParts = 16;
 // The search for a stall-free budget makes some more plans, so it is for periods that are planned
 // in some tenths of a second.
 constexpr Tick kSearchedTicksMax = 3000;
@@ -29,10 +31,13 @@ constexpr Tick kSearchedTicksMax = 3000;
 }  // namespace
 
 // A loop takes the place of its parts: as long as both are in the library, hardly any place of
-// either is the only one that fits.
+// either is the only one that fits. It also takes the place of what it has become of: the cursor
+// would go on with that one, past all that differs.
 void Learner::add_kind(const Candidate& candidate, Period period) {
   if (!candidate.is_guess) {
-    std::erase_if(kinds_, [&](const Kind& kind) { return period.contains(*kind.learned->period); });
+    std::erase_if(kinds_, [&](const Kind& kind) {
+      return period.contains(*kind.learned->period) || was_changed_to(kind, candidate, period);
+    });
   }
   drop_least_used();
   Kind kind;
@@ -42,6 +47,14 @@ void Learner::add_kind(const Candidate& candidate, Period period) {
   kind.used_at = look_count_;
   kinds_.push_back(std::move(kind));
   plan_period(&kinds_.back(), std::move(period));
+}
+
+// Whether the kind is followed although the program now repeats this period in its place.
+bool Learner::was_changed_to(const Kind& kind, const Candidate& candidate,
+                             const Period& period) const {
+  if (!has_changed(kind) || kind.used_at != look_count_) return false;
+  const size_t ticks = kind.learned->period->digests.size();
+  return candidate.is_marked || 10 * period.digests.size() >= 9 * ticks;
 }
 
 Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
@@ -54,6 +67,7 @@ Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
 // The second copy shows what was a guess after the first.
 void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   guesses_in_vain_ = 0;
+  kind->periods_at_copy = kind->periods;
   if (!kind->is_guess) return;
   kind->is_guess = false;
   std::optional<Period> period = build_period(stream_, place, recorder_);
@@ -112,6 +126,7 @@ void Learner::plan_again(uint64_t number) {
     if (!place || place->end() <= looked_at_until_) return;
     looked_at_until_ = place->end();
     has_new_period_ = false;
+    kind.periods_at_copy = kind.periods;
     look_at_size(&kind, *place);
     if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
     kind.periods_planned_at = kind.periods;
@@ -124,12 +139,22 @@ void Learner::plan_again(uint64_t number) {
   }
 }
 
-// Plans the kind for the sizes of this copy unless it has a plan for similar ones. It is the cost
-// of a plan, not of following it, that forbids one for each size.
+// The program may change its budget, and other processes take and give back memory of the GPU.
+bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
+  const uint64_t planned = learned.machine.budget_bytes;
+  const uint64_t now = parts_.machine->budget_bytes();
+  return std::max(planned, now) - std::min(planned, now) > planned / kBudgetParts;
+}
+
+// Plans the kind for the sizes of this copy unless it has a plan for similar ones under this
+// budget. It is the cost of a plan, not of following it, that forbids one for each size.
 void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  if (kind->plans.plan_for(born_bytes(stream_, place)) != nullptr) return;
+  const auto known = kind->plans.plan_for(born_bytes(stream_, place));
+  if (known != nullptr && !is_for_another_budget(*known)) return;
   // More sizes than there is room for would be planned again and again.
-  if (kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) return;
+  if (known == nullptr && kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) {
+    return;
+  }
   std::optional<Period> period = build_period(stream_, place, recorder_);
   if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
 }

@@ -35,13 +35,17 @@ uint64_t MachineMeter::fixed_bytes(const Period& period) const {
 
 // A plan leaves the evictor its headroom, so that passes only have to make up for deviations, and
 // other programs what they have.
+uint64_t MachineMeter::budget_bytes() const {
+  const uint64_t limit_bytes = parts_.heap->budget().limit();
+  const uint64_t left_bytes = headroom_of(limit_bytes) + parts_.heap->others_bytes();
+  return limit_bytes - std::min(limit_bytes, left_bytes);
+}
+
 Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
   *fixed_bytes = this->fixed_bytes(period);
   Mover& mover = *parts_.mover;
   Machine machine;
-  const uint64_t limit_bytes = parts_.heap->budget().limit();
-  const uint64_t left_bytes = headroom_of(limit_bytes) + parts_.heap->others_bytes();
-  machine.budget_bytes = limit_bytes - std::min(limit_bytes, left_bytes);
+  machine.budget_bytes = budget_bytes();
   machine.read_bytes_per_s = mover.read_speed().bytes_per_s(kUnknownBytesPerS);
   machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
   machine.is_read_guessed = mover.read_speed().bytes_per_s(0) == 0;

@@ -22,6 +22,8 @@ class MachineMeter {
   /// `fixed_bytes` receives the bytes on the device that cannot leave, besides those of the period
   /// that is to be planned.
   Machine measure(const Period& period, uint64_t* fixed_bytes);
+  /// What a plan may use of the budget now.
+  uint64_t budget_bytes() const;
 
  private:
   uint64_t fixed_bytes(const Period& period) const;
