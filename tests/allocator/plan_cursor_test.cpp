@@ -307,6 +307,30 @@ TEST_F(PlanSizesTest, AStepOfAnotherSizeIsFollowed) {
   EXPECT_TRUE(has_activation);
 }
 
+TEST_F(PlanSizesTest, TheFollowedPlanStaysWhenTheKindGetsAnother) {
+  const auto small = plan_for(kBytes / 4);
+  const auto large = plan_for(3 * kBytes);
+  const auto requests_after = [&](const LearnedKind& kind) {
+    play_with(3 * kBytes);
+    play_with(3 * kBytes);
+    evicted_.clear();
+    cursor_->install({kind});
+    cursor_->on_tick(sizes_digest(0), std::vector<Extent*>{&extents_[0]});
+    cursor_->on_outermost_close();
+    std::vector<uint64_t> ids;
+    for (const MoveRequest& request : evicted_) ids.push_back(request.extent_id);
+    return ids;
+  };
+  LearnedKind kind(small);
+  kind.take(large);
+  cursor_->install({kind});
+  const std::vector<uint64_t> ids = requests_after(kind);
+  ASSERT_FALSE(ids.empty());
+  kind.take(plan_for(kBytes));
+  ASSERT_EQ(kind.plans.size(), 3u);
+  EXPECT_EQ(requests_after(kind), ids);
+}
+
 TEST_F(PlanSizesTest, ThePlanThatFitsTodaysSizesIsFollowed) {
   LearnedKind kind;
   kind.plans = {plan_for(kBytes / 4), plan_for(4 * kBytes)};
@@ -494,6 +518,30 @@ TEST_F(PlanCursorTest, ARowOfMissingTicksIsPassedOver) {
   EXPECT_EQ(cursor_->following().lost, 0u);
   play_step();
   EXPECT_TRUE(is_following());
+}
+
+// The eviction would come after the fetch, which finds the tensor on the device.
+TEST_F(PlanCursorTest, WhatLeavesAndReturnsInMissingTicksStays) {
+  auto changed = std::make_shared<LearnedPlan>(*learned(1));
+  PlannedMove away = {};
+  away.tensor = 3;
+  away.evict_after = 4;
+  away.fetch_at = 10;
+  away.needed_at = 20;
+  PlannedMove next = away;
+  next.tensor = 5;
+  next.evict_after = 6;
+  next.fetch_at = 16;
+  changed->planned.plan.moves = {away, next};
+  changed->moves = PlanByTick(changed->planned.plan, changed->tick_count());
+  const std::shared_ptr<const LearnedPlan> followed = changed;
+  cursor_->install({followed});
+  play_step();
+  play_step();
+  evicted_.clear();
+  for (const size_t tick : {0, 1, 2, 13, 14, 15}) play(tick);
+  ASSERT_EQ(evicted_.size(), 1u);
+  EXPECT_EQ(evicted_.front().extent_id, 6u);
 }
 
 TEST_F(PlanCursorTest, ARowOfExtraTicksIsPassedOver) {

@@ -121,13 +121,19 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool 
   return true;
 }
 
-// Ticks of the plan that the program left out.
+// Ticks of the plan that the program left out. What the plan both evicts and fetches there stays.
 void PlanCursor::pass_over(Tick count) {
+  std::vector<uint32_t> evicted;
   for (; count > 0; --count) {
-    append_requests_of(position_);
+    const PlanByTick& moves = current_->plan().moves;
+    for (const uint32_t tensor : moves.fetches_at.at(position_)) std::erase(evicted, tensor);
+    append_fetches_of(position_);
+    const auto& leaving = moves.evictions_after.at(position_);
+    evicted.insert(evicted.end(), leaving.begin(), leaving.end());
     position_ = (position_ + 1) % current_->plan().tick_count();
     if (position_ == 0) end_period();
   }
+  append_evictions(evicted);
 }
 
 // The plan has the same list op here, in other chunks. Goes on to the last of those whose extents
@@ -313,9 +319,13 @@ void PlanCursor::catch_up_evictions() {
 }
 
 void PlanCursor::append_requests_of(Tick tick) {
+  append_fetches_of(tick);
+  append_evictions(current_->plan().moves.evictions_after.at(tick));
+}
+
+void PlanCursor::append_fetches_of(Tick tick) {
   append_requests(current_->plan().moves.fetches_at.at(tick), &fetches_);
   append_fetches_of_larger_plans(tick);
-  append_evictions(current_->plan().moves.evictions_after.at(tick));
 }
 
 void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
@@ -366,8 +376,17 @@ void PlanCursor::remember(uint64_t digest) {
 }
 
 // A plan of the same kind has the same tensors. Of another one only what is always there is known.
+// The smallest of the kind's plans that is for so many bytes, else the largest.
+size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
+  size_t place = 0;
+  while (place + 1 < kind.plans.size() && kind.plans[place]->period->born_bytes < born_bytes) {
+    ++place;
+  }
+  return place;
+}
+
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
-  bound_plan->chosen = std::min(old->chosen, bound_plan->kind.plans.size() - 1);
+  bound_plan->chosen = place_of_size(bound_plan->kind, old->plan().period->born_bytes);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
   if (bound_plan->roles && old->roles) bound_plan->roles = std::move(old->roles);
   for (size_t tensor = 0; tensor < old->bindings.size(); ++tensor) {

@@ -191,8 +191,10 @@ class PlanCursor final : public NextUses {
   static Places index_places(const std::vector<LearnedKind>& kinds);
   using ExtentsById = std::unordered_map<uint64_t, Binding>;
   static BoundPlan bind(const LearnedKind& kind, const ExtentsById& extents);
+  static size_t place_of_size(const LearnedKind& kind, uint64_t born_bytes);
   static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
   void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
+  void append_fetches_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
   void append_evictions(std::span<const uint32_t> tensors) TENCACHE_REQUIRES(mutex_);
