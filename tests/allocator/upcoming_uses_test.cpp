@@ -61,6 +61,29 @@ TEST_F(UpcomingUsesTest, WhatIsNeededLastStays) {
   EXPECT_EQ(engine_.check_books(), "");
 }
 
+// A plan that is followed does not know the row.
+TEST_F(UpcomingUsesTest, WhatIsNeededLastStaysWhileAPlanIsFollowed) {
+  const std::vector<char*> planned = engine_.written(8, kBytes);
+  const auto step = [&] {
+    for (const char* address : planned) const GateScope op(engine_, {address});
+    engine_->gate().on_step();
+  };
+  const auto is_following = [&] {
+    return engine_->learner()->summary().following.plan_number != 0;
+  };
+  use_row();
+  ASSERT_TRUE(eventually([&] {
+    step();
+    return is_following();
+  }));
+  const uint64_t before = fetched_extents();
+  expect(row_);
+  use_row();
+  EXPECT_LE(fetched_extents() - before, kRow * 3 / 4);
+  EXPECT_TRUE(is_following());
+  EXPECT_EQ(engine_.check_books(), "");
+}
+
 TEST_F(UpcomingUsesTest, TheNextIsFetchedAheadOfItsUse) {
   EXPECT_TRUE(eventually([&] {
     expect(row_);

@@ -67,7 +67,9 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_gu
   };
   std::unordered_map<const Extent*, uint64_t> next_uses;
   if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
-  if (next_uses.empty() && parts_.upcoming != nullptr) next_uses = parts_.upcoming->next_uses();
+  // What a list op has announced is as near as what a plan foresees. The places that it counts are
+  // no ticks, but as small.
+  if (parts_.upcoming != nullptr) next_uses.merge(parts_.upcoming->next_uses());
   std::vector<Candidate> candidates;
   for (const ListedExtent& listed : heap_.extents()) {
     if (!listed.extent->may_be_evicted()) continue;
