@@ -5,12 +5,20 @@
 // write once. abort() leaves a core whose stack shows the place. Any thread.
 #include "base/check.h"
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdlib>
 
 #include "base/stderr_line.h"
 
 namespace tencache {
+namespace {
+
+std::atomic<bool> is_process_ending{false};
+
+}  // namespace
+
+bool is_ending() { return is_process_ending.load(std::memory_order_relaxed); }
 
 void check_failed(const char* condition, const char* file, int line, const char* format, ...) {
   StderrLine text;
@@ -26,6 +34,7 @@ void check_failed(const char* condition, const char* file, int line, const char*
     va_end(arguments);
   }
   text.send();
+  is_process_ending = true;
   abort();
 }
 
@@ -38,6 +47,7 @@ void fatal(const char* format, ...) {
   text.append_list(format, arguments);
   va_end(arguments);
   text.send();
+  is_process_ending = true;
   abort();
 }
 

@@ -15,6 +15,9 @@ namespace tencache {
 /// tier): prints "tencache: fatal: <text>" and aborts.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
+/// Whether one of the two is ending the process. A handler of SIGABRT still runs, and may fork.
+bool is_ending();
+
 }  // namespace tencache
 
 #define TENCACHE_CHECK(condition, ...)                                           \

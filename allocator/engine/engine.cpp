@@ -161,8 +161,10 @@ void Engine::list_for_forks() {
 
 // A child sees the bytes as of the fork and never writes the parent's tiers. No migration is under
 // way while the process is copied, the slots in use are frozen, and the child's engine is passive:
-// malloc from then on, no gate, no evictor (its thread is not copied).
+// malloc from then on, no gate, no evictor (its thread is not copied). Where tencache itself ends
+// the process, the thread that forks may hold any lock, and the latch.
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  if (is_ending()) return;
   g_engines_mutex.lock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
@@ -175,6 +177,7 @@ void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
 }
 
 void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
+  if (is_ending()) return;
   g_fork_mutex.unlock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
@@ -191,6 +194,7 @@ void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     engine->heap().become_passive();
     engine->gate_->become_passive();
   }
+  if (is_ending()) return;
   g_fork_mutex.unlock();
   g_engines_mutex.unlock();
 }
