@@ -165,7 +165,6 @@ Status CpuHeap::furnish(Extent* extent, uint64_t requested_bytes) {
     }
   }
   set_mapping_count(extent, frames.mapping_count);
-  extent->is_file_mapped.store(false, std::memory_order_relaxed);
   return Status::ok();
 }
 
@@ -187,6 +186,7 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
     }
     extent = pool_.take(*address, bytes);
     extent->is_rest = false;
+    extent->is_file_mapped.store(false, std::memory_order_relaxed);
   }
   Status status = arena_.commit(extent->address, bytes);
   if (!status.is_ok()) {
@@ -208,6 +208,7 @@ void CpuHeap::free_cold(Extent* extent) {
     }
   }
   forget_unannounced(extent);
+  extent->is_file_mapped.store(true, std::memory_order_relaxed);
   give_back(extent);
 }
 
@@ -224,12 +225,28 @@ void CpuHeap::give_back(Extent* extent) {
     extent->bytes += take_padding(extent);
   }
   table_.set(extent->address, extent->bytes, nullptr);
-  Status status = arena_.decommit(extent->address, extent->bytes);
-  TENCACHE_CHECK(status.is_ok(), "%s", status.message().c_str());
+  const bool is_unmapped = arena_.decommit(extent->address, extent->bytes);
+  if (!is_unmapped && extent->is_file_mapped.load(std::memory_order_relaxed)) {
+    return lose_addresses(extent);
+  }
   release_slot_of(extent);
   set_mapping_count(extent, 1);
   MutexLock lock(mutex_);
   pool_.give_back_addresses(extent->address, extent->bytes);
+  end_extent(extent);
+}
+
+// The slot is still mapped there, and the kernel has no mapping left to take it off. Neither the
+// addresses nor the slot may serve anybody else.
+TENCACHE_SLOW void CpuHeap::lose_addresses(Extent* extent) {
+  if (!warned_lost_addresses_.exchange(true)) {
+    TENCACHE_LOG_WARNING(
+        "the mappings of this process (vm.max_map_count) are used up, so memory that was freed "
+        "while it was on disk keeps its place there; raise the limit with sysctl");
+  }
+  (void)take_slot_of(extent);
+  set_mapping_count(extent, 1);
+  MutexLock lock(mutex_);
   end_extent(extent);
 }
 

@@ -87,8 +87,8 @@ class CpuHeap final : public Heap {
   void set_mapping_count(Extent* extent, uint64_t count);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
-  /// `bytes` went or none is left. Returns the bytes that went. Slots that a fork has frozen count,
-  /// although they are not free at once.
+  /// `bytes` went or none is left. Returns the bytes that went. Slots that a fork has frozen stay:
+  /// they would not be free before its child ends, and a clean extent can still leave to its own.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
@@ -160,6 +160,7 @@ class CpuHeap final : public Heap {
   void drop_front(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool take_off(char* address, uint64_t bytes);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
+  void lose_addresses(Extent* extent) TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_cached_extents(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool are_mappings_used_up() const {
     return extent_count() + further_mappings_.load() >= config_.extent_count_max;
@@ -176,6 +177,7 @@ class CpuHeap final : public Heap {
   Slabs slabs_;
 
   std::atomic<bool> warned_extent_count_{false};
+  std::atomic<bool> warned_lost_addresses_{false};
   std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each
   std::atomic<uint64_t> padding_bytes_{0};     // of all extents
 

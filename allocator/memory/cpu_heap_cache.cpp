@@ -125,7 +125,7 @@ uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {
          extent = AgeList::previous(extent)) {
       if (extent->has(kFlagBusy) || !extent->slot.is_valid()) continue;
       slots.push_back(take_slot_of(extent));
-      dropped_bytes += slots.back().bytes;
+      if (disk_->is_writable(slots.back())) dropped_bytes += slots.back().bytes;
     }
   }
   for (const Slot& slot : slots) disk_->release(slot);
@@ -133,8 +133,10 @@ uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {
     if (dropped_bytes >= bytes) break;
     Extent* extent = listed.extent;
     if (!extent->try_take_busy()) continue;
-    dropped_bytes += extent->slot.bytes;
-    release_slot_of(extent);
+    if (disk_->is_writable(extent->slot)) {
+      dropped_bytes += extent->slot.bytes;
+      release_slot_of(extent);
+    }
     extent->release_busy();
   }
   return dropped_bytes;

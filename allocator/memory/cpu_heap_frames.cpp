@@ -104,6 +104,10 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   for (int looks = 0; extent != nullptr && looks < kDonorsLookedAtMax; ++looks) {
     if (furnished_bytes == without_tail(bytes) && tail_bytes == 0) break;
     Extent* newer = AgeList::previous(extent);
+    if (extent->is_file_mapped.load(std::memory_order_relaxed)) {  // moved, its pages stay a file's
+      extent = newer;
+      continue;
+    }
     const uint64_t held_bytes = extent->held_bytes();
     Donation donation = {extent, furnished_bytes, 0, 0};
     donation.front_bytes =
@@ -175,7 +179,7 @@ void CpuHeap::drop_front(Extent* extent, uint64_t bytes) {
 
 // Makes a part inaccessible that no longer belongs to the extent.
 bool CpuHeap::take_off(char* address, uint64_t bytes) {
-  return bytes == 0 || arena_.decommit(address, bytes).is_ok();
+  return bytes == 0 || arena_.decommit(address, bytes);
 }
 
 Extent* CpuHeap::make_parking(uint64_t bytes) {

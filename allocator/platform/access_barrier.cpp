@@ -82,7 +82,10 @@ Status AccessBarrier::add(char* address, uint64_t bytes, uint64_t mode) const {
   request.mode = mode;
   if (!file_.is_ours()) return {StatusCode::kUnavailable, "the program has closed userfaultfd"};
   if (ioctl(file_.get(), UFFDIO_REGISTER, &request) == 0) return Status::ok();
-  return status_from_errno(errno, "registering memory with userfaultfd");
+  const int error_number = errno;
+  // Where mappings run out in the middle, a part is registered.
+  if (error_number == ENOMEM) reopen(address, bytes);
+  return status_from_errno(error_number, "registering memory with userfaultfd");
 }
 
 Status AccessBarrier::close(char* address, uint64_t bytes) const {

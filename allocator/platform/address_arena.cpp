@@ -111,11 +111,15 @@ Status AddressArena::commit(char* address, uint64_t bytes) {
   return Status::ok();
 }
 
-Status AddressArena::decommit(char* address, uint64_t bytes) {
+bool AddressArena::decommit(char* address, uint64_t bytes) {
   void* mapped = mmap(address, bytes, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  if (mapped == MAP_FAILED) return mapping_error("giving memory back", address, bytes);
-  return Status::ok();
+  if (mapped != MAP_FAILED) return true;
+  const int error_number = errno;
+  TENCACHE_CHECK(error_number == ENOMEM && madvise(address, bytes, MADV_DONTNEED) == 0,
+                 "giving %llu bytes back: errno %d", static_cast<unsigned long long>(bytes),
+                 error_number);
+  return false;
 }
 
 Status AddressArena::protect(char* address, uint64_t bytes) {

@@ -316,6 +316,44 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
   EXPECT_EQ(outcome, 0);
 }
 
+// The kernel maps nothing more: memory goes all the same, and no freed address shows another's
+// slot.
+TEST(HeapCacheTest, MemoryIsGivenBackWithoutMappings) {
+  const int outcome = run_in_child([] {
+    TestEngine engine(small_budget());
+    char* cold = engine.allocate(2 * kMiB);
+    fill_pattern(cold, 2 * kMiB, 1);
+    ASSERT_TRUE(engine.evict(cold));
+    char* resident = engine.allocate(2 * kMiB);
+    fill_pattern(resident, 2 * kMiB, 2);
+    if (!deny_syscall_when(SYS_mmap, ENOMEM, 3, MAP_FIXED)) _exit(kSkipped);
+    engine.free(cold);
+    engine.free(resident);
+    engine->heap().drop_cached(~uint64_t{0});
+    EXPECT_EQ(engine->heap().cached_bytes(), 0u);
+    EXPECT_EQ(engine->budget().used(), 0u);
+    char* again = engine.allocate(2 * kMiB);
+    EXPECT_NE(again, cold);
+    EXPECT_EQ(again[0], 0) << "fresh pages";
+    EXPECT_EQ(engine->heap().extent_count(), 1u);
+    EXPECT_EQ(engine.device().disk()->used_bytes(), 2 * kMiB) << "the slot is still mapped";
+  });
+  if (outcome == kSkipped) GTEST_SKIP() << "the kernel allows no seccomp filters";
+  EXPECT_EQ(outcome, 0);
+}
+
+// Pages of a private mapping of a file do not become anonymous when they move.
+TEST(HeapCacheTest, PagesOfAFileServeNoOtherExtent) {
+  TestEngine engine;
+  char* mapped = engine.allocate(2 * kMiB);
+  memset(mapped, 1, 2 * kMiB);
+  engine.extent(mapped)->is_file_mapped = true;
+  engine.free(mapped);
+  char* larger = engine.allocate(3 * kMiB);
+  EXPECT_EQ(larger[0], 0) << "fresh pages";
+  EXPECT_FALSE(engine.extent(larger)->is_file_mapped);
+}
+
 // All sizes, little room: whichever pages change hands, each extent has its own bytes.
 class HeapFramesTest : public ::testing::TestWithParam<Choice> {};
 INSTANTIATE_TEST_SUITE_P(Userfaultfd, HeapFramesTest,

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -109,6 +110,43 @@ TEST_F(EngineForkTest, ChildKeepsItsBytesWhileTheParentChangesEvictsAndFrees) {
   ASSERT_TRUE(engine_.evict(other));
   EXPECT_EQ(child.finish(), 0);
   EXPECT_TRUE(has_pattern(other, kBytes, 55));
+}
+
+// Slots that a living child maps would give no room, and what they hold can still leave to them.
+TEST(EngineForkQuotaTest, FrozenSlotsAreNotGivenUpWhereTheDiskIsFull) {
+  TestEngine engine([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kBytes; });
+  const std::vector<char*> clean = engine.written(2, kBytes);
+  for (char* address : clean) {
+    ASSERT_TRUE(engine.evict(address));
+    engine.use({address});
+  }
+  Child child([] { return true; }, [] { return true; });
+  const std::vector<char*> others = engine.written(3, kBytes);
+  ASSERT_TRUE(engine.evict(others[0]));
+  ASSERT_TRUE(engine.evict(others[1]));
+  EXPECT_FALSE(engine.evict(others[2])) << "the disk is full";
+  const uint64_t written = engine.read(engine.stats().disk_written_bytes);
+  for (char* address : clean) EXPECT_TRUE(engine.evict(address));
+  EXPECT_EQ(engine.read(engine.stats().disk_written_bytes), written);
+  EXPECT_EQ(child.finish(), 0);
+  EXPECT_EQ(engine.check_books(), "");
+}
+
+// As a crash reporter does.
+TEST_F(EngineForkTest, AHandlerOfTheAbortMayForkWhateverTheThreadHolds) {
+  const int outcome = run_in_child([] {
+    TestEngine engine;
+    signal(SIGABRT, [](int) {
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      waitpid(child, nullptr, 0);
+      _exit(42);
+    });
+    alarm(60);  // ends the process if the fork waits for its own thread
+    const MigrationPermit permit(engine->mover()->fork_latch());
+    fatal("a slot is lost");
+  });
+  EXPECT_EQ(outcome, 42);
 }
 
 TEST_F(EngineForkTest, SlotsComeBackWhenTheChildIsGone) {

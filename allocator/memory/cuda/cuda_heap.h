@@ -118,6 +118,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// The same for slots of extents that are resident, or cold with their bytes in host memory, too.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool may_give_up_slot(const CudaExtent& extent) const;
   /// Gives up what claim_for_demotion() took. Ends the extent if it was freed meanwhile.
   void end_demotion(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 

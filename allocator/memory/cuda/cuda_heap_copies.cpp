@@ -47,6 +47,12 @@ uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
   return dropped_bytes;
 }
 
+// A slot that a fork has frozen would not be free before the child ends. The extent can still leave
+// to it.
+bool CudaHeap::may_give_up_slot(const CudaExtent& extent) const {
+  return extent.slot.is_valid() && disk_->is_writable(extent.slot);
+}
+
 uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
   uint64_t dropped_bytes = 0;
   for (const ListedExtent& listed : extents()) {
@@ -54,13 +60,17 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
     CudaExtent* extent = of_cuda(listed.extent);
     if (!extent->has_copy_below.load(std::memory_order_relaxed)) continue;
     if (extent->try_take_busy()) {
-      dropped_bytes += extent->slot.bytes;
-      release_slot(extent);
-      if (!extent->host_block.is_valid()) release_copy(extent);
+      if (may_give_up_slot(*extent)) {
+        dropped_bytes += extent->slot.bytes;
+        release_slot(extent);
+        if (!extent->host_block.is_valid()) release_copy(extent);
+      }
       extent->release_busy();
     } else if (extent->claim_for_demotion()) {
       // A block beyond the budget goes when the extent returns; then the slot is the only copy.
-      if (extent->host_block.is_valid() && !extent->host_block.is_beyond_budget()) {
+      const bool has_block =
+          extent->host_block.is_valid() && !extent->host_block.is_beyond_budget();
+      if (has_block && may_give_up_slot(*extent)) {
         dropped_bytes += extent->slot.bytes;
         release_slot(extent);
       }

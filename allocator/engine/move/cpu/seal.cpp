@@ -68,7 +68,9 @@ Status Seal::protect(Extent* extent, bool* by_signal) {
   }
   *by_signal = true;
   TENCACHE_RETURN_IF_ERROR(WriteBarrier::ensure_installed());
-  return heap_.arena().protect(extent->address, extent->bytes);
+  Status status = heap_.arena().protect(extent->address, extent->bytes);
+  if (!status.is_ok()) unprotect(extent, /*by_signal=*/true);  // a part may be protected
+  return status;
 }
 
 void Seal::unprotect(Extent* extent, bool by_signal) {
