@@ -8,7 +8,8 @@
 //      of that direction. The streams are marked now, unless a moment from before covers all uses
 //      of E (engine/move/cuda/moments.h). E is neither hashed nor copied when the block that it
 //      still has from the last time is presumed to hold its bytes,
-//   3. waits, on the thread that evicts, until that is done, and seals E (pins wait): nobody has
+//   3. waits, on the thread that evicts, until that is done, and for what streams that the program
+//      has announced (record_stream) were given meanwhile. Then it seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. E is hashed
 //      again and compared, which finds what was written meanwhile without a gate, unless the write
 //      was undone before the second hash,
@@ -98,7 +99,7 @@ class StreamEvictions {
     std::vector<Eviction> dirty;
     bool is_empty() const { return clean.empty() && dirty.empty(); }
     uint64_t bytes() const;
-    /// Or may be proved without a copy, or has failed.
+    /// Whether every copy of the part has ended, or none is needed.
     bool is_copied() const;
   };
   /// One try at each of some extents.
@@ -142,6 +143,8 @@ class StreamEvictions {
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
   Status let_wait(CopyStream& stream, StreamSet users);
+  void await_recorded(std::vector<Eviction>& evictions, Run* run);
+  Status await(StreamSet users);
   // Phases 3 and 4: proof, then frames.
   void finish_oldest(Run* run);
   void finish_all(Run* run);

@@ -23,6 +23,7 @@ void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run
 // On a mismatch, try again if we relied on an old copy; else somebody is writing the extent, so it
 // stays.
 void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run) {
+  await_recorded(evictions, run);
   seal(evictions);
   hash_sealed(evictions, run);
   for (Eviction& eviction : evictions) {
@@ -39,6 +40,26 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
   }
 }
 
+// Streams that the program has announced may have queued uses since the copy, by no op. Waits for
+// what they have by now. That may take as long as the program is ahead of its GPU, so nothing of
+// the kind is sealed yet: an op that names it, or its free, calls the eviction off.
+void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run) {
+  std::erase_if(evictions, [&](const Eviction& eviction) {
+    if (eviction.users_done != nullptr) return false;
+    const Status status = await(eviction.extent->used_by.load(std::memory_order_relaxed));
+    if (!status.is_ok()) fail(eviction, status, run);
+    return !status.is_ok();
+  });
+}
+
+Status StreamEvictions::await(StreamSet users) {
+  std::vector<StreamMark> marks;
+  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, &marks);
+  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(mark.wait());
+  return Status::ok();
+}
+
 // Seals those that were not used since the claim; the others are given up.
 void StreamEvictions::seal(std::vector<Eviction>& evictions) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
@@ -53,7 +74,6 @@ void StreamEvictions::seal(std::vector<Eviction>& evictions) {
 // Waits for the hashes; an extent whose hash cannot be had is given up.
 void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
   if (hasher_ == nullptr) return;
-  let_wait_for_users(proof_, evictions, run);
   std::vector<Status> queued;
   queued.reserve(evictions.size());
   for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
