@@ -59,6 +59,13 @@ struct LaunchGate::Stream {
     is_of_open_ops = set != kNoStreams && (engine.gate().open_streams() & ~set) == kNoStreams;
   }
   bool is_known() const { return set != kNoStreams; }
+  /// Of a stream that no op has used, too; but not where the launch is another GPU's.
+  StreamSet numbered() {
+    if (is_known() || handle == TENCACHE_STREAM_PER_THREAD || !engine.device().is_current()) {
+      return set;
+    }
+    return engine.device().set_of(handle);
+  }
   bool is_capturing() {
     if (!std::exchange(has_asked, true))
       captures = is_known() && engine.device().is_capturing(handle);
@@ -87,6 +94,8 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     // Note the streams even if no op has named the extent yet: once one does, it can leave.
     extent->note_streams(stream.set);
     if (gate.has_announced(extent)) {
+      // The op's library may use a stream of its own, and leave it to the caller to wait for it.
+      extent->note_streams(stream.numbered());
       const bool is_there = Extent::usable_in(extent->state());
       if (!is_there && !stream.is_of_open_ops) arriving.push_back(extent);
       continue;

@@ -327,6 +327,25 @@ TEST_F(LaunchGateTest, AStreamOfAnotherGpuHasNoNumberEither) {
   engine_.free(a);
 }
 
+// The op's library launches on a stream of its own, and does not make the op's stream wait for it.
+TEST_F(LaunchGateTest, AStreamThatOnlyAnOpsKernelUsesIsAwaited) {
+  char* a = allocate();
+  engine_.write(stream_, a, kExtent, 1);
+  engine_.wait_until_idle();
+  CUstream own = engine_.make_stream();
+  engine_.driver().hold(own);
+  engine_->open_op(0, std::vector<Access>{{a, AccessMode::kRead}}, stream_);
+  EXPECT_FALSE(launch(own, {{a, kExtent, 1, false}}));
+  engine_->gate().close();
+  std::jthread eviction([&] { (void)engine_.evict(a); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_NE(engine_.state(a), ExtentState::kCold) << "its kernel has not run yet";
+  engine_.driver().let_go();
+  eviction.join();
+  finish();
+  engine_.free(a);
+}
+
 // A copy between GPUs runs with the source's context.
 TEST_F(LaunchGateTest, WhatAnOpHasAnnouncedMayLeaveWhateverTheStream) {
   char* a = cold(1);
